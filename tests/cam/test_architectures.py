@@ -1,4 +1,4 @@
-"""Architectures of timm and transformers, small and with random weights: the automatic layer, its layout, and the map."""
+"""Explain small timm and transformers models with random weights: check the default layer, its layout and the map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamWarning
 
-FIRST, LAST = "channels first", "channels last"  # otherwise the number of tokens before the grid
+# Layouts; a number stands for the tokens before the grid.
+CHANNELS_FIRST, CHANNELS_LAST = "channels first", "channels last"
 
 TIMM: list[tuple[str, dict[str, Any], tuple[int, int], str, str | int]] = [
     ("vit_tiny_patch16_224", {"depth": 2}, (64, 96), "blocks.1.norm1", 1),
@@ -24,53 +25,60 @@ TIMM: list[tuple[str, dict[str, Any], tuple[int, int], str, str | int]] = [
     ("vit_base_patch16_rope_reg1_gap_256", {"depth": 1}, (64, 64), "blocks.0", 1),
     ("beit_base_patch16_224", {"depth": 1}, (64, 64), "blocks.0", 1),
     ("eva02_tiny_patch14_224", {"depth": 2}, (70, 56), "blocks.1", 1),
-    ("swin_tiny_patch4_window7_224", {}, (64, 96), "norm", LAST),
-    ("swinv2_tiny_window8_256", {}, (64, 64), "norm", LAST),
-    ("maxvit_rmlp_pico_rw_256", {}, (64, 64), "norm", FIRST),
-    ("convnext_atto", {}, (64, 96), "stages", FIRST),
-    ("convnextv2_atto", {}, (64, 64), "stages", FIRST),
-    ("efficientnet_b0", {}, (64, 64), "bn2", FIRST),
-    ("regnety_002", {}, (64, 64), "s4", FIRST),
-    ("inception_v3", {}, (128, 107), "Mixed_7c", FIRST),
-    ("pvt_v2_b0", {}, (64, 96), "stages", FIRST),
-    ("mobilevit_xxs", {}, (64, 64), "final_conv", FIRST),
+    ("swin_tiny_patch4_window7_224", {}, (64, 96), "norm", CHANNELS_LAST),
+    ("swinv2_tiny_window8_256", {}, (64, 64), "norm", CHANNELS_LAST),
+    ("maxvit_rmlp_pico_rw_256", {}, (64, 64), "norm", CHANNELS_FIRST),
+    ("convnext_atto", {}, (64, 96), "stages", CHANNELS_FIRST),
+    ("convnextv2_atto", {}, (64, 64), "stages", CHANNELS_FIRST),
+    ("efficientnet_b0", {}, (64, 64), "bn2", CHANNELS_FIRST),
+    ("regnety_002", {}, (64, 64), "s4", CHANNELS_FIRST),
+    ("inception_v3", {}, (128, 107), "Mixed_7c", CHANNELS_FIRST),
+    ("pvt_v2_b0", {}, (64, 96), "stages", CHANNELS_FIRST),
+    ("mobilevit_xxs", {}, (64, 64), "final_conv", CHANNELS_FIRST),
     ("levit_128s", {}, (224, 224), "stages", 0),
     ("cait_xxs24_224", {"depth": 2}, (64, 64), "blocks_token_only.1.norm1", 1),
     ("coat_lite_tiny", {}, (64, 64), "serial_blocks4.1.norm1", 1),
     ("coat_tiny", {}, (64, 64), "parallel_blocks.5.norm14", 1),
-    ("volo_d1_224", {}, (64, 64), "norm", 1),  # not its auxiliary head, through which the patches reach the score
+    ("volo_d1_224", {}, (64, 64), "norm", 1),  # not the auxiliary head, although the patches reach the score through it
     ("xcit_nano_12_p16_224", {}, (64, 64), "cls_attn_blocks.1.norm1", 1),
-    ("poolformer_s12", {}, (64, 64), "stages", FIRST),
+    ("poolformer_s12", {}, (64, 64), "stages", CHANNELS_FIRST),
     ("hiera_tiny_224", {}, (64, 64), "blocks.11", 0),
     ("efficientformer_l1", {}, (224, 224), "norm", 0),
     ("mixer_s32_224", {}, (64, 64), "norm", 0),
 ]
-# Whose cells all respond alike with random weights, of which a warning is right.
+# With random weights, all cells of these models respond alike, so the warning about that is right.
 RESPOND_ALIKE = ("levit_128s",)
 SIZED = ("vit", "deit", "beit", "eva", "swin", "maxvit", "cait", "coat", "volo", "xcit", "hiera", "mixer")
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DEEP = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
 WINDOWS = {"patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2]}
 PATCHES = {"image_size": (32, 48), "patch_size": 8}
 HUGGING_FACE: list[tuple[str, str, dict[str, Any], tuple[int, int], str, str | int]] = [
-    ("ViT", "", {**SMALL, **PATCHES}, (32, 48), "vit.layers.1.layernorm_before", 1),
-    ("DeiT", "", {**SMALL, **PATCHES}, (32, 48), "deit.layers.1.layernorm_before", 2),
-    ("Beit", "", {**SMALL, **PATCHES}, (32, 48), "beit.layers.1", 1),
-    ("Dinov2", "", {**SMALL, "image_size": 32, "patch_size": 8}, (32, 48), "dinov2.layernorm", 1),
+    ("ViT", "", {**SIZES, **PATCHES}, (32, 48), "vit.layers.1.layernorm_before", 1),
+    ("DeiT", "", {**SIZES, **PATCHES}, (32, 48), "deit.layers.1.layernorm_before", 2),
+    ("Beit", "", {**SIZES, **PATCHES}, (32, 48), "beit.layers.1", 1),
+    ("Dinov2", "", {**SIZES, "image_size": 32, "patch_size": 8}, (32, 48), "dinov2.layernorm", 1),
     (
         "Dinov2WithRegisters",
         "",
-        {**SMALL, "image_size": 32, "patch_size": 8},
+        {**SIZES, "image_size": 32, "patch_size": 8},
         (32, 48),
         "dinov2_with_registers.layernorm",
         5,
     ),
-    ("CLIP", "vision_config", {**SMALL, "image_size": 32, "patch_size": 8}, (32, 32), "vision_model.encoder", 1),
+    ("CLIP", "vision_config", {**SIZES, "image_size": 32, "patch_size": 8}, (32, 32), "vision_model.encoder", 1),
     ("Swin", "", {**WINDOWS, "image_size": 32, "window_size": 4}, (32, 48), "swin.layernorm", 0),
     ("Swinv2", "", {**WINDOWS, "image_size": 32, "window_size": 4}, (32, 48), "swinv2.layernorm", 0),
-    ("ConvNextV2", "", DEEP, (64, 96), "convnextv2.encoder", FIRST),
-    ("PvtV2", "", {**DEEP, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4}, (64, 96), "pvt_v2", FIRST),
+    ("ConvNextV2", "", DEEP, (64, 96), "convnextv2.encoder", CHANNELS_FIRST),
+    (
+        "PvtV2",
+        "",
+        {**DEEP, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4},
+        (64, 96),
+        "pvt_v2",
+        CHANNELS_FIRST,
+    ),
     (
         "Pvt",
         "",
@@ -87,37 +95,37 @@ HUGGING_FACE: list[tuple[str, str, dict[str, Any], tuple[int, int], str, str | i
         "levit.encoder",
         0,
     ),
-    ("PoolFormer", "", DEEP, (64, 64), "norm", FIRST),
+    ("PoolFormer", "", DEEP, (64, 64), "norm", CHANNELS_FIRST),
     (
         "MobileViT",
         "",
         {"image_size": 64, "hidden_sizes": [16] * 3, "neck_hidden_sizes": [8, 8, 8, 16, 16, 16, 32]},
         (64, 64),
         "mobilevit.conv_1x1_exp",
-        FIRST,
+        CHANNELS_FIRST,
     ),
 ]
 
 
 def randomised(model: nn.Module) -> nn.Module:
-    """In evaluation mode, with weights none of which is zero, nor so small that nothing comes through a narrow network."""
+    """Return the model in evaluation mode; its weights are non-zero, and carry a signal through narrow layers."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=(2 / parameter[0].numel()) ** 0.5)
-        elif name.endswith("weight"):  # of a norm
+        elif name.endswith("weight"):  # the weight of a norm
             nn.init.uniform_(parameter, 0.5, 1.5)
     return model.eval()
 
 
 def slow_map(model: nn.Module, images: Tensor, layer: str, layout: str | int, grid: tuple[int, ...]) -> Tensor:
-    """Grad-CAM of class 3 without its ReLU, by autograd through all of a copy."""
+    """Return Grad-CAM of class 3 without its ReLU, by plain autograd on a copy of the model."""
     model, images = copy.deepcopy(model), images.requires_grad_()
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: object, output: Any) -> Any:
         tensor = output if isinstance(output, Tensor) else output[0]
         tensor.retain_grad()
-        kept.append(tensor)
+        outputs.append(tensor)
         return tensor.clone() if isinstance(output, Tensor) else output
 
     for module in model.modules():
@@ -126,13 +134,13 @@ def slow_map(model: nn.Module, images: Tensor, layer: str, layout: str | int, gr
     model.get_submodule(layer).register_forward_hook(keep)
     output = model(images)
     (output if isinstance(output, Tensor) else output.logits)[:, 3].sum().backward()
-    (activations,) = kept
+    (activations,) = outputs
     assert activations.grad is not None
     values, weights = activations.detach(), activations.grad
     if isinstance(layout, int):
         assert values.shape[1] == layout + grid[0] * grid[1]
         values, weights = (item[:, layout:].reshape(len(item), *grid, -1) for item in (values, weights))
-    if layout != FIRST:
+    if layout != CHANNELS_FIRST:
         values, weights = (item.permute(0, 3, 1, 2) for item in (values, weights))
     return torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)[:, None]
 
@@ -173,7 +181,7 @@ def test_transformers(  # noqa: PLR0917
 
 
 class Attend(nn.Module):
-    """Attention as many write it, in a class of a short name, whose softmax gives a matrix of tokens by tokens."""
+    """Self-attention as in tutorials, with an `nn.Softmax` over a matrix of tokens by tokens."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -198,7 +206,7 @@ class Block(nn.Module):
 
 
 class Written(nn.Module):
-    """A vision transformer as in a tutorial; some tokens may be left out on the way."""
+    """A vision transformer as in a tutorial. With `keep`, it drops all patches after the first `keep`."""
 
     def __init__(self, patch: int = 8, keep: int | None = None) -> None:
         super().__init__()
@@ -219,7 +227,7 @@ def test_a_matrix_of_attention_is_no_picture(size: tuple[int, int]) -> None:
     check(Written(), size, "blocks.1.norm1", 1)
 
 
-@pytest.mark.parametrize("keep", [64, 69])  # one class token and 8 x 8, or six tokens and 8 x 8
+@pytest.mark.parametrize("keep", [64, 69])  # 65 tokens could be 1 + 8 x 8, and 70 could be 6 + 8 x 8
 def test_tokens_that_were_chosen_are_no_grid(keep: int) -> None:
     torch.manual_seed(0)
     model, images = Written(patch=16, keep=keep).eval(), torch.randn(1, 3, 224, 224)
@@ -243,7 +251,7 @@ def test_frames_before_channels_are_refused() -> None:
 
 
 class TakesClips(nn.Module):
-    """What the message says, word for word."""
+    """A wrapper copied word for word from the error message."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -256,7 +264,7 @@ class TakesClips(nn.Module):
 @pytest.mark.parametrize("method", ["gradcam", "gradient-rollout"])
 def test_what_is_said_of_frames_works_for_a_videomae(method: str) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.VideoMAEConfig(**SMALL, image_size=32, patch_size=8, num_frames=8, num_labels=5)
+    config = transformers.VideoMAEConfig(**SIZES, image_size=32, patch_size=8, num_frames=8, num_labels=5)
     model = randomised(transformers.VideoMAEForVideoClassification(config))
     frames = torch.randn(2, 8, 3, 32, 32)
     with pytest.raises(
@@ -269,7 +277,7 @@ def test_what_is_said_of_frames_works_for_a_videomae(method: str) -> None:
 
 
 class Stage(nn.Module):
-    """Of a SlowFast: both pathways, and the connection from the fast one to the slow one, as pytorchvideo builds them."""
+    """A stage of SlowFast as in pytorchvideo: both pathways, and the connection from the fast to the slow one."""
 
     def __init__(self, into: tuple[int, int], out: tuple[int, int], *, fuses: bool = True) -> None:
         super().__init__()
@@ -299,7 +307,7 @@ class SlowFast(nn.Module):
 def test_two_pathways_in_a_list(pathway: int | None) -> None:
     torch.manual_seed(0)
     model, fast = SlowFast().double().eval(), torch.randn(2, 3, 32, 16, 16, dtype=torch.float64)
-    clips = [fast[:, :, ::4].clone(), fast]  # of the slow one 8 frames, as the fusion takes 8 channels
+    clips = [fast[:, :, ::4].clone(), fast]  # every fourth frame, because the fusion has a stride of 4
     layer = None if pathway is None else f"blocks.1.pathways.{pathway}"
     explanation = gradcam.explain(model, clips, layer, target=1)
     outputs = model.blocks[1](model.blocks[0](clips))
@@ -322,9 +330,9 @@ def test_a_video_swin() -> None:
     images = torch.randn(1, 3, 8, 64, 64)
     explanation = gradcam.explain(model, images, target=1)
     assert (explanation.layer, explanation.maps.shape[2:]) == ("norm", (4, 2, 2))
-    kept: list[Tensor] = []
-    model.norm.register_forward_hook(lambda module, args, output: kept.append(output))
+    outputs: list[Tensor] = []
+    model.norm.register_forward_hook(lambda module, args, output: outputs.append(output))
     score = model(images)[0, 1]
-    (gradient,) = torch.autograd.grad(score, kept[0])
-    expected = (gradient.mean((1, 2, 3), keepdim=True) * kept[0]).sum(-1).relu()
+    (gradient,) = torch.autograd.grad(score, outputs[0])
+    expected = (gradient.mean((1, 2, 3), keepdim=True) * outputs[0]).sum(-1).relu()
     torch.testing.assert_close(explanation.maps[:, 0], expected.detach(), rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Methods that follow attention, against loops over matrices that come from elsewhere; and how attention is reached."""
+"""Check attention methods against loops over separately computed matrices, and check how attention is captured."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ IMAGES = torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(5), d
 SQUARE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
 
 
-def assert_maps(found: Tensor, expected: Tensor) -> None:
+def assert_maps(maps: Tensor, expected: Tensor) -> None:
     assert expected.abs().max() > 0
     assert expected.flatten(2).std(2).min() > 0
     peak = expected.abs().max().item()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6 * peak)
+    torch.testing.assert_close(maps.double(), expected, rtol=1e-5, atol=1e-6 * peak)
 
 
 def awake(model: nn.Module) -> nn.Module:
-    """With weights large enough that attention is no even mean."""
+    """Give the model weights so large that its attention is far from uniform."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.double().eval()
@@ -181,24 +181,25 @@ def test_a_head_that_reads_two_tokens() -> None:
 
 
 def test_rollout_by_hand() -> None:
-    first = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])  # with half of the identity: 3/4 1/4, 0 1
-    last = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])  # 1/2 1/2, 1/2 1/2
+    first = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])  # averaged with the identity: rows (3/4, 1/4) and (0, 1)
+    last = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])  # averaged with the identity: rows (1/2, 1/2) and (1/2, 1/2)
     assert roll_out([first, last], torch.tensor([1.0, 0.0])).tolist() == [[0.375, 0.625]]
     assert roll_out([last, first], torch.tensor([1.0, 0.0])).tolist() == [[0.5, 0.5]]
-    masked = torch.tensor([[[0.5, 0.0], [0.0, 1.0]]])  # its first row does not add up to 1: 3/4 0, divided by its sum
+    # The first row sums to 1/2; averaged with the identity it is (3/4, 0), which is then divided by its sum.
+    masked = torch.tensor([[[0.5, 0.0], [0.0, 1.0]]])
     assert roll_out([masked], torch.tensor([0.5, 0.5])).tolist() == [[0.5, 0.5]]
 
 
 def test_gradient_rollout_by_hand() -> None:
     first, last = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([[0.0, 3.0], [0.0, 0.0]])
-    # (I + last) (I + first) = (1 3; 0 1) (1 2; 1 1) = (4 5; 1 1), from which I is taken
+    # (I + last) (I + first) - I = (1 3; 0 1) (1 2; 1 1) - I = (4 5; 1 1) - I.
     assert accumulate([first, last], torch.tensor([1.0, 0.0])).tolist() == [3.0, 5.0]
     assert accumulate([first, last], torch.tensor([0.0, 1.0])).tolist() == [1.0, 0.0]
 
 
 def test_heads_are_averaged_after_what_is_negative_is_gone() -> None:
     attention = torch.tensor([[[[0.5]], [[1.0]]]])  # one image, two heads, one token
-    gradients = torch.tensor([[[[[4.0]], [[-8.0]]]], [[[[-1.0]], [[3.0]]]]])  # of two classes
+    gradients = torch.tensor([[[[[4.0]], [[-8.0]]]], [[[[-1.0]], [[3.0]]]]])  # two classes
     assert weigh(attention, gradients).flatten().tolist() == [1.0, 1.5]
 
 
@@ -241,7 +242,7 @@ def test_targets_in_all_forms(name: str) -> None:
 def test_rollout_does_not_depend_on_what_is_asked() -> None:
     class Sure(OpenViT):
         def head(self, tokens: Tensor) -> Tensor:
-            return super().head(tokens) * 1e4  # probabilities of exactly 0 and 1, which have no gradient
+            return super().head(tokens) * 1e4  # the probabilities become exactly 0 and 1, where softmax has no gradient
 
     target = gradcam.targets.ClassTarget(score="probability")
     maps = gradcam.explain(Sure(), IMAGES[:1], method="rollout", target=target).maps
@@ -312,19 +313,19 @@ def test_the_model_runs_twice_whatever_is_asked(name: str, classes: int) -> None
     model.patches.register_forward_hook(lambda *_: runs.append(1))
     calls: list[tuple[int, int]] = []
     target = [list(range(classes))] * 2
-    for passes in (3, 2):  # the first time, it is measured which tokens are the cells
+    for passes in (3, 2):  # the first explanation needs another pass to locate the grid among the tokens
         runs.clear()
         calls.clear()
-        gradcam.explain(model, IMAGES, method=name, target=target, progress=lambda *done: calls.append(done))
+        gradcam.explain(model, IMAGES, method=name, target=target, progress=lambda *progress: calls.append(progress))
         assert len(runs) == passes
         assert calls == [(1, 1)]
 
 
-# Blocks of other kinds
+# Unusual blocks
 
 
 class InPlace(Block):
-    """Which changes in place what it got, and its attention."""
+    """A block that changes its input and its attention in place."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens.mul_(0.5).add_(1.0)
@@ -336,7 +337,7 @@ class InPlace(Block):
 
 
 class TokensFirst(nn.Module):
-    """(T,N,D), with PyTorch's own attention, which gives its weights or not."""
+    """A block for tokens of shape (T,N,D) that uses `nn.MultiheadAttention`, with or without returning its weights."""
 
     need_weights = False
 
@@ -417,7 +418,7 @@ def test_pytorchs_encoder_takes_its_slow_path() -> None:
 def test_attention_behind_the_blocks_belongs_to_the_head() -> None:
     class Pooled(OpenViT):
         def head(self, tokens: Tensor) -> Tensor:
-            weights = (tokens @ self.classify.weight[0][:, None]).transpose(1, 2)[:, None].softmax(-1)  # one query
+            weights = (tokens @ self.classify.weight[0][:, None]).transpose(1, 2)[:, None].softmax(-1)  # a single query
             return self.classify(weights[:, 0] @ self.norm(tokens))[:, 0]
 
     model = Pooled("all")
@@ -427,7 +428,7 @@ def test_attention_behind_the_blocks_belongs_to_the_head() -> None:
 
 
 class Folding(OpenViT):
-    """Whose head takes no other number of rows than there are images, or mixes them."""
+    """A model whose head accepts only as many rows as there are images, or mixes rows."""
 
     mixes = False
 
@@ -450,25 +451,25 @@ def test_legrad_runs_block_by_block_where_rows_are_not_alike(mixes: bool) -> Non
     assert len(runs) == 3 + 3
 
 
-# Attention that is reached is that of the fused kernel
+# Replacing the fused attention kernel changes no output
 
 
 def attend(**options: Any) -> tuple[Tensor, Tensor]:
-    """What the fused kernel gives, and what is given in its place."""
+    """Return the output of PyTorch's attention while it is patched, and without the patch."""
     query, key, value = (torch.randn(2, 4, 5, 6, dtype=options.pop("dtype", torch.float64)) for _ in range(3))
     if options.get("enable_gqa"):
         key, value = key[:, ::2], value[:, ::2]
-    seen: list[Tensor] = []
+    captured: list[Tensor] = []
 
     def keep(probabilities: Tensor) -> Tensor:
-        seen.append(probabilities)
+        captured.append(probabilities)
         return probabilities
 
     plain = F.scaled_dot_product_attention(query, key, value, **options)
     with AttentionPatch(lambda shape: keep if shape == (2, 4, 5, 5) else None):
-        actual = F.scaled_dot_product_attention(query, key, value, **options)
-    torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0].sum(-1)))
-    return actual, plain
+        patched = F.scaled_dot_product_attention(query, key, value, **options)
+    torch.testing.assert_close(captured[0].sum(-1), torch.ones_like(captured[0].sum(-1)))
+    return patched, plain
 
 
 @pytest.mark.parametrize(
@@ -498,10 +499,10 @@ def test_open_attention_in_other_precisions(dtype: torch.dtype) -> None:
         return probabilities
 
     with AttentionPatch(lambda _: keep):
-        actual = F.scaled_dot_product_attention(query, query, query)
-    assert (actual.dtype, kinds) == (dtype, [torch.float32])
+        output = F.scaled_dot_product_attention(query, query, query)
+    assert (output.dtype, kinds) == (dtype, [torch.float32])
     exact = F.scaled_dot_product_attention(*[query.double()] * 3)
-    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(output.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
 def test_open_attention_under_autocast() -> None:
@@ -509,12 +510,14 @@ def test_open_attention_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = F.scaled_dot_product_attention(query, query, query)
         with AttentionPatch(lambda _: lambda probabilities: probabilities):
-            actual = F.scaled_dot_product_attention(query, query, query)
-    assert actual.dtype == plain.dtype
-    torch.testing.assert_close(actual.float(), plain.float(), rtol=0, atol=0.03)
+            output = F.scaled_dot_product_attention(query, query, query)
+    assert output.dtype == plain.dtype
+    torch.testing.assert_close(output.float(), plain.float(), rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("softmax", [F.softmax, torch.softmax, Tensor.softmax, lambda it, dim: nn.Softmax(dim)(it)])
+@pytest.mark.parametrize(
+    "softmax", [F.softmax, torch.softmax, Tensor.softmax, lambda logits, dim: nn.Softmax(dim)(logits)]
+)
 def test_every_softmax_over_the_last_of_three_axes_is_met(softmax: Callable[..., Tensor]) -> None:
     shapes = []
     with AttentionPatch(lambda shape: shapes.append(shape)):
@@ -533,9 +536,9 @@ def test_half_precision_correlates_with_full(dtype: torch.dtype, name: str) -> N
     half = gradcam.explain(copy.deepcopy(model).to(dtype), SQUARE.to(dtype), method=name, target=CLASSES).maps
     with torch.autocast("cpu", dtype=dtype):
         cast = gradcam.explain(model, SQUARE.float(), method=name, target=CLASSES).maps
-    for other in (half, cast):
-        assert other.dtype == torch.float32
-        assert torch.corrcoef(torch.stack([full.flatten(), other.flatten()]))[0, 1] > 0.99
+    for heatmaps in (half, cast):
+        assert heatmaps.dtype == torch.float32
+        assert torch.corrcoef(torch.stack([full.flatten(), heatmaps.flatten()]))[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("name", ["gradient-rollout", "legrad"])
@@ -544,15 +547,16 @@ def test_small_gradients_are_not_lost_in_float16(name: str) -> None:
     with torch.no_grad():
         model.heads[0].weight.mul_(2.0**-20)
     full = gradcam.explain(model, SQUARE.float(), method=name, target=1).heatmaps
-    model.heads.register_forward_hook(lambda *found: found[2].float())  # half precision inside alone
+    # The score is float32; only the layers before it are in half precision.
+    model.heads.register_forward_hook(lambda *call: call[2].float())
     with torch.autocast("cpu", dtype=torch.float16):
         cast = gradcam.explain(model, SQUARE.float(), method=name, target=1).heatmaps
     half = gradcam.explain(model.half(), SQUARE.half(), method=name, target=1).heatmaps
-    for other in (cast, half):
-        assert torch.corrcoef(torch.stack([full.flatten(), other.flatten()]))[0, 1] > 0.97
+    for heatmaps in (cast, half):
+        assert torch.corrcoef(torch.stack([full.flatten(), heatmaps.flatten()]))[0, 1] > 0.97
 
 
-# What cannot be followed
+# Models whose attention cannot be followed
 
 
 class Windows(Block):
@@ -584,7 +588,7 @@ class PooledKeys(Block):
 
 
 def first_in_windows() -> OpenViT:
-    """The later blocks of which see the whole picture."""
+    """Return a model whose first block attends within windows; the later blocks attend over the whole image."""
     model = OpenViT("patches", 0)
     model.blocks[0] = Windows(8, 2).double()
     return model
@@ -633,7 +637,7 @@ def test_torchvisions_models_with_windows_or_without_attention(name: str) -> Non
 
 
 class SideBySide(nn.Module):
-    """Two attentions that get the same tokens, as timm's parallel blocks have them."""
+    """Two parallel attention blocks on the same tokens, as in timm's parallel blocks."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -644,14 +648,14 @@ class SideBySide(nn.Module):
 
 
 class Bypassed(OpenViT):
-    """Whose head reads the block before the last one as well."""
+    """A model whose head also reads the output of the second-to-last block."""
 
     def forward(self, images: Tensor) -> Tensor:
         before = self.blocks[1](self.blocks[0](self.embed(images)))
         return self.head(self.blocks[2](before)) + self.head(before)
 
 
-@pytest.mark.parametrize("images", [IMAGES, IMAGES[:1]])  # a single image's rows would spread over any number
+@pytest.mark.parametrize("images", [IMAGES, IMAGES[:1]])  # a single image also broadcasts to any number of rows
 @pytest.mark.parametrize("make", [lambda: OpenViT(block=SideBySide), Bypassed])
 def test_legrad_needs_blocks_that_stand_in_for_the_last(make: Callable[[], nn.Module], images: Tensor) -> None:
     with pytest.raises(ModelError, match="The score also depends on earlier blocks"):
@@ -689,7 +693,7 @@ def test_a_model_that_switches_recording_off(name: str) -> None:
         gradcam.explain(NeverRecorded(), IMAGES, method=name, target=1)
 
 
-# No traces
+# Nothing is left on the model
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -697,10 +701,10 @@ def test_a_model_that_switches_recording_off(name: str) -> None:
 def test_nothing_is_left_behind(make: Callable[[], nn.Module], name: str) -> None:
     model = make().train()
     images = (IMAGES if isinstance(model, OpenViT) else SQUARE).clone().requires_grad_()
-    before, given = traces(model), images.detach().clone()
+    before, original = traces(model), images.detach().clone()
     gradcam.explain(model, images, method=name, target=CLASSES)
     assert_same(before, traces(model))
-    assert torch.equal(images, given)
+    assert torch.equal(images, original)
     assert images.grad is None
     assert torch._C._len_torch_function_stack() == 0
 
@@ -780,7 +784,7 @@ def test_a_frozen_model_in_inference_mode() -> None:
             torch.testing.assert_close(gradcam.explain(model, IMAGES, method=name, target=1).maps, expected[name])
 
 
-# In the shell
+# On the command line
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,4 +1,4 @@
-"""Test-time augmentation and eigen-smoothing, as options of any method."""
+"""Test test-time augmentation and eigen-smoothing, which are options of every method."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VIEWS = {
 
 
 def slow_mean(model: nn.Module, images: Tensor, layer: str, views: list[tuple[float, bool]], **options: Any) -> Tensor:
-    """Each view by itself, mirrored back."""
+    """Return the mean of the maps of all views, each explained on its own and mirrored back."""
     total = 0.0
     for factor, mirrored in views:
         view = images.flip(-1) if mirrored else images
@@ -57,7 +57,7 @@ def test_every_method_can_be_augmented_in_one_batch(method: str) -> None:
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
     explanation = gradcam.explain(model, TINY, "3", method=method, augmentation="flip-scale")
-    assert sizes == [18] + [1] * 18  # the first time, each image is run alone, too
+    assert sizes == [18] + [1] * 18  # the first call also runs each image alone
     assert explanation.maps.shape == (3, 1, 6, 8)
     assert explanation.heatmaps.shape == (3, 1, 12, 16)
 
@@ -73,7 +73,7 @@ def test_classes_scores_and_output_are_those_of_the_images() -> None:
 
 def test_views_are_explained_for_the_class_of_the_image_itself() -> None:
     class Mirror(nn.Module):
-        """Tells whether the left half is brighter than the right one."""
+        """A model whose two scores are the brightness of the left half and of the right half."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -90,7 +90,7 @@ def test_views_are_explained_for_the_class_of_the_image_itself() -> None:
     assert explanation.classes.tolist() == [[0]]
     torch.testing.assert_close(
         explanation.maps[0, 0, :, 0], torch.full((4,), 1 / 16)
-    )  # the mirrored view gives nothing to class 0
+    )  # in the mirrored view, class 0 gets no evidence
 
 
 @pytest.mark.parametrize("target", [lambda output: output[:, :2] - output[:, 2:4], [0, 1, 2], 3])
@@ -116,8 +116,8 @@ def test_what_belongs_to_each_image_is_repeated() -> None:
     explanation = gradcam.explain(model, images, "conv", target=1, augmentation="flip", evidence="signed")
     for row in range(3):
         alone = {key: value[row : row + 1] if value.ndim else value for key, value in images.items()}
-        one = gradcam.explain(model, alone, "conv", target=1, augmentation="flip", evidence="signed")
-        torch.testing.assert_close(explanation.maps[row], one.maps[0])
+        single = gradcam.explain(model, alone, "conv", target=1, augmentation="flip", evidence="signed")
+        torch.testing.assert_close(explanation.maps[row], single.maps[0])
     assert explanation.output["logits"].shape == (3, 4)
     assert explanation.output["other"].shape == ()
 
@@ -204,8 +204,8 @@ def test_a_photograph_and_its_mirror_image_look_alike(
 ) -> None:
     image = gradcam.read_image(photo("koala.webp"))
     heatmaps = classifier.explain(image, augmentation="flip").heatmaps
-    other = classifier.explain(np.ascontiguousarray(image[:, ::-1]), augmentation="flip").heatmaps
-    assert (heatmaps - other.flip(-1)).abs().max() < 0.05
+    mirrored = classifier.explain(np.ascontiguousarray(image[:, ::-1]), augmentation="flip").heatmaps
+    assert (heatmaps - mirrored.flip(-1)).abs().max() < 0.05
     plain = (classifier.explain(image).heatmaps, classifier.explain(image[:, ::-1].copy()).heatmaps)
     assert (plain[0] - plain[1].flip(-1)).abs().max() > 0.05
 
@@ -214,10 +214,10 @@ def test_a_photograph_and_its_mirror_image_look_alike(
 
 
 def slow_component(activations: Tensor, weights: Tensor) -> np.ndarray:
-    """The first singular vector of the weighted channels of one image and class, by a plain decomposition."""
+    """Return the first principal component of the weighted channels of one image and class, by NumPy's SVD."""
     matrix = np.stack([(weights[c] * activations[c]).flatten().numpy() for c in range(len(activations))], axis=1)
-    left, values, _ = np.linalg.svd(matrix, full_matrices=False)
-    component = left[:, 0] * values[0]
+    vectors, values, _ = np.linalg.svd(matrix, full_matrices=False)
+    component = vectors[:, 0] * values[0]
     sign = -1 if component @ matrix.sum(1) < 0 else 1
     return (sign * component).reshape(activations.shape[1:])
 
@@ -258,10 +258,10 @@ def test_smoothed_hirescam_is_eigengradcam_and_components_stay() -> None:
 def test_smoothed_fem() -> None:
     activations = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
     activations[0, 0, 1, 1], activations[0, 1, 1, 1], activations[0, 1, 3, 3] = 16, 48, 0.1
-    actual = METHODS["fem"].smoothed().compute(activations)[0]
+    smoothed = METHODS["fem"].smoothed().compute(activations)[0]
     matrix = np.zeros((16, 2))
     matrix[5] = [1, 48.1 / 16]
-    np.testing.assert_allclose(actual.flatten().numpy(), np.linalg.norm(matrix, axis=1), atol=1e-12)
+    np.testing.assert_allclose(smoothed.flatten().numpy(), np.linalg.norm(matrix, axis=1), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ONE_PASS)

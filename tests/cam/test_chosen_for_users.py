@@ -1,4 +1,4 @@
-"""What is chosen for users is verified: the default layer, the order of its tokens, and what is remembered of a model."""
+"""Check automatic choices: the default layer, the order of its tokens, and what is cached about a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamWarning, LayerError
 
-SIDE, PATCH, WIDTH = 64, 8, 32
-CELLS = (SIDE // PATCH) ** 2
+IMAGE_SIZE, PATCH, WIDTH = 64, 8, 32
+CELLS = (IMAGE_SIZE // PATCH) ** 2
 
 
 def make_block() -> nn.Module:
@@ -26,13 +26,13 @@ def make_block() -> nn.Module:
 
 
 class Tokens(nn.Module):
-    """Patches in rows, with tokens beside them wherever `arrange` puts these; the head reads what `read` gives."""
+    """A transformer over patches and extra tokens. `arrange` joins them; the head reads what `read` returns."""
 
     def __init__(
-        self, arrange: Callable[[Tensor, Tensor], Tensor], read: Callable[[Tensor], Tensor], others: int = 1
+        self, arrange: Callable[[Tensor, Tensor], Tensor], read: Callable[[Tensor], Tensor], extra_count: int = 1
     ) -> None:
         super().__init__()
-        self.patches, self.others = nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.Parameter(torch.randn(1, others, WIDTH))
+        self.patches, self.others = nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.Parameter(torch.randn(1, extra_count, WIDTH))
         self.blocks, self.norm = nn.Sequential(make_block(), make_block()), nn.LayerNorm(WIDTH)
         self.head, self.arrange, self.read = nn.Linear(WIDTH, 5), arrange, read
 
@@ -42,22 +42,22 @@ class Tokens(nn.Module):
         return self.head(self.read(self.norm(self.blocks(tokens))))
 
 
-def put_last(patches: Tensor, others: Tensor) -> Tensor:
-    return torch.cat([patches, others], 1)
+def put_last(patches: Tensor, extra: Tensor) -> Tensor:
+    return torch.cat([patches, extra], 1)
 
 
-def put_in_the_middle(patches: Tensor, others: Tensor) -> Tensor:
+def put_in_the_middle(patches: Tensor, extra: Tensor) -> Tensor:
     half = patches.shape[1] // 2
-    return torch.cat([patches[:, :half], others, patches[:, half:]], 1)
+    return torch.cat([patches[:, :half], extra, patches[:, half:]], 1)
 
 
-def put_at_both_ends(patches: Tensor, others: Tensor) -> Tensor:
-    return torch.cat([others[:, :1], patches, others[:, 1:]], 1)
+def put_at_both_ends(patches: Tensor, extra: Tensor) -> Tensor:
+    return torch.cat([extra[:, :1], patches, extra[:, 1:]], 1)
 
 
-def count_columns_first(patches: Tensor, others: Tensor) -> Tensor:
-    side = SIDE // PATCH
-    return torch.cat([others, patches.unflatten(1, (side, side)).transpose(1, 2).flatten(1, 2)], 1)
+def count_columns_first(patches: Tensor, extra: Tensor) -> Tensor:
+    side = IMAGE_SIZE // PATCH
+    return torch.cat([extra, patches.unflatten(1, (side, side)).transpose(1, 2).flatten(1, 2)], 1)
 
 
 ARRANGED: dict[str, tuple[Any, Callable[[Tensor], Tensor], int, list[int]]] = {
@@ -69,13 +69,13 @@ ARRANGED: dict[str, tuple[Any, Callable[[Tensor], Tensor], int, list[int]]] = {
     "class token first, registers at the end": (put_at_both_ends, lambda x: x[:, 0], 5, list(range(1, CELLS + 1))),
     "columns first": (
         count_columns_first, lambda x: x.mean(1), 1,
-        (1 + torch.arange(CELLS).unflatten(0, (SIDE // PATCH,) * 2).T.flatten()).tolist(),
+        (1 + torch.arange(CELLS).unflatten(0, (IMAGE_SIZE // PATCH,) * 2).T.flatten()).tolist(),
     ),
 }  # fmt: skip
 
 
 def record(model: nn.Module, layer: str, images: Tensor, target: int = 1) -> tuple[Tensor, Tensor]:
-    """The activations of a layer, or of one of its runs, and their gradient, by plain autograd."""
+    """Return a layer's activations and their gradient by plain autograd. `layer` may name a run, such as `conv#1`."""
     name, _, run = layer.partition("#")
     outputs: list[Tensor] = []
     handle = model.get_submodule(name).register_forward_hook(lambda module, args, output: outputs.append(output))
@@ -89,17 +89,17 @@ def record(model: nn.Module, layer: str, images: Tensor, target: int = 1) -> tup
 @pytest.mark.parametrize("kind", ARRANGED)
 @pytest.mark.parametrize("layer", [None, "blocks.0"])
 def test_each_cell_is_drawn_at_its_patch_wherever_other_tokens_lie(kind: str, layer: str | None) -> None:
-    arrange, read, others, cells = ARRANGED[kind]
+    arrange, read, extra_count, cells = ARRANGED[kind]
     torch.manual_seed(0)
-    model, images = Tokens(arrange, read, others).eval(), torch.randn(1, 3, SIDE, SIDE)
+    model, images = Tokens(arrange, read, extra_count).eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         explanation = gradcam.explain(model, images, layer, target=1, evidence="signed")
     assert explanation.layer != "patches"
     activations, gradient = record(model, explanation.layer, images)
-    if activations.shape[1] == CELLS + others:
+    if activations.shape[1] == CELLS + extra_count:
         activations, gradient = activations[:, cells], gradient[:, cells]
-    expected = torch.einsum("ntc,nc->nt", activations, gradient.mean(1)).unflatten(1, (SIDE // PATCH,) * 2)
+    expected = torch.einsum("ntc,nc->nt", activations, gradient.mean(1)).unflatten(1, (IMAGE_SIZE // PATCH,) * 2)
     assert gradient.any()
     torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
 
@@ -107,12 +107,14 @@ def test_each_cell_is_drawn_at_its_patch_wherever_other_tokens_lie(kind: str, la
 @pytest.mark.parametrize("kind", ARRANGED)
 @pytest.mark.parametrize("method", ["rollout", "gradient-rollout", "legrad", "grad-eclip"])
 def test_attention_is_followed_to_each_patch_wherever_other_tokens_lie(kind: str, method: str) -> None:
-    arrange, read, others, _ = ARRANGED[kind]
+    arrange, read, extra_count, _ = ARRANGED[kind]
     torch.manual_seed(0)
-    model, images = Tokens(arrange, read, others).eval(), torch.randn(1, 3, SIDE, SIDE)
+    model, images = Tokens(arrange, read, extra_count).eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     is_mean = kind in ("registers at the end", "columns first")
     usual = Tokens(
-        lambda patches, tokens: torch.cat([tokens, patches], 1), lambda x: x.mean(1) if is_mean else x[:, 0], others
+        lambda patches, tokens: torch.cat([tokens, patches], 1),
+        lambda x: x.mean(1) if is_mean else x[:, 0],
+        extra_count,
     )
     usual.load_state_dict(model.state_dict())
     with warnings.catch_warnings():
@@ -130,11 +132,11 @@ def test_attention_whose_tokens_lie_in_no_usual_order_is_warned_of() -> None:
     order = torch.randperm(CELLS)
     model = Tokens(lambda patches, tokens: torch.cat([tokens, patches[:, order]], 1), lambda x: x[:, 0]).eval()
     with pytest.warns(GradcamWarning, match="may be misplaced"):
-        gradcam.explain(model, torch.randn(1, 3, SIDE, SIDE), method="rollout", target=1)
+        gradcam.explain(model, torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE), method="rollout", target=1)
 
 
 class Resampler(nn.Module):
-    """As many learned queries as a coarse grid has cells read the patches, and only they go on."""
+    """A model in which learned queries, as many as a coarse grid has cells, replace the patches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,12 +152,12 @@ class Resampler(nn.Module):
 
 def test_learned_queries_are_no_cells() -> None:
     torch.manual_seed(0)
-    explanation = gradcam.explain(Resampler().eval(), torch.rand(1, 3, SIDE, SIDE), target=1)
+    explanation = gradcam.explain(Resampler().eval(), torch.rand(1, 3, IMAGE_SIZE, IMAGE_SIZE), target=1)
     assert (explanation.layer, explanation.maps.shape[2:]) == ("block", (8, 8))
 
 
 class Clips(nn.Module):
-    """Patches of 2 x 8 x 8 pixels that are cut without a convolution, so that 513 tokens fit several grids."""
+    """A video model that cuts 2 x 8 x 8 pixel patches without a convolution: 513 tokens fit several grids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +173,7 @@ class Clips(nn.Module):
 
 def test_where_only_several_grids_fit_the_model_is_asked_for_the_right_one() -> None:
     torch.manual_seed(0)
-    model, clips = Clips().eval(), torch.randn(2, 3, 16, SIDE, SIDE)
+    model, clips = Clips().eval(), torch.randn(2, 3, 16, IMAGE_SIZE, IMAGE_SIZE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         explanation = gradcam.explain(model, clips, target=1, evidence="signed")
@@ -181,7 +183,7 @@ def test_where_only_several_grids_fit_the_model_is_asked_for_the_right_one() -> 
 
 
 class Frames(nn.Module):
-    """Rows of four frames and a class token, after the places of each have been averaged."""
+    """A video model with a class token and one token for each of four frames, averaged over the image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +198,7 @@ class Frames(nn.Module):
 def test_tokens_that_are_too_few_to_measure_are_no_grid() -> None:
     torch.manual_seed(0)
     with pytest.raises(LayerError, match="Name the layer to explain, with reshape="):
-        gradcam.explain(Frames().eval(), torch.randn(2, 3, 8, SIDE, SIDE), target=1)
+        gradcam.explain(Frames().eval(), torch.randn(2, 3, 8, IMAGE_SIZE, IMAGE_SIZE), target=1)
 
 
 class PreNormAttention(nn.Module):
@@ -210,7 +212,7 @@ class PreNormAttention(nn.Module):
 
 
 class PreNorm(nn.Module):
-    """As the ViT of vit-pytorch: norms inside the attention modules, residual additions outside of any."""
+    """A ViT as in vit-pytorch: norms inside the attention modules, residual additions outside of any module."""
 
     def __init__(self, blocks: int = 4) -> None:
         super().__init__()
@@ -228,7 +230,7 @@ class PreNorm(nn.Module):
 
 def test_the_norm_before_the_last_attention_comes_before_the_patch_embedding() -> None:
     torch.manual_seed(0)
-    explanation = gradcam.explain(PreNorm().eval(), torch.randn(1, 3, SIDE, SIDE), target=1)
+    explanation = gradcam.explain(PreNorm().eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE), target=1)
     assert explanation.layer == "attentions.3.norm"
 
 
@@ -236,14 +238,15 @@ def test_a_patch_embedding_in_front_of_all_blocks_is_told_of() -> None:
     class Functional(PreNorm):
         def forward(self, images: Tensor) -> Tensor:
             tokens = self.patches(images).flatten(2).transpose(1, 2)
-            for part in self.attentions:  # called piece by piece, so that no later module gives all tokens
+            # The attention module itself is never called, so no module outputs all tokens after the patches.
+            for part in self.attentions:
                 query, key, value = nn.functional.linear(tokens, part.to_qkv.weight).chunk(3, -1)
                 tokens = tokens + (query @ key.transpose(1, 2)).softmax(-1) @ value @ part.to_out.weight.T
             return self.head(tokens.mean(1))
 
     torch.manual_seed(0)
     with pytest.warns(GradcamWarning, match="'patches' comes before all attention"):
-        gradcam.explain(Functional().eval(), torch.randn(1, 3, SIDE, SIDE), target=1)
+        gradcam.explain(Functional().eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE), target=1)
 
 
 class FlipAveraged(nn.Module):
@@ -264,7 +267,7 @@ def test_of_several_runs_the_one_that_responds_in_place_is_explained(flip: Any, 
     model, images = FlipAveraged(flip, is_last=is_last).eval(), torch.zeros(1, 3, 160, 160)
     images[:, :, 20:60, 100:140] = 3 * torch.randn(1, 3, 40, 40)
     explanation = gradcam.explain(model, images, target=1, method="layercam")
-    if flip(torch.arange(4.0).reshape(2, 2))[0, 0] > 0:  # what is transposed can be drawn upright
+    if flip(torch.arange(4.0).reshape(2, 2))[0, 0] > 0:  # a transposed image can still be mapped upright
         assert explanation.layer == ("net.layer4#0" if is_last else "net.layer4#1")
     heatmap = explanation.heatmaps[0, 0]
     assert heatmap[:80, 80:].sum() > 0.4 * heatmap.sum()
@@ -288,23 +291,23 @@ def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
             return self.head(self.net(images.mT).mean((2, 3)))
 
     torch.manual_seed(0)
-    model, images = Transposed().eval(), torch.randn(2, 3, SIDE, SIDE)
+    model, images = Transposed().eval(), torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
     explanation = gradcam.explain(model, images, target=1, method="hirescam", evidence="signed")
     activations, gradient = record(model, explanation.layer, images)
     torch.testing.assert_close(explanation.maps[:, 0], (activations * gradient).sum(1).mT, rtol=1e-4, atol=1e-7)
     again = gradcam.explain(model, images, target=1, method="hirescam", evidence="signed")
     assert torch.equal(again.maps, explanation.maps)
-    named = [
+    named_maps = [
         gradcam.explain(
             model, images, "net", target=1, method="hirescam", evidence="signed", reshape=lambda x: x.mT
         ).maps
         for _ in range(2)
     ]
-    assert torch.equal(named[0], named[1])
-    torch.testing.assert_close(named[0], explanation.maps)
-    classifier = gradcam.load_classifier(model, size=SIDE, mean=(0.0,) * 3, std=(1.0,) * 3)
-    actual = classifier.explain(np.full((SIDE, SIDE, 3), 128, np.uint8), target=1)
-    assert actual.layout == "picked"
+    assert torch.equal(named_maps[0], named_maps[1])
+    torch.testing.assert_close(named_maps[0], explanation.maps)
+    classifier = gradcam.load_classifier(model, size=IMAGE_SIZE, mean=(0.0,) * 3, std=(1.0,) * 3)
+    cell_explanation = classifier.explain(np.full((IMAGE_SIZE, IMAGE_SIZE, 3), 128, np.uint8), target=1)
+    assert cell_explanation.layout == "picked"
 
 
 def test_a_network_that_sees_the_image_rotated_is_told_of() -> None:
@@ -318,7 +321,7 @@ def test_a_network_that_sees_the_image_rotated_is_told_of() -> None:
             return self.head(self.net(images.rot90(1, (2, 3))).mean((2, 3)))
 
     torch.manual_seed(0)
-    model, images = Rotated().eval(), torch.randn(1, 3, SIDE, SIDE)
+    model, images = Rotated().eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     for _ in range(2):
         with pytest.warns(GradcamWarning, match="may be misplaced: it does not respond on the side"):
             gradcam.explain(model, images, target=1)
@@ -326,7 +329,7 @@ def test_a_network_that_sees_the_image_rotated_is_told_of() -> None:
 
 def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
     class Positions(nn.Module):
-        """The image is read by a function, the positions by a module."""
+        """A model that embeds the image by a function, and only the positions by a module."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -339,11 +342,11 @@ def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
 
     torch.manual_seed(0)
     with pytest.raises(LayerError, match="'positions'.*does not depend on the image"):
-        gradcam.explain(Positions().eval(), torch.randn(1, 3, SIDE, SIDE), target=1)
+        gradcam.explain(Positions().eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE), target=1)
 
 
 class Gated(nn.Module):
-    """Images of a batch are mixed behind a gate, and another gate lets a bypass join; both are closed at first."""
+    """A model with a gate at zero; once the gate opens, the images of a batch depend on one another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -397,7 +400,7 @@ def test_new_weights_are_explained_as_by_a_new_model(write: str) -> None:
 
 
 class Mixing(nn.Module):
-    """One image takes a part of another's activations, behind the layer or in front of it."""
+    """A model in which one image of a pair gets part of the other's activations, before or after the layer."""
 
     def __init__(self, pair: tuple[int, int], *, in_front: bool) -> None:
         super().__init__()
@@ -445,7 +448,7 @@ def test_a_gate_that_the_images_open_is_seen() -> None:
 
 
 class Skip(nn.Module):
-    """A bypass joins by the same operation, whatever it is worth: for bright images the stem, else zeros."""
+    """A model that always adds a bypass: the stem's output where `decide` says so, otherwise zeros."""
 
     def __init__(self, decide: Callable[[Any, Tensor], bool]) -> None:
         super().__init__()
@@ -496,7 +499,7 @@ def test_settings_of_any_kind_are_part_of_a_models_state(switch: str) -> None:
 
 
 class Layouts(nn.Module):
-    """As many channels as rows and columns, first or last, or tokens in another order."""
+    """A layer whose output is channels-first or channels-last; its 16 channels equal its 16 rows and columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -527,19 +530,19 @@ def test_channels_that_the_images_move_are_followed() -> None:
 
     torch.manual_seed(0)
     model, images = Moving().eval(), torch.rand(2, 3, 32, 32)
-    for given in (images, -images, images):
+    for batch in (images, -images, images):
         last = gradcam.explain(
-            model, given, "act", target=1, reshape="channels last" if given.mean() > 0 else "channels first"
+            model, batch, "act", target=1, reshape="channels last" if batch.mean() > 0 else "channels first"
         )
-        torch.testing.assert_close(gradcam.explain(model, given, "act", target=1).maps, last.maps)
+        torch.testing.assert_close(gradcam.explain(model, batch, "act", target=1).maps, last.maps)
 
 
 def test_what_zero_weights_showed_is_forgotten() -> None:
     torch.manual_seed(0)
-    arrange, read, others, _ = ARRANGED["registers at the end"]
-    model, images = Tokens(arrange, read, others).eval(), torch.randn(1, 3, SIDE, SIDE)
+    arrange, read, extra_count, _ = ARRANGED["registers at the end"]
+    model, images = Tokens(arrange, read, extra_count).eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     trained = copy.deepcopy(model.state_dict())
-    expected = gradcam.explain(Tokens(arrange, read, others).eval(), images, target=1)
+    expected = gradcam.explain(Tokens(arrange, read, extra_count).eval(), images, target=1)
     model.load_state_dict({name: torch.zeros_like(value) for name, value in trained.items()})
     with pytest.raises(gradcam.GradcamError):
         gradcam.explain(model, images, target=1)
@@ -557,14 +560,15 @@ def test_weights_made_in_inference_mode_are_explained_without_a_memory() -> None
     for _ in range(2):
         with pytest.raises(
             gradcam.GradcamError, match="inference_mode"
-        ):  # autograd cannot use the gate behind the layer
+        ):  # autograd cannot use a parameter that was created in inference mode
             gradcam.explain(model, images, "features", target=1)
 
 
 def test_weights_whose_memory_was_given_back_are_not_read() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
     model.unused = nn.Linear(64, 64)
-    model.unused.weight = nn.Parameter(torch.zeros(65, 64)[1:])  # not at the start of its memory
+    # Its data does not start at the beginning of its storage.
+    model.unused.weight = nn.Parameter(torch.zeros(65, 64)[1:])
     model.forward = lambda images: model[3](model[2](model[1](model[0](images))))  # type: ignore[method-assign]
     model.unused.weight.untyped_storage().resize_(0)
     expected = gradcam.explain(model, torch.ones(1, 3, 16, 16), "0", target=1).heatmaps
@@ -575,7 +579,8 @@ def test_weights_whose_memory_was_given_back_are_not_read() -> None:
 def test_random_states_of_python_and_numpy_are_left_alone() -> None:
     class Draws(nn.Sequential):
         def forward(self, images: Tensor) -> Tensor:
-            shift = random.gauss(0, 1) + np.random.rand() + np.random.randn() + torch.rand(1)  # the global ones
+            # Draws from the global generators.
+            shift = random.gauss(0, 1) + np.random.rand() + np.random.randn() + torch.rand(1)
             return super().forward(images + shift)
 
     model = Draws(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()

@@ -1,4 +1,4 @@
-"""Methods through whole networks: identities between them, second derivatives, contrasts, evidence, and what they share."""
+"""Test methods on whole networks: identities between them, second derivatives, contrasts, evidence, shared passes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_NO_CLASS = {name for name in ONE_PASS if METHODS[name].needs == ("activations
 
 
 class Curved(nn.Module):
-    """A network that is far from linear behind its features."""
+    """A network that is strongly non-linear after its features."""
 
     def __init__(self, volumes: bool = False) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_all_layers_and_methods_come_from_one_forward_pass() -> None:
     model = tiny_model().eval()
     count = Count(model)
     explanations = gradcam.compare(model, TINY, layers=["0", "3"], methods=ONE_PASS, target=[[1, 2]] * 3)
-    assert count.runs == 1 + len(TINY)  # the first time, each image is run alone, too
+    assert count.runs == 1 + len(TINY)  # the first call also runs each image alone
     assert list(explanations) == [(layer, name) for layer in ("0", "3") for name in ONE_PASS]
     for (layer, name), item in explanations.items():
         alone = gradcam.explain(model, TINY, layer, method=name, target=[[1, 2]] * 3)
@@ -86,7 +86,7 @@ def test_gradients_of_all_methods_come_from_one_backward_pass() -> None:
     methods = [name for name in ONE_PASS if name not in ("finercam", "shapleycam")]
     for _ in range(2):
         gradcam.compare(model, TINY, layers=["0"], methods=methods)
-        assert len(passes) == 1 + 1  # the second checks that images do not depend on one another
+        assert len(passes) == 1 + 1  # the second pass checks whether images depend on one another
         passes.clear()
 
 
@@ -131,7 +131,7 @@ def test_each_class_has_its_own_map(name: str, resnet: nn.Module, images: Tensor
     assert not torch.allclose(both.maps[:, 0], both.maps[:, 1], rtol=1e-2)
 
 
-# Identities
+# Identities between methods
 
 
 def test_gradcam_is_cam_before_pooling_and_a_linear_layer(resnet: nn.Module, images: Tensor) -> None:
@@ -153,7 +153,8 @@ def test_layercam_is_positive_hirescam_and_its_complement(resnet: nn.Module, ima
     methods = ["layercam", "elementwise-gradcam", "hirescam"]
     explanations = gradcam.compare(resnet, images, layers=["layer3"], methods=methods, target=5)
     against = gradcam.explain(resnet, images, "layer3", method="layercam", target=lambda output: -output[:, 5])
-    difference = explanations["layer3", "layercam"].maps - against.maps  # activations behind a ReLU
+    # The activations are non-negative, because layer3 ends with a ReLU.
+    difference = explanations["layer3", "layercam"].maps - against.maps
     torch.testing.assert_close(difference.relu(), explanations["layer3", "hirescam"].maps, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(
         explanations["layer3", "layercam"].maps, explanations["layer3", "elementwise-gradcam"].maps
@@ -226,7 +227,7 @@ def test_shapleycam_in_float16_is_scaled() -> None:
 
 
 class Attention(nn.Module):
-    """A transformer block: patches, fused attention, a head."""
+    """A transformer block: patches, fused attention and a head."""
 
     def __init__(self, attend: Callable[..., Tensor] = F.scaled_dot_product_attention) -> None:
         super().__init__()
@@ -249,7 +250,7 @@ def test_fused_attention_is_left_out_for_second_derivatives() -> None:
     reference.load_state_dict(model.state_dict())
     tokens = torch.randn(1, 1, 9, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(model.attend(tokens, tokens, tokens).sum(), tokens, create_graph=True)
-    with pytest.raises(RuntimeError, match="not implemented"):  # as it is, this attention is fused
+    with pytest.raises(RuntimeError, match="not implemented"):  # fused attention has no second derivative
         gradient.sum().backward()
     kinds = [
         getattr(torch.backends.cuda, f"{kind}_sdp_enabled") for kind in ("flash", "mem_efficient", "cudnn", "math")
@@ -284,15 +285,16 @@ def test_the_last_of_several_threads_switches_fused_attention_on_again() -> None
     with ThreadPoolExecutor() as pool:
         slow = pool.submit(gradcam.explain, Waiting(), TINY, "patches", method="shapleycam", target=1)
         inside.wait(20)
-        gradcam.explain(Attention(), TINY, "patches", method="shapleycam", target=1)  # comes and goes meanwhile
+        # A second explanation starts and ends meanwhile.
+        gradcam.explain(Attention(), TINY, "patches", method="shapleycam", target=1)
         may_go_on.set()
-        assert slow.result().maps.shape == (3, 1, 3, 4)  # no fused attention, which would be an error
+        assert slow.result().maps.shape == (3, 1, 3, 4)  # fused attention would raise an error
     assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
 class Once(torch.autograd.Function):
-    """tanh, whose gradient cannot be differentiated."""
+    """tanh whose gradient cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -307,7 +309,7 @@ class Once(torch.autograd.Function):
 
 
 class Opaque(Once):
-    """The same, through NumPy."""
+    """tanh whose gradient goes through NumPy, so that it cannot be differentiated again."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -353,7 +355,7 @@ def test_fused_attention_that_cannot_be_left_out_is_an_error() -> None:
     assert gradcam.explain(model, TINY, "patches", target=1).maps.any()
 
 
-# Targets that tell classes apart
+# Scores that compare classes
 
 
 def test_finercam_is_gradcam_of_the_class_against_those_that_score_like_it() -> None:
@@ -367,10 +369,12 @@ def test_finercam_is_gradcam_of_the_class_against_those_that_score_like_it() -> 
         rows = []
         for image, classes in enumerate(target):
             rows.append([])
-            for own in classes:
-                others = sorted((abs(logits[image, c] - logits[image, own]).item(), c) for c in range(5) if c != own)
-                nearest = [output[image, c] for _, c in others[:3]]
-                rows[-1].append(output[image, own] - 0.6 * sum(nearest) / 3)
+            for index in classes:
+                rivals = sorted(
+                    (abs(logits[image, c] - logits[image, index]).item(), c) for c in range(5) if c != index
+                )
+                nearest = [output[image, c] for _, c in rivals[:3]]
+                rows[-1].append(output[image, index] - 0.6 * sum(nearest) / 3)
         return torch.stack([torch.stack(row) for row in rows])
 
     expected = gradcam.explain(model, TINY, "3", target=score)
@@ -418,7 +422,8 @@ def test_several_chunks_of_classes_and_kinds_of_scores(monkeypatch: pytest.Monke
         "target": [[4, 0, 2]] * 3,
     }
     expected = gradcam.compare(model, TINY, **options)
-    monkeypatch.setattr(gradients, "MOST_BYTES", 2 * 3 * 4 * 12 * 16 * 4)  # two classes at a time, of six columns
+    # Two classes at a time, each with three rivals.
+    monkeypatch.setattr(gradients, "MOST_BYTES", 2 * 3 * 4 * 12 * 16 * 4)
     explanations = gradcam.compare(model, TINY, **options)
     for key, item in expected.items():
         torch.testing.assert_close(explanations[key].maps, item.maps)
@@ -427,7 +432,8 @@ def test_several_chunks_of_classes_and_kinds_of_scores(monkeypatch: pytest.Monke
 def test_a_layer_may_be_blind_to_one_kind_of_score_alone() -> None:
     model = tiny_model().eval()
     with torch.no_grad():
-        model[8].weight.copy_(model[8].weight[:1].expand(5, -1) * 1.0)  # all classes alike: finer scores keep 0.4 of it
+        # All classes score alike, so a finer score is 1 - 0.6 = 0.4 of the logit.
+        model[8].weight.copy_(model[8].weight[:1].expand(5, -1) * 1.0)
     explanations = gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=1)
     torch.testing.assert_close(explanations["0", "finercam"].maps, 0.4 * explanations["0", "gradcam"].maps)
     with torch.no_grad():
@@ -498,7 +504,7 @@ def test_signed_heatmaps_are_the_difference_of_both_kinds_over_the_largest() -> 
     )
     assert torch.equal(signed.heatmaps.abs().amax((2, 3)), torch.ones(3, 1))
     largest = [item.maps.amax((2, 3), keepdim=True) for item in (positive, negative)]
-    unit = torch.maximum(*largest)  # the layer's grid has the input's size, so that nothing is interpolated
+    unit = torch.maximum(*largest)  # the layer's grid has the size of the input, so nothing is interpolated
     expected = (positive.maps - negative.maps) / unit
     torch.testing.assert_close(signed.heatmaps, expected, rtol=1e-4, atol=1e-5)
 
@@ -529,12 +535,12 @@ def test_evidence_that_a_method_does_not_have(name: str, evidence: str) -> None:
     "function", [gradcam.explain, gradcam.compare, gradcam.Classifier.explain, gradcam.explain_files]
 )
 def test_an_unknown_option_is_named(function: Callable[..., Any], classifier: gradcam.Classifier) -> None:
-    given = {
+    arguments_by_function = {
         gradcam.compare: (classifier.model, torch.zeros(1, 3, 64, 64)),
         gradcam.explain_files: ("a.jpg", classifier),
     }
     more = {"layers": ["layer4"], "methods": ["gradcam"]} if function is gradcam.compare else {}
-    arguments = given.get(
+    arguments = arguments_by_function.get(
         function, (classifier if function is gradcam.Classifier.explain else classifier.model, "a.jpg")
     )
     with pytest.raises(TypeError, match="got an unexpected keyword argument 'smoothness'"):
@@ -556,18 +562,18 @@ def test_a_regression_has_both() -> None:
     assert gradcam.explain(model, TINY, "1", evidence="signed").heatmaps.amin((1, 2, 3)).tolist() == [-1, -1, -1]
 
 
-# What is left behind
+# Nothing is left on the model
 
 
 @pytest.mark.parametrize("name", ONE_PASS)
 def test_no_method_leaves_a_trace(name: str) -> None:
-    model = tiny_model()  # training, with gradients of its own
+    model = tiny_model()  # in training mode, with gradients of its own
     model(TINY).sum().backward()
     before = traces(model)
     gradcam.explain(model, TINY, "3", method=name, target=[[0, 1]] * 3)
     assert_same(before, traces(model))
     with pytest.raises(GradcamError):
-        gradcam.explain(model, TINY, "7", method=name)  # behind pooling
+        gradcam.explain(model, TINY, "7", method=name)  # after the pooling, so there is no map
     assert_same(before, traces(model))
 
 
@@ -578,7 +584,7 @@ def test_second_derivatives_leave_no_memory() -> None:
     before = count_tensors()
     for _ in range(3):
         gradcam.explain(model, TINY, "features", method="shapleycam", target=1)
-    assert count_tensors() <= before  # without a collection
+    assert count_tensors() <= before  # reference counting alone frees them
 
 
 def test_all_methods_on_a_photograph(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
@@ -588,4 +594,4 @@ def test_all_methods_on_a_photograph(classifier: gradcam.Classifier, photo: Call
         assert heatmap.max() == 1, name
         rows, columns = torch.meshgrid(torch.arange(224.0), torch.arange(224.0), indexing="ij")
         centre = [(heatmap * axis).sum() / heatmap.sum() for axis in (rows, columns)]
-        assert all(50 < value < 174 for value in centre), name  # the animal fills the middle
+        assert all(50 < value < 174 for value in centre), name  # the animal is in the middle of the image

@@ -1,4 +1,4 @@
-"""Other libraries' ways with a model, all of which must work as they are."""
+"""Check that models work after other libraries have quantised, checkpointed, exported, sharded or wrapped them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ def test_dynamic_quantisation_of_the_head(layer: str) -> None:
     explanation = gradcam.explain(model, TINY, layer, target=[[0, 1, 2]] * 3)
     assert not any(module._forward_hooks for module in model.modules())
     with torch.no_grad():
-        assert torch.equal(explanation.output, model(TINY))  # the values are the quantised layer's own
+        assert torch.equal(explanation.output, model(TINY))  # the output is that of the quantised model
     assert not torch.equal(explanation.output, expected.output)
     torch.testing.assert_close(explanation.maps, expected.maps, rtol=0.05, atol=0.02 * expected.maps.max().item())
     assert explanation.maps.any()
 
 
-@pytest.mark.parametrize("layer", ["layer3.1", "layer4.1", "layer2.1"])  # its Sequentials are not called then
+# Timm's checkpointing then bypasses the call of each `Sequential`.
+@pytest.mark.parametrize("layer", ["layer3.1", "layer4.1", "layer2.1"])
 def test_timms_checkpointing(layer: str) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
@@ -54,7 +55,8 @@ def test_timms_checkpointing(layer: str) -> None:
     torch.testing.assert_close(gradcam.explain(model.train(), images, layer, target=1).maps, expected)
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")  # of the next version
+# The next version of transformers changes its default.
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
 @pytest.mark.parametrize("method", ["gradcam", "gradient-rollout", "legrad", "ablationcam"])
 def test_hugging_faces_checkpointing(method: str) -> None:
     model, images = _hugging_face_vit(), torch.randn(2, 3, 32, 32)
@@ -107,12 +109,12 @@ def test_a_list_of_pictures_is_for_a_detector() -> None:
     images = list(torch.rand(2, 3, 64, 96))
 
     def surest(output: Any) -> torch.Tensor:
-        return torch.stack([actual["scores"][0] for actual in output])
+        return torch.stack([detections["scores"][0] for detections in output])
 
     both = gradcam.explain(model, images, "backbone.body.13", target=surest)
     assert both.maps.flatten(1).any(1).all()
-    for same, rows in ((torch.stack(images), slice(2)), (images[:1], slice(1))):
-        again = gradcam.explain(model, same, "backbone.body.13", target=surest)
+    for batch, rows in ((torch.stack(images), slice(2)), (images[:1], slice(1))):
+        again = gradcam.explain(model, batch, "backbone.body.13", target=surest)
         torch.testing.assert_close(again.scores, both.scores[rows])
         torch.testing.assert_close(again.maps, both.maps[rows], rtol=1e-3, atol=1e-3 * both.maps.max().item())
     with pytest.raises(
@@ -130,7 +132,7 @@ def test_a_layer_whose_output_is_a_model_output() -> None:
     model = transformers.ResNetForImageClassification(config).eval()
     images = torch.randn(2, 3, 32, 32)
     classes = [list(range(5))] * 2
-    explanation = gradcam.explain(model, images, "resnet.encoder", target=classes)  # gives a BaseModelOutput
+    explanation = gradcam.explain(model, images, "resnet.encoder", target=classes)  # its output is a BaseModelOutput
     expected = gradcam.explain(model, images, "resnet.encoder.stages.1", target=classes)
     torch.testing.assert_close(explanation.maps, expected.maps)
     assert explanation.maps.any()
@@ -156,7 +158,7 @@ def test_distributed_data_parallel_and_fsdp2() -> None:
     torch.testing.assert_close(gradcam.explain(wrapped, TINY, "3", target=1).maps, EXPECTED)
     assert_same(before, traces(wrapped))
     if not hasattr(torch.distributed, "fsdp") or not hasattr(torch.distributed.fsdp, "fully_shard"):
-        return  # FSDP2 came with PyTorch 2.6
+        return  # FSDP2 is new in PyTorch 2.6
     fully_shard = torch.distributed.fsdp.fully_shard
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
     sharded = tiny_model().eval()
@@ -168,7 +170,7 @@ def test_distributed_data_parallel_and_fsdp2() -> None:
 
 def test_a_module_that_shares_storage_between_its_parts() -> None:
     class Residual(nn.Module):
-        """The block's output is changed in place by the next one, as torchvision's ResNets do."""
+        """A residual block whose output a later operation changes in place, as in torchvision's ResNets."""
 
         def __init__(self) -> None:
             super().__init__()

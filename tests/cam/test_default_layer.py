@@ -1,4 +1,4 @@
-"""The layer that was found where none was named: kept for the next pictures, and never for a model that has changed."""
+"""Check that the default layer is cached for later images, and searched for again when the model changes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import gradcam
 from gradcam.errors import GradcamWarning
 from gradcam.targets import ClassTarget
 
-PASSES: list[int] = []  # how many images each had
-HIDDEN = {"deep": True}  # of which nothing in the model tells
+PASSES: list[int] = []  # the batch size of each forward pass
+HIDDEN = {"deep": True}  # global state that no setting of the model reveals
 
 
 class Net(nn.Module):
-    """Its last layer with a grid is `b` where it is deep, and `a` where it is not."""
+    """A network whose last layer with a grid is `b` if `is_deep` returns True, and `a` otherwise."""
 
     def __init__(self, is_deep: Callable[[Any, Tensor], bool] = lambda self, images: self.deep) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class Net(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         PASSES.append(len(images))
-        actual = self.a(self.stem(images).relu()).relu()
+        grid = self.a(self.stem(images).relu()).relu()
         if self._is_deep(self, images):
-            actual = self.b(actual).relu()
-        return self.head(actual.mean((2, 3)))
+            grid = self.b(grid).relu()
+        return self.head(grid.mean((2, 3)))
 
 
 def images(side: int = 16, value: float = 0.0) -> Tensor:
@@ -49,20 +49,20 @@ def make(is_deep: Callable[[Any, Tensor], bool] = lambda self, images: self.deep
 
 def test_the_search_is_paid_for_once_for_each_form_of_pictures() -> None:
     model, passes = make(), []
-    for given, target in ((images(), None), (images(), 3), (images(20), 3), (images(20), [1, 2]), (images(), 3)):
+    for batch, target in ((images(), None), (images(), 3), (images(20), 3), (images(20), [1, 2]), (images(), 3)):
         PASSES.clear()
-        explanation = gradcam.explain(model, given, target=target)
+        explanation = gradcam.explain(model, batch, target=target)
         passes.append(list(PASSES))
-        named = gradcam.explain(model, given, "b", target=target)
+        named_explanation = gradcam.explain(model, batch, "b", target=target)
         assert explanation.layer == "b"
-        assert torch.equal(explanation.maps, named.maps)
-        assert torch.equal(explanation.scores, named.scores)
-    # To search, one image is enough; then the map's own pass, one with the images changed, and each image alone.
+        assert torch.equal(explanation.maps, named_explanation.maps)
+        assert torch.equal(explanation.scores, named_explanation.scores)
+    # The search runs one image; then come the explanation's own pass, a pass with changed images, and each image alone.
     assert passes == [[1, 2, 2, 1, 1], [2], [1, 2, 2, 1, 1], [2], [2]]
 
 
 def test_only_the_forms_of_late_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers_per_size = 3  # the layer, its layout, and whether images depend on one another
+    answers_per_size = 3  # three cached values: the layer, its layout, and whether images depend on one another
     monkeypatch.setattr("gradcam.hooks.facts.MAX_CACHED_VALUES", 8 * answers_per_size)
     model, passes = make(), []
     for side in (*range(16, 25), 24, 16):
@@ -143,27 +143,27 @@ def test_a_picture_that_takes_another_way_is_seen() -> None:
     assert passes[2] == passes[4] == 1, "what was found last is kept in place of what does not fit"
 
 
-@pytest.mark.parametrize("other", [ClassTarget(3, output=1), lambda output: output[1][:, 3]])
-def test_another_output_is_another_question(other: Any) -> None:
+@pytest.mark.parametrize("target", [ClassTarget(3, output=1), lambda output: output[1][:, 3]])
+def test_another_output_is_another_question(target: Any) -> None:
     class Two(Net):
         def forward(self, images: Tensor) -> Any:
-            actual = self.a(self.stem(images).relu()).relu()
-            return self.head(self.b(actual).relu().mean((2, 3))), self.head(actual.mean((2, 3)))
+            grid = self.a(self.stem(images).relu()).relu()
+            return self.head(self.b(grid).relu().mean((2, 3))), self.head(grid.mean((2, 3)))
 
     torch.manual_seed(0)
     model = Two().eval()
     first = ClassTarget(3, output=0)
-    layers = [gradcam.explain(model, images(), target=item).layer for item in (first, other, first, other)]
+    layers = [gradcam.explain(model, images(), target=item).layer for item in (first, target, first, target)]
     assert layers == ["b", "a", "b", "a"]
 
 
 def test_a_model_is_not_kept_alive() -> None:
     model = make()
     gradcam.explain(model, images())
-    gone = weakref.ref(model)
+    reference = weakref.ref(model)
     del model
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_what_is_to_be_known_of_the_layer_is_said_each_time() -> None:
@@ -192,31 +192,31 @@ def test_a_copy_of_a_model_has_its_own() -> None:
 
 
 class Pooled(Net):
-    """Behind its pool there is a grid, or none, by the pool's size: the operations are the same."""
+    """A network whose pool leaves a grid of several cells or of one, depending on its kernel size alone."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool, self.last = nn.MaxPool2d(10), nn.Conv2d(6, 5, 1)
 
     def forward(self, images: Tensor, size: int | None = None) -> Tensor:
-        actual = self.b(self.a(self.stem(images).relu()).relu()).relu()
-        return self.last(self.pool(actual) if size is None else nn.functional.max_pool2d(actual, size)).mean((2, 3))
+        grid = self.b(self.a(self.stem(images).relu()).relu()).relu()
+        return self.last(self.pool(grid) if size is None else nn.functional.max_pool2d(grid, size)).mean((2, 3))
 
 
 def test_settings_of_modules_decide_where_the_last_grid_is() -> None:
     torch.manual_seed(0)
-    model, actual = Pooled().eval(), []
+    model, layers = Pooled().eval(), []
     for size in (10, 2, 10):
         model.pool.kernel_size = model.pool.stride = size
-        actual.append(gradcam.explain(model, images(), target=3).layer)
-    assert actual == ["b", "last", "b"]
+        layers.append(gradcam.explain(model, images(), target=3).layer)
+    assert layers == ["b", "last", "b"]
 
 
 def test_so_does_what_the_model_is_given_beside_the_pictures() -> None:
     torch.manual_seed(0)
     model = Pooled().eval()
-    given = [{"images": images(), "size": size} for size in (10, 2, 10)]
-    assert [gradcam.explain(model, item, target=3).layer for item in given] == ["b", "last", "b"]
+    inputs = [{"images": images(), "size": size} for size in (10, 2, 10)]
+    assert [gradcam.explain(model, item, target=3).layer for item in inputs] == ["b", "last", "b"]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_so_does_what_the_model_is_given_beside_the_pictures() -> None:
     ids=["data", "NumPy", "other memory", "other strides"],
 )
 def test_a_write_that_moves_no_version_is_seen(write: Callable[[Tensor], object]) -> None:
-    """The default layer is looked for again, which takes more passes than one."""
+    """Check by the number of passes, which is higher when the default layer is searched for again."""
     passes: list[int] = []
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
     model.register_forward_pre_hook(lambda module, args: passes.append(1))

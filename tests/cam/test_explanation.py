@@ -1,4 +1,4 @@
-"""explain() and compare(): numbers against captum and a slow loop, every form of target, every kind of model."""
+"""Compare explain() and compare() with captum and a slow loop, for every form of target and kind of model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def images_for(count: int = 2, size: int = 64) -> Tensor:
 
 
 def slow_maps(model: nn.Module, images: Tensor, name: str, classes: list[int]) -> Tensor:
-    """Maps (N,1,h,w) in float64 from autograd on a copy and the paper's loop."""
+    """Return float64 maps (N,1,h,w) by the paper's loop, with autograd on a copy of the model."""
     model, images = model.double(), images.double()
     rows = []
     for image, index in zip(images, classes):
@@ -74,7 +74,7 @@ def test_maps_and_heatmaps_equal_the_slow_loop() -> None:
 
 
 class TestTargets:
-    """Every form of `target` gives what single explanations of the same classes give."""
+    """Check that each form of `target` gives the same maps as one explanation per class."""
 
     model = tiny_model().eval()
 
@@ -324,9 +324,9 @@ class TestPrecision:
 
         images = classifier.batch([gradcam.read_image(photo("koala.webp")), gradcam.read_image(photo("panda.webp"))])
         expected = classifier_maps(classifier.model, images)
-        actual = classifier_maps(copy.deepcopy(classifier.model).to(dtype), images.to(dtype))
-        assert actual.dtype == torch.float32
-        correlation = np.corrcoef(expected.flatten(), actual.flatten())[0, 1]
+        maps = classifier_maps(copy.deepcopy(classifier.model).to(dtype), images.to(dtype))
+        assert maps.dtype == torch.float32
+        correlation = np.corrcoef(expected.flatten(), maps.flatten())[0, 1]
         assert correlation > 0.999
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -407,7 +407,7 @@ class TestModes:
         model = tiny_model().eval().requires_grad_(not frozen)
         expected = slow_maps(tiny_model().eval(), TINY, "3", [1, 1, 1])
         with mode():
-            images = TINY * 1  # an inference tensor in inference mode
+            images = TINY * 1  # in inference mode, this is an inference tensor
             explanation = gradcam.explain(model, images, "3", target=1)
             before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
@@ -478,7 +478,7 @@ def test_maps_that_overflow_float32_are_an_error() -> None:
 
 
 class Troubled(nn.Module):
-    """Draws random numbers, and fails where it is told to."""
+    """A model that draws random numbers and raises the given exception."""
 
     def __init__(self, failure: type[BaseException] | None = None) -> None:
         super().__init__()
@@ -496,7 +496,7 @@ class TestNoTrace:
     @pytest.mark.parametrize("failure", [None, ValueError, KeyboardInterrupt, IndexError])
     def test_on_the_model(self, failure: type[BaseException] | None) -> None:
         model = Troubled(failure).train().to(memory_format=torch.channels_last)
-        model.body[1].eval()  # flags that differ from module to module
+        model.body[1].eval()  # now the training flags differ between modules
         model.body[0].weight.requires_grad_(False)
         model.body[8].weight.grad = torch.ones_like(model.body[8].weight)
         before = traces(model)
@@ -577,8 +577,9 @@ class TestThreads:
         first = threading.Thread(target=lambda: gradcam.explain(model, TINY, "3"), name="first")
         first.start()
         assert first_is_in.wait(10)
-        gradcam.explain(model, TINY, "3")  # saves what the first has set, unless flags are counted
-        assert not any(module.training for module in model.modules())  # the first still needs that
+        # Without counting, this call would restore the training flags that the first call has set.
+        gradcam.explain(model, TINY, "3")
+        assert not any(module.training for module in model.modules())  # the first call still needs evaluation mode
         second_is_done.set()
         first.join()
         assert_same(before, traces(model))
@@ -827,7 +828,7 @@ def test_many_classes_cost_one_forward_pass_and_nothing_runs_before_the_layer_in
     passes, backward = [], []
     model[0].register_forward_hook(lambda module, args, output: passes.append(output.requires_grad))
     model[0].weight.register_hook(lambda gradient: backward.append(gradient))
-    for count in (1 + len(TINY), 1):  # the first time, each image is run alone, too
+    for count in (1 + len(TINY), 1):  # the first call also runs each image alone
         passes.clear()
         gradcam.explain(model, TINY, "3", target=[[0, 1, 2, 3, 4]] * 3)
         assert passes == [False] * count
@@ -836,7 +837,8 @@ def test_many_classes_cost_one_forward_pass_and_nothing_runs_before_the_layer_in
 
 @pytest.mark.cuda
 def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which is on by default, and rounds to ten bits
+    # TF32 is on by default and rounds to ten bits of mantissa.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     images = classifier.batch([gradcam.read_image(photo(name)) for name in ("koala.webp", "panda.webp")])
     expected = gradcam.explain(classifier.model, images, "layer4", target=[[105, 388]] * 2)
     on_cuda = gradcam.load_classifier(device="cuda")
@@ -859,14 +861,14 @@ def test_the_random_state_of_the_gpu_is_left_alone() -> None:
 
     model, before = Noisy().cuda(), torch.cuda.get_rng_state()
     model(TINY.cuda())
-    assert not torch.equal(torch.cuda.get_rng_state(), before)  # it does draw there
+    assert not torch.equal(torch.cuda.get_rng_state(), before)  # the model does draw from the CUDA generator
     before = torch.cuda.get_rng_state()
     gradcam.explain(model, TINY.cuda(), "inner.3")
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 def test_compare_equals_explain_behind_an_in_place_layer() -> None:
-    """The input of the in-place layer is used under its old name as well, and is recorded further up."""
+    """Use the input of the in-place layer elsewhere as well, and record it at an earlier layer."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -911,7 +913,7 @@ def test_one_image_is_enough_to_find_the_layer() -> None:
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
     gradcam.explain(model, TINY, target=1)
     assert sizes[:2] == [1, 3]
-    assert sizes[-3:] == [1] * 3  # each image alone, after the places of the layer were measured
+    assert sizes[-3:] == [1] * 3  # each image alone, after the cells of the layer were located
     sizes.clear()
     gradcam.explain(model, TINY, target=1)
     assert sizes == [3]
@@ -972,7 +974,7 @@ def test_twenty_classes_share_one_backward_pass() -> None:
     for _ in range(2):
         explanation = gradcam.explain(model, TINY, "body", target=[list(range(20))] * 3)
         assert explanation.maps.shape[1] == 20
-        assert len(passes) == 1 + 2  # two check that images do not depend on one another
+        assert len(passes) == 1 + 2  # two passes check whether images depend on one another
         passes.clear()
 
 
@@ -1036,7 +1038,7 @@ def test_a_model_that_changes_its_images_in_place_leaves_no_graph_on_the_callers
 
 
 def with_output(change: Callable[[Tensor], Any]) -> nn.Module:
-    """A model whose logits come in something else."""
+    """Return a model whose logits are wrapped by `change`."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -1110,7 +1112,7 @@ def test_several_inputs_of_any_kind_beside_the_pictures() -> None:
 
 
 class VolumeTransformer(nn.Module):
-    """Patches of a volume, a class token before them."""
+    """A transformer over patches of a volume, with a class token first."""
 
     def __init__(self, patch: tuple[int, int, int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pictures that layers see on a part of a canvas: lists of several sizes, resized and padded inside the model or before."""
+"""Explain images that fill a part of a canvas: lists of several sizes, resized or padded inside the model or before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VIEWS = ["none", "flip"]
 
 
 class Listed(nn.Module):
-    """Takes pictures of any sizes, and puts each into the upper left corner of one canvas."""
+    """A model that pads a list of images of different sizes to one canvas, each in its top-left corner."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,13 +57,13 @@ def test_of_pictures_of_one_size_all_is_seen() -> None:
 
 @pytest.mark.parametrize("augmentation", VIEWS)
 def test_each_picture_has_a_map_of_itself(augmentation: str) -> None:
-    """Of one place on the canvas, which lies in the first picture, and behind the edge of the second."""
+    """Explain a canvas position that is inside the first image and outside the second."""
     pictures = make((8, 10), (8, 5))
     explanation = gradcam.explain(
         Listed(), pictures, "features", method="hirescam", target=at(3, 2), evidence="signed", augmentation=augmentation
     )
     assert [tuple(heatmap.shape) for heatmap in explanation.heatmaps] == [(1, 8, 10), (1, 8, 5)]
-    # A mirrored picture shows its own right edge there: in columns 9 - 2 and 4 - 2.
+    # In a mirrored image, canvas column 2 is column 9 - 2 or 4 - 2.
     expected = {"none": ([2], [2]), "flip": ([2, 7], [2])}[augmentation]
     for heatmap, columns in zip(explanation.heatmaps, expected):
         places = (heatmap[0].abs() > 0.05).nonzero().tolist()
@@ -86,12 +86,12 @@ def two_scores(output: Any) -> Tensor:
 @pytest.mark.parametrize("kind", ["fasterrcnn", "fcos", "ssdlite"])
 @pytest.mark.parametrize("augmentation", VIEWS)
 def test_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
-    """The mean of raw maps over each view's own part of the canvas, put upright: by hand."""
+    """Compare with a slow mean of raw maps, each cropped to its view's part of the canvas and mirrored back."""
     model, pictures = make_detector(kind), make_pictures()
-    shown = pictures if augmentation == "none" else [*pictures, *(picture.flip(-1) for picture in pictures)]
-    output, seen = run(model, shown)
-    images, _ = seen.outputs["transform"]
-    canvas, sizes, levels = images.tensors.shape[2:], images.image_sizes, list(seen.levels.values())
+    inputs = pictures if augmentation == "none" else [*pictures, *(picture.flip(-1) for picture in pictures)]
+    output, record = run(model, inputs)
+    images, _ = record.outputs["transform"]
+    canvas, sizes, levels = images.tensors.shape[2:], images.image_sizes, list(record.levels.values())
     explanation = gradcam.explain(
         model,
         pictures,
@@ -105,7 +105,7 @@ def test_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
         for k in (0, 1):
             views = [
                 [None if g is None else (g * a)[n].sum(0).detach().numpy() for g, a in zip(gradients, levels)]
-                for n in range(i, len(shown), len(pictures))
+                for n in range(i, len(inputs), len(pictures))
                 for gradients in [
                     torch.autograd.grad(two_scores(output)[n, k], levels, retain_graph=True, allow_unused=True)
                 ]
@@ -128,7 +128,7 @@ def cells(grid: Any, canvas: Any, sizes: Any) -> list[int]:
 
 
 def upright_part(raw: np.ndarray, view: int, size: Any, canvas: Any, sizes: Any) -> np.ndarray:
-    """A raw map over the canvas as one of either sign over one picture; the second view is mirrored."""
+    """Crop a raw map of either sign from the canvas to one image; mirror it back for the second view."""
     positive, negative = (lay(sign * raw, size, canvas, sizes, raw.shape) for sign in (1, -1))
     part = positive - negative
     return part[:, ::-1] if view else part
@@ -163,15 +163,17 @@ class Pixels(nn.Module):
 
 def letterboxed(window: tuple[int, int, int, int]) -> Batch:
     pictures = torch.zeros(1, 1, 12, 16, dtype=torch.float64)
-    top, left, height, width = window
-    pictures[:, :, top : top + height, left : left + width] = 1.0
+    top, first_column, height, width = window
+    pictures[:, :, top : top + height, first_column : first_column + width] = 1.0
     return replace(to_batch(pictures), windows=(window,))
 
 
 @pytest.mark.parametrize("augmentation", VIEWS)
 def test_pictures_that_came_in_a_window(augmentation: str) -> None:
-    """A place of the canvas is found where it lies in the picture. In a mirrored canvas the picture begins at column 4:
-    column 5 is its second one from the right."""
+    """Explain a canvas position of a letterboxed image, mirrored or not.
+
+    The mirrored image begins at canvas column 4, so canvas column 5 is its second-to-last column.
+    """
     explanation = gradcam.explain(
         Pixels(),
         letterboxed((2, 2, 8, 10)),

@@ -18,7 +18,7 @@ def explain(layer: str, **options: Any) -> gradcam.Explanation:
 
 
 def divided(values: Tensor) -> Tensor:
-    """Each map by its own largest value, one at a time."""
+    """Divide each map by its own largest magnitude, in a loop."""
     result = values.clone()
     for image in range(values.shape[0]):
         for k in range(values.shape[1]):
@@ -28,13 +28,13 @@ def divided(values: Tensor) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("how", ["mean", "max"])
+@pytest.mark.parametrize("reduction", ["mean", "max"])
 @pytest.mark.parametrize("evidence", ["positive", "negative", "signed"])
-def test_each_heatmap_has_its_own_maximum_first(how: str, evidence: str) -> None:
-    actual = [explain(layer, target=[[0, 3]] * 3, evidence=evidence) for layer in ("0", "3")]
-    one, other = (item.heatmaps for item in actual)
-    expected = (one + other) / 2 if how == "mean" else torch.where(one.abs() >= other.abs(), one, other)
-    fused = gradcam.fuse(actual, how)
+def test_each_heatmap_has_its_own_maximum_first(reduction: str, evidence: str) -> None:
+    explanations = [explain(layer, target=[[0, 3]] * 3, evidence=evidence) for layer in ("0", "3")]
+    first, second = (item.heatmaps for item in explanations)
+    expected = (first + second) / 2 if reduction == "mean" else torch.where(first.abs() >= second.abs(), first, second)
+    fused = gradcam.fuse(explanations, reduction)
     torch.testing.assert_close(fused.maps, expected)
     torch.testing.assert_close(fused.heatmaps, divided(expected))
     assert (fused.layer, fused.method, fused.evidence) == ("0+3", "gradcam", evidence)
@@ -76,7 +76,7 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
 
 
 @pytest.mark.parametrize(
-    ("given", "how", "message"),
+    ("make", "reduction", "message"),
     [
         (list, "mean", "expected a non-empty list"),
         (dict, "mean", "expected a non-empty list"),
@@ -97,6 +97,6 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
         ),
     ],
 )
-def test_what_cannot_be_fused(given: Callable[[], Any], how: str, message: str) -> None:
+def test_what_cannot_be_fused(make: Callable[[], Any], reduction: str, message: str) -> None:
     with pytest.raises(GradcamError, match=message):
-        gradcam.fuse(given(), how)
+        gradcam.fuse(make(), reduction)

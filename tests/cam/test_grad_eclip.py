@@ -1,4 +1,4 @@
-"""Grad-ECLIP against loops over queries, patches, heads and channels, on what attentions compute in the open."""
+"""Compare Grad-ECLIP with loops over queries, patches, heads and channels, on separately computed attention."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from tests.cam.test_attention import (
 )
 from tests.helpers import assert_same, traces
 
-FEW, MANY = [[0, 3], [4, 1]], [[0, 1, 2, 3, 4]] * 2  # classes; many share a backward pass where one token is read
+# With all classes, copies of the class token share one backward pass.
+TWO_CLASSES, ALL_CLASSES = [[0, 3], [4, 1]], [[0, 1, 2, 3, 4]] * 2
 
 
 class Attention(NamedTuple):
-    """With its graph: queries (N,heads,Q,d), keys and values (N,heads,T,d), and what it gave (N,heads,Q,d)."""
+    """One attention with its graph: queries (N,heads,Q,d), keys and values (N,heads,T,d), and output (N,heads,Q,d)."""
 
     query: Tensor
     key: Tensor
@@ -49,7 +50,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | No
 
 
 def look(run: Callable[[], Tensor]) -> tuple[list[Attention], Tensor]:
-    """All fused attentions while something runs, computed in the open, and what it gave."""
+    """Run a function with plain code in place of fused attention; return all its attentions, and the result."""
     results: list[Attention] = []
 
     def open_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -65,7 +66,7 @@ def look(run: Callable[[], Tensor]) -> tuple[list[Attention], Tensor]:
 
 
 def eclip(query: Array, key: Array, value: Array, slopes: Array, prefix: int) -> Array:
-    """Zhao et al., 2024, of one image and one class: arrays (heads,tokens,channels) to a map (P,)."""
+    """Return the map (P,) of one image and class by Zhao et al., 2024, from arrays (heads,tokens,channels)."""
     heads, queries, channels = query.shape
     heat = np.zeros(key.shape[1] - prefix)
     for q in range(queries):
@@ -90,24 +91,24 @@ def eclip(query: Array, key: Array, value: Array, slopes: Array, prefix: int) ->
 def maps(
     attention: Attention, scores: Tensor, classes: Sequence[Sequence[int]], prefix: int, grid: tuple[int, int]
 ) -> Tensor:
-    """(N,K,h,w) for classes (N,K) of scores (N,C)."""
+    """Return maps (N,K,h,w) for classes (N,K) of scores (N,C)."""
     rows = []
-    for image, wanted in enumerate(classes):
-        for index in wanted:
+    for image, indices in enumerate(classes):
+        for index in indices:
             (slopes,) = torch.autograd.grad(scores[image, index], attention.output, retain_graph=True)
             parts = [item[image].detach().numpy() for item in (attention.query, attention.key, attention.value, slopes)]
             rows.append(torch.from_numpy(eclip(*parts, prefix).reshape(grid)))
     return torch.stack(rows).unflatten(0, (len(classes), -1))
 
 
-def assert_maps(found: Tensor, expected: Tensor) -> None:
+def assert_maps(heatmaps: Tensor, expected: Tensor) -> None:
     peak = expected.max().item()
     assert (expected > 0).sum() > 2
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-7 * peak)
+    torch.testing.assert_close(heatmaps.double(), expected, rtol=1e-6, atol=1e-7 * peak)
 
 
 def open_block(block: Block, tokens: Tensor) -> tuple[Attention, Tensor]:
-    """One block of `OpenViT`, from its weights."""
+    """Recompute one block of `OpenViT` from its weights."""
     query, key, value = block.qkv(block.norm(tokens)).unflatten(-1, (3, block.heads, -1)).permute(2, 0, 3, 1, 4)
     output = attend(query, key, value)
     tokens = tokens + block.out(output.transpose(1, 2).flatten(2))
@@ -123,8 +124,8 @@ def look_into(model: OpenViT) -> tuple[Attention, Tensor]:
 
 
 def look_at_last(model: Any, images: Tensor) -> tuple[Attention, Tensor]:
-    actual, output = look(lambda: model(images))
-    return actual[-1], output if isinstance(output, Tensor) else output.logits
+    attentions, output = look(lambda: model(images))
+    return attentions[-1], output if isinstance(output, Tensor) else output.logits
 
 
 def first_vit(block: type[TokensFirst]) -> FirstViT:
@@ -132,7 +133,7 @@ def first_vit(block: type[TokensFirst]) -> FirstViT:
 
 
 def look_into_first(model: Any) -> tuple[Attention, Tensor]:
-    """Of PyTorch's own attention, from its weights."""
+    """Recompute the last `nn.MultiheadAttention` of a tokens-first model from its weights."""
     tokens, attention = model.embed(IMAGES), None
     for block in model.blocks:
         inner = block.attention
@@ -151,7 +152,7 @@ def opened(model: OpenViT, prefix: int) -> Opened:
     return model, IMAGES, *look_into(model), prefix, (2, 3)
 
 
-def seen(model: nn.Module, twin: nn.Module, images: Tensor, prefix: int, grid: tuple[int, int]) -> Opened:
+def make_case(model: nn.Module, twin: nn.Module, images: Tensor, prefix: int, grid: tuple[int, int]) -> Opened:
     return model, images, *look_at_last(twin, images), prefix, grid
 
 
@@ -164,27 +165,27 @@ MODELS: dict[str, Callable[[], Opened]] = {
     "one block": lambda: opened(OpenViT("class", 1, 1), 1),
     "tokens first": lambda: (first_vit(TokensFirst), IMAGES, *look_into_first(first_vit(TokensFirst)), 1, (2, 3)),
     "with weights": lambda: (first_vit(WithWeights), IMAGES, *look_into_first(first_vit(WithWeights)), 1, (2, 3)),
-    "torchvision": lambda: seen(torchvision_vit(), torchvision_vit(), SQUARE, 1, (4, 4)),
-    "transformers, eager": lambda: seen(hugging_face_vit("eager"), hugging_face_vit("sdpa"), SQUARE, 1, (4, 4)),
-    "transformers, fused": lambda: seen(hugging_face_vit("sdpa"), hugging_face_vit("sdpa"), SQUARE, 1, (4, 4)),
-    "timm, plain": lambda: seen(timm_vit(False), timm_vit(True), IMAGES, 1, (2, 3)),
-    "timm, fused": lambda: seen(timm_vit(True), timm_vit(True), IMAGES, 1, (2, 3)),
-    "timm, registers": lambda: seen_timm(5, reg_tokens=4),
-    "timm, mean": lambda: seen_timm(1, global_pool="avg"),
-    "timm, pooling by attention": lambda: seen_timm(0, global_pool="map", class_token=False),
+    "torchvision": lambda: make_case(torchvision_vit(), torchvision_vit(), SQUARE, 1, (4, 4)),
+    "transformers, eager": lambda: make_case(hugging_face_vit("eager"), hugging_face_vit("sdpa"), SQUARE, 1, (4, 4)),
+    "transformers, fused": lambda: make_case(hugging_face_vit("sdpa"), hugging_face_vit("sdpa"), SQUARE, 1, (4, 4)),
+    "timm, plain": lambda: make_case(timm_vit(False), timm_vit(True), IMAGES, 1, (2, 3)),
+    "timm, fused": lambda: make_case(timm_vit(True), timm_vit(True), IMAGES, 1, (2, 3)),
+    "timm, registers": lambda: make_timm_case(5, reg_tokens=4),
+    "timm, mean": lambda: make_timm_case(1, global_pool="avg"),
+    "timm, pooling by attention": lambda: make_timm_case(0, global_pool="map", class_token=False),
 }
 
 
-def seen_timm(prefix: int, **options: Any) -> Opened:
-    return seen(timm_vit(True, **options), timm_vit(True, **options), IMAGES, prefix, (2, 3))
+def make_timm_case(prefix: int, **options: Any) -> Opened:
+    return make_case(timm_vit(True, **options), timm_vit(True, **options), IMAGES, prefix, (2, 3))
 
 
-@pytest.mark.parametrize("classes", [FEW, MANY])
+@pytest.mark.parametrize("classes", [TWO_CLASSES, ALL_CLASSES])
 @pytest.mark.parametrize("kind", MODELS)
 def test_grad_eclip_equals_the_loops(kind: str, classes: Sequence[Sequence[int]]) -> None:
     model, images, attention, scores, prefix, grid = MODELS[kind]()
     expected = maps(attention, scores, classes, prefix, grid)
-    for _ in range(2):  # the first time another pass finds the last attention
+    for _ in range(2):  # in the first run, an additional pass finds the last attention
         explanation = gradcam.explain(model, images, method="grad-eclip", target=classes)
         assert_maps(explanation.maps, expected)
     assert (explanation.layer, explanation.method) == ("attention", "grad-eclip")
@@ -192,8 +193,8 @@ def test_grad_eclip_equals_the_loops(kind: str, classes: Sequence[Sequence[int]]
 
 
 def test_pooling_by_attention_asks_the_probe() -> None:
-    (attention, *_), _ = look(lambda: seen_timm(0, global_pool="map", class_token=False)[0](IMAGES))
-    assert attention.query.shape[2] == 6  # of the blocks; the last one, which is explained, is the pooling's
+    (attention, *_), _ = look(lambda: make_timm_case(0, global_pool="map", class_token=False)[0](IMAGES))
+    assert attention.query.shape[2] == 6  # these are the blocks; the explained attention is that of the pooling
     last, _ = look_at_last(timm_vit(True, global_pool="map", class_token=False), IMAGES)
     assert (last.query.shape[2], last.key.shape[2]) == (1, 6)
 
@@ -206,12 +207,12 @@ def test_pooling_without_a_module_of_its_own() -> None:
                 F.scaled_dot_product_attention(query, tokens[:, None], self.norm(tokens)[:, None])[:, 0, 0]
             )
 
-    actual, scores = look(lambda: Pooled()(IMAGES))
-    explained = gradcam.explain(Pooled(), IMAGES, method="grad-eclip", target=MANY)
-    assert_maps(explained.maps, maps(actual[-1], scores, MANY, 1, (2, 3)))
+    attentions, scores = look(lambda: Pooled()(IMAGES))
+    explained = gradcam.explain(Pooled(), IMAGES, method="grad-eclip", target=ALL_CLASSES)
+    assert_maps(explained.maps, maps(attentions[-1], scores, ALL_CLASSES, 1, (2, 3)))
 
 
-# By hand
+# Worked by hand
 
 
 def test_equal_keys_are_all_attended_to() -> None:
@@ -223,14 +224,14 @@ def test_equal_keys_are_all_attended_to() -> None:
             ).flatten(2)
 
     model = OpenViT(block=Alike)
-    actual, scores = look(lambda: model(IMAGES))
-    (slopes,) = torch.autograd.grad(scores[:, 1].sum(), actual[-1].output)
-    worth = torch.einsum("nhc,nhic->ni", slopes[:, :, 0], actual[-1].value[:, :, 1:])
+    attentions, scores = look(lambda: model(IMAGES))
+    (slopes,) = torch.autograd.grad(scores[:, 1].sum(), attentions[-1].output)
+    worth = torch.einsum("nhc,nhic->ni", slopes[:, :, 0], attentions[-1].value[:, :, 1:])
     explained = gradcam.explain(model, IMAGES, method="grad-eclip", target=1).maps
     assert_maps(explained, worth.relu().detach().reshape(2, 1, 2, 3))
 
 
-# What it costs
+# Number of passes
 
 
 def count_runs(module: nn.Module) -> list[int]:
@@ -243,26 +244,30 @@ def test_the_first_explanation_takes_two_passes_more() -> None:
     model = OpenViT()
     fronts, lasts = count_runs(model.patches), count_runs(model.blocks[-1])
     calls: list[tuple[int, int]] = []
-    for classes, passes, blocks in ((FEW, 3, 3), (FEW, 1, 1), (MANY, 1, 2), (MANY, 1, 2)):
+    for classes, passes, blocks in ((TWO_CLASSES, 3, 3), (TWO_CLASSES, 1, 1), (ALL_CLASSES, 1, 2), (ALL_CLASSES, 1, 2)):
         fronts.clear()
         lasts.clear()
         calls.clear()
-        gradcam.explain(model, IMAGES, method="grad-eclip", target=classes, progress=lambda *done: calls.append(done))
-        assert (len(fronts), len(lasts)) == (passes, blocks)  # of many classes, the last block sees copies of one token
+        gradcam.explain(
+            model, IMAGES, method="grad-eclip", target=classes, progress=lambda *progress: calls.append(progress)
+        )
+        # With many classes, the last block runs again on copies of one token.
+        assert (len(fronts), len(lasts)) == (passes, blocks)
         assert calls == [(1, 1)]
 
 
 def test_many_classes_share_one_backward_pass_over_one_token() -> None:
     model = OpenViT()
-    gradcam.explain(model, IMAGES, method="grad-eclip", target=FEW)
+    gradcam.explain(model, IMAGES, method="grad-eclip", target=TWO_CLASSES)
     rows: list[int] = []
-    model.blocks[-1].mlp[1].register_forward_hook(lambda *found: rows.append(found[2].shape[1]))
-    gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY)
-    assert rows == [7, 7, 5]  # of the pass, of the tokens' order, which the new hook might change, and of the copies
+    model.blocks[-1].mlp[1].register_forward_hook(lambda *call: rows.append(call[2].shape[1]))
+    gradcam.explain(model, IMAGES, method="grad-eclip", target=ALL_CLASSES)
+    # The pass itself, the check of the token order (the new hook may have changed it), and the copies.
+    assert rows == [7, 7, 5]
 
 
 class Rotated(Block):
-    """Which knows the places of seven tokens, and takes no other number of them."""
+    """A block that accepts exactly seven tokens, because its parameters depend on the position."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return super().forward(tokens * torch.linspace(0.9, 0.9, 7, dtype=tokens.dtype)[:, None]) + 0.1
@@ -272,14 +277,14 @@ def test_a_block_for_a_fixed_number_of_tokens() -> None:
     model = OpenViT(block=Rotated)
     twin = [gradcam.explain(model, IMAGES, method="grad-eclip", target=[[k]] * 2).maps for k in range(5)]
     rows: list[int] = []
-    model.blocks[-1].mlp[1].register_forward_hook(lambda *found: rows.append(found[2].shape[1]))
-    found = gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY).maps
+    model.blocks[-1].mlp[1].register_forward_hook(lambda *call: rows.append(call[2].shape[1]))
+    call = gradcam.explain(model, IMAGES, method="grad-eclip", target=ALL_CLASSES).maps
     assert rows == [7, 7, 7]
-    torch.testing.assert_close(found, torch.cat(twin, 1), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(call, torch.cat(twin, 1), rtol=1e-6, atol=1e-9)
 
 
 class Mixing(Block):
-    """In which each token gets something of the mean of all, behind the attention."""
+    """A block that mixes tokens after the attention: it adds the mean of all tokens to each."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = super().forward(tokens)
@@ -290,7 +295,7 @@ class Mixing(Block):
 def test_blocks_whose_tokens_are_not_by_themselves(block: type[Block]) -> None:
     model = OpenViT(block=block)
     one_by_one = [gradcam.explain(model, IMAGES, method="grad-eclip", target=[[k]] * 2).maps for k in range(5)]
-    together = gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY).maps
+    together = gradcam.explain(model, IMAGES, method="grad-eclip", target=ALL_CLASSES).maps
     torch.testing.assert_close(together, torch.cat(one_by_one, 1), rtol=1e-6, atol=1e-9)
 
 
@@ -301,33 +306,33 @@ def test_mixing_behind_the_attention_is_followed() -> None:
         attention, tokens = open_block(block, tokens)
         tokens = tokens + 0.5 * tokens.mean(1, keepdim=True).tanh()
     assert attention is not None
-    expected = maps(attention, model.head(tokens), MANY, 1, (2, 3))
-    assert_maps(gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY).maps, expected)
+    expected = maps(attention, model.head(tokens), ALL_CLASSES, 1, (2, 3))
+    assert_maps(gradcam.explain(model, IMAGES, method="grad-eclip", target=ALL_CLASSES).maps, expected)
 
 
-# What is known of a model
+# Cached facts about a model
 
 
 def test_a_block_that_is_put_behind_the_last_one() -> None:
     model = OpenViT()
-    gradcam.explain(model, IMAGES, method="grad-eclip", target=FEW)
+    gradcam.explain(model, IMAGES, method="grad-eclip", target=TWO_CLASSES)
     model.blocks.append(copy.deepcopy(model.blocks[0]))
-    expected = maps(*look_into(model), MANY, 1, (2, 3))
+    expected = maps(*look_into(model), ALL_CLASSES, 1, (2, 3))
     for _ in range(2):
-        assert_maps(gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY).maps, expected)
+        assert_maps(gradcam.explain(model, IMAGES, method="grad-eclip", target=ALL_CLASSES).maps, expected)
 
 
 def test_beside_layers_and_other_methods_in_one_comparison() -> None:
     model = OpenViT()
-    expected = maps(*look_into(model), MANY, 1, (2, 3))
+    expected = maps(*look_into(model), ALL_CLASSES, 1, (2, 3))
     methods = ["gradcam", "eigencam", "legrad", "grad-eclip"]
     for _ in range(2):
-        explanations = gradcam.compare(model, IMAGES, layers=["blocks.1"], methods=methods, target=MANY)
+        explanations = gradcam.compare(model, IMAGES, layers=["blocks.1"], methods=methods, target=ALL_CLASSES)
         assert_maps(explanations["attention", "grad-eclip"].maps, expected)
-        alone = gradcam.explain(model, IMAGES, "blocks.1", target=MANY)
+        alone = gradcam.explain(model, IMAGES, "blocks.1", target=ALL_CLASSES)
         torch.testing.assert_close(explanations["blocks.1", "gradcam"].maps, alone.maps, rtol=1e-5, atol=1e-9)
     of_activations = gradcam.compare(
-        model, IMAGES, layers=["blocks.2"], methods=["eigencam", "grad-eclip"], target=MANY
+        model, IMAGES, layers=["blocks.2"], methods=["eigencam", "grad-eclip"], target=ALL_CLASSES
     )
     assert_maps(of_activations["attention", "grad-eclip"].maps, expected)
 
@@ -336,27 +341,27 @@ def test_beside_layers_and_other_methods_in_one_comparison() -> None:
 @pytest.mark.parametrize("form", [checkpoint_blocks, checkpoint_within_blocks, checkpoint_attentions])
 def test_checkpoints(form: Callable[[Any], None], frozen: bool) -> None:
     model = timm_vit(True).requires_grad_(not frozen)
-    expected = gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY).maps
+    expected = gradcam.explain(model, IMAGES, method="grad-eclip", target=ALL_CLASSES).maps
     form(model)
     before = traces(model)
-    for classes in (MANY, [[0], [0]], MANY):
-        actual = gradcam.explain(model, IMAGES, method="grad-eclip", target=classes).maps
-        torch.testing.assert_close(actual, expected[:, : len(classes[0])], rtol=1e-6, atol=1e-9)
+    for classes in (ALL_CLASSES, [[0], [0]], ALL_CLASSES):
+        maps_of_classes = gradcam.explain(model, IMAGES, method="grad-eclip", target=classes).maps
+        torch.testing.assert_close(maps_of_classes, expected[:, : len(classes[0])], rtol=1e-6, atol=1e-9)
     assert_same(before, traces(model))
     assert expected.any()
 
 
 def test_many_classes_in_half_precision() -> None:
     model = torchvision_vit().float()
-    full = gradcam.explain(model, SQUARE.float(), method="grad-eclip", target=MANY).maps
+    full = gradcam.explain(model, SQUARE.float(), method="grad-eclip", target=ALL_CLASSES).maps
     for dtype in (torch.bfloat16, torch.float16):
         twin = copy.deepcopy(model).to(dtype)
-        half = gradcam.explain(twin, SQUARE.to(dtype), method="grad-eclip", target=MANY).maps
+        half = gradcam.explain(twin, SQUARE.to(dtype), method="grad-eclip", target=ALL_CLASSES).maps
         assert torch.corrcoef(torch.stack([full.flatten(), half.flatten()]))[0, 1] > 0.99
 
 
 class BySums(Block):
-    """An attention whose products are no products of matrices."""
+    """Attention whose products are sums, not matrix products, so that its queries and keys are not found."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         query, key, value = self.qkv(self.norm(tokens)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

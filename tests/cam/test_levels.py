@@ -1,4 +1,4 @@
-"""Layers that give several tensors or run several times, levels that are added, and images that nothing reaches."""
+"""Explain layers with several tensors or several runs, levels that are added, and images without gradient."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def segmenter() -> nn.Module:
 @pytest.mark.parametrize("method", ["gradcam", "eigencam", "shapleycam", "fasterscorecam"])
 @pytest.mark.parametrize("layer", ["backbone", "backbone:out"])
 def test_of_a_dict_it_is_the_tensor_that_the_score_depends_on(segmenter: nn.Module, layer: str, method: str) -> None:
-    """The backbone gives what its layer3 and its layer4 gave, the former first and for another head."""
+    """Explain the tensor that the score depends on, although the backbone's dict lists the auxiliary one first."""
     images = IMAGES[:1]
     expected = gradcam.explain(segmenter, images, "backbone.layer4", method=method, target=of_class)
     explanation = gradcam.explain(segmenter, images, layer, method=method, target=of_class)
@@ -44,7 +44,7 @@ def test_of_a_dict_it_is_the_tensor_that_the_score_depends_on(segmenter: nn.Modu
 
 
 def test_it_is_listed_as_a_layer_with_a_map(segmenter: nn.Module) -> None:
-    """The list's score is the model's first output, which is "out"."""
+    """Check the listed row, for which the score is the model's first output, "out"."""
     row = {row.name: row for row in gradcam.list_layers(segmenter, IMAGES)}["backbone"]
     assert row.cam
     assert row.shape == (2, 2048, 8, 8)
@@ -62,7 +62,7 @@ def test_the_other_key_is_told_the_truth(segmenter: nn.Module) -> None:
 
 
 class Pyramid(nn.Module):
-    """Three levels, of which a class is read where it is strongest, as a detector does."""
+    """A model with three levels that takes the maximum over levels as the score of a class, as a detector does."""
 
     def __init__(self, *, with_input: bool = False) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class Pyramid(nn.Module):
         self.scales = [1.0, 1.0, 1.0]
 
     def read(self, levels: list[Tensor]) -> list[Tensor]:
-        actual = [self.head(level).flatten(2).amax(2) for level in levels]
-        return [scale * (item + 10) for scale, item in zip(self.scales, actual)]
+        maxima = [self.head(level).flatten(2).amax(2) for level in levels]
+        return [scale * (item + 10) for scale, item in zip(self.scales, maxima)]
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack(self.read(self.levels(x)[-3:])).amax(0)
@@ -86,22 +86,22 @@ class Levels(nn.Module):
         self.with_input = with_input
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        actual = [x] if self.with_input else []
+        levels = [x] if self.with_input else []
         for stage in self.stages:
             x = stage(x).relu()
-            actual.append(x)
-        return actual
+            levels.append(x)
+        return levels
 
 
 def read_level(model: nn.Module, image: Tensor) -> int:
-    """Which level the score of class 1 is read from."""
+    """Return the index of the level that has the highest score of class 1."""
     with torch.no_grad():
         return int(torch.stack(model.read(model.levels(image)[-3:]))[:, 0, 1].argmax())
 
 
 @pytest.fixture(params=[False, True], ids=["levels", "input and levels"])
 def pyramid(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
-    """A model, and two images whose class 1 is read from different levels."""
+    """Return a model, and two images whose score of class 1 comes from different levels."""
     torch.manual_seed(0)
     model = Pyramid(with_input=request.param).double().eval()
     generator = torch.Generator().manual_seed(2)
@@ -109,14 +109,14 @@ def pyramid(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
     with torch.no_grad():
         usual = torch.stack([torch.stack(model.read(model.levels(image)[-3:]))[:, 0, 1] for image in images]).mean(0)
     model.scales = (1 / usual).tolist()
-    actual = {read_level(model, image): image for image in images}
-    assert len(actual) >= 2, actual.keys()
-    first, second, *_ = sorted(actual)
-    return model, torch.cat([actual[first], actual[second]])
+    image_of_level = {read_level(model, image): image for image in images}
+    assert len(image_of_level) >= 2, image_of_level.keys()
+    first, second, *_ = sorted(image_of_level)
+    return model, torch.cat([image_of_level[first], image_of_level[second]])
 
 
 def by_plain_autograd(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
-    """Grad-CAM of class 1, by level and image, each alone."""
+    """Return Grad-CAM of class 1 by level and image, each image alone, by plain autograd."""
     maps: list[list[Tensor]] = [[], [], []]
     for image in images.split(1):
         with torch.no_grad():
@@ -124,8 +124,8 @@ def by_plain_autograd(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
         levels = [level.detach().requires_grad_() for level in before[-3:]]
         score = torch.stack(model.read(levels))[:, 0, 1].amax()
         gradients = torch.autograd.grad(score, levels)
-        for actual, level, gradient in zip(maps, levels, gradients):
-            actual.append(oracles.gradcam_map(level[0].detach(), gradient[0]))
+        for maps_of_level, level, gradient in zip(maps, levels, gradients):
+            maps_of_level.append(oracles.gradcam_map(level[0].detach(), gradient[0]))
     return maps
 
 
@@ -136,7 +136,7 @@ def added(maps: list[list[Tensor]], image: int) -> Tensor:
 
 
 def shallow(model: nn.Module) -> int:
-    """The index of the first level in what the layer gives."""
+    """Return the index of the first level among the layer's output tensors."""
     return int(model.levels.with_input)
 
 
@@ -179,7 +179,8 @@ def test_a_pyramid_beside_one_of_its_levels(pyramid: tuple[nn.Module, Tensor], m
         explanations["levels", method].maps, gradcam.explain(model, images[:1], "levels", method=method, target=1).maps
     )
     joined = gradcam.explain(model, images, layers=["levels", level], join="sum", method=method, target=1)
-    assert torch.equal(joined.maps, alone.maps)  # where each level counts once
+    # The layer's output contains the level again, but each level counts once.
+    assert torch.equal(joined.maps, alone.maps)
 
 
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
@@ -213,7 +214,7 @@ def test_one_blind_layer_of_several_is_blank_and_said_to_be(pyramid: tuple[nn.Mo
 
 
 class Gated(nn.Module):
-    """What the first layer gives counts in bright pictures, what the second gives in all."""
+    """A model in which the first layer counts only for bright images, and the second for all images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +261,7 @@ def test_a_layer_that_no_path_leads_from_is_blank_beside_others() -> None:
 
 
 class Repeats(nn.Module):
-    """One block, three times."""
+    """A model that runs one block three times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,9 +274,9 @@ class Repeats(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def behind(model: nn.Module, run: int, x: Tensor, given: Tensor) -> Tensor:
-    """The logits, where the block's run of that number, of what came to it, gave `given`."""
-    x = x + given.tanh()
+def run_from(model: nn.Module, run: int, x: Tensor, output: Tensor) -> Tensor:
+    """Return the logits if run number `run` of the block, on input `x`, had returned `output`."""
+    x = x + output.tanh()
     for _ in range(2 - run):
         x = x + model.block(x).tanh()
     return model.head(x.mean((2, 3)))
@@ -292,8 +293,8 @@ def test_one_run_of_a_layer_that_runs_several_times(run: int) -> None:
         for _ in range(run):
             x = x + model.block(x).tanh()
         activations = model.block(x)
-    given = activations.clone().requires_grad_()
-    (gradients,) = torch.autograd.grad(behind(model, run, x, given)[:, 1].sum(), given)
+    output = activations.clone().requires_grad_()
+    (gradients,) = torch.autograd.grad(run_from(model, run, x, output)[:, 1].sum(), output)
     expected = oracles.gradcam_map(activations[0], gradients[0])
     for _ in range(2):
         explanation = gradcam.explain(model, images, f"block#{run}", target=1)
@@ -304,7 +305,7 @@ def test_one_run_of_a_layer_that_runs_several_times(run: int) -> None:
         for channel in range(4):
             without = activations.clone()
             without[:, channel] = 0
-            weights.append((plain - behind(model, run, x, without)[0, 1]) / plain.abs())
+            weights.append((plain - run_from(model, run, x, without)[0, 1]) / plain.abs())
     ablated = gradcam.explain(model, images, f"block#{run}", method="ablationcam", target=1, evidence="signed")
     expected = torch.einsum("c,chw->hw", torch.stack(weights), activations[0])
     torch.testing.assert_close(ablated.maps[0, 0].double(), expected, rtol=1e-4, atol=1e-7)
@@ -327,7 +328,7 @@ def test_runs_side_by_side_and_runs_that_there_are_not() -> None:
 
 
 def test_a_recurrent_layers_hidden_state_is_no_level() -> None:
-    """Of what has no grid nothing is taken: the sequence is, as tokens."""
+    """Use the sequence as tokens, and ignore the hidden state, which has no grid."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -358,7 +359,7 @@ def test_joins_that_cannot_be(arguments: dict[str, Any]) -> None:
 
 
 def test_the_picture_in_hidden_states_is_the_last_one() -> None:
-    """Of a Hugging Face output it is the first tensor, the last hidden state, whatever else stands in it."""
+    """Use the first tensor of a Hugging Face output, the last hidden state, and ignore all its others."""
     import transformers
 
     config = transformers.ViTConfig(

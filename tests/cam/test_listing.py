@@ -1,4 +1,4 @@
-"""The list of a model's layers, against hand-worked numbers, the model itself, and what `explain` says of each layer."""
+"""Check the list of layers against numbers worked by hand, the model itself, and `explain` at each layer."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def small_vit(**options: Any) -> nn.Module:
     model = models.VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5, **options
     )
-    nn.init.normal_(model.heads.head.weight)  # zeros, as it is built
+    nn.init.normal_(model.heads.head.weight)  # they are initialised to zero
     return model
 
 
 class Registers(nn.Module):
-    """Four more tokens behind the class token; the score reads all five, as the mean, or by a list of them."""
+    """A ViT with four register tokens after the class token; the score reads some or all of them."""
 
     def __init__(self, read: str) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class Registers(nn.Module):
         return self.head(x[:, 0] + x[:, 5:].mean(1))
 
 
-SMALL = {
+BUILDERS = {
     "resnet18": (models.resnet18, 64), "vgg11": (models.vgg11, 64), "squeezenet1_1": (models.squeezenet1_1, 64),
     "shufflenet_v2_x0_5": (models.shufflenet_v2_x0_5, 64), "mobilenet_v3_small": (models.mobilenet_v3_small, 64),
     "vit": (small_vit, 32),
 }  # fmt: skip
-LISTED = {name: (lambda build=build: build(), size) for name, (build, size) in SMALL.items()}
+LISTED = {name: (lambda build=build: build(), size) for name, (build, size) in BUILDERS.items()}
 LISTED |= {f"registers, {read}": (lambda read=read: Registers(read), 32) for read in ("slice", "too much", "all")}
 
 
@@ -153,7 +153,8 @@ def test_the_suggestion_is_what_explain_takes(name: str) -> None:
     torch.manual_seed(0)
     model = models.get_model(name, weights=None, **options)
     for parameter in model.parameters():
-        if not parameter.any():  # a head that starts at zero has no gradient, which only numbers show
+        # A head that is initialised to zero has no gradient, which the graph alone does not reveal.
+        if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
     images = torch.randn(1, 3, MODELS[name], MODELS[name])
     layer = gradcam.explain(model, images).layer
@@ -184,7 +185,7 @@ def test_behind_the_last_attention_only_the_class_token_counts() -> None:
 
 
 class Odd(nn.Module):
-    """Layers of all the kinds at which no map can be taken."""
+    """A model with one layer for each reason why a layer has no map."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +287,7 @@ def test_a_model_without_a_grid_has_no_suggestion() -> None:
 
 
 class Draws(nn.Module):
-    """Draws at random, counts its runs, and changes its input in place."""
+    """A model that draws random numbers, counts its runs, and changes its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,14 +303,14 @@ class Draws(nn.Module):
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_and_the_images_are_left_as_they_were(build: Any, training: bool) -> None:
     model = build().train(training)
-    images, before, given = TINY.clone(), traces(model), TINY.clone()
+    images, before, original = TINY.clone(), traces(model), TINY.clone()
     list_layers(model, images)
     after = traces(model)
-    if isinstance(model, Draws):  # its counter has been put back, which counts as a write
+    if isinstance(model, Draws):  # restoring its counter writes to it
         assert model.runs == 0
         before.pop("values"), after.pop("values")
     assert_same(before, after)
-    assert torch.equal(images, given)
+    assert torch.equal(images, original)
     assert not images.requires_grad
 
 

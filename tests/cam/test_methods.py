@@ -1,4 +1,4 @@
-"""Each method's formula against its paper, written a second time in `method_oracles`; and the table."""
+"""Compare the formula of each method with a second implementation in `method_oracles`; check the method table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw(grid: tuple[int, ...], channels: int) -> tuple[Tensor, Tensor]:
     activations = torch.randn(2, channels, *grid, dtype=torch.float64)
     activations[:, 0] = activations[:, 0].relu()
     gradients = torch.randn(2, 3, channels, *grid, dtype=torch.float64)
-    activations[0, 1], gradients[1, 2, 0] = 0, 0  # a channel that is off, and one that does not matter
+    activations[0, 1], gradients[1, 2, 0] = 0, 0  # a channel that is zero, and one without gradient
     return activations, gradients
 
 
@@ -67,7 +67,7 @@ def test_every_method_of_one_pass_has_an_oracle() -> None:
 
 
 def test_gradcam_pp_equals_the_derivatives_of_the_exponential() -> None:
-    # Equation 10 with the derivatives of Y = exp(S) themselves, taken by autograd, for a score S that is linear in A.
+    # Equation 10, with the derivatives of Y = exp(S) by autograd, for a score S that is linear in A.
     weights = torch.randn(2, 3, 4, dtype=torch.float64)
     activations = torch.rand(2, 3, 4, dtype=torch.float64)
     expected = torch.zeros(3, 4, dtype=torch.float64)
@@ -80,10 +80,10 @@ def test_gradcam_pp_equals_the_derivatives_of_the_exponential() -> None:
             (second,) = torch.autograd.grad(first, value, create_graph=True)
             (third,) = torch.autograd.grad(second, value)
             alpha = second / (2 * second + activations[channel].sum() * third)
-            weight += (alpha * first.relu() / y).item()  # without the factor exp(S)
+            weight += (alpha * first.relu() / y).item()  # dropping the common factor exp(S)
         expected += weight * activations[channel]
-    actual = METHODS["gradcam-pp"].compute(activations[None], weights[None, None])[0, 0]
-    torch.testing.assert_close(actual, expected)
+    heatmap = METHODS["gradcam-pp"].compute(activations[None], weights[None, None])[0, 0]
+    torch.testing.assert_close(heatmap, expected)
 
 
 def test_gradcam_by_hand() -> None:
@@ -100,21 +100,21 @@ def test_shapleycam_by_hand() -> None:
 
 def test_fem_by_hand() -> None:
     channel = torch.zeros(1, 2, 2, 8)
-    channel[0, 0, 1, 3] = 16  # mean 1, deviation sqrt(15): above 1 + 2 * 3.87
-    channel[0, 1] = 5  # the same everywhere: nothing stands out
-    actual = METHODS["fem"].compute(channel)
-    assert actual.nonzero().tolist() == [[0, 1, 3]]
-    assert actual[0, 1, 3] == 1
+    channel[0, 0, 1, 3] = 16  # mean 1, deviation sqrt(15): 16 is more than 1 + 2 * 3.87
+    channel[0, 1] = 5  # constant: no value is more than two deviations above the mean
+    mask = METHODS["fem"].compute(channel)
+    assert mask.nonzero().tolist() == [[0, 1, 3]]
+    assert mask[0, 1, 3] == 1
 
 
 @pytest.mark.parametrize("name", ["eigencam", "kpcacam"])
 def test_a_component_points_where_the_activations_are(name: str) -> None:
     activations = torch.full((1, 6, 5, 5), 0.1)
     activations[0, :, 1, 3] = torch.arange(1.0, 7)
-    actual = METHODS[name].compute(activations)[0]
-    assert divmod(int(actual.argmax()), 5) == (1, 3)
+    component = METHODS[name].compute(activations)[0]
+    assert divmod(int(component.argmax()), 5) == (1, 3)
     opposite = METHODS[name].compute(-activations)[0]
-    torch.testing.assert_close(opposite, actual)
+    torch.testing.assert_close(opposite, component)
 
 
 def test_a_component_by_hand() -> None:
@@ -204,7 +204,8 @@ def test_points_that_are_all_alike_have_no_component() -> None:
 
 def test_where_the_denominator_of_gradcam_pp_is_zero() -> None:
     activations = torch.tensor([[[[-1.0, -1.0]], [[1.0, 1.0]]]])  # sums -2 and 2
-    gradients = torch.tensor([[[[[1.0, 3.0]], [[1.0, 0.0]]]]])  # 2 - 2 g is zero at the first place
-    # channel 0: 0 (no coefficient), and 3 / (2 - 6); channel 1: 1 / (2 + 2)
+    # At the first place of channel 0, the denominator 2 - 2 g is zero.
+    gradients = torch.tensor([[[[[1.0, 3.0]], [[1.0, 0.0]]]]])
+    # Channel 0: 0 where the denominator is zero, and 3 / (2 - 6). Channel 1: 1 / (2 + 2).
     expected = -0.75 * -1 + 0.25 * 1
     assert METHODS["gradcam-pp"].compute(activations, gradients).tolist() == [[[[expected, expected]]]]

@@ -1,4 +1,4 @@
-"""Images that depend on one another: their maps are of their own scores, and a person is told."""
+"""Check that maps of images that depend on one another explain only their own scores, with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGES = torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator(
 
 
 class MinusMean(nn.Module):
-    """What a batch has in common is taken away, by no layer that says so."""
+    """A module that subtracts the batch mean without being a known normalisation layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0, keepdim=True)
@@ -40,7 +40,8 @@ class Behind(nn.Module):
         return self.mix(self.head(self.body(x).relu().mean((2, 3))))
 
 
-@pytest.mark.filterwarnings("ignore:The model's output is probabilities")  # of a softmax over the images
+# Softmax over the images looks like probabilities.
+@pytest.mark.filterwarnings("ignore:The model's output is probabilities")
 @pytest.mark.parametrize(
     "mix",
     [
@@ -51,8 +52,8 @@ class Behind(nn.Module):
         lambda y: y.t().softmax(1).t(),
         lambda y: y.view(1, -1).softmax(1).view(y.shape),
         lambda y: y @ y.t(),
-        lambda y: y * torch.cat([y[:1] * 0 + 1, y[:-1]]),  # the first image depends on nobody
-        lambda y: y * torch.cat([y[1:], y[:1] * 0 + 1]),  # nor does the last
+        lambda y: y * torch.cat([y[:1] * 0 + 1, y[:-1]]),  # the first image does not depend on any other
+        lambda y: y * torch.cat([y[1:], y[:1] * 0 + 1]),  # the last image does not depend on any other
     ],
 )
 def test_images_are_mixed_in_whatever_way(mix: Callable[[Tensor], Tensor]) -> None:
@@ -88,8 +89,8 @@ def test_a_map_is_that_of_its_own_score(kind: str, method: str) -> None:
             activations = start.clone().requires_grad_()
             score = model[2:](activations)[image, index]
             (gradient,) = torch.autograd.grad(score, activations)
-            others = gradient[[row for row in range(3) if row != image]]
-            assert others.any()  # which is what used to be mixed in
+            other_gradients = gradient[[row for row in range(3) if row != image]]
+            assert other_gradients.any()  # summing the scores would mix these in
             if method == "gradcam":
                 expected = oracles.gradcam_map(start[image], gradient[image])
             else:
@@ -128,7 +129,7 @@ def test_several_classes_and_second_derivatives(kind: str) -> None:
 def test_another_images_class_changes_nothing() -> None:
     model = network(MIXING["batch norm"]())
     with pytest.warns(GradcamWarning):
-        first, second = (gradcam.explain(model, IMAGES, "1", target=[1, other, 3]).maps[0] for other in (0, 4))
+        first, second = (gradcam.explain(model, IMAGES, "1", target=[1, index, 3]).maps[0] for index in (0, 4))
     assert torch.equal(first, second)
 
 
@@ -138,7 +139,7 @@ def test_a_model_that_keeps_images_apart_is_not_warned_of_and_one_that_is_change
         warnings.simplefilter("error")
         for _ in range(2):
             gradcam.explain(model, IMAGES, "1", target=[1, 2, 3])
-            gradcam.explain(network(MIXING["batch norm"]()), IMAGES[:1], "3", target=1)  # one image alone
+            gradcam.explain(network(MIXING["batch norm"]()), IMAGES[:1], "3", target=1)  # a single image
     model[2].running_mean = model[2].running_var = None
     with pytest.warns(GradcamWarning, match="depend on one another"):
         gradcam.explain(model, IMAGES, "1", target=[1, 2, 3])
@@ -149,9 +150,9 @@ def test_a_model_that_keeps_images_apart_is_not_warned_of_and_one_that_is_change
 
 @pytest.mark.parametrize("method", ["scorecam", "ablationcam", "rise", "eigencam"])
 def test_methods_without_gradients_say_it_too(method: str) -> None:
-    chosen = gradcam.METHODS["rise"].using(masks=8) if method == "rise" else method
+    method_or_name = gradcam.METHODS["rise"].using(masks=8) if method == "rise" else method
     with pytest.warns(GradcamWarning, match="depend on one another"):
-        gradcam.explain(network(MIXING["batch norm"]()), IMAGES, "1", method=chosen, target=1)
+        gradcam.explain(network(MIXING["batch norm"]()), IMAGES, "1", method=method_or_name, target=1)
 
 
 def test_attributions_say_it_too() -> None:

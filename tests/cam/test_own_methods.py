@@ -1,4 +1,4 @@
-"""Methods of the user's own: as objects, from files, from installed packages; and what is said of those that are wrong."""
+"""Test custom methods: objects, files, installed packages, and the messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def explain(method: Any, **options: Any) -> gradcam.Explanation:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> str:
+def method_file(tmp_path: Path) -> str:
     (tmp_path / "mine.py").write_text(MINE)
     return f"{tmp_path}/mine.py"
 
 
 def test_a_method_of_ones_own_is_what_its_formula_says() -> None:
-    own, layercam = explain(mycam, target=[[1, 2], [0, 3]]), explain("layercam", target=[[1, 2], [0, 3]])
-    assert own.method == "mycam"
-    torch.testing.assert_close(own.maps, layercam.maps)
-    assert own.maps.any()
+    custom, layercam = explain(mycam, target=[[1, 2], [0, 3]]), explain("layercam", target=[[1, 2], [0, 3]])
+    assert custom.method == "mycam"
+    torch.testing.assert_close(custom.maps, layercam.maps)
+    assert custom.maps.any()
 
 
 def test_it_is_compared_with_others_from_one_pass() -> None:
@@ -59,7 +59,7 @@ def test_it_is_compared_with_others_from_one_pass() -> None:
     model.register_forward_hook(lambda *_: runs.append(1))
     explanations = gradcam.compare(model, IMAGES, layers=["4"], methods=["gradcam", mycam])
     assert list(explanations) == [("4", "gradcam"), ("4", "mycam")]
-    assert len(runs) == 1 + len(IMAGES)  # the first time, each image is run alone, too
+    assert len(runs) == 1 + len(IMAGES)  # the first call also runs each image alone
 
 
 def test_activations_alone_and_second_derivatives() -> None:
@@ -76,11 +76,11 @@ def test_activations_alone_and_second_derivatives() -> None:
     assert explain(mean).maps.shape == explain("gradcam").maps.shape
 
 
-def test_options_keep_two_of_one_name_apart(mine: str) -> None:
-    data = plugins.load("methods", f"{mine}:mycam")
+def test_options_keep_two_of_one_name_apart(method_file: str) -> None:
+    data = plugins.load("methods", f"{method_file}:mycam")
     explained = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[data, data.using(power=2)])
-    one, two = explained["4", "mycam"], explained["4", "mycam-power=2"]
-    torch.testing.assert_close(two.maps, one.maps.square())
+    plain, squared = explained["4", "mycam"], explained["4", "mycam-power=2"]
+    torch.testing.assert_close(squared.maps, plain.maps.square())
 
 
 def test_options_in_a_name_are_a_part_of_files_names() -> None:
@@ -101,9 +101,9 @@ def test_rise_by_name_and_with_few_masks() -> None:
 
 
 def test_the_same_method_from_a_file_and_from_an_installed_package(
-    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.testing.assert_close(explain(f"{mine}:mycam").maps, explain(mycam).maps)
+    torch.testing.assert_close(explain(f"{method_file}:mycam").maps, explain(mycam).maps)
     install(tmp_path, monkeypatch, "mycam = mine:mycam\nbroken = nowhere:mycam\ngradcam = mine:mycam\n")
     torch.testing.assert_close(explain("mycam").maps, explain(mycam).maps)
     assert explain("gradcam").method == "gradcam", "what comes with gradcam keeps its name"
@@ -118,12 +118,12 @@ def test_the_same_method_from_a_file_and_from_an_installed_package(
         explain("mycam")
 
 
-def test_a_changed_file_is_another_method(mine: str) -> None:
-    first = plugins.load("methods", f"{mine}:mycam")
-    assert plugins.load("methods", f"{mine}:mycam") is first
+def test_a_changed_file_is_another_method(method_file: str) -> None:
+    first = plugins.load("methods", f"{method_file}:mycam")
+    assert plugins.load("methods", f"{method_file}:mycam") is first
     before = plugins.fingerprint(first)
-    Path(mine).write_text(MINE.replace("sum(2)", "mean(2)"))
-    second = plugins.load("methods", f"{mine}:mycam")
+    Path(method_file).write_text(MINE.replace("sum(2)", "mean(2)"))
+    second = plugins.load("methods", f"{method_file}:mycam")
     assert second is not first
     assert before is not None
     assert before["file"] == "mine.py"
@@ -132,17 +132,17 @@ def test_a_changed_file_is_another_method(mine: str) -> None:
     assert plugins.fingerprint(gradcam.METHODS["gradcam"]) is None
 
 
-def test_two_files_of_one_name_are_two(mine: str, tmp_path: Path) -> None:
+def test_two_files_of_one_name_are_two(method_file: str, tmp_path: Path) -> None:
     other = tmp_path / "other" / "mine.py"
     other.parent.mkdir()
     other.write_text(MINE.replace("sum(2)", "mean(2)"))
-    first, second = (plugins.load("methods", f"{file}:mycam") for file in (mine, other))
+    first, second = (plugins.load("methods", f"{file}:mycam") for file in (method_file, other))
     assert plugins.fingerprint(first) != plugins.fingerprint(second)
     assert not torch.equal(explain(first).maps, explain(second).maps)
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package: str = "mine") -> None:
-    """A package `mine` with these methods, as pip would leave it."""
+    """Create an installed package `mine` that registers these methods, as pip would leave it."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -154,7 +154,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (
             lambda activations, gradients: gradients,
@@ -168,8 +168,8 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package
         (lambda activations: activations, r"odd returned a tensor float32 \(2, 6, .*expected float32 \(2, 8"),
     ],
 )
-def test_what_is_no_map(function: Callable[..., Any], said: str) -> None:
-    with pytest.raises(GradcamError, match=said):
+def test_what_is_no_map(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(GradcamError, match=message):
         explain(gradcam.method("odd", summary="odd")(function))
 
 
@@ -186,26 +186,26 @@ def test_what_is_no_function_of_a_method(function: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("gradcam", "A method named 'gradcam' already exists"), ("Grad-CAM++", "expected letters, digits"),
      ("a/b", "expected letters, digits"), ("gradcampp", "already"), ("", "expected letters"),
      (3, "name is 3, expected letters")],
 )  # fmt: skip
-def test_names_that_cannot_be(name: Any, said: str) -> None:
-    with pytest.raises(GradcamError, match=said):
+def test_names_that_cannot_be(name: Any, message: str) -> None:
+    with pytest.raises(GradcamError, match=message):
         gradcam.method(name, summary="odd")
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("plain", r"mine.py:plain is <function plain.*expected a function decorated with @gradcam.method"),
         ("nothing", "There is no 'nothing' in"),
     ],
 )
-def test_what_is_no_method_of_a_file(mine: str, name: str, said: str) -> None:
-    with pytest.raises(GradcamError, match=said):
-        explain(f"{mine}:{name}")
+def test_what_is_no_method_of_a_file(method_file: str, name: str, message: str) -> None:
+    with pytest.raises(GradcamError, match=message):
+        explain(f"{method_file}:{name}")
     with pytest.raises(GradcamError, match="nowhere.py: does not exist"):
         explain(f"nowhere.py:{name}")
 

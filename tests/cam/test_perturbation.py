@@ -1,4 +1,4 @@
-"""The numbers of methods that run the model again, against slow loops from their papers."""
+"""Compare methods that run the model again with slow loops from their papers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ def pick(classes: list[list[int]]) -> Callable[[Tensor], Tensor]:
 
 
 def curved() -> nn.Module:
-    """The tiny model, its tail not linear in the layer."""
+    """Return the tiny model with a tail that is not linear in the layer."""
     model = tiny_model().double().eval()
     model[6] = nn.Sequential(nn.Flatten(), nn.Softplus(beta=20))
     return model
 
 
-def assert_maps(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+def assert_maps(maps: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     assert expected.abs().max() > 0
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+    torch.testing.assert_close(maps.double(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("layer", ["0", "1", "2", "3", "4"])  # 1 and 3 stand before an in-place ReLU, 2 and 4 are one
+# Layers 1 and 3 precede an in-place ReLU; layers 2 and 4 are in-place ReLUs.
+@pytest.mark.parametrize("layer", ["0", "1", "2", "3", "4"])
 def test_ablationcam_equals_the_loop_over_the_channels(layer: str) -> None:
     weights, activations = slow.ablationcam(curved(), IMAGES, layer, pick(CLASSES))
     explanation = gradcam.explain(curved(), IMAGES, layer, method="ablationcam", target=CLASSES)
@@ -64,21 +65,24 @@ def test_ablationcam_by_hand_with_scores_below_and_at_zero() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.layer(images).sum((1, 2, 3))[:, None] + self.offset
 
-    image = torch.tensor([[[[1.0, 2.0]], [[3.0, 0.0]], [[0.0, 0.0]]]])  # sums 3, 3 and 0: 6 in all
-    for offset, divisor in ((0.0, 6.0), (-8.0, 2.0), (-6.0, 1.0)):  # the score is 6, -2, 0
+    # The channels sum to 3, 3 and 0, so the score without offset is 6.
+    image = torch.tensor([[[[1.0, 2.0]], [[3.0, 0.0]], [[0.0, 0.0]]]])
+    for offset, divisor in ((0.0, 6.0), (-8.0, 2.0), (-6.0, 1.0)):  # the score is 6, -2 or 0
         explanation = gradcam.explain(Sum(offset), image, "layer", method="ablationcam", target=1, evidence="signed")
         assert explanation.maps.tolist() == [[[[(3 * 1 + 3 * 3) / divisor, 3 * 2 / divisor]]]]
 
 
 def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[int], channels: list[int]) -> None:
-    """Some of the weights, found by a loop, against those of a map to which only these channels contribute. The whole
-    map is a sum over all channels, in which the weights cannot be told apart."""
+    """Compare some weights with a loop, from a map to which only these channels contribute.
+
+    The map of all channels is a sum, which does not reveal single weights.
+    """
     batch, score = to_batch(image), pick([classes])
     with recorded_pass(model, batch, [find_layer(model, layer)], [classes], grad_order=0) as recorded:
         site = find_activations(layer, recorded)
         some = torch.zeros_like(site.grid)
         some[:, channels] = site.grid[:, channels]
-        actual = ablation.ablationcam(recorded, dataclasses.replace(site, grid=some), RerunBudget(batch))
+        explanation = ablation.ablationcam(recorded, dataclasses.replace(site, grid=some), RerunBudget(batch))
         plain = score(recorded.output)
     weighted = []
     for channel in channels:
@@ -89,7 +93,7 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
 
         weight = (plain - slow.scores_with(model, image, layer, ablate, score)) / plain.abs()
         weighted.append(weight[..., None, None] * slow.layer_output(model, image, layer)[:, None, channel])
-    assert_maps(actual.maps, sum(weighted).double())
+    assert_maps(explanation.maps, sum(weighted).double())
 
 
 @pytest.mark.parametrize("layer", ["layer4", "layer3", "layer4.1.conv2"])
@@ -144,7 +148,7 @@ def test_reciprocam_has_zero_where_nothing_is_added() -> None:
 
 
 def dead_channels() -> nn.Module:
-    """Channel 1 is zero and channel 4 is three everywhere."""
+    """Return a model whose channel 1 is zero everywhere and channel 4 is three everywhere."""
     model = curved()
     for channel, bias in ((1, -9.0), (4, 3.0)):
         model[3].weight.data[channel] = 0
@@ -174,7 +178,7 @@ def test_scorecam_where_no_channel_varies_is_blank() -> None:
 
 def test_scorecam_where_images_differ_in_their_constant_channels() -> None:
     class Dark(nn.Module):
-        """Channels look at one colour each."""
+        """A model whose channels see one colour each."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -185,7 +189,7 @@ def test_scorecam_where_images_differ_in_their_constant_channels() -> None:
             return self.head(self.layer(images).square().mean((2, 3)))
 
     model, images = Dark().double(), IMAGES.clone()
-    images[0, 1], images[1] = 0.5, 0.0  # two channels vary, none, and all three
+    images[0, 1], images[1] = 0.5, 0.0  # image by image, two channels vary, none, and all three
     weights, activations = slow.scorecam_weights(model, images[[0, 2]], "layer", [CLASSES[0], CLASSES[2]])
     maps = gradcam.explain(model, images, "layer", method="scorecam", target=CLASSES).maps
     assert_maps(maps[[0, 2]], slow.sum_of_channels(weights, activations))
@@ -230,13 +234,13 @@ def test_iscam_equals_the_loop_over_steps() -> None:
 
 
 def draw_mask(seed: int, size: tuple[int, int], cells: int, probability: float) -> np.ndarray:
-    """Section 3.2 of RISE's paper, with OpenCV's resizing."""
+    """Return a mask by section 3.2 of RISE's paper, with OpenCV's resizing."""
     generator = torch.Generator().manual_seed(seed)
     is_open = (torch.rand(cells, cells, generator=generator) < probability).double().numpy()
     cell = [-(-length // cells) for length in size]
     large = slow.enlarge(is_open, ((cells + 1) * cell[0], (cells + 1) * cell[1]))
-    top, left = (int(torch.randint(length, (1,), generator=generator)) for length in cell)
-    return large[top : top + size[0], left : left + size[1]]
+    y0, x0 = (int(torch.randint(length, (1,), generator=generator)) for length in cell)
+    return large[y0 : y0 + size[0], x0 : x0 + size[1]]
 
 
 def test_rise_equals_the_mean_of_masks_by_their_scores() -> None:
@@ -317,7 +321,8 @@ def test_what_is_random_depends_on_the_seed_alone(name: str) -> None:
     torch.manual_seed(99)
     assert torch.equal(maps(1), first)
     torch.testing.assert_close(maps(1, budget=300_000), first, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(maps(1, IMAGES[1:2]), first[1:2], rtol=1e-5, atol=1e-7)  # whoever its neighbours are
+    # The other images of the batch do not matter.
+    torch.testing.assert_close(maps(1, IMAGES[1:2]), first[1:2], rtol=1e-5, atol=1e-7)
     assert not torch.allclose(maps(2), first, rtol=1e-3)
 
 
@@ -330,7 +335,7 @@ def test_an_image_does_not_depend_on_its_neighbours(name: str) -> None:
 
 
 class Transformer(nn.Module):
-    """Patches with a class token, through attention; tokens first as in CLIP, or images first."""
+    """A transformer over patches and a class token, with tokens first as in CLIP or images first."""
 
     def __init__(self, *, tokens_first: bool) -> None:
         super().__init__()
@@ -351,16 +356,20 @@ class Transformer(nn.Module):
         return self.head(self.norm(tokens[0] if self.tokens_first else tokens[:, 0]))
 
 
-SMALL: dict[str, dict[str, Any]] = {"sscam": {"samples": 2}, "iscam": {"steps": 2}, "smoothgradcam-pp": {"samples": 2}}
+SMALL_RUNS: dict[str, dict[str, Any]] = {
+    "sscam": {"samples": 2},
+    "iscam": {"steps": 2},
+    "smoothgradcam-pp": {"samples": 2},
+}
 
 
-LAYER_METHODS = [name for name, it in gradcam.METHODS.items() if it.place == "layer"]
+LAYER_METHODS = [name for name, method in gradcam.METHODS.items() if method.place == "layer"]
 
 
 @pytest.mark.parametrize("images", [1, 3])
 @pytest.mark.parametrize("name", LAYER_METHODS)
 def test_tokens_first_are_recognised_by_every_method(name: str, images: int) -> None:
-    method = gradcam.METHODS[name].using(**SMALL.get(name, {}))
+    method = gradcam.METHODS[name].using(**SMALL_RUNS.get(name, {}))
     expected, actual = (
         gradcam.explain(
             Transformer(tokens_first=first).double().eval(), IMAGES[:images], "first", method=method, target=1
@@ -368,7 +377,7 @@ def test_tokens_first_are_recognised_by_every_method(name: str, images: int) -> 
         for first in (False, True)
     )
     assert actual.shape == (images, 1, 3, 4)
-    assert expected.any() or name == "fem"  # twelve places have none two deviations above their mean
+    assert expected.any() or name == "fem"  # none of the twelve cells is two deviations above the mean
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * expected.max().item())
 
 
@@ -438,7 +447,7 @@ def test_options_that_cannot_be(name: str, options: dict[str, Any], message: str
 
 
 def test_the_embedded_classifier_on_a_photograph(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
-    """Everything but the slow ones looks at the cat for the cat, and at the cup for the espresso."""
+    """Check that every method except the slow ones highlights the cat for the cat, and the cup for espresso."""
     target = [["Egyptian cat", "espresso"]]
     methods = ["gradcam", "ablationcam", "reciprocam", gradcam.METHODS["fasterscorecam"].using(channels=20)]
     explanations = classifier.compare(photo("cat_and_espresso.jpg"), layers=["head.0"], methods=methods, target=target)
@@ -451,8 +460,8 @@ def test_the_embedded_classifier_on_a_photograph(classifier: gradcam.Classifier,
     assert explanations["head.0", "fasterscorecam"].maps.any()
 
 
-def correlate(one: Tensor, other: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])
+def correlate(first: Tensor, second: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])
 
 
 def test_opencv_and_pytorch_enlarge_alike() -> None:
@@ -474,11 +483,11 @@ def test_methods_that_add_channels_can_be_smoothed(name: str) -> None:
     with gradcam.TargetLayer(model[0]) as layer:
         model(images)
     activations = layer.activations[0].detach()
-    # The weights, from the map that is their sum: there are fewer channels than places.
+    # The map is the weighted sum of the channels. There are fewer channels than cells, so it determines the weights.
     weights = torch.linalg.lstsq(activations.flatten(1).T, signed.maps[0, 0].double().flatten()[:, None]).solution
     matrix = (weights * activations.flatten(1)).T.numpy()
-    left, values, _ = np.linalg.svd(matrix, full_matrices=False)
-    component = left[:, 0] * values[0] * (-1 if left[:, 0] @ matrix.sum(1) < 0 else 1)
+    vectors, values, _ = np.linalg.svd(matrix, full_matrices=False)
+    component = vectors[:, 0] * values[0] * (-1 if vectors[:, 0] @ matrix.sum(1) < 0 else 1)
     np.testing.assert_allclose(smoothed.maps[0, 0].flatten().numpy(), np.maximum(component, 0), rtol=1e-3, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Whether cells lie where they are drawn: architectures with another order, and orders that are changed on purpose."""
+"""Check that cells are drawn at their place in the image, for models that reorder tokens and for altered orders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG = "may be misplaced: its cells responded to [0-3] of 6 local changes of th
 
 
 def hiera() -> nn.Module:
-    """Its units are in an order of their own until the last stages, at 160 pixels of 5 x 5 cells."""
+    """Return a Hiera whose tokens are in its own order until the last stages; at 160 pixels these have 5 x 5 cells."""
     torch.manual_seed(0)
     model = timm.create_model("hiera_tiny_224", img_size=160, num_classes=5).eval()
     nn.init.normal_(model.head.fc.weight)
@@ -33,7 +33,7 @@ def hiera() -> nn.Module:
 
 
 def unit_order(model: Any) -> Tensor:
-    """Which token of the picture each of the model's tokens is, as its own module says."""
+    """Return the image token that each of the model's tokens comes from, according to the model's own module."""
     return model.unroll(torch.arange(1600.0)[None, :, None])[0, :, 0].long()
 
 
@@ -86,7 +86,7 @@ class Turned(nn.Module):
 
 
 class Tokens(nn.Module):
-    """36 patches after other tokens, which a module before the last norm may put into another order."""
+    """A transformer over 36 patches and prefix tokens; a module before the last norm may reorder the tokens."""
 
     def __init__(self, turn: Callable[[Tensor], Tensor] = torch.clone, prefix: int = 1) -> None:
         super().__init__()
@@ -123,10 +123,10 @@ def test_orders_that_no_model_has_are_warned_of(change: str) -> None:
     model, images = Tokens(on_grid(CHANGES[change])).eval(), torch.randn(2, 3, 48, 48)
     with pytest.warns(GradcamWarning, match=f"layer 'norm' {WRONG}"):
         gradcam.compare(model, images, layers=["block", "norm"], methods=["gradcam"], target=1)
-    gradcam.explain(model, images, "block", target=1)  # no warning: before the change
+    gradcam.explain(model, images, "block", target=1)  # before the reordering, there is no warning
 
 
-# How tokens are reordered, and how many of them are not of the grid.
+# By name: the function that reorders the tokens, and the number of tokens outside the grid.
 USUAL_ORDERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "transposed": (on_grid(lambda grid: grid.transpose(1, 2)), 1),
     "class token last": (lambda tokens: torch.cat([tokens[:, 1:], tokens[:, :1]], 1), 1),
@@ -141,13 +141,13 @@ def test_usual_orders_are_corrected_without_a_warning(order: str) -> None:
     model, images = Tokens(turn, prefix).eval(), torch.randn(2, 3, 48, 48)
     expected = gradcam.explain(model, images, "block", target=[[0, 1, 2]] * 2)
     assert expected.maps.flatten(2).amax(2).min() > 0
-    for _ in range(2):  # measured, and remembered
+    for _ in range(2):  # first measured, then cached
         corrected = gradcam.explain(model, images, "turned", target=[[0, 1, 2]] * 2)
         torch.testing.assert_close(corrected.maps, expected.maps)
 
 
 def test_cells_that_all_change_alike_answer_to_no_place() -> None:
-    where = torch.randn(1, 37, 16)  # whole numbers, which add up exactly
+    where = torch.randn(1, 37, 16)  # the values are rounded to whole numbers, which add up exactly
     model = Tokens(lambda tokens: (64 * tokens.mean(1, keepdim=True)).round() + where.round()).eval().double()
     with pytest.warns(GradcamWarning, match="its cells responded to 0 of"):
         gradcam.explain(model, torch.randn(1, 3, 48, 48).double(), "turned", method="eigencam", target=1)
@@ -163,13 +163,13 @@ def test_the_price_is_paid_once_and_only_for_a_guess() -> None:
     model, images = Tokens().eval(), torch.randn(1, 3, 48, 48)
     runs = count_runs(model.patches)
     gradcam.explain(model, images, "norm", target=1)
-    assert runs == [1] * 2  # the map's own, and one with the image changed
+    assert runs == [1] * 2  # the map's own pass, and one with changed images
     gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
     assert runs == [1] * 3
     gradcam.explain(model, images.repeat(8, 1, 1, 1), "block", target=1)
-    assert runs[3:] == [8] * 2 + [1] * 8  # and each image alone
+    assert runs[3:] == [8] * 2 + [1] * 8  # plus one pass per image
     runs.clear()
-    for passes in (2, 1):  # without a name, the layer is looked for; that it lies in place is known
+    for passes in (2, 1):  # the layer has to be found, but its cells are already located
         gradcam.explain(model, images, target=1)
         assert runs == [1] * passes
         runs.clear()
@@ -183,7 +183,7 @@ def test_the_price_is_paid_once_and_only_for_a_guess() -> None:
 def test_places_are_changed_one_by_one_where_all_at_once_do_not_decide() -> None:
     model = Tokens(on_grid(CHANGES["mirrored"])).eval()
     runs = count_runs(model.patches)
-    for passes in ((2 + 7, 2 + 2 * 7), (1,)):  # for the layout that was assumed, and perhaps for a better one
+    for passes in ((2 + 7, 2 + 2 * 7), (1,)):  # the assumed layout is measured, and possibly a better one
         with pytest.warns(GradcamWarning, match=WRONG):
             gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
         assert len(runs) in passes
@@ -212,10 +212,10 @@ def test_what_was_learnt_goes_with_the_model() -> None:
 
 def test_the_model_the_images_and_chance_are_left_as_they_were() -> None:
     model, images = Tokens().train(), torch.randn(1, 3, 48, 48)
-    before, given, state = traces(model), images.clone(), torch.get_rng_state()
+    before, original, state = traces(model), images.clone(), torch.get_rng_state()
     gradcam.explain(model, images, "norm", target=1)
     assert_same(before, traces(model))
-    assert torch.equal(images, given)
+    assert torch.equal(images, original)
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -267,8 +267,8 @@ def test_matrices_of_attention_are_no_pictures_behind_whatever_module() -> None:
     with pytest.raises(LayerError, match=r"\(2, 3, 37, 37\) whose rows sum to 1: attention weights") as caught:
         gradcam.explain(model, images, name, target=1)
     assert len(str(caught.value)) < 250
-    for given in (model, plain_attention_vit().to("meta")):
-        rows = {row.name: row for row in list_layers(given, 96)}
+    for network in (model, plain_attention_vit().to("meta")):
+        rows = {row.name: row for row in list_layers(network, 96)}
         assert rows[name].reason == "it returns attention weights"
         assert rows["blocks.1.norm1"].cam
     explanation = gradcam.explain(model, images[:1], "blocks.1.norm1", target=1)
@@ -291,7 +291,7 @@ def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
 
 
 class HandsOn(nn.Module):
-    """Gives maps as they came, or with their rows for columns."""
+    """A module that returns maps unchanged or with rows and columns swapped."""
 
     def __init__(self, is_turned: bool) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class HandsOn(nn.Module):
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_what_hands_on_maps_of_a_convolution_is_no_guess(is_turned: bool) -> None:
     passes = []
-    strided = (nn.Upsample(72), nn.Conv2d(3, 4, 3, 2, 1))  # by a number of pixels that is not whole
+    strided = (nn.Upsample(72), nn.Conv2d(3, 4, 3, 2, 1))  # the two strides have no whole ratio
     model = nn.Sequential(*strided, HandsOn(is_turned), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model.register_forward_hook(lambda *_: passes.append(1))
     rows = {row.name: row for row in list_layers(model.eval(), 64)}

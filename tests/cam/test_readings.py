@@ -1,4 +1,4 @@
-"""How often an explanation waits for the device, and that what is read late is judged as if it were read at once."""
+"""Check how often an explanation waits for the device, and that deferred checks work like immediate ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import gradcam
 from gradcam.cam.readings import DeferredChecks
 from gradcam.errors import ModelError
 
-# What brings numbers of a device to the processor, by the names of Python's functions and of PyTorch's operations.
+# Python methods and PyTorch operations that copy values from a device to the processor.
 FUNCTIONS = (
     *("item", "tolist", "numpy", "cpu", "nonzero", "masked_select", "unique", "is_nonzero", "allclose"),
     *("__bool__", "__int__", "__float__", "__index__", "__contains__", "__array__"),
@@ -61,7 +61,7 @@ MODELS = {"resnet18": "layer4", "resnet50": "layer4", "mobilenet_v2": "features.
 def test_an_explanation_waits_once_for_the_device(name: str, images: int, target: Any) -> None:
     torch.manual_seed(0)
     model, pictures = torchvision.models.get_model(name, weights=None).eval(), torch.rand(images, 3, 64, 64)
-    gradcam.explain(model, pictures, MODELS[name], target=target)  # what is learnt once is known then
+    gradcam.explain(model, pictures, MODELS[name], target=target)  # cache the facts about the model first
     waits = count_waits(lambda: gradcam.explain(model, pictures, MODELS[name], target=target))
     assert waits == Counter({"tolist": 1})
 
@@ -73,7 +73,7 @@ def test_what_counts_waits_sees_each_kind() -> None:
 
 
 class Spoilt(nn.Module):
-    """A layer with NaN behind it or in it, where the picture has a negative value."""
+    """A model whose activations or scores are NaN for images with negative values."""
 
     def __init__(self, *, in_layer: bool) -> None:
         super().__init__()
@@ -86,10 +86,10 @@ class Spoilt(nn.Module):
         return self.head(pooled if self.in_layer else pooled + x.flatten(1).log().sum(1, keepdim=True))
 
 
-@pytest.mark.parametrize(("in_layer", "what"), [(True, "activations of layer 'layer'"), (False, "scores")])
+@pytest.mark.parametrize(("in_layer", "subject"), [(True, "activations of layer 'layer'"), (False, "scores")])
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "eigencam", "ablationcam"])
-def test_the_first_that_is_not_finite_is_named(in_layer: bool, what: str, method: str) -> None:
-    with pytest.raises(ModelError, match=f"The {what} are NaN"):
+def test_the_first_that_is_not_finite_is_named(in_layer: bool, subject: str, method: str) -> None:
+    with pytest.raises(ModelError, match=f"The {subject} are NaN"):
         gradcam.explain(Spoilt(in_layer=in_layer).eval(), -torch.ones(1, 1, 4, 4), "layer", target=0, method=method)
 
 
@@ -106,12 +106,12 @@ def test_a_method_that_fails_on_nan_is_not_the_reason() -> None:
 
 
 def test_numbers_of_several_kinds_are_read_at_once_and_judged_in_order() -> None:
-    checks, actual = DeferredChecks(), []
-    large = torch.tensor([2.0**40 + 1], dtype=torch.float64)  # which float32 does not hold
+    checks, readings = DeferredChecks(), []
+    large = torch.tensor([2.0**40 + 1], dtype=torch.float64)  # float32 cannot represent this value
     for numbers in (torch.tensor(True), torch.tensor([[1.5, -2]], dtype=torch.bfloat16), large, torch.tensor([])):
-        checks.add(actual.append, numbers)
+        checks.add(readings.append, numbers)
     waits = count_waits(checks.flush)
-    assert actual == [[1.0], [1.5, -2.0], [2.0**40 + 1], []]
+    assert readings == [[1.0], [1.5, -2.0], [2.0**40 + 1], []]
     assert waits == Counter({"tolist": 1})
-    checks.flush()  # No check runs twice.
-    assert len(actual) == 4
+    checks.flush()  # no check runs twice
+    assert len(readings) == 4

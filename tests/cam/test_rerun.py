@@ -1,4 +1,4 @@
-"""Running the tail, or the model, again: how often, in which batches, and what models that mix rows get."""
+"""Check how often, and in which batches, the tail or the whole model runs again, and what models that mix rows get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
 class Model(nn.Module):
-    """A convolution, `layer`, and a tail that may be peculiar."""
+    """A model with a convolution, a module `layer`, and any function as its tail."""
 
     def __init__(self, tail: Callable[[Tensor, Tensor], Tensor] = lambda before, after: after) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Model(nn.Module):
         after = self.layer(before)
         self.batches.append((len(images), len(after)))
         features = self.tail(before, after)
-        # not linear, or a ratio to the score would be as good as a difference
+        # A non-linear head distinguishes a ratio to the score from a difference.
         return self.head(features.mean((2, 3)).sinh())
 
 
@@ -54,7 +54,7 @@ def only_of_three(before: Tensor, after: Tensor) -> Tensor:
 
 
 def fold(before: Tensor, after: Tensor) -> Tensor:
-    """Three frames make a clip, and each gets something of the one before it, as in a temporal shift."""
+    """Fold three frames into a clip, and add to each half of the frame before it, as in a temporal shift."""
     clips = after.unflatten(0, (len(before) // 3, -1))
     return (clips + 0.5 * clips.roll(1, dims=1)).flatten(0, 1)
 
@@ -111,9 +111,9 @@ def test_one_image_broadcasts_over_a_skip_connection() -> None:
 
 @pytest.mark.parametrize("method", ["ablationcam", "reciprocam", "scorecam", "rise"])
 def test_a_model_that_mixes_rows_is_asked_for_one_variant_at_a_time(method: str) -> None:
-    chosen = gradcam.METHODS["rise"].using(masks=7) if method == "rise" else method
+    method_or_name = gradcam.METHODS["rise"].using(masks=7) if method == "rise" else method
     model = Model(lambda before, after: after - after.mean(0))
-    gradcam.explain(model, IMAGES, "layer", method=chosen, target=1)
+    gradcam.explain(model, IMAGES, "layer", method=method_or_name, target=1)
     assert model.batches[-4:] == [(3, 3)] * 4
 
 
@@ -151,11 +151,12 @@ def test_an_output_with_more_than_rows_of_images_is_computed_one_variant_at_a_ti
     gradcam.explain(model, IMAGES, "layer", method="ablationcam", target=target)
     assert model.batches[-5:] == [(3, 3)] * 5
     model.batches.clear()
-    gradcam.explain(model, IMAGES, "layer", method="ablationcam", target=1)  # a class needs the logits only
+    # A class reads the logits only, not the second output.
+    gradcam.explain(model, IMAGES, "layer", method="ablationcam", target=1)
     assert whole_batches(model) == [(3, 3), (3, 27)]
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of its quantisation
+@pytest.mark.filterwarnings("ignore")  # PyTorch's quantisation emits deprecation warnings
 def test_a_dynamically_quantised_head_scales_rows_by_the_largest_of_all() -> None:
     model = torch.ao.quantization.quantize_dynamic(Model(), {nn.Linear})
     model.batches = []
@@ -221,7 +222,7 @@ def test_a_model_that_changes_its_input_in_place() -> None:
 
 @pytest.mark.parametrize("flatten", [lambda x: x.flatten(1), lambda x: x.view(len(x), -1)])
 def test_masked_pictures_are_channels_last_where_the_model_takes_them(flatten: Callable[[Tensor], Tensor]) -> None:
-    seen: list[tuple[int, bool]] = []
+    batches: list[tuple[int, bool]] = []
 
     class Flat(nn.Module):
         def __init__(self) -> None:
@@ -230,13 +231,13 @@ def test_masked_pictures_are_channels_last_where_the_model_takes_them(flatten: C
             self.head = nn.Linear(4 * 10 * 14, 5)
 
         def forward(self, x: Tensor) -> Tensor:
-            seen.append((len(x), x.is_contiguous(memory_format=torch.channels_last)))
+            batches.append((len(x), x.is_contiguous(memory_format=torch.channels_last)))
             return self.head(flatten(self.conv(x)))
 
     model = Flat().double()
     explanation = gradcam.explain(model, TINY[:1].double(), "conv", method="scorecam", target=2)
     takes_them = "flatten" in flatten.__code__.co_names
-    assert [last for rows, last in seen if rows > 1] == ([True] if takes_them else [True, False])
+    assert [last for rows, last in batches if rows > 1] == ([True] if takes_them else [True, False])
     expected = slow.sum_of_channels(*slow.scorecam_weights(model, TINY[:1].double(), "conv", [[2]]))
     torch.testing.assert_close(explanation.maps, expected.relu().float(), rtol=1e-4, atol=1e-6)
 
@@ -247,13 +248,13 @@ class TestMemory:
         with torch.no_grad(), meter:
             before = x * 2
             meter.mark("first")
-            a = x + 1  # 1000
-            b = a * 2  # 2000
+            a = x + 1  # 1000 bytes
+            b = a * 2  # 2000 bytes
             del a
-            b = b.view(10, 25).relu_()  # not a byte more
-            c = b + 1  # 2000
+            b = b.view(10, 25).relu_()  # 0 bytes
+            c = b + 1  # 2000 bytes
             meter.mark("second")
-            d = c[:5] * 3  # 500
+            d = c[:5] * 3  # 500 bytes
         assert meter.peak("first") == 2500
         assert meter.peak("second") == 500
         assert meter.peak("never") == 0
@@ -293,7 +294,7 @@ class TestMemory:
         torch.testing.assert_close(chunked.maps, explanation.maps, rtol=1e-4, atol=1e-6)
         rows.clear()
         smaller = gradcam.explain(model, TINY, "4", method=method, target=1, memory_budget=budget // 3)
-        assert max(rows) == 3  # too few for the unchanged and the strange among them
+        assert max(rows) == 3  # too few rows to include the unchanged variant and the probe
         torch.testing.assert_close(smaller.maps, explanation.maps, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize("method", ["ablationcam", "reciprocam", "scorecam", "rise"])
@@ -344,14 +345,14 @@ class TestNoTrace:
         before = traces(model)
         budget = 40_000 if name in ("ablationcam", "reciprocam") else 300_000
 
-        def interrupt(done: int, total: int) -> None:
-            calls.append((done, total))
+        def interrupt(count: int, total: int) -> None:
+            calls.append((count, total))
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             gradcam.explain(model, TINY, "4", method=quick(name), target=1, progress=interrupt, memory_budget=budget)
-        ((done, total),) = calls
-        assert 0 < done < total
+        ((count, total),) = calls
+        assert 0 < count < total
         assert_same(before, traces(model))
 
     def test_where_the_model_fails_when_it_runs_again(self) -> None:
@@ -390,7 +391,7 @@ def test_reruns_are_computed_in_the_autocast_of_the_caller() -> None:
     kinds = []
     model = tiny_model().eval()
     model[8].register_forward_hook(lambda module, args, output: kinds.append(output.dtype))
-    for passes in (2 + len(TINY), 2):  # the first time, each image is run alone, too
+    for passes in (2 + len(TINY), 2):  # the first call also runs each image alone
         kinds.clear()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             explanation = gradcam.explain(model, TINY, "4", method="ablationcam", target=1)

@@ -1,4 +1,4 @@
-"""Maps in which all terms cancel are blank, and said to be; small ones that are right stay. Float64 knows which is which."""
+"""Check that maps whose terms all cancel are blank, with a warning, and that small correct maps stay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANNELS = 24
 
 
 class ChannelNorm(nn.LayerNorm):
-    """A layer norm over the channels of each place, without an epsilon: nothing changes where all channels are scaled."""
+    """A layer norm over the channels of each cell without epsilon, so that scaling all channels changes nothing."""
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images.movedim(1, -1)).movedim(-1, 1)
@@ -64,7 +64,7 @@ def test_a_map_whose_terms_cancel_is_blank_and_said_to_be(
     assert len(message) == 1
     assert message[0].filename == __file__
     assert len(str(message[0].message)) < 250
-    assert gradcam.explain(make(), IMAGES, LAYER, method="layercam", target=ALL).maps.any()  # whose terms do not cancel
+    assert gradcam.explain(make(), IMAGES, LAYER, method="layercam", target=ALL).maps.any()  # its terms do not cancel
 
 
 @pytest.mark.parametrize(("method", "make"), CANCELLING)
@@ -76,7 +76,7 @@ def test_no_rounding_slips_through(method: str, make: Callable[[int], nn.Sequent
 
 
 def test_terms_that_cancel_by_hand() -> None:
-    """3 x 0.1 - 0.3 is 0, and in float32 1e-8: each image and each class is judged alone."""
+    """Check that 3 x 0.1 - 0.3, which is 1e-8 in float32, becomes 0, for each image and class separately."""
     activations = torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.2, 0.4]])[..., None, None]
     gradients = torch.tensor([[1.0, 1.0, -1.0], [0.0, 1.0, 0.0]])[None, :, :, None, None].repeat(2, 1, 1, 1, 1)
     plain = METHODS["hirescam"].compute(activations, gradients)
@@ -114,12 +114,12 @@ def test_how_large_a_map_is_says_nothing(factor: float) -> None:
             return self.net(images) * self.factor
 
     for method in ("gradcam", "hirescam", "layercam", "xgradcam", "eigengradcam", "reciprocam"):
-        actual, plain = (
+        scaled, plain = (
             gradcam.explain(Scaled(item), IMAGES, "net.3", method=method, target=ALL, evidence=evidence(method))
             for item in (factor, 1.0)
         )
         assert plain.maps.flatten(2).any(2).sum() >= 4
-        torch.testing.assert_close(actual.heatmaps, plain.heatmaps, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(scaled.heatmaps, plain.heatmaps, rtol=1e-5, atol=1e-6)
 
 
 def evidence(method: str) -> str:
@@ -144,11 +144,11 @@ def test_a_map_without_positive_evidence_is_blank_without_a_word() -> None:
     ).eval()
     with torch.no_grad():
         model[4].weight.fill_(-1.0)
-    assert not gradcam.explain(model, IMAGES, "1").maps.any()  # warnings are errors here
+    assert not gradcam.explain(model, IMAGES, "1").maps.any()  # no warning either: warnings are errors here
 
 
 def test_a_side_of_rounding_beside_genuine_evidence_is_blank() -> None:
-    """Against the class at one place; at all others the terms cancel, and rounding of either sign is left."""
+    """Check a map with negative evidence in one cell; in all others the terms cancel up to rounding of either sign."""
     activations = torch.rand(1, 1, 1, 50, generator=torch.Generator().manual_seed(0)).repeat(1, 3, 1, 1)
     activations[0, 1] *= 3.1
     activations[0, 2] *= 4.1
@@ -163,14 +163,15 @@ def test_a_side_of_rounding_beside_genuine_evidence_is_blank() -> None:
 
 
 class SumOfShares(nn.Module):
-    """A score that is always 1, up to rounding, beside one that is not."""
+    """A model with a score that is always 1 up to rounding, beside one that varies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = network(nn.Identity())
 
     def forward(self, images: Tensor) -> Tensor:
-        features = nn.functional.adaptive_avg_pool2d(self.net[:4](images), 4).flatten(1)  # more add up to more rounding
+        # A sum of more values has a larger rounding error.
+        features = nn.functional.adaptive_avg_pool2d(self.net[:4](images), 4).flatten(1)
         shares = (features * 3).softmax(1)
         return torch.stack([shares.sum(1), features.sum(1)], 1)
 
@@ -212,7 +213,7 @@ def test_only_maps_that_may_be_rounding_are_tried_out() -> None:
         calls.clear()
         denoise_method(gradcam_counted, 1e-5, activations, factor * gradients)
         assert len(calls) == 1
-    gradients -= gradients.mean((3, 4), keepdim=True)  # what is left of the means is rounding
+    gradients -= gradients.mean((3, 4), keepdim=True)  # now the means are only rounding error
     (settled,) = denoise_method(gradcam_counted, 1e-5, activations, gradients)
     assert len(calls) > 2
     assert settled.rounding_mask.any(2).all()
@@ -222,19 +223,19 @@ def test_only_maps_that_may_be_rounding_are_tried_out() -> None:
 def test_many_classes_are_changed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     explanation = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
     monkeypatch.setattr("gradcam.cam.rounding.MAX_DERIVATIVE_BYTES", 1)
-    actual = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
-    torch.testing.assert_close(actual.maps, explanation.maps, rtol=1e-5, atol=1e-9)
+    chunked = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
+    torch.testing.assert_close(chunked.maps, explanation.maps, rtol=1e-5, atol=1e-9)
 
 
 def test_the_sign_of_a_component_is_no_matter_of_rounding() -> None:
-    """Where the channels' sum cancels, it would turn the component either way: its peak is positive instead."""
+    """Check that the component's peak is positive where the sum of channels, which decides the sign, cancels."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):
         place = torch.rand(1, 1, 4, 5, generator=generator)
         activations = torch.cat([place, place * 3.1, place * 4.1], 1)
         gradients = torch.tensor([1.0, 1.0, -1.0])[None, None, :, None, None].repeat(1, 1, 1, 4, 5)
-        actual = METHODS["eigengradcam"].compute(activations, gradients)
-        torch.testing.assert_close(actual / actual.max(), place / place.max())
+        component = METHODS["eigengradcam"].compute(activations, gradients)
+        torch.testing.assert_close(component / component.max(), place / place.max())
 
 
 @pytest.mark.filterwarnings("ignore:.*have both signs")
@@ -251,8 +252,8 @@ def test_a_channel_that_is_constant_up_to_rounding_stands_out_nowhere() -> None:
     channel[0, 0, 2, 3] += 1e-7
     channel[0, 1] = 0.0
     channel[0, 1, 1, 1] = 1.0
-    actual = METHODS["fem"].compute(channel)
-    assert actual.nonzero().tolist() == [[0, 1, 1]]
+    mask = METHODS["fem"].compute(channel)
+    assert mask.nonzero().tolist() == [[0, 1, 1]]
 
 
 def test_a_channel_that_is_constant_up_to_rounding_has_no_mask() -> None:

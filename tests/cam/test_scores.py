@@ -21,21 +21,21 @@ def test_logit() -> None:
 
 
 def test_probability() -> None:
-    actual = score("probability", LOGITS, [[1, 5], [6, 0]])
+    values = score("probability", LOGITS, [[1, 5], [6, 0]])
     total = sum(math.exp(value) for value in LOGITS[0].tolist())
-    assert actual[0].tolist() == pytest.approx([math.exp(1) / total, math.exp(5) / total])
+    assert values[0].tolist() == pytest.approx([math.exp(1) / total, math.exp(5) / total])
 
 
 def test_the_probability_of_a_single_logit_is_logistic() -> None:
-    actual = score("probability", torch.tensor([[0.5], [-2.0]]), [[0], [0]])
-    assert actual[:, 0].tolist() == pytest.approx([1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(2))])
+    values = score("probability", torch.tensor([[0.5], [-2.0]]), [[0], [0]])
+    assert values[:, 0].tolist() == pytest.approx([1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(2))])
 
 
 def test_contrast_is_against_the_mean_of_the_five_strongest_rivals() -> None:
-    actual = score("contrast", LOGITS, [[1, 5], [6, 0]])
+    contrasts = score("contrast", LOGITS, [[1, 5], [6, 0]])
     # class 1 (1.0): rivals 5, 4, 3, 2, 0, mean 2.8; class 5 (5.0): rivals 4, 3, 2, 1, 0, mean 2
-    assert actual[0].tolist() == pytest.approx([1 - 2.8, 5 - 2])
-    assert actual[1].tolist() == pytest.approx([7, 0 - 7 / 5])
+    assert contrasts[0].tolist() == pytest.approx([1 - 2.8, 5 - 2])
+    assert contrasts[1].tolist() == pytest.approx([7, 0 - 7 / 5])
 
 
 def test_contrast_with_few_classes() -> None:
@@ -45,10 +45,10 @@ def test_contrast_with_few_classes() -> None:
 
 def test_rivals_are_chosen_once() -> None:
     target = ClassTarget([[1]], score="contrast").resolve(LOGITS[:1], 1)
-    other = torch.tensor([[0.0, 1.0, 9.0, 2.0, 3.0, 4.0, 5.0]])
-    # the strongest of the first logits were 5, 6, 0, 2, 3, whatever the others are
-    assert target.compute(other).item() == pytest.approx(1 - (4 + 5 + 0 + 9 + 2) / 5)
-    assert target.repeat(2).compute(torch.cat([LOGITS[:1].float(), other])).flatten().tolist() == pytest.approx(
+    other_logits = torch.tensor([[0.0, 1.0, 9.0, 2.0, 3.0, 4.0, 5.0]])
+    # The rivals stay those of the first logits, classes 5, 6, 0, 2 and 3, whatever the new logits are.
+    assert target.compute(other_logits).item() == pytest.approx(1 - (4 + 5 + 0 + 9 + 2) / 5)
+    assert target.repeat(2).compute(torch.cat([LOGITS[:1].float(), other_logits])).flatten().tolist() == pytest.approx(
         [1 - 2.8, 1 - (4 + 5 + 0 + 9 + 2) / 5]
     )
 
@@ -59,7 +59,7 @@ def test_the_nearest_are_those_whose_logits_are_like_its_own() -> None:
         2,
         3,
         4,
-    ]  # 3.0 and -1.0 are as near
+    ]  # 3.0 and -1.0 are equally near
     assert sorted(nearest[0, 1].tolist()) == [0, 2, 6]
     expected = 5 - 0.6 * (3 + 2 + 4) / 3
     assert difference(LOGITS[:1], torch.tensor([[5]]), nearest[:, 1:], FINER_SHARE).item() == pytest.approx(expected)
@@ -101,15 +101,15 @@ def test_half_precision_logits_become_float32() -> None:
 
 
 class TestActivation:
-    """How logits become probabilities, and a single one two classes; numbers worked by hand."""
+    """Check how logits become probabilities, and how a single logit becomes two classes, worked by hand."""
 
     single = torch.tensor([[2.0], [-1.0]])
     p = torch.tensor([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(1))])
 
     def scores(self, logits: Tensor, **options: Any) -> Tensor:
         target = ClassTarget([[0, 1]] * len(logits), **options)
-        actual = target.find_logits(logits, len(logits))
-        return target.resolve(actual, len(logits)).compute(actual)
+        resolved_logits = target.find_logits(logits, len(logits))
+        return target.resolve(resolved_logits, len(logits)).compute(resolved_logits)
 
     def test_a_single_logit_is_for_and_against(self) -> None:
         assert self.scores(self.single, activation="sigmoid").tolist() == [[-2, 2], [1, -1]]
@@ -120,8 +120,8 @@ class TestActivation:
     def test_a_single_probability_is_for_and_against(self) -> None:
         shares = self.p[:, None]
         for score in ("logit", "probability"):
-            actual = self.scores(shares, activation="applied", score=score)
-            torch.testing.assert_close(actual, torch.stack([1 - self.p, self.p], 1))
+            scores = self.scores(shares, activation="applied", score=score)
+            torch.testing.assert_close(scores, torch.stack([1 - self.p, self.p], 1))
 
     @pytest.mark.parametrize("score", ["logit", "probability"])
     def test_a_value_is_itself(self, score: str) -> None:
@@ -138,8 +138,8 @@ class TestActivation:
 
     def test_classes_that_do_not_exclude_one_another(self) -> None:
         logits = torch.tensor([[2.0, -1.0, 0.0]])
-        actual = self.scores(logits, activation="sigmoid", score="probability")
-        torch.testing.assert_close(actual, self.p[None])
+        scores = self.scores(logits, activation="sigmoid", score="probability")
+        torch.testing.assert_close(scores, self.p[None])
         assert self.scores(logits, activation="none", score="probability").tolist() == [[2, -1]]
 
     def test_what_speaks_for_one_speaks_against_the_other(self) -> None:

@@ -1,4 +1,4 @@
-"""The layer that is explained where none is named: of branches, dense outputs, detectors, and for each kind of method."""
+"""Check the default layer of models with branches, of dense outputs and detectors, and for each kind of method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASSETS = Path(__file__).parents[2] / "assets"
 
 
 def randomised(model: nn.Module) -> nn.Module:
-    """In evaluation mode, with weights that let something through, of heads too."""
+    """Return the model in evaluation mode with random weights that carry a signal, in its heads as well."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -32,12 +32,12 @@ def randomised(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def correlate(one: Tensor, other: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]).double())[0, 1])
+def correlate(first: Tensor, second: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]).double())[0, 1])
 
 
 class UNet(nn.Module):
-    """Two steps down, two up, with skip connections, and a head of 1 x 1 or 3 x 3."""
+    """A U-Net with two steps down, two up, skip connections, and a head of 1 x 1 or 3 x 3."""
 
     def __init__(self, kernel: int = 1) -> None:
         super().__init__()
@@ -108,7 +108,10 @@ def test_a_dense_output_is_explained_at_the_encoders_end_and_not_by_itself(
 
 
 def test_next_to_the_output_a_map_is_the_output() -> None:
-    """Why not there: before a 1 x 1 head, Grad-CAM of a mean over places is that class's logits, but for the bias."""
+    """Show why the last layer is a bad default.
+
+    Before a 1 x 1 head, Grad-CAM of a mean over places equals that class's logits up to the bias.
+    """
     model = randomised(UNet()).double()
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     explanation = gradcam.explain(
@@ -118,7 +121,7 @@ def test_next_to_the_output_a_map_is_the_output() -> None:
 
 
 class AttentionLevel(nn.Module):
-    """One step down and up again, with a gate on what is handed across; what lies below is a part of it."""
+    """A U-Net level: one step down and up again, with a gate on the skip connection; it contains the level below."""
 
     def __init__(self, channels: int, below: nn.Module) -> None:
         super().__init__()
@@ -143,7 +146,7 @@ def test_a_network_inside_of_modules_that_are_called_attention_is_looked_at() ->
 
 
 class FrozenTower(nn.Module):
-    """Only what comes behind a tower without gradients is recorded: rows of a decoder, and the output."""
+    """A model with a tower without gradients, so that only the decoder's tokens and the output are recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,8 +156,8 @@ class FrozenTower(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             rows = self.tower(images).flatten(2).transpose(1, 2)
-        actual: Tensor = self.up(self.decoder(rows, rows).transpose(1, 2).unflatten(2, (4, 4)))
-        return actual
+        output: Tensor = self.up(self.decoder(rows, rows).transpose(1, 2).unflatten(2, (4, 4)))
+        return output
 
 
 @pytest.mark.parametrize(
@@ -189,17 +192,17 @@ def test_a_pyramids_level_of_a_few_cells_is_not_explained() -> None:
 
         def forward(self, images: Tensor) -> Tensor:
             fine = self.c4(self.c3(images))
-            actual: Tensor = self.head(self.mix(fine + F.interpolate(self.c5(fine), scale_factor=2)))
-            return actual
+            output: Tensor = self.head(self.mix(fine + F.interpolate(self.c5(fine), scale_factor=2)))
+            return output
 
-    actual = gradcam.explain(
+    explanation = gradcam.explain(
         randomised(Pyramid()), torch.randn(1, 3, 16, 16), target=lambda output: output[:, 1].amax((1, 2))
     )
-    assert (actual.layer, actual.maps.shape[2:]) == ("c4", (4, 4))
+    assert (explanation.layer, explanation.maps.shape[2:]) == ("c4", (4, 4))
 
 
 class Detector(nn.Module):
-    """A pyramid of two levels with a tower and class logits at each, joined in a row or as they are."""
+    """A detector with two levels, and a tower and class logits at each; the logits are concatenated or a list."""
 
     def __init__(self, is_joined: bool) -> None:
         super().__init__()
@@ -215,7 +218,7 @@ class Detector(nn.Module):
         return torch.cat([level.flatten(2) for level in levels], 2).sigmoid() if self.is_joined else levels
 
 
-@pytest.mark.filterwarnings("ignore:.*for some of the images")  # whose class is strongest on the finer level
+@pytest.mark.filterwarnings("ignore:.*for some of the images")  # some images score highest at the finer level
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_the_class_logits_of_a_detector_are_not_explained(is_joined: bool) -> None:
     model = randomised(Detector(is_joined))
@@ -232,11 +235,11 @@ def test_the_class_logits_of_a_detector_are_not_explained(is_joined: bool) -> No
 def test_a_target_of_one_level_is_explained_on_its_way() -> None:
     model = randomised(Detector(False))
     explanation = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[0][:, 2].amax((1, 2)))
-    assert explanation.layer == "c4"  # c5, which is coarser, has no part in it
+    assert explanation.layer == "c4"  # the score does not depend on the coarser c5
 
 
 class Branches(nn.Module):
-    """Two ways to the score, joined by a module or by an operator."""
+    """A model with two branches, joined by a module or by an operator."""
 
     def __init__(self, join: nn.Module | None) -> None:
         super().__init__()
@@ -262,7 +265,7 @@ def test_a_layer_that_all_of_the_picture_passes_comes_before_a_branch() -> None:
 
 
 def test_a_traced_resnet_is_explained_at_the_last_run_of_its_last_relu() -> None:
-    """Its additions are no modules, and its ReLUs run twice: the second run is what the untraced block gives."""
+    """Check that the second run of the ReLU is explained, which is the output of the block in the untraced model."""
     model, images = torchvision.models.resnet18(weights=None).eval(), torch.randn(1, 3, 64, 64)
     traced = torch.fx.symbolic_trace(model)
     with warnings.catch_warnings():
@@ -272,7 +275,7 @@ def test_a_traced_resnet_is_explained_at_the_last_run_of_its_last_relu() -> None
             assert explanation.layer == "layer4.1.relu#1"
             assert torch.equal(explanation.maps, gradcam.explain(model, images, "layer4", target=1, method=method).maps)
         plain = torch.fx.symbolic_trace(torchvision.models.mobilenet_v2(weights=None).eval())
-        assert gradcam.explain(plain, images, target=1).layer == "features.18.2"  # behind which there is no branch
+        assert gradcam.explain(plain, images, target=1).layer == "features.18.2"  # there is no branch after it
     rows = [
         row for row in gradcam.list_layers(traced, images) if row.name.startswith("layer4.1.relu") or row.is_suggested
     ]
@@ -298,7 +301,7 @@ def test_where_there_is_only_a_branch_it_is_said() -> None:
 
 
 def test_mvit_is_explained_before_its_last_attention_and_not_at_the_pool_of_a_branch() -> None:
-    """The number of its tokens fits several grids, of which the model is asked for the right one."""
+    """Check that the right grid is determined from the model, although the number of tokens fits several grids."""
     from torchvision.models.video.mvit import MSBlockConfig, MViT
 
     def block(heads: int, inputs: int, outputs: int, stride: int) -> MSBlockConfig:
@@ -415,7 +418,7 @@ def test_probabilities_that_are_sure_are_no_embedding() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(1))
     with torch.no_grad():
         model[0].bias[2] = 200.0
-    # Nothing is said of embeddings, and the warning of probabilities comes before the gradient that vanishes.
+    # There is no message about embeddings, and the warning about probabilities comes before the error.
     with (
         pytest.raises(gradcam.GradcamError, match="exactly zero"),
         pytest.warns(gradcam.errors.GradcamWarning, match="output is probabilities"),
@@ -424,7 +427,7 @@ def test_probabilities_that_are_sure_are_no_embedding() -> None:
 
 
 class TwoTowers(nn.Module):
-    """As a CLIP of open_clip: the picture's tower is `visual`, and the text's blocks come last."""
+    """A CLIP as in open_clip: the image tower is `visual`, and the blocks of the text tower are last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -512,14 +515,14 @@ def mosaic(classifier: gradcam.Classifier) -> Tensor:
 
 
 def mass_in_own_quarter(heatmaps: Tensor) -> float:
-    """The grid pointing game, by hand: chance is a quarter."""
+    """Return the share of the positive evidence in the right quarter (the grid pointing game); chance level is 0.25."""
     half = heatmaps.shape[-1] // 2
     quarters = [(0, 0), (0, half), (half, 0), (half, half)]
-    own = [
-        one[top : top + half, left : left + half].sum() / one.sum().clamp(min=1e-9)
-        for one, (top, left) in zip(heatmaps[0], quarters)
+    masses = [
+        heatmap[y0 : y0 + half, x0 : x0 + half].sum() / heatmap.sum().clamp(min=1e-9)
+        for heatmap, (y0, x0) in zip(heatmaps[0], quarters)
     ]
-    return float(torch.stack(own).mean())
+    return float(torch.stack(masses).mean())
 
 
 @pytest.mark.slow
@@ -533,8 +536,8 @@ def test_methods_that_assume_positive_activations_find_the_picture_at_their_own_
     explanation = gradcam.explain(classifier.model, mosaic, classifier.layer_for(method), method=method, target=target)
     assert mass_in_own_quarter(explanation.heatmaps) > least
     with pytest.warns(GradcamWarning, match=rf"'layer4' have both signs, but {method} assumes? no negative values"):
-        other = gradcam.explain(classifier.model, mosaic, "layer4", method=method, target=target)
-    assert mass_in_own_quarter(other.heatmaps) < before
+        explanation_of_layer4 = gradcam.explain(classifier.model, mosaic, "layer4", method=method, target=target)
+    assert mass_in_own_quarter(explanation_of_layer4.heatmaps) < before
     automatic = gradcam.explain(classifier.model, mosaic, method=method, target=target)
     assert automatic.layer == "head.0"
 
@@ -563,15 +566,15 @@ def test_each_method_has_its_own_layer_where_none_is_named(classifier: gradcam.C
         alone = classifier.explain(ASSETS / "panda.webp", layer, method=method)
         torch.testing.assert_close(explanation.maps, alone.maps)
         assert classifier.explain(ASSETS / "panda.webp", method=method).layer == layer
-    named = gradcam.load_classifier(layer="layer4", device="cpu")
-    assert {named.layer_for(name) for name in METHODS} == {"layer4"}
+    classifier_of_layer4 = gradcam.load_classifier(layer="layer4", device="cpu")
+    assert {classifier_of_layer4.layer_for(name) for name in METHODS} == {"layer4"}
 
 
 @pytest.mark.parametrize(
     "build", [torchvision.models.resnet18, torchvision.models.mobilenet_v2, torchvision.models.vgg11_bn]
 )
 def test_a_layer_behind_an_activation_is_one_by_its_values(build: Callable[..., nn.Module]) -> None:
-    """What `gradcam layers` reads off the graph, against the least value that each layer gives."""
+    """Compare what `gradcam layers` derives from the graph with the smallest value that each layer outputs."""
     model, images = randomised(build(weights=None)).requires_grad_(False), torch.randn(2, 3, 64, 64)
     least: dict[str, float] = {}
 
@@ -583,9 +586,9 @@ def test_a_layer_behind_an_activation_is_one_by_its_values(build: Callable[..., 
     with torch.no_grad():
         model(images)
     values = dict(least)
-    shown = [row for row in gradcam.list_layers(model, images) if row.cam]
-    assert {row.name: row.both_signs for row in shown} == {row.name: values[row.name] < 0 for row in shown}
-    assert {row.both_signs for row in shown} == {False, True}
+    mapped_rows = [row for row in gradcam.list_layers(model, images) if row.cam]
+    assert {row.name: row.both_signs for row in mapped_rows} == {row.name: values[row.name] < 0 for row in mapped_rows}
+    assert {row.both_signs for row in mapped_rows} == {False, True}
 
 
 def test_a_network_that_ends_in_a_bottleneck_has_a_layer_for_either_kind() -> None:

@@ -1,4 +1,4 @@
-"""The classification models of torchvision, with random weights: the automatic layer, and the map there."""
+"""Check the default layer and the map of torchvision's classification models with random weights."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ import gradcam
 pytestmark = pytest.mark.slow
 
 ALL_NAMES = torchvision.models.list_models(module=torchvision.models)
-MOST = 62_000_000  # parameters: larger models are wider or deeper copies of smaller ones, but for families that begin there
+# Larger models are wider or deeper copies of smaller ones, except for the three named below.
+MAX_PARAMETERS = 62_000_000
 NAMES = [
     name
     for name in ALL_NAMES
     if name in ("vgg11", "vit_b_16", "wide_resnet50_2")
-    or torchvision.models.get_model_weights(name).DEFAULT.meta["num_params"] <= MOST  # type: ignore[attr-defined]
+    or torchvision.models.get_model_weights(name).DEFAULT.meta["num_params"] <= MAX_PARAMETERS  # type: ignore[attr-defined]
 ]
 
-# The automatic layer by the beginning of the model's name, and what its output has to be turned into by hand.
+# By the beginning of the model's name: the default layer, and the operation that brings its output to channels first.
 LAYERS: dict[str, str] = {
     "alexnet": "features",
     "convnext": "features",
@@ -39,21 +40,21 @@ LAYERS: dict[str, str] = {
     "regnet": "trunk_output",
     "resne": "layer4",
     "shufflenet": "conv5",
-    "squeezenet": "classifier.2",  # behind the last convolution, which gives a channel for each class
-    "swin": "permute",  # of the last norm's output, to channels first
+    "squeezenet": "classifier.2",  # after the last convolution, which has one channel per class
+    "swin": "permute",  # brings the output of the last norm to channels first
     "vgg": "features",
     "vit": "encoder.layers.encoder_layer_11.ln_1",
     "wide_resnet": "layer4",
 }
-# Other than 64 where that leaves a grid of one cell, where windows or patches do not fit it, or for time's sake.
+# Sizes other than 64: where 64 leaves a grid of one cell, does not fit the windows or patches, or takes too long.
 SIZES = {"alexnet": 96, "inception_v3": 128, "maxvit_t": 224}
-MOST_IN_FLOAT64 = 100_000_000  # parameters; the slow reference of larger models is in float32
+MAX_FLOAT64_PARAMETERS = 100_000_000  # the slow reference of larger models is in float32
 
 NOISE = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
 
 
 def fill(tensor: Tensor, *_: object, **__: object) -> Tensor:
-    """Random numbers of a usual size, many times faster than one by one: five thousand million parameters take a while."""
+    """Return random numbers of a usual scale by repetition, because sampling five billion parameters takes too long."""
     fan_in = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else 2500
     with torch.no_grad():
         flat = tensor.view(-1)
@@ -76,7 +77,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], nn.Module]:
             options["init_weights"] = True
         model = torchvision.models.get_model(name, weights=None, **options)
         for parameter in model.parameters():
-            if parameter.ndim > 1 and not parameter.any():  # heads and class tokens that start at zero
+            if parameter.ndim > 1 and not parameter.any():  # heads and class tokens are initialised to zero
                 fill(parameter)
         return model
 
@@ -88,14 +89,14 @@ def size_for(name: str) -> int:
 
 
 def slow_map(model: nn.Module, images: Tensor, layer: str, target: int) -> tuple[Tensor, Tensor]:
-    """Grad-CAM without its ReLU, and the output, from autograd through all of a copy of the model."""
-    if sum(parameter.numel() for parameter in model.parameters()) < MOST_IN_FLOAT64:
+    """Return Grad-CAM without its ReLU, and the output, by plain autograd on a copy of the model."""
+    if sum(parameter.numel() for parameter in model.parameters()) < MAX_FLOAT64_PARAMETERS:
         model, images = copy.deepcopy(model).double(), images.double()
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: object, output: Tensor) -> Tensor:
         output.retain_grad()
-        kept.append(output)
+        outputs.append(output)
         return output.clone()
 
     for module in model.modules():
@@ -105,16 +106,16 @@ def slow_map(model: nn.Module, images: Tensor, layer: str, target: int) -> tuple
     model.get_submodule(layer).register_forward_hook(keep)
     output = model(images.requires_grad_())
     output[:, target].sum().backward()
-    (activations,) = kept
+    (activations,) = outputs
     assert activations.grad is not None
     weights, values = activations.grad, activations.detach()
-    if values.ndim == 3:  # a class token, and then the patches, row by row
+    if values.ndim == 3:  # a class token, and then the patches row by row
         side = math.isqrt(values.shape[1] - 1)
         values, weights = (
             item[:, 1:].reshape(len(item), side, side, -1).permute(0, 3, 1, 2) for item in (values, weights)
         )
-    actual = torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)
-    return actual[:, None], output.detach()
+    heatmaps = torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)
+    return heatmaps[:, None], output.detach()
 
 
 @pytest.mark.parametrize("name", NAMES)

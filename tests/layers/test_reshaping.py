@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import gradcam
 from gradcam.errors import LayerError
-from tests.cam.test_perturbation import SMALL, Transformer
+from tests.cam.test_perturbation import SMALL_RUNS, Transformer
 
 IMAGES = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 GRID = (3, 4)
@@ -32,7 +32,7 @@ METHODS = [name for name, method in gradcam.METHODS.items() if method.place == "
 @pytest.mark.parametrize("tokens_first", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_function_and_a_grid_give_the_maps_of_the_automatic_layout(name: str, *, tokens_first: bool) -> None:
-    method = gradcam.METHODS[name].using(**SMALL.get(name, {}))
+    method = gradcam.METHODS[name].using(**SMALL_RUNS.get(name, {}))
     model = transformer(tokens_first=tokens_first)
 
     def pick(tensor: Tensor) -> Tensor:
