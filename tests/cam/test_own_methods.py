@@ -133,10 +133,10 @@ def test_a_changed_file_is_another_method(method_file: str) -> None:
 
 
 def test_two_files_of_one_name_are_two(method_file: str, tmp_path: Path) -> None:
-    other = tmp_path / "other" / "mine.py"
-    other.parent.mkdir()
-    other.write_text(MINE.replace("sum(2)", "mean(2)"))
-    first, second = (plugins.load("methods", f"{file}:mycam") for file in (method_file, other))
+    changed_file = tmp_path / "other" / "mine.py"
+    changed_file.parent.mkdir()
+    changed_file.write_text(MINE.replace("sum(2)", "mean(2)"))
+    first, second = (plugins.load("methods", f"{file}:mycam") for file in (method_file, changed_file))
     assert plugins.fingerprint(first) != plugins.fingerprint(second)
     assert not torch.equal(explain(first).maps, explain(second).maps)
 
@@ -212,8 +212,8 @@ def test_what_is_no_method_of_a_file(method_file: str, name: str, message: str) 
 
 def test_two_of_one_name_that_say_nothing_of_their_difference() -> None:
     @gradcam.method("mycam", summary="another")
-    def other(activations: Tensor, gradients: Tensor) -> Tensor:
+    def another_method(activations: Tensor, gradients: Tensor) -> Tensor:
         return gradients.sum(2)
 
     with pytest.raises(GradcamError, match="Two methods are named 'mycam'"):
-        gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[mycam, other])
+        gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[mycam, another_method])

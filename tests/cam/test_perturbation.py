@@ -370,15 +370,17 @@ LAYER_METHODS = [name for name, method in gradcam.METHODS.items() if method.plac
 @pytest.mark.parametrize("name", LAYER_METHODS)
 def test_tokens_first_are_recognised_by_every_method(name: str, images: int) -> None:
     method = gradcam.METHODS[name].using(**SMALL_RUNS.get(name, {}))
-    expected, actual = (
+    images_first_maps, tokens_first_maps = (
         gradcam.explain(
             Transformer(tokens_first=first).double().eval(), IMAGES[:images], "first", method=method, target=1
         ).maps
         for first in (False, True)
     )
-    assert actual.shape == (images, 1, 3, 4)
-    assert expected.any() or name == "fem"  # none of the twelve cells is two deviations above the mean
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * expected.max().item())
+    assert tokens_first_maps.shape == (images, 1, 3, 4)
+    assert images_first_maps.any() or name == "fem"  # none of the twelve cells is two deviations above the mean
+    torch.testing.assert_close(
+        tokens_first_maps, images_first_maps, rtol=1e-4, atol=1e-4 * images_first_maps.max().item()
+    )
 
 
 def test_the_last_layer_with_tokens_first_is_found() -> None:

@@ -1,4 +1,4 @@
-"""What is remembered about a model is forgotten when one of its settings changes, however deep it lies."""
+"""Check that cached facts about a model are dropped when one of its settings changes, at any depth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_another_shared_object_is_noticed() -> None:
 def test_objects_that_share_others_are_compared_once_each() -> None:
     model = nn.ReLU()
     value = SimpleNamespace(left=0, right=0)
-    for number in range(60):  # described one by one, each holds 2 to the power of its number
+    for number in range(60):  # a description without sharing would double in size at each step
         setattr(model, f"part{number}", value)
         value = SimpleNamespace(left=value, right=value)
     remember(model)

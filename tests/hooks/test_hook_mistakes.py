@@ -1,4 +1,4 @@
-"""Six mistakes that people make with PyTorch's hooks: what each gives, measured, and what the toolkit gives in its place."""
+"""Measure six common mistakes with PyTorch's hooks, and check that this package gives the right result instead."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def network() -> nn.Sequential:
 
 
 def by_hand(model: nn.Sequential, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The convolution's activations, and the gradient of the sum of squares there."""
+    """Return the convolution's activations, and the gradient of the sum of squares there, by plain autograd."""
     activations = model[0](images)
     score = model[3](activations.relu().flatten(1)).pow(2).sum()
     return activations.detach(), torch.autograd.grad(score, activations)[0]
 
 
 def followed(model: nn.Sequential, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The same through the toolkit, in a plain training step."""
-    seen: list[Tensor] = []
+    """Return the activations and the gradient recorded by `follow_layers` in a training step."""
+    tensors: list[Tensor] = []
 
     def look(name: str, tensor: Tensor) -> Any:
-        seen.append(tensor.clone())
-        return seen.append
+        tensors.append(tensor.clone())
+        return tensors.append
 
     with Hooks() as hooks:
         follow_layers(hooks, {"0": model[0]}, look)
         model(images).pow(2).sum().backward()
-    activations, gradients = seen
+    activations, gradients = tensors
     return activations, gradients
 
 
 def test_intermediate_gradients_are_gone_without_retain() -> None:
     model = network()
-    kept: list[Tensor] = []
-    handle = model[3].register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
+    inputs_of_linear: list[Tensor] = []
+    handle = model[3].register_forward_pre_hook(lambda module, inputs: inputs_of_linear.append(inputs[0]))
     model(IMAGES).pow(2).sum().backward()
     handle.remove()
     with pytest.warns(UserWarning, match="not a leaf Tensor"):
-        assert kept[0].grad is None
+        assert inputs_of_linear[0].grad is None
     _, expected = by_hand(model, IMAGES)
     assert expected.any()
     torch.testing.assert_close(followed(model, IMAGES)[1], expected)
@@ -61,30 +61,31 @@ def test_intermediate_gradients_are_gone_without_retain() -> None:
 
 def test_a_hook_that_assigns_changes_nothing_or_too_much() -> None:
     def assign(gradient: Tensor) -> None:
-        gradient = gradient * 10  # a new name, which nobody hears of
+        gradient = gradient * 10  # only rebinds the local name
 
     def multiply(gradient: Tensor) -> None:
         gradient *= 10
 
     def gradients(function: Any, edit: Any) -> list[float]:
         x, y = torch.tensor([1.0], requires_grad=True), torch.tensor([2.0], requires_grad=True)
-        other, side = y * 1, x * 3
+        branch, side = y * 1, x * 3
         edit(side, function)
-        (side + other).backward(torch.tensor([1.0]))
+        (side + branch).backward(torch.tensor([1.0]))
         return [x.grad.item(), y.grad.item()]
 
     def plain(tensor: Tensor, function: Any) -> None:
         tensor.register_hook(function)
 
-    assert gradients(assign, plain) == [3, 1]  # as without
-    assert gradients(multiply, plain) == [30, 10]  # y's gradient, which was not asked for, is the same memory
+    assert gradients(assign, plain) == [3, 1]  # the same as without a hook
+    # Y's gradient shares its memory with the gradient at `side`, so it is multiplied as well.
+    assert gradients(multiply, plain) == [30, 10]
     assert gradients(lambda gradient: gradient * 10, edit_gradients) == [30, 1]
     with pytest.raises(gradcam.errors.GradientError, match="in place.*return a new tensor"):
         gradients(multiply, edit_gradients)
 
 
 def old_grad_input(module: nn.Module, images: Tensor) -> list[tuple[int, ...] | None]:
-    """The shapes that the old kind of hook gets."""
+    """Return the shapes that the deprecated `register_backward_hook` passes as `grad_input`."""
     results: list[Any] = []
     module = copy.deepcopy(module)
     module.register_backward_hook(lambda module, grad_input, grad_output: results.extend(grad_input))
@@ -97,31 +98,31 @@ def old_grad_input(module: nn.Module, images: Tensor) -> list[tuple[int, ...] | 
 def test_the_old_backward_hook_means_something_else_in_each_layer() -> None:
     linear, convolution = nn.Linear(3, 4), nn.Conv2d(3, 4, 3)
     rows, images = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, 5, 5, requires_grad=True)
-    assert old_grad_input(linear, rows) == [(4,), (2, 3), (3, 4)]  # bias, input, weights the other way round
-    assert old_grad_input(convolution, images) == [(2, 3, 5, 5), (4, 3, 3, 3), (4,)]  # input, weights, bias
-    assert old_grad_input(nn.Sequential(linear, nn.ReLU()), rows) == [(2, 4)]  # of its last part alone
+    assert old_grad_input(linear, rows) == [(4,), (2, 3), (3, 4)]  # bias, input, transposed weight
+    assert old_grad_input(convolution, images) == [(2, 3, 5, 5), (4, 3, 3, 3), (4,)]  # input, weight, bias
+    assert old_grad_input(nn.Sequential(linear, nn.ReLU()), rows) == [(2, 4)]  # only for the last layer inside
     for module, inputs in ((linear, rows), (convolution, images), (nn.Sequential(linear, nn.ReLU()), rows)):
         model = nn.Sequential(module, nn.Tanh())
         output = module(inputs)
         expected = torch.autograd.grad(output.tanh().sum(), output)[0]
-        seen: list[Tensor] = []
-        with edit_gradients(model, seen.append, layers="0"):
+        hook_gradients: list[Tensor] = []
+        with edit_gradients(model, hook_gradients.append, layers="0"):
             model(inputs).sum().backward()
-        torch.testing.assert_close(seen, [expected])
+        torch.testing.assert_close(hook_gradients, [expected])
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_inputs_that_need_no_gradient() -> None:
     model = network()
-    seen: list[Any] = []
-    model[0].register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_input))
+    calls: list[Any] = []
+    model[0].register_full_backward_hook(lambda module, grad_input, grad_output: calls.append(grad_input))
     nn.Sequential(model[0], nn.Flatten(), model[3])(IMAGES).sum().backward()
-    assert seen == [(None,)]
+    assert calls == [(None,)]
     model[0]._backward_hooks.clear()
     frozen = network().requires_grad_(False)
-    frozen[3].register_full_backward_hook(lambda *_: seen.append("never"))
+    frozen[3].register_full_backward_hook(lambda *_: calls.append("never"))
     assert not frozen(IMAGES).requires_grad
-    assert len(seen) == 1
+    assert len(calls) == 1
 
     frozen = network().requires_grad_(False)
     pictures = IMAGES.clone().requires_grad_()
@@ -140,20 +141,20 @@ def test_inputs_that_need_no_gradient() -> None:
 
 def test_layers_in_place() -> None:
     model = network()
-    kept: list[Tensor] = []
-    handle = model[0].register_forward_hook(lambda module, inputs, output: kept.append(output.detach()))
+    hook_outputs: list[Tensor] = []
+    handle = model[0].register_forward_hook(lambda module, inputs, output: hook_outputs.append(output.detach()))
     model(IMAGES)
     handle.remove()
     activations, gradients = by_hand(model, IMAGES)
     assert (activations < 0).any()
-    assert torch.equal(kept[0], activations.relu())  # what the next layer made of them
+    assert torch.equal(hook_outputs[0], activations.relu())  # the next layer has changed the output in place
     handle = model[0].register_full_backward_hook(lambda *_: None)
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         model(IMAGES)
     handle.remove()
-    actual = followed(model, IMAGES)
-    assert torch.equal(actual[0], activations)
-    torch.testing.assert_close(actual[1], gradients)
+    recorded = followed(model, IMAGES)
+    assert torch.equal(recorded[0], activations)
+    torch.testing.assert_close(recorded[1], gradients)
 
 
 def test_forgotten_handles() -> None:
@@ -162,7 +163,7 @@ def test_forgotten_handles() -> None:
     largest = []
     for _ in range(3):
         model.zero_grad()
-        model[3].bias.register_hook(lambda gradient: 2 * gradient)  # once more in each step
+        model[3].bias.register_hook(lambda gradient: 2 * gradient)  # each step adds another hook
         model(IMAGES).sum().backward()
         largest.append((model[3].bias.grad / once[3].bias.grad).max().item())
     assert largest == [2, 4, 8]

@@ -21,9 +21,9 @@ def flags(model: nn.Module) -> list[bool]:
 
 
 def model() -> nn.Sequential:
-    made = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.Linear(2, 2)))
-    made[1][0].eval()
-    return made
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.Linear(2, 2)))
+    layers[1][0].eval()
+    return layers
 
 
 def test_flags_overlap_in_any_order() -> None:
@@ -33,7 +33,7 @@ def test_flags_overlap_in_any_order() -> None:
     first.__enter__()
     second.__enter__()
     assert not any(flags(shared))
-    first.__exit__(None, None, None)  # the first in is not the last out
+    first.__exit__(None, None, None)  # the contexts do not end in reverse order
     assert flags(shared)[0] is True
     assert not any(flags(shared[1]))
     second.__exit__(None, None, None)
@@ -59,7 +59,7 @@ def test_the_compilers_mode_overlaps_in_any_order() -> None:
     second.__exit__(None, None, None)
     assert compiled.is_compiled()
     with eager_mode(list(model().modules())):
-        assert compiled.is_compiled()  # nothing in that other model is
+        assert compiled.is_compiled()  # the compiled module belongs to another model
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -100,7 +100,7 @@ def test_no_warning_is_given() -> None:
 
 
 class InterruptsOnce:
-    """A lock whose owner is interrupted just when it lets go."""
+    """A lock whose owner is interrupted just after its release."""
 
     def __init__(self, lock: threading.Lock, turns: int) -> None:
         self.lock, self.turns = lock, turns
@@ -132,7 +132,7 @@ def test_an_interruption_at_the_worst_moment_does_not_leave_a_model_in_evaluatio
 
 
 class Counts(nn.Module):
-    """Changes a buffer in evaluation mode too."""
+    """A model that changes a buffer in evaluation mode as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def test_buffers_that_a_model_changes_itself_are_put_back() -> None:
     second.__enter__()
     counts(torch.ones(3, 2))
     first.__exit__(None, None, None)
-    assert counts.calls == 2  # the second is still at work
+    assert counts.calls == 2  # the second context is still open
     second.__exit__(None, None, None)
     assert counts.calls is calls
     assert calls == 0
@@ -178,26 +178,26 @@ def test_running_statistics_stay_what_a_training_thread_makes_of_them() -> None:
     assert torch.equal(counts.norm.running_mean, torch.ones(2))
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+@pytest.mark.filterwarnings("ignore")  # PyTorch's deprecation warnings
 def test_observers_of_quantisation_aware_training_are_put_back() -> None:
     quantisation = pytest.importorskip("torch.ao.quantization")
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).train()
     net.qconfig = quantisation.get_default_qat_qconfig()
     prepared = quantisation.prepare_qat(net)
     generator = torch.Generator().manual_seed(0)
-    first, other = (torch.randn(2, 3, 8, 8, generator=generator) for _ in range(2))
+    first, second = (torch.randn(2, 3, 8, 8, generator=generator) for _ in range(2))
     prepared(first)
     before = copy.deepcopy(prepared.state_dict())
-    gradcam.explain(prepared, other, "0")
+    gradcam.explain(prepared, second, "0")
     after = prepared.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    prepared.eval()(other)  # by itself the model does change them
+    prepared.eval()(second)  # without `explain`, the model does change its observers
     assert not all(torch.equal(before[name], value) for name, value in prepared.state_dict().items())
 
 
 class Keeps(nn.Module):
-    """Does something to its buffers when it runs."""
+    """A module that runs `change` on itself in the forward pass."""
 
     def __init__(self, change: Callable[[nn.Module], object], **buffers: torch.Tensor | None) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Keeps(nn.Module):
 
 
 def counted(change: Callable[[nn.Module], object], **buffers: torch.Tensor | None) -> tuple[nn.Module, torch.Tensor]:
-    """A module with those buffers, in front of one that counts how often it ran; and that counter."""
+    """Return a model that holds these buffers and then counts its calls, and the counter."""
     counter = Keeps(lambda module: module.calls.add_(1), calls=torch.zeros(()))
     return nn.Sequential(Keeps(change, **buffers), counter), counter.calls
 
@@ -234,7 +234,7 @@ def test_odd_buffers_keep_nothing_else_from_being_put_back(
     with preserve_state(shared):
         shared(torch.ones(1))
     assert calls == 0
-    assert buffer._version == version  # not written to, NaN or not
+    assert buffer._version == version  # the buffer is not rewritten, with or without NaN
     assert not isolation._buffers
 
 
@@ -244,7 +244,7 @@ def test_a_cache_that_took_another_buffers_place_stays() -> None:
     with preserve_state(shared):
         shared(torch.ones(1))
     assert calls == 0
-    assert shared[0].cache is cache  # its module may remember the size that it was made for
+    assert shared[0].cache is cache  # the module may have recorded the size of its cache elsewhere
 
 
 def test_buffers_are_left_to_a_thread_that_loads_weights_meanwhile() -> None:
@@ -277,7 +277,7 @@ def test_an_abandoned_context_that_is_collected_under_the_lock_does_not_wait_for
     context = preserve_state(shared)
     context.__enter__()
     with isolation._lock:
-        del context  # a generator: it ends here
+        del context  # the context is a generator, so deleting it ends it
     assert flags(shared) == before
 
 
@@ -296,7 +296,7 @@ def test_the_random_state_is_not_written_where_nothing_was_drawn(monkeypatch: py
 
 def test_what_is_cached_in_evaluation_mode_does_not_outlive_a_training_step() -> None:
     class Biased(nn.Module):
-        """LeViT's way: biases are looked up in a cache in evaluation mode, which `train(False)` does not clear."""
+        """A module as in LeViT, which caches its biases in evaluation mode; `train(False)` does not clear the cache."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -22,16 +22,16 @@ def value() -> Output:
 
 
 def test_a_mapping_that_cannot_be_changed_becomes_a_dict() -> None:
-    one, other = torch.zeros(1), torch.ones(1)
-    actual = replace_tensor(MappingProxyType({"a": one, "b": 3}), one, other)
-    assert actual == {"a": other, "b": 3}
+    old, new = torch.zeros(1), torch.ones(1)
+    replaced = replace_tensor(MappingProxyType({"a": old, "b": 3}), old, new)
+    assert replaced == {"a": new, "b": 3}
 
 
 def test_tensors_in_order() -> None:
     assert [tensor.item() for tensor in tensors(value())] == [1, 2, 3]
-    actual = first_floating(value())
-    assert actual is not None
-    assert actual.item() == 2
+    first = first_floating(value())
+    assert first is not None
+    assert first.item() == 2
     assert first_floating({"n": torch.tensor([1])}) is None
 
 

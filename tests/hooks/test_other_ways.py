@@ -1,4 +1,4 @@
-"""Outputs that a model reads by another way than the return value: an attribute, a hook of its own, another name."""
+"""Check outputs that a model reads other than as a return value: an attribute, a hook of its own, or an alias."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS = 3
 
 
 class Stage(nn.Module):
-    """Half the size, twice the channels; says by which ways its output is read."""
+    """A stage that halves the size and doubles the channels. The options say how others read its output."""
 
     def __init__(self, channels: int, *, attribute: bool = False, view: bool = False, in_place: bool = False) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Stage(nn.Module):
 
 
 class UNet(nn.Module):
-    """Two stages down and two up, whose skips come by hooks, by attributes, or by hooks that the first pass registers."""
+    """A U-Net whose skip connections use hooks, attributes, or hooks that the first pass registers."""
 
     def __init__(self, skips: str = "hook", **options: bool) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class UNet(nn.Module):
 
 
 class HookedFeatures(nn.Module):
-    """timm's features by hooks, and a head on two levels."""
+    """A head on two levels of timm's feature extraction by hooks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def upernet() -> nn.Module:
     return transformers.UperNetForSemanticSegmentation(config)
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many modules there are to compare, at least
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # with the minimum number of modules to compare
     "skips by hooks": (UNet, 9),
     "skips by attributes": (lambda: UNet("attribute"), 9),
     "skips by late hooks": (lambda: UNet("late hook"), 9),
@@ -136,13 +136,16 @@ def build(name: str) -> nn.Module:
 
 
 def score_of(output: Any) -> Tensor:
-    """A number that depends on all of the output, each part in its own way."""
+    """Return a score that depends on every element of the output with a different weight."""
     output = getattr(output, "logits", getattr(output, "predicted_depth", output))
     return (output * torch.linspace(0, 1, output[0].numel(), dtype=output.dtype).reshape(output.shape[1:])).sum()
 
 
 def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
-    """At every module that runs once: of all uses of what it gave; of what it gave back, of that use alone."""
+    """Return the gradient at each module that runs once.
+
+    An output that is the module's input is cloned, so that only its later uses count.
+    """
     model = build(name).requires_grad_(True)
     results: dict[str, list[Tensor]] = {}
     for layer, module in model.named_modules():
@@ -152,7 +155,9 @@ def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
         ) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return None
-            if any(output is given for given in (*args, *kwargs.values())) and not getattr(module, "inplace", False):
+            if any(output is tensors for tensors in (*args, *kwargs.values())) and not getattr(
+                module, "inplace", False
+            ):
                 output = output + 0
             output.retain_grad()
             results.setdefault(layer, []).append(output)
@@ -163,7 +168,7 @@ def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
         if getattr(module, "inplace", False):
             module.inplace = False
     score_of(model(IMAGES)).backward()
-    once = {layer: given[0].grad for layer, given in results.items() if len(given) == 1}
+    once = {layer: tensors[0].grad for layer, tensors in results.items() if len(tensors) == 1}
     return {layer: gradient for layer, gradient in once.items() if gradient is not None and gradient.any()}
 
 
@@ -185,7 +190,7 @@ def test_every_module_has_the_gradient_of_plain_autograd_in_every_call(name: str
 
 @contextmanager
 def moved(module: nn.Module, step: Tensor) -> Iterator[None]:
-    """What a module gives is changed where it lies, before anybody else sees it."""
+    """Add `step` in place to the module's output, before any other hook runs."""
 
     def move(module: nn.Module, args: Any, output: Tensor) -> None:
         output.add_(step)
@@ -199,7 +204,7 @@ def moved(module: nn.Module, step: Tensor) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("DPT", "BEiT", "UperNet")])
 def test_the_gradient_is_the_slope_along_any_direction(name: str) -> None:
-    """By differences, through whatever ways there are; of what is changed in place behind it, too."""
+    """Compare with finite differences, for every way in which outputs are read, and after in-place changes."""
     model = build(name)
     for layer in ("down.0", "down.1", "down.0.conv", "middle") if name != "timm's hooks" else ("encoder.body.layer2",):
         module = model.get_submodule(layer)
@@ -235,12 +240,14 @@ def test_ablation_takes_a_channel_away_wherever_it_is_read(name: str, images: in
     model, pictures = build(name), IMAGES[:images]
     module = model.down[0]
     with torch.no_grad():
-        kept: list[Tensor] = []
-        hook = module.register_forward_hook(lambda module, args, output: kept.append(output.clone()), prepend=True)
+        layer_outputs: list[Tensor] = []
+        hook = module.register_forward_hook(
+            lambda module, args, output: layer_outputs.append(output.clone()), prepend=True
+        )
         plain = class_score(model(pictures))
         hook.remove()
-        expected = torch.zeros(images, *kept[0].shape[2:], dtype=torch.float64)
-        for channel in range(kept[0].shape[1]):
+        expected = torch.zeros(images, *layer_outputs[0].shape[2:], dtype=torch.float64)
+        for channel in range(layer_outputs[0].shape[1]):
 
             def take_away(module: nn.Module, args: Any, output: Tensor, channel: int = channel) -> None:
                 output[:, channel] = 0
@@ -248,7 +255,7 @@ def test_ablation_takes_a_channel_away_wherever_it_is_read(name: str, images: in
             hook = module.register_forward_hook(take_away, prepend=True)
             lost = (plain - class_score(model(pictures))) / plain.abs()
             hook.remove()
-            expected += lost[:, None, None] * kept[0][:, channel]
+            expected += lost[:, None, None] * layer_outputs[0][:, channel]
     explanation = gradcam.explain(
         model, pictures, "down.0", method="ablationcam", target=class_score, evidence="signed"
     )
@@ -259,7 +266,7 @@ def test_ablation_takes_a_channel_away_wherever_it_is_read(name: str, images: in
 
 
 class Flattens(nn.Module):
-    """Gives a view of what it keeps: the memory itself, or another view of it."""
+    """A module that returns a view and stores the tensor itself, or another view of it."""
 
     def __init__(self, *, keeps_view: bool) -> None:
         super().__init__()
@@ -355,16 +362,16 @@ def test_attributes_of_an_output_that_is_a_view_stay_on_it() -> None:
 
     model = Model().double().eval()
     assert gradcam.explain(model, IMAGES, "patches", target=1, reshape="tokens").maps.shape == (2, 1, 8, 8)
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Tensor) -> None:
         output.retain_grad()
-        kept.append(output)
+        outputs.append(output)
 
     model.patches.register_forward_hook(keep)
     with gradcam.inspection.record(model, ["patches"], keep="device") as recorder:
         model(IMAGES)[:, 1].sum().backward()
-    torch.testing.assert_close(kept[0].grad, recorder.gradients["patches"])
+    torch.testing.assert_close(outputs[0].grad, recorder.gradients["patches"])
 
 
 @pytest.mark.parametrize("name", ["skips by hooks", "views by attributes", "views by hooks"])
@@ -379,7 +386,7 @@ def test_what_is_recorded_and_edited_in_training_is_of_all_uses(name: str) -> No
     with gradcam.inspection.edit_gradients(model, torch.zeros_like, layers="down.1"):
         model.zero_grad()
         score_of(model(IMAGES)).backward()
-    assert not model.down[1].conv.weight.grad.any()  # no way leads around the edit
+    assert not model.down[1].conv.weight.grad.any()  # no gradient bypasses the edit
     assert model.down[0].conv.weight.grad.any()
 
 
@@ -405,13 +412,13 @@ def test_the_default_layer_of_a_model_with_hooks_of_its_own_is_right_again_and_a
 
 
 class ReadsAnEarlierBlock(nn.Module):
-    """A head on the last block's class token, and on what a hook kept of an earlier block."""
+    """A ViT with a head that also reads an earlier block, through a hook that stores its output."""
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, block: int) -> None:
         super().__init__()
         options = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
         self.vit = timm.models.vision_transformer.VisionTransformer(**options)
-        self.vit.blocks[kept].register_forward_hook(self.keep)
+        self.vit.blocks[block].register_forward_hook(self.keep)
 
     def keep(self, module: nn.Module, args: Any, output: Tensor) -> None:
         self.kept = output
@@ -428,7 +435,7 @@ def test_legrad_sees_that_an_earlier_block_is_read_by_a_hook() -> None:
 
 
 def test_legrad_of_a_last_block_that_a_hook_reads() -> None:
-    """The same network, whose head gets that as its input in place of by a hook."""
+    """Compare with the same network whose head gets the block's output directly, without a hook."""
 
     def forward(x: Tensor) -> Tensor:
         vit = model.vit
@@ -444,7 +451,7 @@ def test_legrad_of_a_last_block_that_a_hook_reads() -> None:
 
 
 class Keeps(nn.Module):
-    """A tail, and a branch beside it; what the tail gives is kept as `keep` makes it."""
+    """A model with a branch after the tail; it also stores `keep(output of the tail)` as an attribute."""
 
     def __init__(self, keep: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -471,20 +478,20 @@ def test_what_a_model_keeps_is_let_go_of_the_graph(keep: Callable[[Tensor], Any]
 
 
 def test_what_a_hook_or_an_attribute_got_of_the_layer_is_let_go_too() -> None:
-    model, actual = build("skips by attributes"), {}
-    model.down[1].register_forward_hook(lambda module, args, output: actual.update(output=output))
+    model, captured = build("skips by attributes"), {}
+    model.down[1].register_forward_hook(lambda module, args, output: captured.update(output=output))
     gradcam.explain(model, IMAGES[:1], "down.1", target=class_score)
     assert not model.down[1].kept.requires_grad
     with torch.no_grad():
         plain = model.down[1].kept
         model(IMAGES[:1])
-    actual["output"].numpy()
-    torch.testing.assert_close(actual["output"], plain)
+    captured["output"].numpy()
+    torch.testing.assert_close(captured["output"], plain)
     copy.deepcopy(model)
 
 
 class InABuffer(nn.Module):
-    """Writes into a buffer of its own, or a tensor that it keeps, and gives that."""
+    """A module that writes its output into a preallocated buffer or tensor, and returns that."""
 
     def __init__(self, *, is_buffer: bool) -> None:
         super().__init__()
@@ -504,16 +511,16 @@ def test_what_belongs_to_the_model_stays_what_it_is(method: str, *, is_buffer: b
         InABuffer(is_buffer=is_buffer), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
     )
     model, images = model.eval(), IMAGES.float()
-    given, address = model[0].given, model[0].given.data_ptr()
+    buffer, address = model[0].given, model[0].given.data_ptr()
     expected = gradcam.explain(nn.Sequential(model[0].conv, *model[1:]), images, "0", method=method, target=1)
     for layer in ("0", None) if is_buffer else ("0",):
         explanation = gradcam.explain(model, images, layer, method=method, target=1)
         if layer == "0":
             torch.testing.assert_close(explanation.maps, expected.maps)
-        assert model[0].given is given
-        assert given.shape == (2, 4, 15, 15)
-        assert not given.requires_grad
-        assert not is_buffer or given.data_ptr() == address
+        assert model[0].given is buffer
+        assert buffer.shape == (2, 4, 15, 15)
+        assert not buffer.requires_grad
+        assert not is_buffer or buffer.data_ptr() == address
     copy.deepcopy(model)
 
 

@@ -1,4 +1,4 @@
-"""The module that owns what PyTorch may change, and that nothing else names it."""
+"""Check the module that owns everything PyTorch may change, and that no other module uses PyTorch's private names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gradcam.hooks.preserve import preserve_state
 from tests.helpers import tiny_model
 
 PACKAGE = Path(gradcam.__file__).parent
-# Private modules and functions, names of autograd's operations, and what is done with texts of errors.
+# Private modules and functions, names of autograd nodes, and checks of error messages.
 PRIVATE = re.compile(
     r"\btorch\._[a-z]|\btorch\._C\b|_use_count|\._is_view\(|\._base\b|_saved_[a-z]|_forward_cls|_wrapped_node|"
     r"_compiled_call_impl|Backward0|\w+Backward\b(?=['\"])|\.name\(\)\.lower\(\)|_execution_engine|set_stance|"
     r"\btorch\.accelerator|\btorch\.autocast\(|set_fastpath_enabled"
 )
-# Names that only look like it: modules that are looked up and not imported, an operator's own name.
+# Exceptions: modules that are looked up but not imported, and an operator's name.
 ALLOWED = {
     ("cli/_process.py", "torch._d"),
     ("cli/_process.py", "torch._dynamo"),
@@ -178,17 +178,17 @@ def test_a_compiled_part_runs_uncompiled() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         outer(X)
-    assert traced == [1]  # compiled code runs as before
+    assert traced == [1]  # the compiled code is used again, without another trace
 
 
 def test_hooks_see_pytorchs_own_encoder() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    seen: list[str] = []
+    calls: list[str] = []
     for name in ("linear1", "self_attn"):
-        getattr(layer, name).register_forward_hook(lambda *_, name=name: seen.append(name))
+        getattr(layer, name).register_forward_hook(lambda *_, name=name: calls.append(name))
     with preserve_state(layer), torch.no_grad():
         layer(torch.randn(2, 5, 8))
-    assert seen == ["self_attn", "linear1"]
+    assert calls == ["self_attn", "linear1"]
 
 
 def test_autocast_is_switched_off_and_on_again() -> None:
@@ -203,7 +203,7 @@ def test_autocast_is_switched_off_and_on_again() -> None:
 
 
 def test_a_score_is_differentiated_at_leaves() -> None:
-    leaf, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-    gradients = pytorch.differentiate_edges((leaf * 3).sum(), [pytorch.find_edge(item) for item in (leaf, other)])
+    leaf, unused = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    gradients = pytorch.differentiate_edges((leaf * 3).sum(), [pytorch.find_edge(item) for item in (leaf, unused)])
     torch.testing.assert_close(gradients[0], torch.full((3,), 3.0))
     assert gradients[1] is None

@@ -1,4 +1,4 @@
-"""The pair of hooks, on every module of five networks and on everything that was found to break such pairs."""
+"""Check the pair of hooks on every module of five networks, and in every case that has broken such hooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradcam.errors import GradcamWarning, LayerError, ModelError
 from tests import oracles
 from tests.helpers import HOOKS
 
-# And how many modules there are to compare, at least. The last two are narrow: each of their modules takes a pass of all.
+# With the minimum number of modules to compare. The last two are narrow, because each module takes a full pass.
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], int]] = {
     "resnet18": (torchvision.models.resnet18, 40),
     "vgg11": (torchvision.models.vgg11, 20),
@@ -40,7 +40,8 @@ def score_of(output: Tensor) -> Tensor:
 def network(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = NETWORKS[name][0](num_classes=5).double().eval()
-    for module in model.modules():  # statistics as a trained network has them, so that nothing vanishes
+    # Running statistics like those of a trained network, so that activations do not vanish.
+    for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 1.5)
@@ -57,9 +58,10 @@ def test_every_module_that_runs_once_equals_the_slow_reference(name: str, frozen
     names = oracles.modules_that_run_once(model, images)
     expected = oracles.reference(model, images, names, score_of)
     assert len(expected) >= NETWORKS[name][1]
-    chosen = list(expected)[:: 1 if not frozen else 7]
-    again = [module_name for module_name in chosen[::5] for _ in range(2)]  # the second and the third call
-    for module_name in (*chosen, *again):
+    module_names = list(expected)[:: 1 if not frozen else 7]
+    # A second and a third pass at the same module.
+    repeated_names = [module_name for module_name in module_names[::5] for _ in range(2)]
+    for module_name in (*module_names, *repeated_names):
         activations, gradients = expected[module_name]
         with TargetLayer(model.get_submodule(module_name)) as layer:
             output = model(images)
@@ -159,7 +161,7 @@ def test_an_explanation_is_the_same_inside_a_target_layer_and_inside_another_exp
 
     def score(output: Tensor) -> Tensor:
         inner.append(gradcam.explain(model, IMAGES, "2", target=2).maps)
-        with TargetLayer(model[2]) as layer:  # of a pass of its own, whose gradient is wanted here
+        with TargetLayer(model[2]) as layer:  # an explanation inside the score, which needs a gradient of its own
             layer.backward(model(IMAGES)[:, 1].sum())
         inner.append(layer.gradients)
         return output[:, 2]
@@ -182,7 +184,7 @@ def test_several_layers_in_one_pass_do_not_cut_one_another_off(model: nn.Sequent
 
 
 class Built(nn.Module):
-    """A module of these parts, whose forward pass is a function of it and its input."""
+    """A module with the given parts, whose forward pass is any function of it and the input."""
 
     def __init__(self, function: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
         super().__init__()
@@ -204,12 +206,13 @@ def test_a_layer_that_returns_its_input_is_not_spoilt_by_a_later_change_in_place
     def forward(model: Any, images: Tensor) -> Tensor:
         x = model.before(images)
         y = model.target(x)
-        x.mul_(-3)  # y is x, unless the hook saw to it that it is not
+        x.mul_(-3)  # this changes y as well, unless the hook has returned a copy
         return model.head((y.relu() + 0 * x).mean((2, 3)))
 
     model = Built(forward, before=convolution(), target=nn.Dropout(), head=nn.Linear(4, 5))
     plain = model.before(IMAGES).detach()
-    outer = [TargetLayer(model.before)] if recorded else []  # then the input requires grad, and cannot become a leaf
+    # With an earlier recorded layer, the input requires gradients and cannot become a leaf.
+    outer = [TargetLayer(model.before)] if recorded else []
     for layer in outer:
         layer.__enter__()
     with TargetLayer(model.target) as target:
@@ -257,7 +260,7 @@ def test_half_precision_gradients_that_underflow_are_kept() -> None:
         output = half(IMAGES.half())
         gradient = layer.backward(tiny(output))
         (plain,) = torch.autograd.grad(tiny(output), layer.activations)
-    assert plain.count_nonzero() < plain.numel() / 2  # what autograd by itself makes of it
+    assert plain.count_nonzero() < plain.numel() / 2  # without scaling, most float16 gradients underflow
     assert gradient.dtype == torch.float32
     torch.testing.assert_close(gradient.double(), expected, rtol=1e-2, atol=0)
 
@@ -346,16 +349,16 @@ def test_leaves_no_hook_and_no_grad_mode_behind_also_after_an_error(model: nn.Se
 
 
 def test_nothing_before_the_layer_is_recorded(model: nn.Sequential) -> None:
-    seen = []
-    model[0].register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
+    records = []
+    model[0].register_forward_hook(lambda module, args, output: records.append(output.requires_grad))
     with TargetLayer(model[2]) as layer:
         layer.backward(score_of(model(IMAGES)))
-    assert seen == [False]
+    assert records == [False]
     assert layer.activations.is_leaf
 
 
 def test_activations_are_freed_when_the_layer_is_forgotten(model: nn.Sequential) -> None:
-    gc.disable()  # by reference counts alone: no cycle waits for the collector
+    gc.disable()  # only reference counts may free them, so a cycle would fail the test
     try:
         with TargetLayer(model[2]) as layer:
             output = model(IMAGES)
@@ -368,7 +371,7 @@ def test_activations_are_freed_when_the_layer_is_forgotten(model: nn.Sequential)
 
 
 def test_functional_relu_in_place_behind_the_layer() -> None:
-    model = Built(lambda it, x: F.relu(it.conv(x), inplace=True).mean((2, 3)), conv=nn.Conv2d(3, 4, 1))
+    model = Built(lambda module, x: F.relu(module.conv(x), inplace=True).mean((2, 3)), conv=nn.Conv2d(3, 4, 1))
     with TargetLayer(model.conv) as layer:
         layer.backward(model(IMAGES)[:, 1].sum())
     plain = model.conv(IMAGES).detach()
@@ -403,9 +406,9 @@ def test_second_derivatives_through_the_pair_are_exact() -> None:
     with TargetLayer(model[0]) as layer:
         score = model(IMAGES)[:, 1].sum()
         (gradient,) = torch.autograd.grad(score, layer.activations, create_graph=True)
-        (actual,) = torch.autograd.grad(gradient.square().sum(), layer.activations)
-    assert actual.abs().max() > 0
-    torch.testing.assert_close(actual, expected)
+        (second_derivative,) = torch.autograd.grad(gradient.square().sum(), layer.activations)
+    assert second_derivative.abs().max() > 0
+    torch.testing.assert_close(second_derivative, expected)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -419,7 +422,7 @@ def test_contexts_may_end_in_any_order(model: nn.Sequential, before: bool, runs:
             model(IMAGES)
         for layer in (second, first, third):
             layer.__exit__(None, None, None)
-        assert torch.is_grad_enabled() is before  # what the first of them found
+        assert torch.is_grad_enabled() is before  # restored to what the first context saved
         with TargetLayer(model[0]):
             assert not torch.is_grad_enabled()
             with torch.enable_grad(), TargetLayer(model[2]):
@@ -431,7 +434,7 @@ def test_contexts_may_end_in_any_order(model: nn.Sequential, before: bool, runs:
 def run_recorded(
     model: nn.Module, module: nn.Module, further_up: nn.Module | None
 ) -> tuple[TargetLayer, TargetLayer | None, Tensor]:
-    """One forward pass with a target layer at the module, and one further up where wanted; both with their gradients."""
+    """Run one forward pass with a target layer, and perhaps one at an earlier layer; compute the gradients of both."""
     with contextlib.ExitStack() as stack:
         outer = stack.enter_context(TargetLayer(further_up)) if further_up is not None else None
         inner = stack.enter_context(TargetLayer(module))
@@ -452,12 +455,12 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
 ) -> None:
     kinds: dict[str, nn.Module] = {
         "attribute": nn.LeakyReLU(0.3, inplace=True),
-        "function": Built(lambda _, x: F.leaky_relu_(x, 0.3)),  # without an attribute that says so
+        "function": Built(lambda _, x: F.leaky_relu_(x, 0.3)),  # without an `inplace` attribute
         "container": nn.Sequential(nn.Identity(), nn.LeakyReLU(0.3, inplace=True)),
     }
 
     def forward(model: Any, images: Tensor) -> Tensor:
-        """What the layer changed in place is used under both its names, or the old one, and changed in place again."""
+        """Use the in-place output by both of its names, or only by the old one, and change it in place again."""
         x = model.before(images)
         name = "input" if isinstance(model.target, nn.LeakyReLU) else "x"
         y = model.target(**{name: x}) if by_keyword else model.target(x)
@@ -485,7 +488,7 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
         x = model.before(images)
         return model.head((model.block(x) * x).mean((2, 3)))
 
-    block = Built(lambda it, x: it.conv(F.relu_(x)), conv=nn.Conv2d(4, 4, 1))
+    block = Built(lambda module, x: module.conv(F.relu_(x)), conv=nn.Conv2d(4, 4, 1))
     model = Built(forward, before=nn.Conv2d(3, 4, 3), block=block, head=nn.Linear(4, 5))
     layer, before, output = run_recorded(model, model.block, model.before if outer else None)
     torch.testing.assert_close(output, model(IMAGES), rtol=0, atol=0)
@@ -511,13 +514,13 @@ def test_a_graph_that_is_used_up_is_said_to_be(model: nn.Sequential) -> None:
 @pytest.mark.parametrize("recorded", [False, True])
 def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(recorded: bool) -> None:
     def forward(model: Any, images: Tensor) -> Tensor:
-        first, second = model.before(images).split(4, dim=1)  # views
+        first, second = model.before(images).split(4, dim=1)  # these are views
         first, second = (first.clone(), second.clone()) if recorded else (first, second)
         return model.head((model.target(first) * second.sigmoid()).mean((2, 3)))
 
     model = Built(forward, before=convolution(8), target=nn.ReLU(inplace=True), head=nn.Linear(4, 5))
     with contextlib.ExitStack() as stack:
-        if recorded:  # the layer before it is recorded as well, so that its output has a gradient to lead on
+        if recorded:  # then the output of the earlier layer has a gradient to continue
             stack.enter_context(TargetLayer(model.before))
         layer = stack.enter_context(TargetLayer(model.target))
         gradients = layer.backward(score_of(model(IMAGES)))
@@ -528,7 +531,9 @@ def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(rec
 
 
 def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None:
-    model = Built(lambda it, x: it.head((x * it.target(it.weight)).mean((2, 3))), target=nn.ReLU(inplace=True))
+    model = Built(
+        lambda module, x: module.head((x * module.target(module.weight)).mean((2, 3))), target=nn.ReLU(inplace=True)
+    )
     model.head = nn.Linear(3, 5).double()
     model.weight = nn.Parameter(torch.rand(2, 3, 8, 8, dtype=torch.float64), requires_grad=False)
     with TargetLayer(model.target) as layer:
@@ -541,7 +546,10 @@ def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("rank", [2, 3])
 def test_the_gradient_before_a_norm_of_one_channels_last_image_is_that_of_the_channel(images: int, rank: int) -> None:
-    """The score is the fifth channel's mean behind the norm: its gradient is the norm's factor over the places."""
+    """Use the mean of channel 5 after the norm as the score.
+
+    Its gradient is the factor of the norm divided by the number of cells.
+    """
     norm = [nn.BatchNorm2d, nn.BatchNorm3d][rank - 2](8)
     norm.running_var.copy_(torch.arange(1.0, 9.0))
     convolution = [nn.Conv2d, nn.Conv3d][rank - 2](3, 8, 1)
@@ -557,7 +565,7 @@ def test_the_gradient_before_a_norm_of_one_channels_last_image_is_that_of_the_ch
 
 
 class TestTraining:
-    """A loss that is computed inside the context trains only what is behind the layer."""
+    """Check that a loss inside the context trains only the parameters after the layer."""
 
     def test_is_warned_of(self) -> None:
         model = torchvision.models.resnet18(weights=None, num_classes=5)

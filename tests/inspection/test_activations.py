@@ -1,4 +1,4 @@
-"""`inspection.activations`: what layers give as grids, by slow loops; and that nothing stays on the model."""
+"""Compare `inspection.activations` with slow loops, and check that nothing is left on the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
 def outputs(model: nn.Module, images: Any, name: str) -> list[Tensor]:
-    """The oracle: what a layer gives in each of its runs, by a plain hook that clones."""
+    """Return the layer's output in each of its runs, cloned by a plain hook."""
     results: list[Tensor] = []
     handle = model.get_submodule(name).register_forward_hook(
         lambda module, args, output: results.append(output.clone())
@@ -40,18 +40,18 @@ class Around(nn.Module):
         return self.function(self.conv, self.linear, x)
 
 
-# What comes out
+# Values
 
 
 def test_each_layers_own_output_whatever_is_done_to_it_in_place_behind() -> None:
     model = tiny_model()
-    actual = activations(model, TINY, ["3", "0", "4", "1"])  # behind 1 and 3 there is a ReLU in place
-    assert list(actual) == ["3", "0", "4", "1"]
-    for name, grid in actual.items():
+    grids = activations(model, TINY, ["3", "0", "4", "1"])  # an in-place ReLU follows layers 1 and 3
+    assert list(grids) == ["3", "0", "4", "1"]
+    for name, grid in grids.items():
         assert torch.equal(grid, outputs(model, TINY, name)[0])
         assert not grid.requires_grad
-    assert (actual["3"] < 0).any()
-    assert torch.equal(actual["4"], actual["3"].clamp(min=0))
+    assert (grids["3"] < 0).any()
+    assert torch.equal(grids["4"], grids["3"].clamp(min=0))
 
 
 def test_tokens_become_a_grid_without_the_class_token() -> None:
@@ -68,7 +68,8 @@ def test_tokens_become_a_grid_without_the_class_token() -> None:
 
 
 def test_the_models_patches_tell_the_grid_that_tokens_form() -> None:
-    cut = nn.Sequential(nn.Conv2d(3, 5, 7, stride=7), nn.Flatten(2))  # two rows and columns of the picture are cut off
+    # The last two rows and columns of the image are dropped.
+    cut = nn.Sequential(nn.Conv2d(3, 5, 7, stride=7), nn.Flatten(2))
 
     class Tokens(nn.Module):
         def __init__(self) -> None:
@@ -120,7 +121,8 @@ def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
 
 
 def test_a_patterns_layers_are_those_with_a_grid() -> None:
-    assert list(activations(tiny_model(), TINY, "*")) == ["0", "1", "2", "3", "4"]  # neither pooled nor flat
+    # Without the pooled and flat outputs.
+    assert list(activations(tiny_model(), TINY, "*")) == ["0", "1", "2", "3", "4"]
     assert list(activations(tiny_model(), TINY, ["[48]", "0", "4"])) == ["4", "0"]
     flat_first = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (3, 12, 16)), nn.Conv2d(3, 2, 1))
     assert list(activations(flat_first, TINY, "*")) == ["1", "2"]
@@ -152,7 +154,7 @@ def test_strength_is_the_mean_absolute_activation() -> None:
     maps = np.array([[[1, -3], [0, 0]], [[2, 2], [2, 2]], [[0, 0], [0, 0]]], np.float32)
     assert measure_strengths(maps).tolist() == [1, 2, 0]
     huge = np.full((1, 4, 4), 60000, np.float16)
-    assert measure_strengths(huge).tolist() == [60000]  # the sum of which float16 does not hold
+    assert measure_strengths(huge).tolist() == [60000]  # float16 cannot represent the sum
 
 
 def test_the_strongest_come_first_and_before_them_what_is_nan() -> None:
@@ -161,7 +163,7 @@ def test_the_strongest_come_first_and_before_them_what_is_nan() -> None:
     assert order_channels(strengths, "index") == [0, 1, 2, 3, 4, 5]
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -200,11 +202,11 @@ def test_what_are_no_images() -> None:
         activations(tiny_model(), TINY[0], "0")
 
 
-# No trace
+# Nothing is left on the model
 
 
 class Fails(nn.Module):
-    """Draws random numbers, and raises what it is told to."""
+    """A module that draws random numbers and raises the given error."""
 
     def __init__(self, error: BaseException | None) -> None:
         super().__init__()
@@ -218,7 +220,7 @@ class Fails(nn.Module):
 
 
 def failing(error: BaseException | None) -> nn.Module:
-    """A model in training, in which some modules are not, some parameters are frozen, and some have a gradient."""
+    """Return a model in training mode with one module in evaluation mode, a frozen parameter, and a gradient."""
     model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), Fails(error), nn.ReLU(inplace=True), nn.Dropout())
     model.train()
     model[4].eval()
@@ -261,11 +263,11 @@ def test_several_threads_at_once_each_get_their_own_images_maps() -> None:
     expected = [activations(model, batch, "*") for batch in batches]
     wrong: list[object] = []
 
-    def work(batch: Tensor, wanted: dict[str, Tensor]) -> None:
+    def work(batch: Tensor, expected_grids: dict[str, Tensor]) -> None:
         for _ in range(10):
-            actual = activations(model, batch, "*")
-            if not all(torch.equal(actual[name], grid) for name, grid in wanted.items()):
-                wrong.append(actual)
+            grids = activations(model, batch, "*")
+            if not all(torch.equal(grids[name], grid) for name, grid in expected_grids.items()):
+                wrong.append(grids)
 
     threads = [threading.Thread(target=work, args=pair) for pair in zip(batches, expected)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Clipping by hooks: against what torch.nn.utils makes of each parameter by itself."""
+"""Compare clipping by hooks with torch.nn.utils applied to each parameter separately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def clipped(gradient: Tensor, limit: float, **options: Any) -> Tensor:
-    """What a parameter's gradient is after clipping."""
+    """Return the gradient of a parameter after clipping."""
     weight = nn.Parameter(torch.zeros_like(gradient))
     model = nn.Module()
     model.register_parameter("weight", weight)
@@ -38,7 +38,7 @@ def test_each_parameter_by_itself(norm: float | None, limit: float) -> None:
     model = tiny_model().eval()
     plain = gradients(model)
     with clip_gradients(model, limit, norm=norm):
-        actual = gradients(model)
+        clipped_gradients = gradients(model)
     changed = 0
     for name, gradient in plain.items():
         parameter = nn.Parameter(torch.zeros_like(gradient))
@@ -47,14 +47,17 @@ def test_each_parameter_by_itself(norm: float | None, limit: float) -> None:
             clip_grad_value_(parameter, limit)
         else:
             clip_grad_norm_(parameter, limit, norm)
-        torch.testing.assert_close(actual[name], parameter.grad, rtol=1e-4, atol=1e-9)  # theirs adds 1e-6 to the norm
-        changed += not torch.equal(actual[name], gradient)
+        # `clip_grad_norm_` adds 1e-6 to the norm.
+        torch.testing.assert_close(clipped_gradients[name], parameter.grad, rtol=1e-4, atol=1e-9)
+        changed += not torch.equal(clipped_gradients[name], gradient)
         if norm is None:
-            assert actual[name].abs().max() <= limit
+            assert clipped_gradients[name].abs().max() <= limit
         elif torch.linalg.vector_norm(gradient, norm) <= limit:
-            assert torch.equal(actual[name], gradient)
+            assert torch.equal(clipped_gradients[name], gradient)
         else:
-            assert torch.linalg.vector_norm(actual[name].double(), norm).item() == pytest.approx(limit, rel=1e-6)
+            assert torch.linalg.vector_norm(clipped_gradients[name].double(), norm).item() == pytest.approx(
+                limit, rel=1e-6
+            )
     assert changed > 0
     assert_same(gradients(model), plain)
 
@@ -85,37 +88,37 @@ def test_chosen_parameters_and_the_order_of_edits() -> None:
         clip_gradients(model, 0.5, parameters="8.*"),
         edit_gradients(model, lambda gradient: gradient + 3, parameters="8.bias"),
     ):
-        actual = gradients(model)
+        edited = gradients(model)
     for name, gradient in plain.items():
         expected = gradient.clamp(-0.5, 0.5) if name == "8.weight" else gradient
         expected = (gradient * 100).clamp(-0.5, 0.5) + 3 if name == "8.bias" else expected
-        assert torch.equal(actual[name], expected), name
+        assert torch.equal(edited[name], expected), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
-    gradient = torch.linspace(-60000, 60000, 4096).to(dtype)  # whose norm, and whose squares, float16 cannot hold
+    gradient = torch.linspace(-60000, 60000, 4096).to(dtype)  # float16 can represent neither its norm nor its squares
     exact = gradient.double()
     for norm in (1.0, 2.0, math.inf):
-        actual = clipped(gradient, 0.25, norm=norm)
-        assert actual.dtype == dtype
+        result = clipped(gradient, 0.25, norm=norm)
+        assert result.dtype == dtype
         expected = exact * 0.25 / torch.linalg.vector_norm(exact, norm)
-        torch.testing.assert_close(actual, expected.to(dtype))
+        torch.testing.assert_close(result, expected.to(dtype))
     assert clipped(gradient, 0.25).abs().max() == 0.25
     assert torch.equal(clipped(gradient, 1e30), gradient)
     assert torch.equal(clipped(gradient, 1e30, norm=2), gradient)
 
 
 def test_large_values_whose_squares_overflow() -> None:
-    actual = clipped(torch.tensor([3e30, -4e30]), 1.0, norm=2)
-    torch.testing.assert_close(actual, torch.tensor([0.6, -0.8]))
+    result = clipped(torch.tensor([3e30, -4e30]), 1.0, norm=2)
+    torch.testing.assert_close(result, torch.tensor([0.6, -0.8]))
 
 
 @pytest.mark.parametrize("norm", [None, 2.0, math.inf])
 def test_nan_stays_nan(norm: float | None) -> None:
-    actual = clipped(torch.tensor([math.nan, 3.0]), 1, norm=norm)
-    assert actual[0].isnan()
-    assert actual[1].item() == 1 if norm is None else actual[1].isnan()
+    result = clipped(torch.tensor([math.nan, 3.0]), 1, norm=norm)
+    assert result[0].isnan()
+    assert result[1].item() == 1 if norm is None else result[1].isnan()
 
 
 def test_infinity() -> None:
@@ -151,18 +154,20 @@ def test_complex_gradients() -> None:
 
 
 def test_second_derivatives() -> None:
-    """Of a gradient that was scaled: by the same scaling, written out. Zero has a derivative too."""
+    """Compare second derivatives with those of the scaling written out, also where the gradient is zero."""
     for values in ([0.3, -0.4], [0.01, 0.02], [0.0, 0.0]):
         weight = nn.Parameter(torch.tensor(values, dtype=torch.float64))
         model = nn.Module()
         model.register_parameter("weight", weight)
         with clip_gradients(model, 0.25, norm=2):
-            (actual,) = torch.autograd.grad(weight.pow(2).sum(), weight, create_graph=True)
+            (gradient,) = torch.autograd.grad(weight.pow(2).sum(), weight, create_graph=True)
         plain = 2 * weight
         size = plain.pow(2).sum().add(1e-300).sqrt()
         expected = plain * (0.25 / size) if size > 0.25 else plain * 1
-        torch.testing.assert_close(actual, expected)
-        pairs = [torch.autograd.grad((item * torch.tensor([1.0, 2.0])).sum(), weight)[0] for item in (actual, expected)]
+        torch.testing.assert_close(gradient, expected)
+        pairs = [
+            torch.autograd.grad((item * torch.tensor([1.0, 2.0])).sum(), weight)[0] for item in (gradient, expected)
+        ]
         torch.testing.assert_close(*pairs)
 
 

@@ -1,4 +1,4 @@
-"""Edits of gradients at layers, parameters and tensors: against plain autograd, in their order, and without a trace."""
+"""Check edits of gradients at layers, parameters and tensors: values, order, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def model() -> nn.Sequential:
 
 
 def gradients(model: nn.Module, images: Tensor = IMAGES) -> dict[str, Tensor]:
-    """Those of the parameters after one backward pass of the sum of squares."""
+    """Return the gradients of the parameters for the sum of squares of the output."""
     model.zero_grad()
     model(images).pow(2).sum().backward()
     return {name: item.grad.clone() for name, item in model.named_parameters() if item.grad is not None}
 
 
 class Scale(torch.autograd.Function):
-    """An identity whose gradient is doubled: the oracle of an edit."""
+    """An identity that doubles the gradient: the reference for an edit."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def fail(_: Any) -> None:
 
 
 class Steps:
-    """Edits that can be told apart by their order: x -> 2 x + n."""
+    """Edits gradient -> 2 gradient + 1, recorded by name. Their order shows in the result."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -133,20 +133,20 @@ class TestTensors:
         assert x.grad.tolist() == [2j * (1 + 2j)]
 
     def test_second_derivatives(self) -> None:
-        """d(3 y^2)/dx with an edit g^2 at y = 2 x is 2 (6 y)^2 = 288 x^2, whose derivative is 576 x."""
+        """Check that d(3 y^2)/dx with the edit g^2 at y = 2 x is 2 (6 y)^2 = 288 x^2, and its derivative 576 x."""
         x = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
         y = 2 * x
         edit = edit_gradients(y, lambda gradient: gradient**2)
         (gradient,) = torch.autograd.grad(3 * y**2, x, create_graph=True)
         assert gradient.item() == pytest.approx(288 * 0.25)
-        edit.remove()  # the second pass goes through y again
+        edit.remove()  # otherwise the second pass, which goes through y again, would be edited too
         (second,) = torch.autograd.grad(gradient, x)
         assert second.item() == pytest.approx(576 * 0.5)
 
     def test_changed_in_place_after_the_edit_was_made(self) -> None:
         x = torch.tensor([-1.0, 2.0], requires_grad=True)
         y = 3 * x
-        edit_gradients(y, lambda gradient: gradient + 1)  # of the value that y had then
+        edit_gradients(y, lambda gradient: gradient + 1)  # the edit belongs to the value before the in-place change
         y.relu_()
         (5 * y).sum().backward()
         assert x.grad.tolist() == [3, 18]
@@ -174,7 +174,7 @@ class TestParameters:
         plain = gradients(model)
         with edit_gradients(model, lambda gradient: gradient**2, parameters=["8.*", "0.bias"]):
             once = gradients(model)
-            model(IMAGES).pow(2).sum().backward()  # what comes is edited, not what is there
+            model(IMAGES).pow(2).sum().backward()  # the incoming gradient is edited, not the accumulated one
         for name, gradient in plain.items():
             edited = gradient**2 if name.startswith("8.") or name == "0.bias" else gradient
             torch.testing.assert_close(once[name], edited)
@@ -233,7 +233,7 @@ class TestParameters:
 class TestLayers:
     @pytest.mark.parametrize("name", ["0", "1", "2", "3", "4", "7", "8"])
     def test_each_layer_in_place_or_not(self, name: str) -> None:
-        """The oracle is a layer with an operation behind it whose derivative is 2."""
+        """Compare with a model that has an operation with derivative 2 after the layer."""
         model, theirs = network(), network()
         for module in theirs.modules():
             if isinstance(module, nn.ReLU):
@@ -241,10 +241,10 @@ class TestLayers:
         set_submodule(theirs, name, Doubling(theirs.get_submodule(name)))
         expected = {key.replace(".module", ""): value for key, value in gradients(theirs).items()}
         with edit_gradients(model, double, layers=name):
-            actual = gradients(model)
-        assert actual.keys() == expected.keys()
+            edited = gradients(model)
+        assert edited.keys() == expected.keys()
         for key, gradient in expected.items():
-            torch.testing.assert_close(actual[key], gradient)
+            torch.testing.assert_close(edited[key], gradient)
         assert_same(gradients(model), gradients(network()))
 
     def test_by_pattern_and_in_every_pass(self) -> None:
@@ -262,19 +262,19 @@ class TestLayers:
         model, steps = network(), Steps()
         with Hooks() as first, Hooks() as last:
             follow_layers(first, {"8": model[8]}, steps.look("first"))
-            one = edit_gradients(model, steps("one"), layers="8")
-            two = edit_gradients(model, steps("two"), layers="8")
+            first_edit = edit_gradients(model, steps("one"), layers="8")
+            second_edit = edit_gradients(model, steps("two"), layers="8")
             follow_layers(last, {"8": model[8]}, steps.look("last"))
-            three = edit_gradients(model, steps("three"), layers="8")
+            third_edit = edit_gradients(model, steps("three"), layers="8")
             output = model(IMAGES)
-            four = edit_gradients(output, steps("four"))
+            fourth_edit = edit_gradients(output, steps("four"))
             output.retain_grad()
             output.sum().backward()
-            # Whoever looks sees what flows on: 1, 3, 7, 15, 31.
+            # Observers see the gradient after all edits: 1, 3, 7, 15, 31.
             assert steps.seen == ["one", "two", "three", "four", "first 31", "last 31"]
             assert output.grad.unique().tolist() == [31]
             torch.testing.assert_close(model[8].bias.grad, torch.full((5,), 3 * 31.0, dtype=torch.float64))
-            for edit in (one, two, three, four):
+            for edit in (first_edit, second_edit, third_edit, fourth_edit):
                 edit.remove()
 
     def test_order_of_registration_where_a_block_gives_what_its_last_part_gave(self) -> None:
@@ -300,15 +300,15 @@ class TestLayers:
         assert steps.seen == ["edit", "stays 3", "stays 1"]
 
     def test_a_change_between_two_edits(self) -> None:
-        """A hook of somebody else's that doubles in place: then the layer's output is another tensor."""
+        """Edit on both sides of a foreign hook that doubles the layer's output in place."""
         layer = nn.Linear(2, 2, bias=False)
-        model, seen = nn.Sequential(layer), []
-        with edit_gradients(model, lambda gradient: seen.append(gradient.unique().item()), layers="0"):
+        model, observed = nn.Sequential(layer), []
+        with edit_gradients(model, lambda gradient: observed.append(gradient.unique().item()), layers="0"):
             handle = layer.register_forward_hook(lambda module, inputs, output: output.mul_(2))
             with edit_gradients(model, lambda gradient: gradient + 4, layers="0"):
                 model(torch.ones(1, 2)).sum().backward()
             handle.remove()
-        assert seen == [(1 + 4) * 2]
+        assert observed == [(1 + 4) * 2]
 
     def test_removed_before_and_after_backward(self, model: nn.Sequential) -> None:
         plain = gradients(model)
@@ -327,7 +327,7 @@ class TestLayers:
         torch.testing.assert_close(edited, 2 * plain["0.weight"])
         assert torch.equal(model[0].weight.grad, edited)
         model.zero_grad()
-        score.backward()  # the same graph once more, without it
+        score.backward()  # a second backward pass through the same graph, without the edit
         assert torch.equal(model[0].weight.grad, plain["0.weight"])
 
     def test_the_same_graph_twice(self, model: nn.Sequential) -> None:
@@ -340,7 +340,7 @@ class TestLayers:
         torch.testing.assert_close(model[0].weight.grad, 4 * plain)
 
     def test_second_derivatives(self) -> None:
-        """The gradient at the first layer is squared: its own gradient, by the same written out without a hook."""
+        """Compare the second derivative of a squared gradient with the same computation written out without hooks."""
         model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).double()
         x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
         hidden = model[0](x)
@@ -348,8 +348,8 @@ class TestLayers:
         (expected,) = torch.autograd.grad(((at_hidden**2) @ model[0].weight).pow(2).sum(), model[2].weight)
         with edit_gradients(model, lambda gradient: gradient**2, layers="0"):
             (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        (actual,) = torch.autograd.grad(gradient.pow(2).sum(), model[2].weight)
-        torch.testing.assert_close(actual, expected)
+        (second_derivative,) = torch.autograd.grad(gradient.pow(2).sum(), model[2].weight)
+        torch.testing.assert_close(second_derivative, expected)
 
     @pytest.mark.parametrize("use_reentrant", [False, True])
     def test_checkpoints(self, use_reentrant: bool) -> None:
@@ -358,23 +358,23 @@ class TestLayers:
                 run = self.part if plain else lambda y: checkpoint(self.part, y, use_reentrant=use_reentrant)
                 return run(self.first(x))
 
-        plain, x, actual = True, torch.randn(2, 3), {}
+        plain, x, gradients_by_mode = True, torch.randn(2, 3), {}
         for plain in (True, False):
             torch.manual_seed(0)
             model = Net()
             model.first, model.part = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh())
             with edit_gradients(model, double, layers=["part.0", "part"]):
-                actual[plain] = gradients(model, x)
-        assert_same(actual[True], actual[False])
+                gradients_by_mode[plain] = gradients(model, x)
+        assert_same(gradients_by_mode[True], gradients_by_mode[False])
         with_none = gradients(model, x)
-        torch.testing.assert_close(actual[False]["first.weight"], 4 * with_none["first.weight"])
+        torch.testing.assert_close(gradients_by_mode[False]["first.weight"], 4 * with_none["first.weight"])
 
     def test_autocast(self) -> None:
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-        seen = []
+        dtypes = []
 
         def note(gradient: Tensor) -> Tensor:
-            seen.append(gradient.dtype)
+            dtypes.append(gradient.dtype)
             return gradient * 2.0
 
         x = torch.randn(2, 3, requires_grad=True)
@@ -385,7 +385,7 @@ class TestLayers:
         with edit_gradients(model, note, layers="0"), torch.autocast("cpu", torch.bfloat16):
             output = model(x)
             output.sum().backward()
-        assert seen == [torch.bfloat16]
+        assert dtypes == [torch.bfloat16]
         assert torch.equal(x.grad, 2 * expected)
         with edit_gradients(model, Tensor.float, layers="0"), torch.autocast("cpu", torch.bfloat16):
             output = model(x)
@@ -446,7 +446,10 @@ class TestErrors:
     )
     @pytest.mark.parametrize("expanded", [False, True])
     def test_what_cannot_take_the_gradients_place(self, function: Any, message: str, expanded: bool) -> None:
-        """Named after the place, from backward() and from grad(); also where PyTorch itself refuses a change in place."""
+        """Check that the message names the layer or tensor, in backward() and in grad().
+
+        It does so too where PyTorch rejects an in-place change.
+        """
 
         def score() -> Tensor:
             output = model(IMAGES)
@@ -471,9 +474,9 @@ class TestErrors:
     def test_a_gradient_in_place_that_is_the_users_own(self) -> None:
         x = torch.ones(2, requires_grad=True)
         edit_gradients(x, lambda gradient: gradient.mul_(2))
-        own = torch.ones(2, requires_grad=True)
+        incoming = torch.ones(2, requires_grad=True)
         with pytest.raises(GradientError, match="in place") as caught:
-            x.backward(own, create_graph=True)
+            x.backward(incoming, create_graph=True)
         assert isinstance(caught.value.__cause__, RuntimeError)
 
     def test_errors_of_the_function_come_out_as_they_are(self, model: nn.Sequential) -> None:
@@ -531,9 +534,9 @@ class TestErrors:
         message = r"None of the 2 layers of 'spare\.\*' ever ran, although the model did"
         with pytest.raises(LayerError, match=message), edit_gradients(model, double, layers="spare.*"):
             model(rows)
-        with edit_gradients(model, double, layers="*"):  # one of the pattern's did
+        with edit_gradients(model, double, layers="*"):  # one layer of the pattern ran
             model(rows)
-        with edit_gradients(model, double, layers="spare"):  # nothing ran
+        with edit_gradients(model, double, layers="spare"):  # the model did not run at all
             pass
         with edit_gradients(model, double, layers="spare") as edit:
             model(rows)
@@ -552,9 +555,9 @@ class TestErrors:
         message = r"None of the \d+ layers of '\*' returned anything that requires a gradient"
         with pytest.raises(GradientError, match=message), edit_gradients(model, double, layers="*"):
             model(IMAGES)
-        with edit_gradients(model, double, layers="0"):  # then that is no mistake
+        with edit_gradients(model, double, layers="0"):  # a trainable input is enough
             model(IMAGES.clone().requires_grad_())
-        with edit_gradients(model, double, layers="0"), torch.no_grad():  # nor is a validation
+        with edit_gradients(model, double, layers="0"), torch.no_grad():  # a validation pass is no mistake
             model(IMAGES)
         model[8].requires_grad_()
         with edit_gradients(model, double, layers="*"):
@@ -596,7 +599,7 @@ class TestNoTrace:
 
     def test_a_tensors_hooks(self) -> None:
         x = torch.ones(2, requires_grad=True)
-        actual = x.register_hook(lambda gradient: None)
+        foreign_hook = x.register_hook(lambda gradient: None)
         before = dict(x._backward_hooks)
         with edit_gradients(x, double):
             assert len(x._backward_hooks) == 2
@@ -604,7 +607,7 @@ class TestNoTrace:
         with pytest.raises(ZeroDivisionError), edit_gradients(x, double):
             fail(x)
         assert dict(x._backward_hooks) == before
-        actual.remove()
+        foreign_hook.remove()
 
     def test_layers_are_edited_in_passes_of_this_thread_alone(self, model: nn.Sequential) -> None:
         plain = gradients(model)["0.weight"]
@@ -621,8 +624,8 @@ class TestNoTrace:
             for thread in threads:
                 thread.start()
             for _ in range(20):
-                (actual,) = torch.autograd.grad(model(IMAGES).pow(2).sum(), model[0].weight)
-                torch.testing.assert_close(actual, 2 * plain)
+                (weight_gradient,) = torch.autograd.grad(model(IMAGES).pow(2).sum(), model[0].weight)
+                torch.testing.assert_close(weight_gradient, 2 * plain)
             for thread in threads:
                 thread.join()
         assert len(results) == 40
@@ -664,7 +667,7 @@ class TestNoTrace:
         assert_same(gradients(copied), plain)
 
     def test_the_limit_of_the_counter(self) -> None:
-        """What is written past PyTorch's counter is not seen: a fact that the documentation states."""
+        """Document that a write which PyTorch's version counter misses goes unnoticed, as the documentation states."""
         x = torch.ones(2, requires_grad=True)
         edit_gradients(x, lambda gradient: np.multiply(gradient.numpy(), 2, out=gradient.numpy()) is None or None)
         x.backward(torch.ones(2))

@@ -1,4 +1,4 @@
-"""`inspection.features`: what layers give, against plain hooks and torchvision's own extraction, and that nothing stays."""
+"""Compare `inspection.features` with plain hooks and torchvision's feature extraction; check that nothing is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
 def hooked(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-    """The oracle: a plain hook on each layer that clones, and the whole forward pass."""
+    """Return the outputs of layers, cloned by plain hooks in a whole forward pass."""
     results: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
 
@@ -44,15 +44,15 @@ def hooked(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dic
     return {name: results[name] for name in names}
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert list(found) == list(expected)
+def assert_equal(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(tensors) == list(expected)
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-        assert found[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor), name
+        assert tensors[name].dtype == tensor.dtype
 
 
 class Recurrent(nn.Module):
-    """The same layer three times, on a vector."""
+    """A model that applies one layer three times to a vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class Around(nn.Module):
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(2))
 
 
-# What comes out
+# Values
 
 
 @pytest.mark.parametrize(
     ("name", "layers"),
     [
         ("resnet50", ["layer4", "avgpool"]),
-        ("alexnet", ["features.0", "features.10", "features"]),  # each with an operation in place behind it
+        ("alexnet", ["features.0", "features.10", "features"]),  # an in-place operation follows each of these layers
         ("densenet121", ["features.denseblock1", "features.norm5", "features"]),
         ("mobilenet_v3_small", ["features.3", "avgpool", "classifier"]),
         ("vit_b_32", ["encoder.layers.encoder_layer_3", "encoder.ln"]),
@@ -94,16 +94,16 @@ X = torch.randn(2, 4, generator=torch.Generator().manual_seed(2))
 def test_features_equal_plain_hooks_and_torchvisions_extractor_bit_for_bit(name: str, layers: list[str]) -> None:
     model = torchvision.models.get_model(name, weights=None).eval()
     images = torch.randn(1, 3, 224, 224)
-    actual = features(model, images, layers)
-    assert_equal(actual, hooked(model, layers, images))
+    tensors = features(model, images, layers)
+    assert_equal(tensors, hooked(model, layers, images))
     if name == "resnet50":
-        assert [actual[layer].shape for layer in layers] == [(1, 2048, 7, 7), (1, 2048, 1, 1)]
-    # Torchvision's keeps a tensor that an operation in place changes afterwards, and has no node for a container.
+        assert [tensors[layer].shape for layer in layers] == [(1, 2048, 7, 7), (1, 2048, 1, 1)]
+    # Torchvision returns a tensor that a later in-place operation changes, and has no node for a container.
     nodes = [layer for layer in layers if not layer.startswith("features") or layer == "features.3"]
     if nodes:
         with torch.no_grad():
             theirs = create_feature_extractor(model, {node: node for node in nodes})(images)
-        assert all(torch.equal(actual[node], theirs[node]) for node in nodes)
+        assert all(torch.equal(tensors[node], theirs[node]) for node in nodes)
 
 
 def test_worked_numbers() -> None:
@@ -113,8 +113,8 @@ def test_worked_numbers() -> None:
         model.one.bias.copy_(torch.tensor([1.0, 2, 3, 4]))
         model.two.weight.copy_(torch.tensor([[1.0, 2, 3, 4]]))
         model.two.bias.fill_(1)
-    actual = features(model, torch.ones(1, 3), ["two", "one", "act"])
-    assert [(name, tensor.tolist()) for name, tensor in actual.items()] == [
+    tensors = features(model, torch.ones(1, 3), ["two", "one", "act"])
+    assert [(name, tensor.tolist()) for name, tensor in tensors.items()] == [
         ("two", [[89.0]]),
         ("one", [[7.0, -13, 27, -29]]),
         ("act", [[7.0, 0, 27, 0]]),
@@ -123,10 +123,10 @@ def test_worked_numbers() -> None:
 
 def test_the_order_is_the_one_asked_for_and_a_patterns_the_models() -> None:
     model = torchvision.models.resnet18()
-    actual = features(
+    tensors = features(
         model, torch.randn(1, 3, 32, 32), ["fc", "layer[21].?.conv2", model.conv1, "fc", "layer1.0.conv2"]
     )
-    assert list(actual) == ["fc", *(f"layer{i}.{j}.conv2" for i in (1, 2) for j in (0, 1)), "conv1"]
+    assert list(tensors) == ["fc", *(f"layer{i}.{j}.conv2" for i in (1, 2) for j in (0, 1)), "conv1"]
 
 
 @pytest.mark.parametrize("layers", ["3", ("3",), iter(["3"])])
@@ -146,18 +146,18 @@ def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
 def test_a_module_with_two_names_gives_what_its_first_run_does_under_each() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model[2] = model[0]
-    actual = features(model, X, ["0", "2"])
-    assert torch.equal(actual["2"], model[0](X))
-    assert torch.equal(actual["0"], actual["2"])
-    assert actual["0"].data_ptr() != actual["2"].data_ptr()
+    tensors = features(model, X, ["0", "2"])
+    assert torch.equal(tensors["2"], model[0](X))
+    assert torch.equal(tensors["0"], tensors["2"])
+    assert tensors["0"].data_ptr() != tensors["2"].data_ptr()
 
 
 def test_the_first_floating_tensor_of_several_in_any_container() -> None:
     lstm = nn.Sequential(nn.LSTM(4, 3, batch_first=True))
     expected, (hidden, _) = lstm[0](X[:, None])
-    actual = features(lstm, X[:, None], "0")["0"]
-    torch.testing.assert_close(actual, expected)  # which kernel computes it depends on where memory lies
-    assert actual.shape != hidden.shape
+    output = features(lstm, X[:, None], "0")["0"]
+    torch.testing.assert_close(output, expected)  # memory alignment decides which kernel runs
+    assert output.shape != hidden.shape
 
     class Dict(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_the_first_floating_tensor_of_several_in_any_container() -> None:
     assert torch.equal(features(nn.Sequential(Dict()), X, "0")["0"], X + 1)
 
 
-# What is given to the model
+# Inputs
 
 
 def test_tuples_are_positional_and_mappings_are_keywords_of_anything() -> None:
@@ -184,7 +184,8 @@ def test_tuples_are_positional_and_mappings_are_keywords_of_anything() -> None:
     kwargs = transformers.BatchEncoding({"ids": ids, "scale": 3.0, "more": torch.ones(4)})
     assert torch.equal(features(model, kwargs, "sum")["sum"], plain * 3 + 1)
     linear = nn.Sequential(nn.Linear(4, 4))
-    assert torch.equal(features(linear, X[0], "0")["0"], linear(X[0]))  # no batch, no picture
+    # An input without a batch dimension, and no image.
+    assert torch.equal(features(linear, X[0], "0")["0"], linear(X[0]))
     with pytest.raises(ImageError, match="expected the names of the model's arguments"):
         features(model, {1: ids}, "sum")
 
@@ -194,11 +195,11 @@ def test_models_of_hugging_face_and_timm() -> None:
         hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=30
     )
     bert = transformers.BertModel(config).eval()
-    given = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     with torch.no_grad():
-        states = bert(**given, output_hidden_states=True).hidden_states
-    actual = features(bert, given, ["embeddings", "encoder.layer.?"])
-    for tensor, expected in zip(actual.values(), states, strict=True):
+        states = bert(**inputs, output_hidden_states=True).hidden_states
+    tensors = features(bert, inputs, ["embeddings", "encoder.layer.?"])
+    for tensor, expected in zip(tensors.values(), states, strict=True):
         assert torch.equal(tensor, expected)
     model = timm.create_model("resnet10t", pretrained=False, features_only=False).eval()
     images = torch.randn(2, 3, 64, 64)
@@ -212,8 +213,8 @@ def test_wrapped_and_compiled_models_run_as_what_is_inside() -> None:
     compiled = torch.compile(tiny_model().eval(), backend="eager")
     compiled(TINY)
     for wrapped in (nn.DataParallel(model), compiled, nn.Sequential(OrderedDict(a=torch.compile(tiny_model())))):
-        (actual,) = features(wrapped, TINY, "a.3" if isinstance(wrapped, nn.Sequential) else "3").values()
-        assert torch.equal(actual, expected)
+        (output,) = features(wrapped, TINY, "a.3" if isinstance(wrapped, nn.Sequential) else "3").values()
+        assert torch.equal(output, expected)
     tiny = tiny_model().eval()
     tiny.compile(backend="eager")
     tiny(TINY)
@@ -224,7 +225,7 @@ def test_wrapped_and_compiled_models_run_as_what_is_inside() -> None:
 
 
 def ran(model: nn.Module) -> list[str]:
-    """The names of the modules that run from now on, as they end."""
+    """Return a list to which each module adds its name when it starts to run."""
     names: list[str] = []
     for name, module in model.named_modules():
         module.register_forward_pre_hook(lambda module, args, name=name: names.append(name))
@@ -239,7 +240,8 @@ def test_nothing_behind_the_last_layer_runs_and_all_before_it_once() -> None:
     before = [name for name, _ in model.named_modules()]
     before = before[: before.index("layer2.1.conv1") + 1]
     assert set(names) == set(before)
-    assert all(names.count(name) == (2 if name.endswith(".relu") else 1) for name in before)  # a block's runs twice
+    # Each block calls its ReLU twice.
+    assert all(names.count(name) == (2 if name.endswith(".relu") else 1) for name in before)
 
 
 def test_the_model_can_be_used_after_its_pass_was_cut() -> None:
@@ -329,11 +331,11 @@ def in_trouble(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
 
 
 def spoiled(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
-    kept = x.clone()
+    values = x.clone()
     with contextlib.suppress(BaseException):
-        kept = first(kept)
-    kept.zero_()
-    return kept
+        values = first(values)
+    values.zero_()
+    return values
 
 
 @pytest.mark.parametrize("function", [caught, swallowed, tried_again, translated, in_trouble, spoiled])
@@ -359,14 +361,14 @@ def test_a_model_that_heeds_errors_does_not_take_the_end_for_one() -> None:
 
 
 def test_nothing_is_recorded_for_gradients() -> None:
-    seen: list[bool] = []
+    records: list[bool] = []
 
     def look(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
-        seen.append(torch.is_grad_enabled() or first(x).requires_grad)
+        records.append(torch.is_grad_enabled() or first(x).requires_grad)
         return second(x)
 
     features(Around(look), X.clone().requires_grad_(), "second")
-    assert seen == [False]
+    assert records == [False]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -417,12 +419,12 @@ def test_weights_that_lie_aside_are_put_aside_again() -> None:
     hook = AlignDevicesHook(
         execution_device="cpu", offload=True, offload_buffers=True, place_submodules=True, weights_map=weights
     )
-    add_hook_to_module(model[0], hook)  # of the block as a whole: it is put aside when the block ends
+    add_hook_to_module(model[0], hook)  # the hook offloads the weights of the whole block when the block ends
     assert_equal(features(model, TINY, "0.3"), expected)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
-# Whose tensors they are
+# Ownership of the tensors
 
 
 def test_features_are_nobody_elses() -> None:
@@ -437,7 +439,8 @@ def test_features_are_nobody_elses() -> None:
 
     images = X.clone()
     model = nn.Sequential(nn.Identity(), nn.Flatten(0), Position())
-    for name in ("0", "1", "2"):  # each of them the last, of which nobody need make a copy otherwise
+    # Each is the last layer once, where a pass that is cut short could return the tensor without a copy.
+    for name in ("0", "1", "2"):
         for layers in (name, ["0", name, "2"]):
             (tensor,) = (features(model, images, layers)[name],)
             assert not tensor.requires_grad
@@ -445,12 +448,12 @@ def test_features_are_nobody_elses() -> None:
             tensor.fill_(7)
     assert torch.equal(images, X)
     assert torch.equal(model[2].position, torch.ones(4))
-    held = features(model, images, ["0", "2"])
+    tensors = features(model, images, ["0", "2"])
     images.zero_()
     with torch.no_grad():
         model[2].position.zero_()
-    assert torch.equal(held["0"], X)
-    assert torch.equal(held["2"], torch.ones(4))
+    assert torch.equal(tensors["0"], X)
+    assert torch.equal(tensors["2"], torch.ones(4))
 
 
 def test_a_part_of_a_large_tensor_does_not_keep_all_of_it() -> None:
@@ -458,8 +461,8 @@ def test_a_part_of_a_large_tensor_does_not_keep_all_of_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x[:, 0]
 
-    actual = features(nn.Sequential(nn.Linear(4, 4), Token()), torch.randn(2, 500, 4), "1")["1"]
-    assert actual.untyped_storage().nbytes() == actual.numel() * 4
+    output = features(nn.Sequential(nn.Linear(4, 4), Token()), torch.randn(2, 500, 4), "1")["1"]
+    assert output.untyped_storage().nbytes() == output.numel() * 4
 
 
 def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
@@ -486,8 +489,8 @@ def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
 def test_a_model_may_change_in_place_what_was_made_in_inference_mode() -> None:
     with torch.inference_mode():
         images = X.clone()
-    actual = features(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)), images, "0")["0"]
-    assert torch.equal(actual, X.relu())
+    output = features(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)), images, "0")["0"]
+    assert torch.equal(output, X.relu())
     assert torch.equal(images, X)
 
 
@@ -508,11 +511,11 @@ def test_nothing_of_the_pass_is_kept_once_it_is_over() -> None:
         gc.enable()
 
 
-# No trace
+# Nothing is left on the model
 
 
 def loud_model(error: type[BaseException] | None) -> nn.Sequential:
-    """In training mode, with a counter, randomness, and an error at its end if there is to be one."""
+    """Return a model in training mode with a counter, a random draw, and an optional error in its last layer."""
 
     class Loud(nn.Module):
         def __init__(self) -> None:
@@ -567,8 +570,8 @@ def test_threads_take_nothing_of_one_another() -> None:
 
     def work(i: int) -> None:
         for _ in range(25):
-            actual = features(model, batches[i], layers[i])
-            wrong.extend(name for name in layers[i] if not torch.equal(actual[name], expected[i][name]))
+            tensors = features(model, batches[i], layers[i])
+            wrong.extend(name for name in layers[i] if not torch.equal(tensors[name], expected[i][name]))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -581,17 +584,17 @@ def test_threads_take_nothing_of_one_another() -> None:
 
 def test_calls_inside_one_another_take_nothing_of_one_another() -> None:
     model = tiny_model().eval()
-    other = TINY.flip(-1)
+    flipped = TINY.flip(-1)
     inner: list[dict[str, Tensor]] = []
     depth = iter([True])
 
     def look(module: nn.Module, args: Any) -> None:
         if next(depth, False):
-            inner.append(features(model, other, ["5", "3"]))
-            inner.append(features(model, other, "0"))
+            inner.append(features(model, flipped, ["5", "3"]))
+            inner.append(features(model, flipped, "0"))
 
     expected = hooked(model, ["0", "3"], TINY)
-    theirs = hooked(model, ["0", "3", "5"], other)
+    theirs = hooked(model, ["0", "3", "5"], flipped)
     handle = model[2].register_forward_pre_hook(look)
     assert_equal(features(model, TINY, ["0", "3"]), expected)
     handle.remove()
@@ -609,7 +612,7 @@ def test_an_end_that_comes_from_elsewhere_is_passed_on() -> None:
         features(Around(foreign), X, "first")
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -658,9 +661,9 @@ def test_models_that_are_none() -> None:
 @pytest.mark.cuda
 def test_features_stay_on_the_models_device() -> None:
     model = tiny_model().cuda()
-    actual = features(model, TINY.cuda(), "3")["3"]
-    assert actual.is_cuda
-    torch.testing.assert_close(actual.cpu(), hooked(tiny_model(), ["3"], TINY)["3"])
+    output = features(model, TINY.cuda(), "3")["3"]
+    assert output.is_cuda
+    torch.testing.assert_close(output.cpu(), hooked(tiny_model(), ["3"], TINY)["3"])
 
 
 @pytest.fixture(autouse=True)

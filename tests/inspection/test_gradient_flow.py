@@ -1,4 +1,4 @@
-"""The gradients at every layer and every parameter, beside autograd's own on a copy in float64."""
+"""Compare the gradients at every layer and parameter with plain autograd on a float64 copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
 def worked() -> nn.Sequential:
-    """Linear, ReLU, Linear, whose gradients can be worked out by hand."""
+    """Return Linear, ReLU, Linear, whose gradients can be worked out by hand."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([[1.0, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]))
@@ -37,18 +37,18 @@ def worked() -> nn.Sequential:
     return model
 
 
-def assert_statistics(found: Statistics | None, values: Any, rtol: float = 1e-6) -> None:
-    """Each number, computed by NumPy in float64."""
-    assert found is not None
+def assert_statistics(statistics: Statistics | None, values: Any, rtol: float = 1e-6) -> None:
+    """Compare each number with NumPy in float64."""
+    assert statistics is not None
     values = np.asarray(values, np.float64).ravel()
     scale = np.abs(values).max()
-    assert found.count == values.size
-    assert found.norm == pytest.approx(np.sqrt((values**2).sum()), rel=rtol)
-    assert found.mean == pytest.approx(values.mean(), rel=rtol, abs=rtol * scale)
-    assert found.std == pytest.approx(values.std(ddof=1) if values.size > 1 else 0, rel=rtol, abs=1e-12)
-    assert found.zeros == pytest.approx((values == 0).mean())
-    assert found.largest == pytest.approx(scale, rel=rtol)
-    assert (found.nans, found.infinities) == (0, 0)
+    assert statistics.count == values.size
+    assert statistics.norm == pytest.approx(np.sqrt((values**2).sum()), rel=rtol)
+    assert statistics.mean == pytest.approx(values.mean(), rel=rtol, abs=rtol * scale)
+    assert statistics.std == pytest.approx(values.std(ddof=1) if values.size > 1 else 0, rel=rtol, abs=1e-12)
+    assert statistics.zeros == pytest.approx((values == 0).mean())
+    assert statistics.largest == pytest.approx(scale, rel=rtol)
+    assert (statistics.nans, statistics.infinities) == (0, 0)
 
 
 def by_name(flow: GradientFlow) -> dict[str, LayerGradients]:
@@ -71,13 +71,13 @@ def test_worked_numbers() -> None:
     assert_statistics(flow.layers[3].parameters[0].gradient, [7, 0, 27, 0])
     assert flow.scores.tolist() == [[89]]
     assert flow.classes is not None
-    assert flow.classes.tolist() == [[1]]  # for the single logit
+    assert flow.classes.tolist() == [[1]]  # the class of a single logit
     assert flow.reference == 1
     assert repr(flow) == "GradientFlow(Sequential, 4 layer(s), 1 image(s), nothing conspicuous)"
 
 
 def oracle(model: nn.Sequential, images: Tensor, scores: Callable[[Tensor], Tensor]) -> tuple[dict, dict]:
-    """Every layer's output's gradient and every parameter's, layer by layer in float64; each gets a clone to work on."""
+    """Return the gradients of all outputs and parameters in float64. Each layer gets a clone of its input."""
     model = copy.deepcopy(model).double().eval().requires_grad_()
     values, outputs = images.double().requires_grad_(), {}
     for name, layer in model.named_children():
@@ -112,7 +112,7 @@ def test_every_layer_and_every_parameter_in_place_operations_too(frozen: str) ->
         "5",
         "6",
         "8",
-    ]  # dropout hands its input on
+    ]  # dropout returns its input
     assert_like_the_oracle(flow, *oracle(model, TINY, lambda logits: logits[torch.arange(3), [1, 4, 2]]))
     assert flow.reference == pytest.approx(math.sqrt(3))
 
@@ -141,7 +141,7 @@ def test_the_top_class_is_the_default() -> None:
 
 
 class Twice(nn.Module):
-    """One layer runs twice, another one never."""
+    """A model with a layer that runs twice and a layer that never runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,17 +174,17 @@ def test_all_runs_of_a_layer_are_one_row() -> None:
 
 def test_statistics_are_joined_as_if_they_were_of_one_tensor() -> None:
     parts = [np.array([1.0, 0, -5]), np.array([0.25]), np.array([3.0, 3])]
-    made = [
+    parts_statistics = [
         Statistics(len(part), float(np.linalg.norm(part)), part.mean(), part.std(ddof=1) if len(part) > 1 else 0,
                    (part == 0).mean(), np.abs(part).max(), 0, 0)
         for part in parts
     ]  # fmt: skip
-    assert_statistics(join(made), np.concatenate(parts))
-    assert rms(join(made)) == pytest.approx(np.sqrt((np.concatenate(parts) ** 2).mean()))
+    assert_statistics(join(parts_statistics), np.concatenate(parts))
+    assert rms(join(parts_statistics)) == pytest.approx(np.sqrt((np.concatenate(parts) ** 2).mean()))
 
 
 class Attends(nn.Module):
-    """A model with a parameter of its own, and with attention, which uses a linear layer's weights and never calls it."""
+    """A model with its own parameter, and with attention that reads a linear layer's weights without calling it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,20 +202,20 @@ def test_parameters_of_layers_that_never_run_have_their_row_where_they_are_used(
     torch.manual_seed(0)
     model, images = Attends().requires_grad_(not frozen), torch.randn(2, 8, 3, 3)
     flow = gradients(model, images, target=0)
-    actual = by_name(flow)
+    layers = by_name(flow)
     assert [(layer.name, layer.runs) for layer in flow.layers] == [
         ("attention.out_proj", 0), ("attention", 1), ("head", 1), ("", 1),
     ]  # fmt: skip
     plain = copy.deepcopy(model).double().requires_grad_()
     plain(images.double())[:, 0].sum().backward()
     for name, parameter in plain.named_parameters():
-        layer, _, own = name.rpartition(".")
-        (row,) = [parameter for parameter in actual[layer].parameters if parameter.name == own]
+        layer, _, parameter_name = name.rpartition(".")
+        (row,) = [parameter for parameter in layers[layer].parameters if parameter.name == parameter_name]
         assert row.gradient is not None
         assert row.gradient.norm == pytest.approx(parameter.grad.norm().item(), rel=1e-4)
         assert row.gradient.mean == pytest.approx(parameter.grad.mean().item(), rel=1e-4, abs=1e-7)
-    assert actual["attention.out_proj"].activations is None
-    assert actual["attention.out_proj"].verdict is None
+    assert layers["attention.out_proj"].activations is None
+    assert layers["attention.out_proj"].verdict is None
     assert [row["tensor"] for row in flow.rows()][:4] == ["weight", "bias", "output", "in_proj_weight"]
 
 
@@ -254,7 +254,7 @@ class Scale(torch.autograd.Function):
 
 
 class OwnFunction(nn.Module):
-    """Its weight goes to an autograd function of its own, and to an ordinary operation."""
+    """A model whose weight goes to a custom autograd function and to an ordinary operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,12 +276,12 @@ def test_weights_that_are_computed_and_weights_that_are_shared() -> None:
     images = torch.randn(2, 1, 2, 2)
     expected = copy.deepcopy(model).double()
     expected(images.double())[:, 0].sum().backward()
-    actual = by_name(gradients(model.requires_grad_(False), images, target=0))
-    directions = actual["1.parametrizations.weight"].parameters
+    layers = by_name(gradients(model.requires_grad_(False), images, target=0))
+    directions = layers["1.parametrizations.weight"].parameters
     for row, parameter in zip(directions, expected[1].parametrizations.weight.parameters()):
         assert_statistics(row.gradient, parameter.grad, 1e-4)
     for name in "23":
-        assert_statistics(actual[name].parameters[0].gradient, expected[2].weight.grad, 1e-5)
+        assert_statistics(layers[name].parameters[0].gradient, expected[2].weight.grad, 1e-5)
 
 
 def test_weights_that_were_made_in_inference_mode() -> None:
@@ -296,7 +296,7 @@ def test_a_compiled_model_and_a_wrapped_one() -> None:
         assert gradients(model, torch.ones(1, 1, 1, 3)).layers == plain.layers
 
 
-# Which layers
+# Choice of layers
 
 
 def test_layers_by_name_and_by_pattern_in_order_of_execution() -> None:
@@ -313,7 +313,7 @@ def test_layers_by_name_and_by_pattern_in_order_of_execution() -> None:
 
 
 class Odd(nn.Module):
-    """Has layers that never run, give no tensor, or lie on no way to the score."""
+    """A model with layers that never run, return no tensor, or do not lead to the score."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -348,13 +348,13 @@ def test_layers_that_have_no_gradients(layers: Any, message: str) -> None:
 
 
 def test_layers_beside_the_way_have_no_gradient() -> None:
-    actual = by_name(gradients(Odd(), torch.ones(1, 1, 2, 2)))
-    assert set(actual) == {"aside", "last"}
-    assert actual["aside"].activations is None
-    assert actual["aside"].verdict == "no gradient"
-    assert [parameter.gradient for parameter in actual["aside"].parameters] == [None, None]
-    assert actual["aside"].parameters[0].ratio is None
-    assert actual["last"].verdict is None
+    layers = by_name(gradients(Odd(), torch.ones(1, 1, 2, 2)))
+    assert set(layers) == {"aside", "last"}
+    assert layers["aside"].activations is None
+    assert layers["aside"].verdict == "no gradient"
+    assert [parameter.gradient for parameter in layers["aside"].parameters] == [None, None]
+    assert layers["aside"].parameters[0].ratio is None
+    assert layers["last"].verdict is None
 
 
 class Unrecorded(nn.Module):
@@ -384,28 +384,28 @@ def test_small_gradients_are_not_lost_in_float16() -> None:
     for layer in layers:
         layer.weight.data = layer.weight.data.mul(0.03).half().float()
     images = torch.randn(2, 1, 4, 4).half()
-    actual = gradients(copy.deepcopy(model).half(), images, target=1)
+    flow = gradients(copy.deepcopy(model).half(), images, target=1)
     _, expected = oracle(model, images.float(), lambda item: item[:, 1])
-    smallest = actual.layers[1].activations
+    smallest = flow.layers[1].activations
     assert smallest is not None
-    assert 0 < smallest.largest < 6e-6  # less than a hundred of float16's steps, if it were not scaled
+    assert 0 < smallest.largest < 6e-6  # without scaling, fewer than a hundred float16 steps
     outputs, _ = oracle(model, images.float(), lambda item: item[:, 1])
     assert_statistics(replace_zeros(smallest), outputs["1"], 3e-3)
-    assert actual.layers[4].parameters[0].gradient is not None
-    assert actual.layers[4].parameters[0].gradient.norm == pytest.approx(expected["4.weight"].norm().item(), rel=2e-2)
+    assert flow.layers[4].parameters[0].gradient is not None
+    assert flow.layers[4].parameters[0].gradient.norm == pytest.approx(expected["4.weight"].norm().item(), rel=2e-2)
 
 
-def replace_zeros(found: Statistics) -> Statistics:
-    return Statistics(**{**vars(found), "zeros": 0.0})
+def replace_zeros(statistics: Statistics) -> Statistics:
+    return Statistics(**{**vars(statistics), "zeros": 0.0})
 
 
 def test_gradients_that_are_nan_in_float16_stay_so() -> None:
     model = SquareRoot().half()
-    actual = by_name(gradients(model, torch.ones(1, 1, 1, 3).half(), target=0))
-    assert actual["first"].verdict == "NaN"
-    assert actual["last"].verdict is None
-    assert actual["last"].activations is not None
-    assert actual["last"].activations.norm == 1
+    layers = by_name(gradients(model, torch.ones(1, 1, 1, 3).half(), target=0))
+    assert layers["first"].verdict == "NaN"
+    assert layers["last"].verdict is None
+    assert layers["last"].activations is not None
+    assert layers["last"].activations.norm == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -419,7 +419,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
 
 
 class SquareRoot(nn.Module):
-    """A square root at zero, whose derivative is infinite, and that times zero is NaN."""
+    """A model with a square root at zero: its derivative is infinite, and infinity times zero is NaN."""
 
     def __init__(self, factor: float = 0.0) -> None:
         super().__init__()
@@ -506,9 +506,7 @@ def test_the_comparison_is_with_the_models_output_whatever_the_scale_of_the_scor
         flow = gradients(tiny_model(), TINY, target=lambda logits, factor=factor: logits[:, 1] * factor)
         assert set(verdicts(flow)) == {None}
         assert flow.reference == pytest.approx(math.sqrt(3) * factor)
-    flow = gradients(
-        deep(nn.Sigmoid), IMAGE, target=0, layers=["0", "1"]
-    )  # also where its last layers are not asked for
+    flow = gradients(deep(nn.Sigmoid), IMAGE, target=0, layers=["0", "1"])  # also if the last layers are not requested
     assert verdicts(flow) == ["vanishing", "vanishing"]
 
 
@@ -533,7 +531,7 @@ def test_rows_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table["ratio"].isna().tolist() == [True, True, False, False, True, True, False, False]
 
 
-# No trace
+# Nothing is left on the model
 
 
 def with_gradients(model: nn.Module) -> nn.Module:
@@ -606,8 +604,8 @@ def test_several_threads_and_one_that_trains() -> None:
             model.zero_grad()
             model(TINY)[:, 1].sum().backward()
             for name, item in model.named_parameters():
-                same = item.grad is None if expected[name] is None else torch.equal(item.grad, expected[name])
-                if not same:
+                is_equal = item.grad is None if expected[name] is None else torch.equal(item.grad, expected[name])
+                if not is_equal:
                     failures.append(f"{name} has another .grad")
 
     threads = [threading.Thread(target=work) for work in (look, look, look, train)]
@@ -628,7 +626,7 @@ def test_hooks_on_parameters_are_not_called() -> None:
     assert not called
 
 
-# The plot
+# Plotting
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Recording through trainings, against plain autograd on the same graph, and the training against one without it."""
+"""Compare recording during training with plain autograd on the same graph, and with training without a recorder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LABELS = torch.tensor([0, 1, 4])
 
 
 def worked_model() -> nn.Sequential:
-    """Linear, ReLU in place, Linear, with weights that can be followed by hand."""
+    """Return Linear, in-place ReLU, Linear, with weights that can be worked out by hand."""
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]))
@@ -50,12 +50,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor = T
     return loss.detach()
 
 
-def same(found: Tensor, right: Any) -> None:
-    torch.testing.assert_close(found, torch.as_tensor(right, dtype=found.dtype), rtol=0, atol=0)
+def assert_exact(tensor: Tensor, right: Any) -> None:
+    torch.testing.assert_close(tensor, torch.as_tensor(right, dtype=tensor.dtype), rtol=0, atol=0)
 
 
 class Shared(nn.Module):
-    """One layer that runs twice in a pass."""
+    """A model with one layer that runs twice in a pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Shared(nn.Module):
         return self.head(self.layer(self.layer(x).tanh()).tanh())
 
 
-# -- what is recorded -------------------------------------------------------------------------------------------------
+# -- records ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def model() -> nn.Sequential:
 def test_the_worked_numbers_before_an_in_place_relu(model: nn.Sequential, keep: Any) -> None:
     with record(model, ["0", "1", "2"], keep=keep) as recorder:
         model(torch.ones(1, 3)).backward()
-    same(recorder.activations["0"], [[7, -13, 27, -29]])
-    same(recorder.activations["1"], [[7, 0, 27, 0]])
-    same(recorder.activations["2"], [[89]])
-    same(recorder.gradients["2"], [[1]])
-    same(recorder.gradients["1"], [[1, 2, 3, 4]])
-    same(recorder.gradients["0"], [[1, 0, 3, 0]])
+    assert_exact(recorder.activations["0"], [[7, -13, 27, -29]])
+    assert_exact(recorder.activations["1"], [[7, 0, 27, 0]])
+    assert_exact(recorder.activations["2"], [[89]])
+    assert_exact(recorder.gradients["2"], [[1]])
+    assert_exact(recorder.gradients["1"], [[1, 2, 3, 4]])
+    assert_exact(recorder.gradients["0"], [[1, 0, 3, 0]])
 
 
 def test_statistics_are_the_default(model: nn.Sequential) -> None:
@@ -96,11 +96,11 @@ def test_statistics_are_the_default(model: nn.Sequential) -> None:
 
 
 def test_gradients_equal_those_of_retained_outputs() -> None:
-    """Against a copy of the model whose outputs are kept by hand and retain their gradients."""
+    """Compare with a copy of the model whose outputs retain their gradients."""
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=5).double().eval()
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    kept: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     plain = copy.deepcopy(model)
     for module in plain.modules():
         if isinstance(module, nn.ReLU):
@@ -110,7 +110,7 @@ def test_gradients_equal_those_of_retained_outputs() -> None:
 
         def keep(module: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
             output.retain_grad()
-            kept[name] = output
+            outputs[name] = output
 
         plain.get_submodule(name).register_forward_hook(keep)
     nn.functional.cross_entropy(plain(images), LABELS[:2]).backward()
@@ -118,8 +118,8 @@ def test_gradients_equal_those_of_retained_outputs() -> None:
         nn.functional.cross_entropy(model(images), LABELS[:2]).backward()
     assert len(layers) == len(recorder.activations) == len(recorder.gradients) == 20
     for name in layers:
-        same(recorder.activations[name], kept[name].detach())
-        same(recorder.gradients[name], kept[name].grad)
+        assert_exact(recorder.activations[name], outputs[name].detach())
+        assert_exact(recorder.gradients[name], outputs[name].grad)
 
 
 @pytest.mark.slow
@@ -151,8 +151,8 @@ def test_snapshots_outlive_what_is_done_in_place_afterwards(keep: Any) -> None:
         output.backward()
         output.detach().fill_(5)
         passed[0].fill_(7)
-    same(recorder.activations["2"], [[89]])
-    same(recorder.gradients["0"], [[1, 0, 3, 0]])
+    assert_exact(recorder.activations["2"], [[89]])
+    assert_exact(recorder.gradients["0"], [[1, 0, 3, 0]])
 
 
 # -- steps and runs ---------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_every_nth_step_is_recorded_and_the_last_are_kept(model: nn.Sequential) 
             model(torch.full((1, 3), float(step))).backward()
     assert recorder.steps == [6, 9]
     for step in (6, 9):
-        same(recorder.at(step).activations["2"], model(torch.full((1, 3), float(step))).detach())
+        assert_exact(recorder.at(step).activations["2"], model(torch.full((1, 3), float(step))).detach())
     assert recorder.activations["2"] == recorder.at(9).activations["2"]
     for step in (0, 7, 10):
         with pytest.raises(LayerError, match=rf"Step {step} is not recorded: the recorded steps are \[6, 9\]"):
@@ -180,9 +180,9 @@ def test_gradients_belong_to_the_pass_that_they_are_of(keep: Any, order: tuple[i
         for index in order:
             (outputs[index] * (3 + index)).backward()
     for step, output in enumerate(outputs):
-        actual = recorder.at(step).gradients["0"]
+        gradient = recorder.at(step).gradients["0"]
         right = (3 + step) * (1 - output.detach() ** 2).item()
-        assert (actual.item() if isinstance(actual, Tensor) else actual.mean) == pytest.approx(right, rel=1e-6)
+        assert (gradient.item() if isinstance(gradient, Tensor) else gradient.mean) == pytest.approx(right, rel=1e-6)
 
 
 def test_each_run_of_a_shared_layer_has_its_own() -> None:
@@ -194,8 +194,8 @@ def test_each_run_of_a_shared_layer_has_its_own() -> None:
     second = model.layer(first.tanh()).detach().requires_grad_()
     model.head(second.tanh()).sum().backward()
     model.layer(first.tanh()).backward(second.grad)
-    same(recorder.activations["layer"], first.detach())
-    same(recorder.activations["layer", 1], second.detach())
+    assert_exact(recorder.activations["layer"], first.detach())
+    assert_exact(recorder.activations["layer", 1], second.detach())
     torch.testing.assert_close(recorder.gradients["layer"], first.grad)
     torch.testing.assert_close(recorder.gradients["layer", 1], second.grad)
     assert list(recorder.gradients) == ["head", ("layer", 1), "layer"]
@@ -210,7 +210,7 @@ def test_of_several_backward_passes_the_last_ones_gradient_is_kept(model: nn.Seq
         output = model(torch.ones(1, 3))
         output.backward(retain_graph=True)
         (10 * output).backward()
-    same(recorder.gradients["0"], [[10, 0, 30, 0]])
+    assert_exact(recorder.gradients["0"], [[10, 0, 30, 0]])
 
 
 def test_a_gradient_that_comes_after_its_step_is_packed_is_still_its_own(model: nn.Sequential) -> None:
@@ -234,7 +234,7 @@ def test_a_gradient_after_the_end_is_not_recorded_even_when_it_is_entered_again(
         model(torch.ones(1, 3))
     assert recorder.steps == [0, 1]
     assert len(recorder.at(0).gradients) == 0
-    same(model[2].weight.grad, [[7, 0, 27, 0]])
+    assert_exact(model[2].weight.grad, [[7, 0, 27, 0]])
 
 
 @pytest.mark.parametrize("keep", ["statistics", "device"])
@@ -254,15 +254,15 @@ def test_evaluation_passes_are_steps_of_activations_alone(model: nn.Sequential, 
         assert not recorder.activations["0"].is_inference()
 
 
-# -- models of all kinds ----------------------------------------------------------------------------------------------
+# -- kinds of models ---------------------------------------------------------------------------------------------------
 
 
 class Checkpointed(nn.Module):
-    """A shared layer in two checkpoints, and another one between."""
+    """A model with a layer shared by two checkpoints, and another layer between them."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, checkpointing: str) -> None:
         super().__init__()
-        self.layer, self.between, self.how = nn.Linear(3, 3), nn.Linear(3, 3), how
+        self.layer, self.between, self.checkpointing = nn.Linear(3, 3), nn.Linear(3, 3), checkpointing
 
     def part(self, x: Tensor) -> Tensor:
         return self.layer(self.layer(x).tanh()).tanh()
@@ -271,48 +271,50 @@ class Checkpointed(nn.Module):
         return checkpoint(self.part, x, use_reentrant=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.how == "plain":
+        if self.checkpointing == "plain":
             return self.part(self.between(self.part(x)))
-        part, reentrant = (self.nested, True) if self.how == "nested" else (self.part, self.how == "reentrant")
+        part, reentrant = (
+            (self.nested, True) if self.checkpointing == "nested" else (self.part, self.how == "reentrant")
+        )
         x = checkpoint(part, x, use_reentrant=reentrant)
         return checkpoint(part, self.between(x), use_reentrant=reentrant)
 
 
-@pytest.mark.parametrize("how", ["reentrant", "without reentry", "nested"])
+@pytest.mark.parametrize("checkpointing", ["reentrant", "without reentry", "nested"])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("every", [1, 2])
-def test_checkpoints_change_no_number(how: str, order: tuple[int, int], every: int) -> None:
+def test_checkpoints_change_no_number(checkpointing: str, order: tuple[int, int], every: int) -> None:
     results = {}
     inputs = torch.randn(2, 4, 3)
-    for kind in ("plain", how):
+    for kind in ("plain", checkpointing):
         torch.manual_seed(0)
         model = Checkpointed(kind)
         with record(model, "*", keep="device", every=every) as recorder:
             outputs = [model(x.clone().requires_grad_()) for x in inputs]
             with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a reentrant checkpoint says there that it gives no gradients
+                warnings.simplefilter("ignore")  # reentrant checkpoints warn that they give no gradients
                 model(inputs[0])
             for index in order:
                 outputs[index].square().sum().backward()
         results[kind] = {
             (step, *key): value
             for step in recorder.steps
-            for kept in (recorder.at(step).activations, recorder.at(step).gradients)
-            for key, value in ((((kept._kind, name)), kept[name]) for name in kept)
+            for tensors in (recorder.at(step).activations, recorder.at(step).gradients)
+            for key, value in ((((tensors._kind, name)), tensors[name]) for name in tensors)
         }
-    assert results["plain"].keys() == results[how].keys()
-    assert len(results[how]) == (2 * 10 + 5 if every == 1 else 10 + 5)
+    assert results["plain"].keys() == results[checkpointing].keys()
+    assert len(results[checkpointing]) == (2 * 10 + 5 if every == 1 else 10 + 5)
     for key, value in results["plain"].items():
-        torch.testing.assert_close(results[how][key], value, msg=str(key))
+        torch.testing.assert_close(results[checkpointing][key], value, msg=str(key))
 
 
-@pytest.mark.parametrize("how", ["reentrant", "without reentry"])
-def test_checkpoints_repeated_in_another_thread_belong_to_their_pass(how: str) -> None:
-    """As on CUDA, where autograd runs in threads of its own."""
+@pytest.mark.parametrize("checkpointing", ["reentrant", "without reentry"])
+def test_checkpoints_repeated_in_another_thread_belong_to_their_pass(checkpointing: str) -> None:
+    """Run autograd in another thread, as it does on CUDA."""
     results = []
     for threaded in (False, True):
         torch.manual_seed(0)
-        model = Checkpointed(how)
+        model = Checkpointed(checkpointing)
         with record(model, "*", keep="device") as recorder:
             loss = model(torch.ones(2, 3, requires_grad=True)).square().sum()
             run_in_thread(loss.backward) if threaded else loss.backward()
@@ -341,15 +343,15 @@ def test_a_model_that_is_checkpointed_as_a_whole_runs_one_step(model: nn.Sequent
     with record(model, "0", keep="device") as recorder:
         checkpoint(model, torch.ones(1, 3, requires_grad=True), use_reentrant=True).backward()
     assert recorder.steps == [0]
-    same(recorder.gradients["0"], [[1, 0, 3, 0]])
+    assert_exact(recorder.gradients["0"], [[1, 0, 3, 0]])
 
 
 def test_frozen_layers_give_activations_and_say_why_there_is_no_gradient(model: nn.Sequential) -> None:
     model[0].requires_grad_(False)
     with record(model, "*", keep="device") as recorder:
         model(torch.ones(1, 3)).backward()
-    same(recorder.activations["0"], [[7, -13, 27, -29]])
-    same(recorder.gradients["2"], [[1]])
+    assert_exact(recorder.activations["0"], [[7, -13, 27, -29]])
+    assert_exact(recorder.gradients["2"], [[1]])
     with pytest.raises(LayerError, match="No gradient reached layer '0' in step 0.*nothing.*|.*is trained"):
         recorder.gradients["0"]
 
@@ -376,8 +378,8 @@ class Head(nn.Module):
         self.body = Several(kind)
 
     def forward(self, x: Tensor) -> Tensor:
-        actual = self.body(x)
-        value = actual[1] if isinstance(actual, tuple) else actual["a"] if isinstance(actual, dict) else actual.scores
+        output = self.body(x)
+        value = output[1] if isinstance(output, tuple) else output["a"] if isinstance(output, dict) else output.scores
         return (value**2).sum()
 
 
@@ -387,8 +389,8 @@ def test_outputs_inside_containers(kind: str) -> None:
     x = torch.randn(3, 2)
     with record(model, "body", keep="device") as recorder:
         model(x).backward()
-    same(recorder.activations["body"], model.body.linear(x).detach())
-    same(recorder.gradients["body"], 2 * recorder.activations["body"])
+    assert_exact(recorder.activations["body"], model.body.linear(x).detach())
+    assert_exact(recorder.gradients["body"], 2 * recorder.activations["body"])
 
 
 def test_a_layer_that_returns_its_input_and_one_in_place() -> None:
@@ -397,24 +399,28 @@ def test_a_layer_that_returns_its_input_and_one_in_place() -> None:
     with record(model, "*", keep="device") as recorder:
         (3 * model(x)).sum().backward()
     plain = model[0](x).detach()
-    same(recorder.activations["0"], plain)
-    same(recorder.activations["1"], plain)
-    same(recorder.activations["2"], plain.relu())
-    same(recorder.gradients["3"], torch.full((5, 2), 3.0))
-    same(recorder.gradients["2"], torch.full((5, 2), 3.0))
+    assert_exact(recorder.activations["0"], plain)
+    assert_exact(recorder.activations["1"], plain)
+    assert_exact(recorder.activations["2"], plain.relu())
+    assert_exact(recorder.gradients["3"], torch.full((5, 2), 3.0))
+    assert_exact(recorder.gradients["2"], torch.full((5, 2), 3.0))
     for name in "01":
-        same(recorder.gradients[name], 3.0 * (plain > 0))
+        assert_exact(recorder.gradients[name], 3.0 * (plain > 0))
 
 
 class InPlaceDouble(nn.Module):
-    """What behind a layer changes its output in place."""
+    """A module that changes its input in place, which is the output of the layer before."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mul_(2)
 
 
 class Shares(nn.Module):
-    """A block that uses what its part gives before it gives it too, and a layer that gives back what others use as well."""
+    """A model with two shared tensors.
+
+    The block's part returns a tensor that the block reads again. The idle layer returns its input, which is also used
+    elsewhere.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -451,12 +457,12 @@ def test_a_tensor_of_several_layers_has_one_gradient_whichever_of_them_are_recor
     with record(model, names, keep="device") as recorder:
         (1.3 * model(x)).sum().backward()
     for name in names:
-        same(recorder.gradients[name], outputs[0].grad)
+        assert_exact(recorder.gradients[name], outputs[0].grad)
     assert_same(expected, [parameter.grad for parameter in model.parameters()])
 
 
 def test_an_edit_does_the_same_with_and_without_a_recorder_of_another_layer() -> None:
-    model, x, actual = Shares(), torch.randn(16, 64), []
+    model, x, gradients_by_run = Shares(), torch.randn(16, 64), []
     for names in ([], ["block.part"], ["idle"]):
         model.zero_grad()
         with contextlib.ExitStack() as stack:
@@ -464,13 +470,13 @@ def test_an_edit_does_the_same_with_and_without_a_recorder_of_another_layer() ->
             if names:
                 stack.enter_context(record(model, names))
             model(x).sum().backward()
-        actual.append([parameter.grad.clone() for parameter in model.parameters()])
-    assert_same(actual[0], actual[1])
-    assert_same(actual[0], actual[2])
+        gradients_by_run.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert_same(gradients_by_run[0], gradients_by_run[1])
+    assert_same(gradients_by_run[0], gradients_by_run[2])
 
 
 def test_of_a_layer_with_several_outputs_the_first_ones_gradient_is_taken() -> None:
-    """What `torch.std_mean` gives comes of one node, of which the second output has a larger gradient."""
+    """Check outputs that share one node, as in `torch.std_mean`, whose second output has a larger gradient."""
 
     class Spread(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -482,7 +488,7 @@ def test_of_a_layer_with_several_outputs_the_first_ones_gradient_is_taken() -> N
     with record(model, "0", keep="device") as recorder:
         output = model(x)
         (3 * output["mean"] + 7 * output["deviation"]).sum().backward()
-        same(recorder.gradients["0"], torch.full((3,), 3.0))
+        assert_exact(recorder.gradients["0"], torch.full((3,), 3.0))
         output = model(x)
         (7 * output["deviation"]).sum().backward()
     assert "0" not in recorder.gradients
@@ -490,12 +496,12 @@ def test_of_a_layer_with_several_outputs_the_first_ones_gradient_is_taken() -> N
 
 @pytest.mark.parametrize("name", ["deviation", "mean"])
 def test_edited_or_not_each_output_of_one_node_has_its_own_gradient(name: str) -> None:
-    """By hand: the mean's derivative is 1/2 for each value, the deviation's -1/sqrt(2) and 1/sqrt(2)."""
+    """Work the derivatives out by hand: 1/2 for the mean, and -1/sqrt(2) and 1/sqrt(2) for the deviation."""
 
     class Spread(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
-            actual = dict(zip(("deviation", "mean"), torch.std_mean(x, dim=1)))
-            return {name: actual.pop(name), **actual}
+            spread = dict(zip(("deviation", "mean"), torch.std_mean(x, dim=1)))
+            return {name: spread.pop(name), **spread}
 
     model, x = nn.Sequential(Spread()), torch.tensor([[1.0, 3.0]], requires_grad=True)
     with (
@@ -504,12 +510,12 @@ def test_edited_or_not_each_output_of_one_node_has_its_own_gradient(name: str) -
     ):
         output = model(x)
         (3 * output["mean"] + 8 * output["deviation"]).sum().backward(retain_graph=True)
-        same(recorder.gradients["0"], [6.0 if name == "mean" else 16.0])
+        assert_exact(recorder.gradients["0"], [6.0 if name == "mean" else 16.0])
         mean, deviation = (6.0, 8.0) if name == "mean" else (3.0, 16.0)
         right = torch.tensor([[-1.0, 1.0]]) * deviation / 2**0.5 + mean / 2
         torch.testing.assert_close(x.grad, right)
-        other = output["deviation" if name == "mean" else "mean"]
-        other.sum().backward()  # nothing comes back to the one that is edited
+        unedited = output["deviation" if name == "mean" else "mean"]
+        unedited.sum().backward()  # no gradient reaches the edited output
     other_right = torch.tensor([[-1.0, 1.0]]) / 2**0.5 if name == "mean" else torch.full((1, 2), 0.5)
     torch.testing.assert_close(x.grad, right + other_right)
 
@@ -531,22 +537,22 @@ def test_a_part_and_its_block_may_give_different_outputs_of_one_node() -> None:
     with record(model, ["0", "0.part"], keep="device") as recorder:
         mean, deviation = model(torch.randn(2, 5, requires_grad=True))
         (3 * mean + 7 * deviation).sum().backward()
-    same(recorder.gradients["0"], [3.0, 3.0])
-    same(recorder.gradients["0.part"], [7.0, 7.0])
+    assert_exact(recorder.gradients["0"], [3.0, 3.0])
+    assert_exact(recorder.gradients["0.part"], [7.0, 7.0])
 
 
 @pytest.mark.parametrize("name", ["flat", "idle"])
 def test_a_view_that_is_changed_in_place_and_an_input_that_is_given_back(name: str) -> None:
-    """The first layer gives a view of its input, or the input itself, a leaf."""
+    """Let the first layer return a view of its input, or its input itself, which is a leaf."""
     parts = {"flat": nn.Flatten(), "idle": nn.Identity()}
     model = nn.Sequential(collections.OrderedDict({name: parts[name], "scale": InPlaceDouble()}))
     x = torch.ones(2, 3, requires_grad=True)
     start = x * 1 if name == "flat" else x
     with record(model, name, keep="device") as recorder:
-        given = start[:, :, None] if name == "flat" else start
-        model(given).sum().backward()
-    same(recorder.gradients[name], torch.full((2, 3), 2.0))
-    same(x.grad, torch.full((2, 3), 2.0))
+        inputs = start[:, :, None] if name == "flat" else start
+        model(inputs).sum().backward()
+    assert_exact(recorder.gradients[name], torch.full((2, 3), 2.0))
+    assert_exact(x.grad, torch.full((2, 3), 2.0))
 
 
 def test_autocast_and_a_scaled_loss() -> None:
@@ -602,10 +608,11 @@ def test_an_epoch_of_statistics_takes_little_memory() -> None:
             model(torch.ones(1, 1)).backward()
     stores = [recorder.at(step).store for step in recorder.steps[:-1]]
     assert all(not store._unpacked and store._block.shape == (40, 7) for store in stores)
-    assert len({id(store._layout) for store in stores}) == 1  # 2240 bytes a step, and one list of names for all
+    # Each step takes 2240 bytes, and all share one list of names.
+    assert len({id(store._layout) for store in stores}) == 1
 
 
-# -- nothing else -----------------------------------------------------------------------------------------------------
+# -- side effects -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
@@ -658,7 +665,7 @@ def test_an_explanation_inside_is_no_step_and_the_same_as_outside() -> None:
         loss.backward()
         before = [(name, value.clone()) for name, value in recorder.gradients.items()]
         gradcam.explain(model, TINY, "0", target=1)
-    same(inside.maps, outside.maps)
+    assert_exact(inside.maps, outside.maps)
     assert recorder.steps == [0]
     assert len(before) == 9
     assert_same(before, list(recorder.gradients.items()))
@@ -672,19 +679,19 @@ def test_two_recorders_see_the_same(model: nn.Sequential) -> None:
         assert_same(dict(outer.gradients), dict(inner.gradients))
         model(torch.ones(1, 3))
     assert (outer.steps, inner.steps) == ([0, 1, 2], [0])
-    same(inner.gradients["0"], [[1, 0, 3, 0]])
+    assert_exact(inner.gradients["0"], [[1, 0, 3, 0]])
 
 
 def test_gradients_are_those_of_a_full_backward_hook_where_that_works() -> None:
-    """It is one on each layer by itself, of a network without anything in place, and sees the same run."""
+    """Compare with a full backward hook on each layer of a network without in-place operations, in the same run."""
     torch.manual_seed(0)
     parts = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 5)]
     model = nn.Sequential(*parts)
     expected: dict[str, Tensor] = {}
     for name, module in model.named_children():
 
-        def keep(module: nn.Module, given: Any, got: Any, name: str = name) -> None:
-            expected[name] = got[0].clone()
+        def keep(module: nn.Module, grad_input: Any, grad_output: Any, name: str = name) -> None:
+            expected[name] = grad_output[0].clone()
 
         module.register_full_backward_hook(keep)
     with record(model, "*", keep="device") as recorder:
@@ -708,7 +715,7 @@ def test_a_layer_that_never_ran_is_named_at_the_end(model: nn.Sequential) -> Non
         model(torch.ones(1, 3))
     with pytest.raises(LayerError, match=r"None of the 2 layers of 'spare\.\*' ever ran"), record(model, "spare.*"):
         model(torch.ones(1, 3))
-    with record(model, "*"):  # some of these ran
+    with record(model, "*"):  # some of these layers ran
         model(torch.ones(1, 3))
     with record(model, "spare.one"):  # the model did not run either
         pass
@@ -789,14 +796,14 @@ def test_a_function_that_is_compiled_inside_gives_the_right_numbers(model: nn.Se
             step(torch.ones(1, 3))
     assert recorder.steps == [0, 2]
     for number in recorder.steps:
-        same(recorder.at(number).activations["0"], [[7, -13, 27, -29]])
-        same(recorder.at(number).gradients["0"], [[1, 0, 3, 0]])
+        assert_exact(recorder.at(number).activations["0"], [[7, -13, 27, -29]])
+        assert_exact(recorder.at(number).gradients["0"], [[1, 0, 3, 0]])
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 def test_a_function_that_was_compiled_before_is_an_error_rather_than_silence() -> None:
-    torch._dynamo.reset()  # of what other tests have compiled, or given up to compile
+    torch._dynamo.reset()  # drop code that other tests have compiled, and their failures to compile
     model = worked_model()
     step = compiled_step(model)
     step(torch.ones(1, 3))

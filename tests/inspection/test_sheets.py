@@ -1,4 +1,4 @@
-"""Sheets of activation maps: which channel lies where, in which colours, and what is written beside it."""
+"""Check sheets of activation maps: the place of each channel, its colours, and the text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gradcam.inspection.sheets import (
 )
 
 BLACK, MAGENTA = (0, 0, 0), (255, 0, 255)
-MOST, LEAST = (255, 245, 215), (235, 250, 255)  # the last colours of signed values
+MAX_COLOUR, MIN_COLOUR = (255, 245, 215), (235, 250, 255)  # the colours at both ends of a signed scale
 HALF, MINUS_HALF = (200, 90, 40), (50, 130, 190)
 
 
@@ -40,31 +40,31 @@ def colour(share: float, colormap: int = cv2.COLORMAP_INFERNO) -> tuple[int, ...
 
 
 def cell(sheet: np.ndarray[Any, Any], place: int, *, size: int, columns: int = 8, top: int | None = None) -> Any:
-    """The pixels of a square cell of a sheet's first block, without a picture and a title above it."""
+    """Return the pixels of a square cell of the first block of a sheet without image and title."""
     start = MARGIN + LINE + GAP + HEADING + GAP if top is None else top
     down = start + place // columns * (size + CAPTION + GAP)
     across = MARGIN + place % columns * (size + GAP)
     return sheet[down : down + size, across : across + size]
 
 
-def is_all(pixels: Any, wanted: tuple[int, ...]) -> bool:
-    return bool((pixels == wanted).all())
+def is_all(pixels: Any, colour_of_all: tuple[int, ...]) -> bool:
+    return bool((pixels == colour_of_all).all())
 
 
 def flat(*values: float) -> np.ndarray[Any, Any]:
-    """Channels (C,2,2) of one value each."""
+    """Return channels (C,2,2), each with a constant value."""
     return np.broadcast_to(np.array(values, np.float32)[:, None, None], (len(values), 2, 2))
 
 
 @pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """All that is written."""
+    """Record all text that is drawn."""
     written: list[str] = []
     write = ImageDraw.ImageDraw.text
 
-    def text(draw: ImageDraw.ImageDraw, place: Any, text: str, *rest: Any, **more: Any) -> None:
+    def text(draw: ImageDraw.ImageDraw, place: Any, text: str, *args: Any, **kwargs: Any) -> None:
         written.append(text)
-        write(draw, place, text, *rest, **more)
+        write(draw, place, text, *args, **kwargs)
 
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
     return written
@@ -75,29 +75,30 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_each_value_is_a_sharp_square_in_its_colour() -> None:
     sheet = draw_activations(np.array([[[0.0, 1.0], [2.0, 4.0]]]), size=16)
-    actual = cell(sheet, 0, size=16)
+    pixels = cell(sheet, 0, size=16)
     for row, column, share in ((0, 0, 0), (0, 1, 0.25), (1, 0, 0.5), (1, 1, 1)):
-        assert is_all(actual[8 * row : 8 * row + 8, 8 * column : 8 * column + 8], colour(share))
+        assert is_all(pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8], colour(share))
     viridis = cell(draw_activations(np.array([[[0.0, 1.0], [2.0, 4.0]]]), size=16, colormap="viridis"), 0, size=16)
     assert is_all(viridis[8:, :8], colour(0.5, cv2.COLORMAP_VIRIDIS))
 
 
 def test_signed_values_are_warm_and_cold_and_zero_is_black() -> None:
     maps = torch.tensor([[[0.0, 2.0, -2.0], [1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
-    actual = cell(draw_activations(maps, size=3, colormap="viridis"), 0, size=3)
-    assert [tuple(pixel) for pixel in actual[0]] == [BLACK, MOST, LEAST]
-    assert np.abs(actual[1, :2].astype(int) - (HALF, MINUS_HALF)).max() <= 1
-    assert is_all(actual[2], BLACK)
+    pixels = cell(draw_activations(maps, size=3, colormap="viridis"), 0, size=3)
+    assert [tuple(pixel) for pixel in pixels[0]] == [BLACK, MAX_COLOUR, MIN_COLOUR]
+    assert np.abs(pixels[1, :2].astype(int) - (HALF, MINUS_HALF)).max() <= 1
+    assert is_all(pixels[2], BLACK)
 
 
 def test_one_negative_value_in_a_layer_makes_all_its_channels_signed() -> None:
     maps = flat(1, 2, 3).copy()
     maps[2, 0, 0] = -0.001
     sheet = draw_activations(maps, order="index", size=8)
-    assert is_all(cell(sheet, 0, size=8), MOST)
-    assert is_all(cell(draw_activations(maps, order="index", channels=1, size=8), 0, size=8), MOST)  # shown or not
+    assert is_all(cell(sheet, 0, size=8), MAX_COLOUR)
+    # The layer is signed even if its negative channel is not drawn.
+    assert is_all(cell(draw_activations(maps, order="index", channels=1, size=8), 0, size=8), MAX_COLOUR)
     sheet = draw_activations({"a": flat(1, 2, 3), "b": maps}, order="index", size=8)
-    assert is_all(cell(sheet, 0, size=8), colour(1))  # the other layer's are not
+    assert is_all(cell(sheet, 0, size=8), colour(1))  # the negative value belongs to the other layer
 
 
 def test_colours_end_at_each_channels_largest_or_at_the_layers() -> None:
@@ -127,9 +128,9 @@ def test_the_largest_is_the_99th_percentile_of_what_is_not_zero(count: int) -> N
 
 def test_what_is_above_the_largest_has_the_last_colour() -> None:
     values = np.array([[[3.0, 1.0, 0.5], [-3.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
-    actual = draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
-    assert is_all(actual[0, :2], MOST)
-    assert is_all(actual[1, :2], LEAST)
+    pixels = draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
+    assert is_all(pixels[0, :2], MAX_COLOUR)
+    assert is_all(pixels[1, :2], MIN_COLOUR)
 
 
 def test_nan_and_infinity_are_magenta_and_do_not_fade_the_rest(texts: list[str]) -> None:
@@ -138,13 +139,13 @@ def test_nan_and_infinity_are_magenta_and_do_not_fade_the_rest(texts: list[str])
     maps[1, 1, 1] = np.inf
     sheet = draw_activations({"x": maps}, size=8, scale="layer")
     first, second, third = (cell(sheet, place, size=8) for place in range(3))
-    assert is_all(first[:4, :4], MAGENTA)  # the channel with NaN comes first, then the one with infinity
+    assert is_all(first[:4, :4], MAGENTA)  # the channel with NaN is first, then the one with infinity
     assert is_all(first[4:], colour(1 / 3))
     assert is_all(second[4:, 4:], MAGENTA)
     assert is_all(second[:4], colour(2 / 3))
     assert is_all(third, colour(1))
     assert "3 channels of 2 x 2, 2 values NaN or infinite (magenta)" in texts
-    assert texts.count("3.00") == 1  # at the bar's end
+    assert texts.count("3.00") == 1  # the end of the colour bar
 
 
 def test_a_layer_that_is_nothing_but_nan() -> None:
@@ -154,36 +155,36 @@ def test_a_layer_that_is_nothing_but_nan() -> None:
 @pytest.mark.parametrize("values", [(1, 0), (-1, 0)])
 def test_a_dead_channel_is_black_all_over_and_called_so(values: tuple[float, ...], texts: list[str]) -> None:
     sheet = draw_activations(flat(*values), size=64)
-    assert cell(sheet, 1, size=64).max() <= 4  # inferno's first colour
+    assert cell(sheet, 1, size=64).max() <= 4  # the first colour of inferno
     assert texts[texts.index("1") + 1] == "dead"
     assert texts.count("dead") == 1
 
 
 def test_of_a_map_larger_than_its_cell_the_mean_is_coloured() -> None:
     values = np.zeros((4, 4))
-    values[:2, :2] = [[1, -1], [1, -1]]  # whose mean is zero
+    values[:2, :2] = [[1, -1], [1, -1]]  # these values average to zero
     values[:2, 2:] = [[1, 0], [1, 0]]
     values[2:, :2] = [[-1, 0], [-1, 0]]
     values[2:, 2:] = [[1, 1], [np.nan, 1]]
-    actual = draw_cell(values, 2, largest=1, signed=True, colormap="inferno")
-    assert tuple(actual[0, 0]) == BLACK
-    assert np.abs(actual[0, 1].astype(int) - HALF).max() <= 1
-    assert np.abs(actual[1, 0].astype(int) - MINUS_HALF).max() <= 1
-    assert tuple(actual[1, 1]) == MAGENTA
+    pixels = draw_cell(values, 2, largest=1, signed=True, colormap="inferno")
+    assert tuple(pixels[0, 0]) == BLACK
+    assert np.abs(pixels[0, 1].astype(int) - HALF).max() <= 1
+    assert np.abs(pixels[1, 0].astype(int) - MINUS_HALF).max() <= 1
+    assert tuple(pixels[1, 1]) == MAGENTA
 
 
 @pytest.mark.parametrize(("cells", "size"), [(1, 7), (3, 10), (14, 100), (28, 100), (7, 7)])
 def test_where_values_meet_inside_a_pixel_it_has_the_mean_of_their_colours(cells: int, size: int) -> None:
     values = np.random.default_rng(0).random((cells, cells))
-    actual = draw_cell(values, size, largest=1, signed=False, colormap="inferno")
+    pixels = draw_cell(values, size, largest=1, signed=False, colormap="inferno")
     colours = np.array([[colour(value) for value in row] for row in values], float)
-    covers = np.zeros((size, cells))  # the share of a pixel that lies on a value
+    covers = np.zeros((size, cells))  # the fraction of each pixel that each value covers
     for pixel in range(size):
         for k in range(cells):
             overlap = min((pixel + 1) * cells, (k + 1) * size) - max(pixel * cells, k * size)
             covers[pixel, k] = max(0, overlap) / cells
     expected = np.einsum("ij,jkc,lk->ilc", covers, colours, covers)
-    assert np.abs(actual - expected).max() <= 1
+    assert np.abs(pixels - expected).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_the_longer_side_has_the_size_and_the_aspect_is_kept(grid: tuple[int, in
     assert draw_cell(np.ones(grid), 16, largest=1, signed=False, colormap="bone").shape == (*sides, 3)
 
 
-# Where they lie
+# Positions
 
 
 def test_channels_lie_in_rows_in_their_order() -> None:
@@ -209,7 +210,7 @@ def test_channels_lie_in_rows_in_their_order() -> None:
 
 def test_only_so_many_are_shown_and_never_more_than_there_are(texts: list[str]) -> None:
     some = draw_activations({"conv": flat(3, 1, 7, 5)}, channels=2, size=8)
-    assert [text for text in texts if text.isdigit()] == ["2", "3", "0"]  # the channels, and the bar's end
+    assert [text for text in texts if text.isdigit()] == ["2", "3", "0"]  # the channels, and the end of the colour bar
     assert "4 channels of 2 x 2, the strongest 2" in texts
     assert is_all(cell(some, 2, size=8), (255, 255, 255))
     texts.clear()
@@ -224,7 +225,7 @@ def test_layers_lie_below_one_another() -> None:
     sheet = draw_activations({"a": flat(1, 2), "b": torch.full((1, 3, 4, 4), -1.0)}, size=8)
     below = MARGIN + LINE + GAP + (HEADING + GAP + 8 + CAPTION) + GAP + HEADING + GAP
     for place in range(3):
-        assert is_all(cell(sheet, place, size=8, top=below), LEAST)
+        assert is_all(cell(sheet, place, size=8, top=below), MIN_COLOUR)
     assert len(sheet) == below + 8 + CAPTION + MARGIN
 
 
@@ -238,11 +239,11 @@ def test_one_image_of_a_batch_is_drawn() -> None:
     )
 
 
-# What is written
+# Text
 
 
 def caption(height: int, width: int, number: str, strength: str) -> np.ndarray[Any, Any]:
-    """What Pillow writes below a cell of this width."""
+    """Return the text below a cell of this width, as Pillow draws it."""
     font = ImageFont.load_default(LABEL)
     canvas = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(canvas)
@@ -256,19 +257,19 @@ def test_below_each_cell_are_its_number_and_its_strength() -> None:
     top = MARGIN + LINE + GAP + HEADING + GAP + 64
     for place, (number, strength) in enumerate((("1", "1234"), ("2", "20.0"), ("0", "0.123"))):
         down = top + place // 2 * (64 + CAPTION + GAP)
-        left = MARGIN + place % 2 * (64 + GAP)
-        actual = sheet[down : down + CAPTION, left : left + 64]
-        assert np.array_equal(actual, caption(CAPTION, 64, number, strength))
+        x0 = MARGIN + place % 2 * (64 + GAP)
+        pixels = sheet[down : down + CAPTION, x0 : x0 + 64]
+        assert np.array_equal(pixels, caption(CAPTION, 64, number, strength))
 
 
 def test_in_small_cells_there_is_room_for_the_number_alone(texts: list[str]) -> None:
     sheet = draw_activations(flat(*range(1, 1001)), channels=1000, columns=40, size=4, order="index")
     assert "999" in texts
     assert "1.00" not in texts
-    pitch = round(ImageFont.load_default(LABEL).getlength("999")) + GAP  # numbers do not run into one another
-    left = MARGIN + 39 * pitch
-    assert is_all(sheet[MARGIN + LINE + GAP + HEADING + GAP :][:4, left : left + 4], colour(1))
-    assert sheet.shape[1] >= left + pitch - GAP + MARGIN
+    pitch = round(ImageFont.load_default(LABEL).getlength("999")) + GAP  # so wide that numbers do not overlap
+    x0 = MARGIN + 39 * pitch
+    assert is_all(sheet[MARGIN + LINE + GAP + HEADING + GAP :][:4, x0 : x0 + 4], colour(1))
+    assert sheet.shape[1] >= x0 + pitch - GAP + MARGIN
 
 
 def test_the_heading_has_the_name_and_a_bar_of_the_colours() -> None:
@@ -319,7 +320,7 @@ def test_the_picture_stands_above_at_the_size_of_a_cell(texts: list[str]) -> Non
     assert texts[:2] == ["what it saw", texts[1]]
     assert "its mean absolute activation" in texts[1]
     beside = np.nonzero((sheet[MARGIN : MARGIN + 52, MARGIN + 45 :] < 255).any((0, 2)))[0]
-    assert beside.min() >= MARGIN  # the text does not touch it
+    assert beside.min() >= MARGIN  # the text does not touch the image
 
 
 def test_a_sheet_can_be_drawn_on() -> None:
@@ -328,11 +329,11 @@ def test_a_sheet_can_be_drawn_on() -> None:
     assert sheet.dtype == np.uint8
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "message"),
+    ("maps", "options", "message"),
     [
         (flat(1), {"channels": 0}, "channels is 0, expected a whole number, 1 or more"),
         (flat(1), {"channels": -3}, "channels is -3"),
@@ -356,7 +357,7 @@ def test_a_sheet_can_be_drawn_on() -> None:
         ([[1.0]], {}, r"The activations are \[\[1.0\]\], expected a tensor"),
     ],
 )
-def test_what_cannot_be_drawn(given: Any, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_drawn(maps: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message) as caught:
-        draw_activations(given, **options)
+        draw_activations(maps, **options)
     assert isinstance(caught.value, ImageError) or {"order", "scale", "colormap"} & options.keys()

@@ -1,4 +1,4 @@
-"""The few numbers of a tensor, against NumPy in long double, however the tensor lies and whatever it holds."""
+"""Compare the statistics of a tensor with NumPy in long double, for all memory layouts and special values."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def expected(tensor: Tensor) -> Statistics:
     )
 
 
-def assert_close(found: Statistics, right: Statistics) -> None:
-    close = {"rel": 1e-6, "abs": 1e-12 * right.largest}
-    assert (found.count, found.nans, found.infinities) == (right.count, right.nans, right.infinities)
-    assert found.zeros == pytest.approx(right.zeros, rel=1e-12)
-    assert found.largest == right.largest
-    assert found.norm == pytest.approx(right.norm, **close)
-    assert found.std == pytest.approx(right.std, **close)
-    # A mean is the sum of what may cancel: it is as precise as the values are.
-    assert found.mean == pytest.approx(right.mean, rel=1e-6, abs=1e-9 * right.largest)
+def assert_close(summary: Statistics, reference: Statistics) -> None:
+    close = {"rel": 1e-6, "abs": 1e-12 * reference.largest}
+    assert (summary.count, summary.nans, summary.infinities) == (reference.count, reference.nans, reference.infinities)
+    assert summary.zeros == pytest.approx(reference.zeros, rel=1e-12)
+    assert summary.largest == reference.largest
+    assert summary.norm == pytest.approx(reference.norm, **close)
+    assert summary.std == pytest.approx(reference.std, **close)
+    # The terms of a mean may cancel, so its error scales with the values.
+    assert summary.mean == pytest.approx(reference.mean, rel=1e-6, abs=1e-9 * reference.largest)
 
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": measure,
-    "at once": lambda tensor: measure_whole(tensor.reshape(-1)),  # which devices other than the processor use
+    "at once": lambda tensor: measure_whole(tensor.reshape(-1)),  # the code for devices other than the processor
 }
 
 VALUES = {
@@ -92,11 +92,11 @@ def test_every_chunk_counts_and_the_last_is_shorter(threads: int) -> None:
 
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
 def test_squares_beyond_float64_are_no_matter(scale: float) -> None:
-    actual = to_statistics(3, measure(torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64) * scale))
-    assert actual.norm == pytest.approx(5 * scale, rel=1e-12)
-    assert actual.mean == pytest.approx(-scale / 3, rel=1e-12)
-    assert actual.std == pytest.approx(math.sqrt((25 - 1 / 3) / 2) * scale, rel=1e-12)
-    assert (actual.zeros, actual.largest) == (1 / 3, 4 * scale)
+    summary = to_statistics(3, measure(torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64) * scale))
+    assert summary.norm == pytest.approx(5 * scale, rel=1e-12)
+    assert summary.mean == pytest.approx(-scale / 3, rel=1e-12)
+    assert summary.std == pytest.approx(math.sqrt((25 - 1 / 3) / 2) * scale, rel=1e-12)
+    assert (summary.zeros, summary.largest) == (1 / 3, 4 * scale)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -105,16 +105,16 @@ def test_what_is_not_finite_is_counted_wherever_it_lies(place: int, way: str) ->
     values = torch.ones(140_002)
     values[[5, 6]] = 0
     values[place] = -math.inf
-    actual = to_statistics(len(values), WAYS[way](values))
-    assert (actual.nans, actual.infinities, actual.is_finite) == (0, 1, False)
-    assert (actual.norm, actual.mean, actual.largest) == (math.inf, -math.inf, math.inf)
-    assert math.isnan(actual.std)
-    assert actual.zeros == 2 / 140_002
+    summary = to_statistics(len(values), WAYS[way](values))
+    assert (summary.nans, summary.infinities, summary.is_finite) == (0, 1, False)
+    assert (summary.norm, summary.mean, summary.largest) == (math.inf, -math.inf, math.inf)
+    assert math.isnan(summary.std)
+    assert summary.zeros == 2 / 140_002
     values[[7, 8]] = math.nan
-    actual = to_statistics(len(values), WAYS[way](values))
-    assert (actual.nans, actual.infinities, actual.is_finite) == (2, 1, False)
-    assert all(math.isnan(number) for number in (actual.norm, actual.mean, actual.std, actual.largest))
-    assert actual.zeros == 2 / 140_002
+    summary = to_statistics(len(values), WAYS[way](values))
+    assert (summary.nans, summary.infinities, summary.is_finite) == (2, 1, False)
+    assert all(math.isnan(number) for number in (summary.norm, summary.mean, summary.std, summary.largest))
+    assert summary.zeros == 2 / 140_002
 
 
 def test_finite_values_are_said_to_be_so() -> None:
@@ -122,9 +122,9 @@ def test_finite_values_are_said_to_be_so() -> None:
 
 
 def test_nothing_is_measured_of_an_empty_tensor() -> None:
-    actual = to_statistics(0, measure(torch.empty(0, 3)))
-    assert (actual.count, actual.norm, actual.largest, actual.nans, actual.infinities) == (0, 0, 0, 0, 0)
-    assert all(math.isnan(number) for number in (actual.mean, actual.std, actual.zeros))
+    summary = to_statistics(0, measure(torch.empty(0, 3)))
+    assert (summary.count, summary.norm, summary.largest, summary.nans, summary.infinities) == (0, 0, 0, 0, 0)
+    assert all(math.isnan(number) for number in (summary.mean, summary.std, summary.zeros))
 
 
 def test_parts_of_complex_numbers_are_values_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""Verbose execution: which calls there are, and what is said of each, against counts from elsewhere and worked by hand."""
+"""Check the calls that verbose execution lists, and their numbers, against independent counts and numbers by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def only(trace_: Trace, name: str) -> Call:
 
 
 class Runs(nn.Module):
-    """Its parts, run by a function."""
+    """A model that runs its parts by any function."""
 
     def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Runs(nn.Module):
 
 
 def test_resnet34_has_36_convolutions() -> None:
-    actual = on_meta("resnet34")
-    convolutions = [call for call in actual.calls if call.type == "Conv2d"]
+    report = on_meta("resnet34")
+    convolutions = [call for call in report.calls if call.type == "Conv2d"]
     assert len(convolutions) == 36
     assert all(len(call.outputs) == 1 and len(call.outputs[0]) == 4 for call in convolutions)
 
 
 def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
-    actual = trace(tiny_model(), TINY, rounds=0)
+    report = trace(tiny_model(), TINY, rounds=0)
     pixels, few, float32 = 12 * 16, 6 * 8, 4
     expected = [
         # name, type, depth, input, output, parameters, multiply-adds, bytes
@@ -65,21 +65,21 @@ def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
         ("4", "ReLU", 1, (3, 6, 6, 8), (3, 6, 6, 8), 0, 0, 0),
         ("5", "AdaptiveAvgPool2d", 1, (3, 6, 6, 8), (3, 6, 1, 1), 0, 0, 3 * 6 * float32),
         ("6", "Flatten", 1, (3, 6, 1, 1), (3, 6), 0, 0, 0),  # a view
-        ("7", "Dropout", 1, (3, 6), (3, 6), 0, 0, 0),  # gives back what it got
+        ("7", "Dropout", 1, (3, 6), (3, 6), 0, 0, 0),  # in evaluation mode, dropout returns its input
         ("8", "Linear", 1, (3, 6), (3, 5), 35, 3 * 30, 3 * 5 * float32),
     ]
     total = sum(row[-1] or 0 for row in expected)
-    for call, row in zip(actual.calls, expected):
-        name, kind, depth, given, gave, parameters, multiply_adds, size = row
+    for call, row in zip(report.calls, expected):
+        name, kind, depth, input_shape, output_shape, parameters, multiply_adds, size = row
         assert (call.name, call.type, call.depth) == (name, kind, depth)
-        assert (call.inputs, call.outputs, call.dtypes) == ((given,), (gave,), ("float32",))
+        assert (call.inputs, call.outputs, call.dtypes) == ((input_shape,), (output_shape,), ("float32",))
         assert (call.parameters, call.multiply_adds) == (parameters, multiply_adds)
         assert call.activation_bytes == (total if size is None else size)
         assert (call.seconds, call.run, call.runs, call.other_names, call.tied) == (None, 1, 1, (), ())
-    assert len(actual.calls) == len(expected)
-    assert (actual.parameters, actual.activation_bytes, actual.device, actual.notes) == (377, total, "cpu", ())
-    assert repr(actual) == (
-        f"Trace(Sequential on cpu: 10 calls, 377 parameters, {actual.multiply_adds:,} multiply-adds, "
+    assert len(report.calls) == len(expected)
+    assert (report.parameters, report.activation_bytes, report.device, report.notes) == (377, total, "cpu", ())
+    assert repr(report) == (
+        f"Trace(Sequential on cpu: 10 calls, 377 parameters, {report.multiply_adds:,} multiply-adds, "
         f"{total:,} bytes of activations)"
     )
 
@@ -89,11 +89,11 @@ def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
 )
 def test_totals_are_those_that_torchvision_publishes(name: str) -> None:
     published = models.get_model_weights(name).DEFAULT.meta
-    actual = on_meta(name)
-    assert actual.multiply_adds is not None
-    assert round(actual.multiply_adds / 1e9, 3) == published["_ops"]
-    assert actual.parameters == published["num_params"]
-    assert (actual.device, actual.seconds) == ("meta", None)
+    report = on_meta(name)
+    assert report.multiply_adds is not None
+    assert round(report.multiply_adds / 1e9, 3) == published["_ops"]
+    assert report.parameters == published["num_params"]
+    assert (report.device, report.seconds) == ("meta", None)
 
 
 def test_fused_attention_counts_as_much_as_plain() -> None:
@@ -111,7 +111,7 @@ CLIP = torch.ones(1, 4, 5, 6, 7)
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "expected"),
+    ("module", "inputs", "expected"),
     [
         (nn.Conv1d(4, 6, 3, groups=2), torch.ones(2, 4, 10), 2 * 6 * 8 * 2 * 3),
         (nn.Conv2d(4, 8, 3, groups=4), PICTURE, 2 * 8 * 5 * 7 * 1 * 9),
@@ -148,8 +148,8 @@ CLIP = torch.ones(1, 4, 5, 6, 7)
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_multiply_adds_worked_by_hand(module: nn.Module, given: Any, expected: int | None) -> None:
-    assert trace(module, given, rounds=0).multiply_adds == expected
+def test_multiply_adds_worked_by_hand(module: nn.Module, inputs: Any, expected: int | None) -> None:
+    assert trace(module, inputs, rounds=0).multiply_adds == expected
 
 
 def test_operators_inside_inference_mode_are_counted() -> None:
@@ -157,30 +157,32 @@ def test_operators_inside_inference_mode_are_counted() -> None:
         with torch.inference_mode():
             return self.linear(self.conv(x).clone().mean((2, 3)))
 
-    actual = trace(Runs(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
-    assert actual.multiply_adds == 2 * 6 * 35 * 36 + 2 * 12
+    report = trace(Runs(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
+    assert report.multiply_adds == 2 * 6 * 35 * 36 + 2 * 12
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+@pytest.mark.filterwarnings("ignore")  # PyTorch's deprecation warnings
 def test_what_nobody_can_count_is_unknown_in_all_that_holds_it() -> None:
     inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     quantised = torch.ao.quantization.quantize_dynamic(inner, {nn.Linear})
-    actual = trace(nn.Sequential(nn.Linear(8, 8), quantised), X, rounds=0)
-    counts = {call.name: call.multiply_adds for call in actual.calls}
+    report = trace(nn.Sequential(nn.Linear(8, 8), quantised), X, rounds=0)
+    counts = {call.name: call.multiply_adds for call in report.calls}
     assert counts == {"": None, "0": 640, "1": None, "1.0": None, "1.1": 0}
-    assert "unknown multiply-adds" in repr(actual)
+    assert "unknown multiply-adds" in repr(report)
 
 
 def test_memory_is_that_of_outputs_kept_side_by_side() -> None:
     model = models.resnet18(weights=None, num_classes=7).eval()
     images = torch.zeros(2, 3, 64, 64)
-    kept: list[Tensor] = []  # so that no two of them can lie in the same place
-    handles = [module.register_forward_hook(lambda _, args, output: kept.append(output)) for module in model.modules()]
+    outputs: list[Tensor] = []  # holding all outputs keeps their addresses distinct
+    handles = [
+        module.register_forward_hook(lambda _, args, output: outputs.append(output)) for module in model.modules()
+    ]
     with torch.no_grad():
         model(images)
     for handle in handles:
         handle.remove()
-    expected = {tensor.data_ptr(): tensor.numel() * 4 for tensor in kept}
+    expected = {tensor.data_ptr(): tensor.numel() * 4 for tensor in outputs}
     assert trace(model, images, rounds=0).activation_bytes == sum(expected.values())
 
 
@@ -192,13 +194,13 @@ def test_memory_of_views_of_parts_and_of_several_at_once() -> None:
     table = nn.Linear(4, 4)
     model = Runs(
         run,
-        halves=Runs(lambda self, x: (x * 1).chunk(2, dim=1)),  # two views of one piece of 2 x 8
-        wide=Runs(lambda self, x: x.sum().expand(1000)),  # four bytes seen a thousand times
+        halves=Runs(lambda self, x: (x * 1).chunk(2, dim=1)),  # two views of one tensor of 2 x 8
+        wide=Runs(lambda self, x: x.sum().expand(1000)),  # 1000 elements that share 4 bytes
         given=nn.Identity(),
         weight=Runs(lambda self, x: table.weight, table=table),
     )
-    actual = trace(model, torch.ones(2, 8), rounds=0)
-    sizes = {call.name: call.activation_bytes for call in actual.calls}
+    report = trace(model, torch.ones(2, 8), rounds=0)
+    sizes = {call.name: call.activation_bytes for call in report.calls}
     assert sizes == {"": 2 * 8 * 4 + 4, "halves": 2 * 8 * 4, "wide": 4, "given": 0, "weight": 0}
     part = trace(Runs(lambda self, x: (x * 1)[:, :3]), torch.ones(2, 8), rounds=0)
     assert part.activation_bytes == 2 * 3 * 4
@@ -208,59 +210,59 @@ def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
     def run(self: nn.Module, x: Tensor) -> Tensor:
         return self.other(self.act(self.one(self.act(self.alias(self.act(x))))))
 
-    one = nn.Linear(8, 8)
-    model = Runs(run, act=nn.Sequential(nn.ReLU()), one=one, alias=one, other=nn.Linear(8, 8))
-    model.other.weight = one.weight
-    actual = trace(model, X, rounds=0)
+    layer = nn.Linear(8, 8)
+    model = Runs(run, act=nn.Sequential(nn.ReLU()), one=layer, alias=layer, other=nn.Linear(8, 8))
+    model.other.weight = layer.weight
+    report = trace(model, X, rounds=0)
     names = ["", "act", "act.0", "one", "act", "act.0", "one", "act", "act.0", "other"]
-    assert [call.name for call in actual.calls] == names
-    assert [call.depth for call in actual.calls] == [0, 1, 2, 1, 1, 2, 1, 1, 2, 1]
-    assert [(call.run, call.runs) for call in actual.calls if call.name == "act.0"] == [(1, 3), (2, 3), (3, 3)]
-    assert [(call.run, call.runs, call.other_names) for call in actual.calls if call.name == "one"] == [
+    assert [call.name for call in report.calls] == names
+    assert [call.depth for call in report.calls] == [0, 1, 2, 1, 1, 2, 1, 1, 2, 1]
+    assert [(call.run, call.runs) for call in report.calls if call.name == "act.0"] == [(1, 3), (2, 3), (3, 3)]
+    assert [(call.run, call.runs, call.other_names) for call in report.calls if call.name == "one"] == [
         (1, 2, ("alias",)),
         (2, 2, ("alias",)),
     ]
-    assert {call.name: call.tied for call in actual.calls if call.tied} == {
+    assert {call.name: call.tied for call in report.calls if call.tied} == {
         "one": ("other.weight",),
         "other": ("one.weight",),
     }
-    assert actual.parameters == 64 + 8 + 8  # the weight once
-    assert only(actual, "other").parameters == 64 + 8
-    assert actual.multiply_adds == 3 * 10 * 64
+    assert report.parameters == 64 + 8 + 8  # the tied weight counts once
+    assert only(report, "other").parameters == 64 + 8
+    assert report.multiply_adds == 3 * 10 * 64
 
 
 def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
     def run(self: nn.Module, *, picture: Tensor, mask: Tensor) -> Any:
         return {"a": picture.double(), "b": (mask, [picture.half()]), "c": None, "d": 3}
 
-    actual = trace(Runs(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
-    (call,) = actual.calls
+    report = trace(Runs(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
+    (call,) = report.calls
     assert call.inputs == ((1, 2), (4,))
     assert call.outputs == ((1, 2), (4,), (1, 2))
     assert call.dtypes == ("float64", "bool", "float16")
-    assert call.activation_bytes == 16 + 4  # the mask is the caller's
+    assert call.activation_bytes == 16 + 4  # the mask is an input of the caller, so it does not count
 
 
 def test_hugging_faces_outputs() -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.ViTForImageClassification(tiny_vit())
-    actual = trace(model, {"pixel_values": torch.zeros(2, 3, 32, 32), "output_hidden_states": True}, rounds=0)
-    assert actual.calls[0].outputs == ((2, 2), *[(2, 17, 16)] * 3)
-    assert actual.parameters == sum(parameter.numel() for parameter in model.parameters())
+    report = trace(model, {"pixel_values": torch.zeros(2, 3, 32, 32), "output_hidden_states": True}, rounds=0)
+    assert report.calls[0].outputs == ((2, 2), *[(2, 17, 16)] * 3)
+    assert report.parameters == sum(parameter.numel() for parameter in model.parameters())
     tokens = 2 * 17
     block = tokens * 16 * 16 * 4 + 2 * 2 * 17 * 17 * 16 + 2 * tokens * 16 * 32
-    assert actual.multiply_adds == 2 * 16 * 16 * 192 + 2 * block + 2 * 16 * 2
+    assert report.multiply_adds == 2 * 16 * 16 * 192 + 2 * block + 2 * 16 * 2
 
 
 def test_token_ids_and_a_bfloat16_model() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)).bfloat16()
-    actual = trace(model, torch.zeros(2, 3, dtype=torch.long), rounds=1)
-    assert [call.dtypes for call in actual.calls] == [("bfloat16",)] * 3
-    assert [call.activation_bytes for call in actual.calls] == [2 * (24 + 12), 2 * 24, 2 * 12]
-    assert [call.multiply_adds for call in actual.calls] == [48, 0, 48]
+    report = trace(model, torch.zeros(2, 3, dtype=torch.long), rounds=1)
+    assert [call.dtypes for call in report.calls] == [("bfloat16",)] * 3
+    assert [call.activation_bytes for call in report.calls] == [2 * (24 + 12), 2 * 24, 2 * 12]
+    assert [call.multiply_adds for call in report.calls] == [48, 0, 48]
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own, about nested tensors
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns about nested tensors
 def test_nested_tensors_are_ragged_and_unknown() -> None:
     jagged = torch.nested.nested_tensor([torch.zeros(2, 8), torch.zeros(3, 8)], layout=torch.jagged)
     (call,) = trace(nn.Linear(8, 3), jagged, rounds=0).calls
@@ -271,13 +273,13 @@ def test_nested_tensors_are_ragged_and_unknown() -> None:
         lambda self, x, mask: self.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 2)
     )
     padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    actual = trace(model, (X, padded), rounds=0)
+    report = trace(model, (X, padded), rounds=0)
     if VERSION < (2, 5):
-        return  # no fast path is taken where there are hooks, and so no nested tensor
-    assert actual.multiply_adds is None
-    assert actual.calls[0].outputs == ((2, 5, 8),)
-    assert only(actual, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)
-    assert only(actual, "encoder.layers.1.linear2").multiply_adds == 8 * 16 * 8  # eight rows
+        return  # older versions take no fast path when there are hooks, so there is no nested tensor
+    assert report.multiply_adds is None
+    assert report.calls[0].outputs == ((2, 5, 8),)
+    assert only(report, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)
+    assert only(report, "encoder.layers.1.linear2").multiply_adds == 8 * 16 * 8  # eight rows are not padding
 
 
 class Sleeps(nn.Module):
@@ -292,15 +294,15 @@ class Sleeps(nn.Module):
 
 def test_times_hold_those_of_parts() -> None:
     model = nn.Sequential(nn.Sequential(Sleeps(0.02), Sleeps(0.03)), Sleeps(0.01))
-    actual = trace(model, X, rounds=1)  # medians of several do not add up
-    seconds = {call.name: call.seconds or 0 for call in actual.calls}
+    report = trace(model, X, rounds=1)  # with several rounds, the medians would not add up
+    seconds = {call.name: call.seconds or 0 for call in report.calls}
     least = {"": 0.06, "0": 0.05, "0.0": 0.02, "0.1": 0.03, "1": 0.01}
     for name, expected in least.items():
         assert expected <= seconds[name] < expected + 1  # a busy machine takes longer
     assert seconds[""] >= seconds["0"] + seconds["1"]
     assert seconds["0"] >= seconds["0.0"] + seconds["0.1"]
-    assert actual.seconds == seconds[""]
-    assert f"{1000 * seconds['']:.1f} ms" in repr(actual)
+    assert report.seconds == seconds[""]
+    assert f"{1000 * seconds['']:.1f} ms" in repr(report)
 
 
 def test_times_are_medians_of_the_rounds_behind_one_pass_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +310,7 @@ def test_times_are_medians_of_the_rounds_behind_one_pass_that_counts(monkeypatch
     model = Runs(lambda self, x: passes.append(1) or x)
     now = iter([0.0, 7.0, 10.0, 12.0, 20.0, 23.0, 30.0, 39.0, 40.0, 44.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    assert trace(model, X, rounds=5).seconds == 4.0  # of 7, 2, 3, 9, 4
+    assert trace(model, X, rounds=5).seconds == 4.0  # the median of 7, 2, 3, 9 and 4
     assert len(passes) == 6
     passes.clear()
     assert trace(model, X, rounds=0).seconds is None
@@ -321,18 +323,18 @@ def test_a_model_that_draws_at_random_does_the_same_in_each_pass() -> None:
     for seed in range(6):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        actual = trace(model, X, rounds=6)
-        assert actual.notes == ()
-        assert all(call.seconds is not None for call in actual.calls)
+        report = trace(model, X, rounds=6)
+        assert report.notes == ()
+        assert all(call.seconds is not None for call in report.calls)
         assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_model_that_does_something_else_in_each_pass_has_no_times() -> None:
     choose = random.Random(0)
     model = Runs(lambda self, x: self.get_submodule(choose.choice("ab"))(x), a=nn.ReLU(), b=nn.Tanh())
-    actual = trace(model, X, rounds=10)
-    assert [call.seconds for call in actual.calls] == [None, None]
-    assert actual.notes == ("The model's passes differ, so its calls have no times.",)
+    report = trace(model, X, rounds=10)
+    assert [call.seconds for call in report.calls] == [None, None]
+    assert report.notes == ("The model's passes differ, so its calls have no times.",)
 
 
 def test_each_pass_gets_the_callers_values_and_leaves_them() -> None:
@@ -351,28 +353,28 @@ def test_a_part_that_raises_what_its_caller_catches() -> None:
         except RuntimeError:
             return self.right(x)
 
-    actual = trace(Runs(run, wrong=nn.Sequential(nn.Linear(3, 3)), right=nn.Linear(8, 2)), X)
-    assert [(call.name, call.depth) for call in actual.calls] == [("", 0), ("wrong", 1), ("wrong.0", 2), ("right", 1)]
-    assert [call.outputs for call in actual.calls] == [((2, 5, 2),), (), (), ((2, 5, 2),)]
-    assert [call.seconds is None for call in actual.calls] == [False, True, True, False]
-    assert [call.multiply_adds for call in actual.calls] == [160, None, None, 160]
+    report = trace(Runs(run, wrong=nn.Sequential(nn.Linear(3, 3)), right=nn.Linear(8, 2)), X)
+    assert [(call.name, call.depth) for call in report.calls] == [("", 0), ("wrong", 1), ("wrong.0", 2), ("right", 1)]
+    assert [call.outputs for call in report.calls] == [((2, 5, 2),), (), (), ((2, 5, 2),)]
+    assert [call.seconds is None for call in report.calls] == [False, True, True, False]
+    assert [call.multiply_adds for call in report.calls] == [160, None, None, 160]
 
 
 def test_a_module_called_by_its_forward_is_not_seen_but_counted() -> None:
-    actual = trace(Runs(lambda self, x: self.part.forward(x), part=nn.Linear(8, 3)), X)
-    assert [call.name for call in actual.calls] == [""]
-    assert actual.multiply_adds == 240
+    report = trace(Runs(lambda self, x: self.part.forward(x), part=nn.Linear(8, 3)), X)
+    assert [call.name for call in report.calls] == [""]
+    assert report.multiply_adds == 240
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+@pytest.mark.filterwarnings("ignore")  # PyTorch's deprecation warnings
 def test_compiled_models_and_torchscript_inside() -> None:
     script = torch.jit.script(nn.Sequential(nn.Linear(3, 3)))
     inner = torch.compile(nn.Sequential(nn.Linear(3, 3)), backend="eager")
     model = torch.compile(nn.Sequential(nn.Linear(8, 3), inner, script), backend="eager")
-    actual = trace(model, X)
-    assert [call.name for call in actual.calls] == ["", "0", "1", "1.0"]
-    assert actual.multiply_adds == 240 + 90 + 90
-    assert actual.notes == ("'2': TorchScript, which hooks cannot follow, so its calls are not listed.",)
+    report = trace(model, X)
+    assert [call.name for call in report.calls] == ["", "0", "1", "1.0"]
+    assert report.multiply_adds == 240 + 90 + 90
+    assert report.notes == ("'2': TorchScript, which hooks cannot follow, so its calls are not listed.",)
     assert [call.name for call in trace(nn.DataParallel(nn.Linear(8, 3)), X).calls] == [""]
     itself = nn.Sequential(nn.Linear(8, 3))
     itself.compile(backend="eager")
@@ -390,10 +392,10 @@ def test_nothing_is_left_on_the_model() -> None:
     model = tiny_model().train()
     model[1].eval()
     before = traces(model)
-    given = TINY.clone().requires_grad_()
-    trace(model, given)
+    images = TINY.clone().requires_grad_()
+    trace(model, images)
     assert_same(before, traces(model))
-    assert given.grad is None
+    assert images.grad is None
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -431,14 +433,14 @@ def test_several_threads_trace_one_model_and_others_are_not_seen() -> None:
     def work() -> None:
         results.extend(trace(model, TINY) for _ in range(5))
 
-    other = threading.Thread(target=disturb)
+    disturber = threading.Thread(target=disturb)
     threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in (other, *threads):
+    for thread in (disturber, *threads):
         thread.start()
     for thread in threads:
         thread.join()
     stop.set()
-    other.join()
+    disturber.join()
     assert len(results) == 15
     assert all([call.name for call in item.calls] == expected for item in results)
     assert len({(item.multiply_adds, item.activation_bytes) for item in results}) == 1
@@ -456,7 +458,7 @@ def test_an_error_says_in_which_layer_it_arose() -> None:
         assert notes == ["In layer '1.0', Conv2d, with input (1, 4, 8, 8)."]
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
+@pytest.mark.filterwarnings("ignore")  # PyTorch's deprecation warnings
 @pytest.mark.parametrize(
     ("model", "images", "rounds", "error", "message"),
     [
@@ -471,9 +473,9 @@ def test_an_error_says_in_which_layer_it_arose() -> None:
     ],
 )
 def test_one_clear_error(model: Any, images: Any, rounds: Any, error: type[Exception], message: str) -> None:
-    made = model() if "TorchScript" in message else model
+    candidate = model() if "TorchScript" in message else model
     with pytest.raises(error, match=message):
-        trace(made, images, rounds=rounds)
+        trace(candidate, images, rounds=rounds)
 
 
 def test_no_warning_is_given() -> None:
@@ -487,19 +489,19 @@ def test_times_on_cuda_are_those_of_the_device() -> None:
     heavy = Runs(lambda self, x: [x := (x @ x).softmax(-1) for _ in range(20)][-1])
     model = nn.Sequential(nn.Identity(), heavy).cuda()
     tensor = torch.randn(4096, 4096, device="cuda")
-    actual = trace(model, tensor)
+    report = trace(model, tensor)
     torch.cuda.synchronize()
     start = time.perf_counter()
     with torch.no_grad():
         model(tensor)
     torch.cuda.synchronize()
     alone = time.perf_counter() - start
-    idle, busy = only(actual, "0").seconds, only(actual, "1").seconds
+    idle, busy = only(report, "0").seconds, only(report, "1").seconds
     assert idle is not None
     assert busy is not None
     assert 0.5 * alone < busy < 2 * alone
     assert idle < 0.1 * busy
-    assert actual.device == "cuda:0"
-    assert actual.multiply_adds == 20 * 4096**3
+    assert report.device == "cuda:0"
+    assert report.multiply_adds == 20 * 4096**3
     recurrent = nn.LSTM(8, 3, 2).cuda()
     assert trace(recurrent, X.cuda()).multiply_adds == 10 * (8 * 12 + 3 * 12) + 10 * (3 * 12 + 3 * 12)

@@ -1,4 +1,4 @@
-"""Watching a training loop: the first layer, the step, the kind, the cause; and nothing else changes."""
+"""Watch a training loop: check the layer, step, kind and cause that are reported, and that training is unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
 class Sick(nn.Module):
-    """Linear layers between which something goes wrong, if it is told so."""
+    """A model of linear layers in which `illness` selects what goes wrong between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_the_first_layer_on_the_way_back_is_named_once(model: Sick) -> None:
         "pass. The forward pass was finite: check the operations between layer 'middle' and the loss."
     )
     assert len(messages) == 2
-    assert messages[0].filename == __file__  # where backward() is called
+    assert messages[0].filename == __file__  # the line that calls backward()
 
 
 def test_infinity_and_nan_are_told_apart(model: Sick) -> None:
@@ -83,14 +83,14 @@ def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: Sick)
         pytest.warns(GradientWarning, match="the first non-finite output is that of"),
     ):
         step(model, "forward")
-    (actual,) = watch.discoveries
-    assert (actual.layer, actual.tensor, actual.cause) == ("last", "weight", "last")
+    (discovery,) = watch.discoveries
+    assert (discovery.layer, discovery.tensor, discovery.cause) == ("last", "weight", "last")
     with torch.no_grad():
         model.first.bias[2] = float("nan")
     with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="that of layer 'first'"):
         step(model, "none")
-    (actual,) = watch.discoveries
-    assert (actual.layer, actual.cause) == ("last", "first")
+    (discovery,) = watch.discoveries
+    assert (discovery.layer, discovery.cause) == ("last", "first")
 
 
 def test_an_earlier_steps_forward_pass_is_no_cause(model: Sick) -> None:
@@ -111,7 +111,7 @@ def test_values_that_are_finite_are_not_told_of_however_large_their_sum() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with watch_gradients(model) as watch:
-            model(torch.zeros(1, 4).half()).backward(torch.full((1, 4), 2e4).half())  # float16 ends at 65504
+            model(torch.zeros(1, 4).half()).backward(torch.full((1, 4), 2e4).half())  # the largest float16 is 65504
     assert watch.discoveries == ()
 
 
@@ -120,10 +120,10 @@ def test_raising_stops_before_the_optimiser(model: Sick) -> None:
     message = "Step 2: the gradient at the output of layer 'middle' is NaN"
     with pytest.raises(GradientError, match=message), watch_gradients(model, on_nonfinite="raise"):
         step(model, "none", "sqrt", "none")
-    assert torch.isnan(model.first.weight.grad).any()  # of the second step: the third did not come to pass
+    assert torch.isnan(model.first.weight.grad).any()  # step 2 has set this gradient; step 3 was never reached
     assert_same(before["hooks"], traces(model)["hooks"])
     model.illness = "sqrt"
-    model(INPUT).sum().backward()  # nobody watches
+    model(INPUT).sum().backward()  # watching has ended, so this does not raise
 
 
 def train(model: nn.Module, steps: int = 4) -> list[Tensor]:
@@ -204,7 +204,7 @@ def test_several_backward_passes_are_one_step(model: Sick) -> None:
         healthy = model(INPUT).sum()
         broken.backward()
         healthy.backward()
-        step(model, "sqrt")  # the step before was not finite as a whole
+        step(model, "sqrt")  # not reported again, because one pass of the step before was not finite
 
     with watch_gradients(model) as watch, pytest.warns(GradientWarning) as messages:
         take_step()
@@ -232,7 +232,8 @@ def test_sparse_gradients() -> None:
 
 def test_a_layer_that_never_runs() -> None:
     model = tiny_model()
-    model.forward = lambda images: model[8].forward(model[:8](images))  # no call, of which no hook learns
+    # `forward` does not run hooks, so this call is invisible to them.
+    model.forward = lambda images: model[8].forward(model[:8](images))
     with pytest.raises(LayerError, match="Layer '8' never ran"), watch_gradients(model, "8"):
         model(TINY)
 
@@ -268,8 +269,8 @@ def test_what_gradcam_runs_itself_is_not_watched() -> None:
     model[1].illness = "sqrt"
     pictures = INPUT[:, :, None, None]
     with warnings.catch_warnings(record=True) as messages, watch_gradients(model) as watch:
-        actual = {layer.name: layer.activations for layer in gradients(model, pictures).layers}
-        assert actual["1.first"].nans
+        activations = {layer.name: layer.activations for layer in gradients(model, pictures).layers}
+        assert activations["1.first"].nans
     assert watch.discoveries == ()
     assert messages == []
 

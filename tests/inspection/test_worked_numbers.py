@@ -1,4 +1,4 @@
-"""Small networks whose gradients are worked out by hand, and edits whose effect is."""
+"""Check gradients, and the effect of edits, in small networks where both can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradcam.inspection.selection import follow_layers
     [("never", (112, 10, 30, 20)), ("before", (112, 8, 24, 16)), ("after", (112, 10, 30, 20))],
 )
 def test_edits_of_a_chain_of_products(removed: str, expected: tuple[float, ...]) -> None:
-    """e = c d and c = a b: at e 2, at d 2 * 6 + 100, at c 2 * 4 + 2, at a and b that times the other."""
+    """Work out e = c d, c = a b: 2 at e, 2 * 6 + 100 at d, 2 * 4 + 2 at c; at a and b, that times the other."""
     a, b, d = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0, 4.0))
     c = a * b
     edit = edit_gradients(c, lambda gradient: gradient + 2)
@@ -74,13 +74,13 @@ def test_a_convolutions_gradient_clamped_at_zero_from_below() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None).eval()
     images = torch.randn(2, 3, 64, 64)
-    seen: dict[str, list[Tensor]] = {"plain": [], "clamped": []}
+    gradients_by_kind: dict[str, list[Tensor]] = {"plain": [], "clamped": []}
 
     def gradients(kind: str) -> Tensor:
         with Hooks() as hooks:
-            follow_layers(hooks, {"conv": model.layer1[0].conv1}, lambda *_: seen[kind].append)
+            follow_layers(hooks, {"conv": model.layer1[0].conv1}, lambda *_: gradients_by_kind[kind].append)
             model(images).pow(2).sum().backward()
-        (gradient,) = seen[kind]
+        (gradient,) = gradients_by_kind[kind]
         return gradient
 
     plain = gradients("plain")
