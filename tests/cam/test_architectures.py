@@ -222,13 +222,13 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize("size", [(32, 32), (48, 64)])
-def test_a_matrix_of_attention_is_no_picture(size: tuple[int, int]) -> None:
+def test_an_attention_matrix_is_not_a_map(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     check(Written(), size, "blocks.1.norm1", 1)
 
 
 @pytest.mark.parametrize("keep", [64, 69])  # 65 tokens could be 1 + 8 x 8, and 70 could be 6 + 8 x 8
-def test_tokens_that_were_chosen_are_no_grid(keep: int) -> None:
+def test_a_subset_of_the_tokens_is_no_grid(keep: int) -> None:
     torch.manual_seed(0)
     model, images = Written(patch=16, keep=keep).eval(), torch.randn(1, 3, 224, 224)
     assert gradcam.explain(model, images, target=1).layer == "blocks.0"
@@ -237,7 +237,7 @@ def test_tokens_that_were_chosen_are_no_grid(keep: int) -> None:
     assert {row.name: row.cam for row in gradcam.list_layers(model)}["blocks.1.norm1"] is False
 
 
-def test_channels_in_a_row_are_no_places() -> None:
+def test_a_row_of_channels_is_no_grid() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 56, 16, 16), nn.Flatten(2), nn.ReLU(), nn.Flatten(), nn.Linear(56 * 196, 5))
     explanation = gradcam.explain(model, torch.randn(1, 3, 224, 224), target=1)
@@ -262,7 +262,7 @@ class TakesClips(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["gradcam", "gradient-rollout"])
-def test_what_is_said_of_frames_works_for_a_videomae(method: str) -> None:
+def test_the_advice_about_frames_works_for_a_videomae(method: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.VideoMAEConfig(**SIZES, image_size=32, patch_size=8, num_frames=8, num_labels=5)
     model = randomised(transformers.VideoMAEForVideoClassification(config))

@@ -197,13 +197,13 @@ def test_gradient_rollout_by_hand() -> None:
     assert accumulate([first, last], torch.tensor([0.0, 1.0])).tolist() == [1.0, 0.0]
 
 
-def test_heads_are_averaged_after_what_is_negative_is_gone() -> None:
+def test_heads_are_averaged_after_negative_values_are_removed() -> None:
     attention = torch.tensor([[[[0.5]], [[1.0]]]])  # one image, two heads, one token
     gradients = torch.tensor([[[[[4.0]], [[-8.0]]]], [[[[-1.0]], [[3.0]]]]])  # two classes
     assert weigh(attention, gradients).flatten().tolist() == [1.0, 1.5]
 
 
-def test_what_is_small_beside_one_is_not_lost() -> None:
+def test_values_much_smaller_than_one_are_not_lost() -> None:
     small = torch.tensor([[0.0, 1e-20], [0.0, 1e-20]])
     assert accumulate([small, small], torch.tensor([0.5, 0.5])).tolist() == pytest.approx([0.0, 2e-20], rel=1e-6)
 
@@ -239,7 +239,7 @@ def test_targets_in_all_forms(name: str) -> None:
     assert torch.equal(contrast, maps([3, 1])) == (name == "rollout")
 
 
-def test_rollout_does_not_depend_on_what_is_asked() -> None:
+def test_rollout_does_not_depend_on_the_target() -> None:
     class Sure(OpenViT):
         def head(self, tokens: Tensor) -> Tensor:
             return super().head(tokens) * 1e4  # the probabilities become exactly 0 and 1, where softmax has no gradient
@@ -285,7 +285,7 @@ def test_views_are_averaged(name: str) -> None:
     assert not torch.allclose(plain, mirrored, rtol=1e-3)
 
 
-def test_all_of_them_beside_layers_in_one_comparison() -> None:
+def test_all_attention_methods_beside_layers_in_one_comparison() -> None:
     model = OpenViT()
     explanations = gradcam.compare(
         model, IMAGES, layers=["blocks.1"], methods=["gradcam", *METHODS, "eigencam"], target=1
@@ -308,7 +308,7 @@ def test_there_is_positive_evidence_alone_and_no_channels(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "classes"), [("rollout", 1), ("gradient-rollout", 4), ("legrad", 4)])
-def test_the_model_runs_twice_whatever_is_asked(name: str, classes: int) -> None:
+def test_the_model_runs_twice_for_any_target(name: str, classes: int) -> None:
     model, runs = OpenViT(), []
     model.patches.register_forward_hook(lambda *_: runs.append(1))
     calls: list[tuple[int, int]] = []
@@ -657,14 +657,14 @@ class Bypassed(OpenViT):
 
 @pytest.mark.parametrize("images", [IMAGES, IMAGES[:1]])  # a single image also broadcasts to any number of rows
 @pytest.mark.parametrize("make", [lambda: OpenViT(block=SideBySide), Bypassed])
-def test_legrad_needs_blocks_that_stand_in_for_the_last(make: Callable[[], nn.Module], images: Tensor) -> None:
+def test_legrad_refuses_a_score_that_reads_earlier_blocks(make: Callable[[], nn.Module], images: Tensor) -> None:
     with pytest.raises(ModelError, match="The score also depends on earlier blocks"):
         gradcam.explain(make(), images, method="legrad", target=1)
     assert gradcam.explain(make(), images, method="gradient-rollout", target=1).maps.any()
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_score_that_nothing_changes(name: str) -> None:
+def test_a_constant_score(name: str) -> None:
     model = OpenViT()
     nn.init.zeros_(model.classify.weight)
     with pytest.raises(
@@ -788,7 +788,7 @@ def test_a_frozen_model_in_inference_mode() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_shell_says_that_a_network_has_no_attention(
+def test_the_command_line_reports_a_network_without_attention(
     run: Command, folder: Path, photo: Callable[[str], Path], name: str
 ) -> None:
     outcome = run(photo("chelsea.jpg"), "--method", name)
@@ -798,7 +798,7 @@ def test_the_shell_says_that_a_network_has_no_attention(
     assert list(folder.iterdir()) == []
 
 
-def test_attention_is_of_no_layer_in_the_shell(
+def test_attention_methods_take_no_layer_on_the_command_line(
     run: Command, folder: Path, photo: Callable[[str], Path], classifier: gradcam.Classifier, monkeypatch: Any
 ) -> None:
     model = torchvision.models.VisionTransformer(
@@ -815,7 +815,7 @@ def test_attention_is_of_no_layer_in_the_shell(
     assert "rollout at attention (7 x 7)" in outcome.out
 
 
-def test_the_methods_are_listed_with_what_they_cost(gradcam_command: Command) -> None:
+def test_the_methods_are_listed_with_their_cost(gradcam_command: Command) -> None:
     out = gradcam_command("methods", "gradient-rollout", "rollout", "legrad", "--verbose").out
     assert f"gradient-rollout  {gradcam.METHODS['gradient-rollout'].cost}  " in out
     assert "Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020" in out

@@ -101,7 +101,7 @@ def test_targets_of_all_forms(target: Any) -> None:
     torch.testing.assert_close(explanation.maps, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_what_belongs_to_each_image_is_repeated() -> None:
+def test_inputs_per_image_are_repeated() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -137,7 +137,7 @@ def test_masks_are_mirrored_with_their_pictures() -> None:
     torch.testing.assert_close(explanation.maps, expected.maps)
 
 
-def test_one_number_is_for_all_views() -> None:
+def test_one_target_number_applies_to_all_views() -> None:
     class Tempered(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -150,7 +150,7 @@ class Resampler(nn.Module):
         return self.head(self.last(self.norm(queries + self.read(queries, tokens, tokens)[0])).mean(1))
 
 
-def test_learned_queries_are_no_cells() -> None:
+def test_learned_queries_are_no_grid() -> None:
     torch.manual_seed(0)
     explanation = gradcam.explain(Resampler().eval(), torch.rand(1, 3, IMAGE_SIZE, IMAGE_SIZE), target=1)
     assert (explanation.layer, explanation.maps.shape[2:]) == ("block", (8, 8))
@@ -171,7 +171,7 @@ class Clips(nn.Module):
         return self.head(tokens.mean(1))
 
 
-def test_where_only_several_grids_fit_the_model_is_asked_for_the_right_one() -> None:
+def test_the_right_one_of_several_grids_is_determined_from_the_model() -> None:
     torch.manual_seed(0)
     model, clips = Clips().eval(), torch.randn(2, 3, 16, IMAGE_SIZE, IMAGE_SIZE)
     with warnings.catch_warnings():
@@ -195,7 +195,7 @@ class Frames(nn.Module):
         return self.head(self.blocks(torch.cat([self.token.expand(len(clips), -1, -1), rows], 1)).mean(1))
 
 
-def test_tokens_that_are_too_few_to_measure_are_no_grid() -> None:
+def test_too_few_tokens_to_locate_are_no_grid() -> None:
     torch.manual_seed(0)
     with pytest.raises(LayerError, match="Name the layer to explain, with reshape="):
         gradcam.explain(Frames().eval(), torch.randn(2, 3, 8, IMAGE_SIZE, IMAGE_SIZE), target=1)
@@ -234,7 +234,7 @@ def test_the_norm_before_the_last_attention_comes_before_the_patch_embedding() -
     assert explanation.layer == "attentions.3.norm"
 
 
-def test_a_patch_embedding_in_front_of_all_blocks_is_told_of() -> None:
+def test_a_patch_embedding_before_all_attention_gives_a_warning() -> None:
     class Functional(PreNorm):
         def forward(self, images: Tensor) -> Tensor:
             tokens = self.patches(images).flatten(2).transpose(1, 2)
@@ -262,7 +262,7 @@ class FlipAveraged(nn.Module):
 @pytest.mark.parametrize("flip", [lambda x: x.flip(-1), lambda x: x.flip(-2), lambda x: x.mT])
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.filterwarnings("ignore:The default layer")
-def test_of_several_runs_the_one_that_responds_in_place_is_explained(flip: Any, *, is_last: bool) -> None:
+def test_the_run_whose_cells_respond_at_their_place_is_explained(flip: Any, *, is_last: bool) -> None:
     torch.manual_seed(0)
     model, images = FlipAveraged(flip, is_last=is_last).eval(), torch.zeros(1, 3, 160, 160)
     images[:, :, 20:60, 100:140] = 3 * torch.randn(1, 3, 40, 40)
@@ -310,7 +310,7 @@ def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
     assert cell_explanation.layout == "picked"
 
 
-def test_a_network_that_sees_the_image_rotated_is_told_of() -> None:
+def test_a_network_that_rotates_the_image_gives_a_warning() -> None:
     class Rotated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -385,7 +385,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_new_weights_are_explained_as_by_a_new_model(write: str) -> None:
+def test_new_weights_are_explained_like_a_new_model(write: str) -> None:
     torch.manual_seed(0)
     model, images = Gated().eval(), torch.randn(4, 3, 32, 32)
     for _ in range(2):
@@ -512,7 +512,7 @@ class Layouts(nn.Module):
         return self.head((x * x.sigmoid()).mean((1, 2) if self.channels_last else (2, 3)))
 
 
-def test_channels_that_move_are_followed() -> None:
+def test_a_channel_axis_that_moves_is_followed() -> None:
     torch.manual_seed(0)
     model, images = Layouts().eval(), torch.randn(2, 3, 32, 32)
     first = gradcam.explain(model, images, "act", target=1).maps
@@ -522,7 +522,7 @@ def test_channels_that_move_are_followed() -> None:
     torch.testing.assert_close(gradcam.explain(model, images, "act", target=1).maps, first)
 
 
-def test_channels_that_the_images_move_are_followed() -> None:
+def test_a_channel_axis_that_depends_on_the_images_is_followed() -> None:
     class Moving(Layouts):
         def forward(self, images: Tensor) -> Tensor:
             self.__dict__["channels_last"] = bool(images.mean() > 0)
@@ -537,7 +537,7 @@ def test_channels_that_the_images_move_are_followed() -> None:
         torch.testing.assert_close(gradcam.explain(model, batch, "act", target=1).maps, last.maps)
 
 
-def test_what_zero_weights_showed_is_forgotten() -> None:
+def test_facts_of_zero_weights_are_dropped() -> None:
     torch.manual_seed(0)
     arrange, read, extra_count, _ = ARRANGED["registers at the end"]
     model, images = Tokens(arrange, read, extra_count).eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
@@ -552,7 +552,7 @@ def test_what_zero_weights_showed_is_forgotten() -> None:
     assert explanation.maps.any()
 
 
-def test_weights_made_in_inference_mode_are_explained_without_a_memory() -> None:
+def test_weights_created_in_inference_mode_are_explained_without_a_cache() -> None:
     torch.manual_seed(0)
     model, images = Gated().eval(), torch.randn(4, 3, 32, 32)
     gradcam.explain(model, images, "features", target=1)
@@ -564,7 +564,7 @@ def test_weights_made_in_inference_mode_are_explained_without_a_memory() -> None
             gradcam.explain(model, images, "features", target=1)
 
 
-def test_weights_whose_memory_was_given_back_are_not_read() -> None:
+def test_weights_whose_memory_is_freed_are_not_read() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
     model.unused = nn.Linear(64, 64)
     # Its data does not start at the beginning of its storage.
@@ -607,7 +607,7 @@ def test_vilt_whose_token_types_are_embedded_twice_is_explained() -> None:
         assert gradcam.explain(model, inputs, target=1).maps.shape[2:] == (4, 6)
 
 
-def test_a_model_that_stores_its_last_output_is_remembered_all_the_same() -> None:
+def test_a_model_that_stores_its_last_output_is_still_cached() -> None:
     class Stores(Gated):
         def forward(self, images: Tensor) -> Tensor:
             passes.append(len(images))

@@ -90,7 +90,7 @@ def test_gradients_of_all_methods_come_from_one_backward_pass() -> None:
         passes.clear()
 
 
-def test_methods_of_no_class_need_no_gradient() -> None:
+def test_class_agnostic_methods_need_no_gradient() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
     with torch.no_grad():
         model[3].weight.zero_()
@@ -319,7 +319,7 @@ class Opaque(Once):
 
 @pytest.mark.parametrize("function", [Once, Opaque])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_second_derivative_that_is_missing_is_an_error(function: type[Once], frozen: bool) -> None:
+def test_a_missing_second_derivative_is_an_error(function: type[Once], frozen: bool) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -407,7 +407,7 @@ def test_a_contrast_with_the_mean_of_named_classes(against: Any) -> None:
 
 
 @pytest.mark.parametrize("against", [None, (), [], torch.tensor([], dtype=torch.long), np.array([], int)])
-def test_a_contrast_with_nobody_in_particular(against: Any) -> None:
+def test_a_contrast_without_named_classes_uses_all_others(against: Any) -> None:
     model = tiny_model().eval()
     explanation = gradcam.explain(model, TINY, "3", target=ClassTarget(1, score="contrast", against=against))
     expected = gradcam.explain(model, TINY, "3", target=lambda x: x[:, 1] - (x.sum(1) - x[:, 1]) / 4)
@@ -470,7 +470,7 @@ def test_a_layer_may_be_blind_to_one_kind_of_score_alone() -> None:
         (lambda: [list(range(6))] * 3, "Class 5 does not exist: this model has 5 classes, 0 to 4"),
     ],
 )
-def test_a_contrast_that_cannot_be(target: Callable[[], Any], message: str) -> None:
+def test_a_contrast_with_wrong_classes_is_an_error(target: Callable[[], Any], message: str) -> None:
     model = tiny_model()
     before = traces(model)
     with pytest.raises(TargetError, match=message):
@@ -509,7 +509,7 @@ def test_signed_heatmaps_are_the_difference_of_both_kinds_over_the_largest() -> 
     torch.testing.assert_close(signed.heatmaps, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_positive_evidence_gets_no_rim_of_the_opposite() -> None:
+def test_resizing_adds_no_negative_rim_to_positive_evidence() -> None:
     class Place(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -526,7 +526,7 @@ def test_positive_evidence_gets_no_rim_of_the_opposite() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ONE_PASS) - set(SIGNED)))
 @pytest.mark.parametrize("evidence", ["negative", "signed"])
-def test_evidence_that_a_method_does_not_have(name: str, evidence: str) -> None:
+def test_unsupported_evidence_is_an_error(name: str, evidence: str) -> None:
     with pytest.raises(GradcamError, match=f"{name} shows positive evidence only: .* 'gradcam', 'xgradcam'"):
         gradcam.explain(tiny_model(), TINY, "3", method=name, evidence=evidence)
 

@@ -47,7 +47,7 @@ def make(is_deep: Callable[[Any, Tensor], bool] = lambda self, images: self.deep
     return Net(is_deep).eval()
 
 
-def test_the_search_is_paid_for_once_for_each_form_of_pictures() -> None:
+def test_the_search_runs_once_for_each_image_shape() -> None:
     model, passes = make(), []
     for batch, target in ((images(), None), (images(), 3), (images(20), 3), (images(20), [1, 2]), (images(), 3)):
         PASSES.clear()
@@ -61,7 +61,7 @@ def test_the_search_is_paid_for_once_for_each_form_of_pictures() -> None:
     assert passes == [[1, 2, 2, 1, 1], [2], [1, 2, 2, 1, 1], [2], [2]]
 
 
-def test_only_the_forms_of_late_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_image_sizes_stay_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     answers_per_size = 3  # three cached values: the layer, its layout, and whether images depend on one another
     monkeypatch.setattr("gradcam.hooks.facts.MAX_CACHED_VALUES", 8 * answers_per_size)
     model, passes = make(), []
@@ -108,7 +108,7 @@ CHANGES: list[tuple[Callable[[Any, Tensor], bool], Callable[[Net], None]]] = [
 
 
 @pytest.mark.parametrize(("is_deep", "change"), CHANGES)
-def test_a_changed_model_never_gets_what_was_found_before(
+def test_a_changed_model_is_searched_again(
     is_deep: Callable[[Any, Tensor], bool], change: Callable[[Net], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(HIDDEN, "deep", True)
@@ -132,7 +132,7 @@ def test_a_class_that_is_patched_is_another_one(monkeypatch: pytest.MonkeyPatch)
     assert gradcam.explain(model, images(), target=3).layer == "a"
 
 
-def test_a_picture_that_takes_another_way_is_seen() -> None:
+def test_an_image_on_another_path_is_noticed() -> None:
     model = make(lambda self, images: bool(images.mean() < 1))
     layers, passes = [], []
     for value in (0, 2, 2, 0, 0):
@@ -144,7 +144,7 @@ def test_a_picture_that_takes_another_way_is_seen() -> None:
 
 
 @pytest.mark.parametrize("target", [ClassTarget(3, output=1), lambda output: output[1][:, 3]])
-def test_another_output_is_another_question(target: Any) -> None:
+def test_the_layer_is_searched_for_each_output_separately(target: Any) -> None:
     class Two(Net):
         def forward(self, images: Tensor) -> Any:
             grid = self.a(self.stem(images).relu()).relu()
@@ -166,7 +166,7 @@ def test_a_model_is_not_kept_alive() -> None:
     assert reference() is None
 
 
-def test_what_is_to_be_known_of_the_layer_is_said_each_time() -> None:
+def test_warnings_about_the_layer_are_repeated_each_time() -> None:
     class Forks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -182,7 +182,7 @@ def test_what_is_to_be_known_of_the_layer_is_said_each_time() -> None:
             gradcam.explain(model, images(), target=1)
 
 
-def test_a_copy_of_a_model_has_its_own() -> None:
+def test_a_copy_of_a_model_has_its_own_cache() -> None:
     model = make()
     assert gradcam.explain(model, images()).layer == "b"
     clone = copy.deepcopy(model)
@@ -212,7 +212,7 @@ def test_settings_of_modules_decide_where_the_last_grid_is() -> None:
     assert layers == ["b", "last", "b"]
 
 
-def test_so_does_what_the_model_is_given_beside_the_pictures() -> None:
+def test_the_other_inputs_of_the_model_decide_too() -> None:
     torch.manual_seed(0)
     model = Pooled().eval()
     inputs = [{"images": images(), "size": size} for size in (10, 2, 10)]
@@ -229,7 +229,7 @@ def test_so_does_what_the_model_is_given_beside_the_pictures() -> None:
     ],
     ids=["data", "NumPy", "other memory", "other strides"],
 )
-def test_a_write_that_moves_no_version_is_seen(write: Callable[[Tensor], object]) -> None:
+def test_a_write_without_a_new_version_is_noticed(write: Callable[[Tensor], object]) -> None:
     """Check by the number of passes, which is higher when the default layer is searched for again."""
     passes: list[int] = []
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()

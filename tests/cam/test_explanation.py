@@ -174,7 +174,7 @@ class TestTargets:
         ],
         ids=repr,
     )
-    def test_bad_ones_are_refused(self, target: Any) -> None:
+    def test_wrong_targets_are_errors(self, target: Any) -> None:
         with pytest.raises(TargetError) as error:
             gradcam.explain(self.model, TINY, "3", target=target)
         assert "\n" not in str(error.value)
@@ -257,7 +257,7 @@ def test_compare_gives_what_single_explanations_give() -> None:
         assert (explanation.layer, explanation.method) == (layer, method)
 
 
-def test_explanation_is_frozen_and_says_itself_in_one_line() -> None:
+def test_an_explanation_is_frozen_and_has_a_one_line_repr() -> None:
     explanation = gradcam.explain(tiny_model().eval(), TINY, "3")
     assert repr(explanation) == "Explanation(3 image(s), 1 map(s) each, gradcam at 3, 6 x 8 to 12 x 16, cpu)"
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -441,7 +441,7 @@ class TestModes:
             (lambda y, before: torch.igamma(y.abs() + 1, y.abs() + 1), "operation without a derivative"),
         ],
     )
-    def test_what_autograd_cannot_do_behind_the_layer_is_explained(
+    def test_errors_of_autograd_after_the_layer_are_explained(
         self, behind: Callable[[Tensor, Tensor], Tensor], message: str, target: Any
     ) -> None:
         class Model(nn.Module):
@@ -790,7 +790,7 @@ class TestLayerErrors:
 @pytest.mark.parametrize(
     "images", [TINY[0], TINY.to(torch.uint8), "photo.jpg", None, (), {}, [1], TINY[:0], TINY[..., :0]], ids=str
 )
-def test_images_that_are_none(images: Any) -> None:
+def test_wrong_images_are_errors(images: Any) -> None:
     with pytest.raises(ImageError) as error:
         gradcam.explain(tiny_model(), images, "3")
     assert "\n" not in str(error.value)
@@ -887,7 +887,7 @@ def test_compare_equals_explain_behind_an_in_place_layer() -> None:
         assert torch.equal(both[layer, "gradcam"].output, model(TINY))
 
 
-def test_a_method_that_is_named_twice_is_one() -> None:
+def test_a_repeated_method_is_computed_once() -> None:
     explanations = gradcam.compare(tiny_model(), TINY, layers=["3", "3"], methods=["gradcam", "gradcam"])
     assert list(explanations) == [("3", "gradcam")]
     assert explanations["3", "gradcam"].maps.shape[1] == explanations["3", "gradcam"].scores.shape[1] == 1
@@ -932,7 +932,7 @@ def test_the_only_layer_is_a_dead_end() -> None:
         gradcam.explain(Detached(), TINY)
 
 
-def test_a_compiled_layer_is_judged_by_what_it_is() -> None:
+def test_a_compiled_layer_is_treated_like_the_layer_inside() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, (1, 9)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)).eval()
     images = torch.randn(1, 3, 16, 16)
     plain = gradcam.explain(model, images, "0", target=1)
@@ -989,7 +989,7 @@ def test_scores_that_are_not_finite_are_an_error() -> None:
         gradcam.explain(tiny_model(), TINY, "3", target=lambda output: output[:, 1] + float("inf"))
 
 
-def test_names_of_arguments_that_are_none_are_refused() -> None:
+def test_unknown_argument_names_are_errors() -> None:
     with pytest.raises(ImageError, match=r"keys \[0\], expected the names"):
         gradcam.explain(tiny_model(), {0: TINY}, "3")
 
@@ -1009,7 +1009,7 @@ def test_an_error_about_a_layer_is_one_short_line(layer: Any) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_a_head_without_weights_leaves_nothing_to_find() -> None:
+def test_a_head_of_zero_weights_has_no_default_layer() -> None:
     model = tiny_model()
     nn.init.zeros_(model[-1].weight)
     with pytest.raises(LayerError, match="zero at every layer that has a grid.*a head with zero weights"):
@@ -1173,7 +1173,7 @@ def test_auxiliary_heads_of_a_model_in_training_mode(name: str, size: int) -> No
     torch.testing.assert_close(explanation.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
-def test_a_model_of_a_fixed_batch_is_looked_through_with_that() -> None:
+def test_a_model_of_a_fixed_batch_size_is_searched_with_it() -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

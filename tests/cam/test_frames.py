@@ -44,7 +44,7 @@ def at(row: int, column: int) -> Any:
     return lambda output: output[:, :, row, column].sum(1)
 
 
-def test_of_pictures_of_one_size_all_is_seen() -> None:
+def test_images_of_one_size_fill_the_canvas() -> None:
     pictures, model = make((8, 10), (8, 10)), Listed()
     explanation = gradcam.explain(
         model, pictures, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3))
@@ -56,7 +56,7 @@ def test_of_pictures_of_one_size_all_is_seen() -> None:
 
 
 @pytest.mark.parametrize("augmentation", VIEWS)
-def test_each_picture_has_a_map_of_itself(augmentation: str) -> None:
+def test_each_image_has_its_own_map(augmentation: str) -> None:
     """Explain a canvas position that is inside the first image and outside the second."""
     pictures = make((8, 10), (8, 5))
     explanation = gradcam.explain(
@@ -85,7 +85,7 @@ def two_scores(output: Any) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["fasterrcnn", "fcos", "ssdlite"])
 @pytest.mark.parametrize("augmentation", VIEWS)
-def test_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
+def test_maps_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
     """Compare with a slow mean of raw maps, each cropped to its view's part of the canvas and mirrored back."""
     model, pictures = make_detector(kind), make_pictures()
     inputs = pictures if augmentation == "none" else [*pictures, *(picture.flip(-1) for picture in pictures)]
@@ -169,7 +169,7 @@ def letterboxed(window: tuple[int, int, int, int]) -> Batch:
 
 
 @pytest.mark.parametrize("augmentation", VIEWS)
-def test_pictures_that_came_in_a_window(augmentation: str) -> None:
+def test_images_letterboxed_into_a_window(augmentation: str) -> None:
     """Explain a canvas position of a letterboxed image, mirrored or not.
 
     The mirrored image begins at canvas column 4, so canvas column 5 is its second-to-last column.

@@ -43,14 +43,14 @@ def test_each_heatmap_has_its_own_maximum_first(reduction: str, evidence: str) -
     assert fused.maps.shape == (3, 2, 12, 16)
 
 
-def test_what_compare_gives_is_fused_as_it_is() -> None:
+def test_the_result_of_compare_can_be_fused() -> None:
     explanations = gradcam.compare(tiny_model(), TINY, layers=["0", "3"], methods=["gradcam", "layercam"])
     fused = gradcam.fuse(explanations)
     assert (fused.layer, fused.method) == ("0+3", "gradcam+layercam")
     torch.testing.assert_close(fused.maps, sum(item.heatmaps for item in explanations.values()) / 4)
 
 
-def test_one_alone_stays_what_it_was() -> None:
+def test_fusing_one_explanation_changes_nothing() -> None:
     alone = explain("0")
     torch.testing.assert_close(gradcam.fuse([alone]).heatmaps, alone.heatmaps)
 
@@ -63,7 +63,7 @@ def test_blank_maps_stay_blank() -> None:
     assert fused.heatmaps[1].max() in (0, 1)
 
 
-def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+def test_a_fused_explanation_keeps_its_images(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     explanations = classifier.compare(photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam"])
     fused = gradcam.fuse(explanations)
     expected = gradcam.overlay(
@@ -97,6 +97,6 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
         ),
     ],
 )
-def test_what_cannot_be_fused(make: Callable[[], Any], reduction: str, message: str) -> None:
+def test_wrong_explanations_to_fuse_are_errors(make: Callable[[], Any], reduction: str, message: str) -> None:
     with pytest.raises(GradcamError, match=message):
         gradcam.fuse(make(), reduction)

@@ -192,7 +192,7 @@ def test_grad_eclip_equals_the_loops(kind: str, classes: Sequence[Sequence[int]]
     assert explanation.heatmaps.shape == (2, len(classes[0]), *images.shape[2:])
 
 
-def test_pooling_by_attention_asks_the_probe() -> None:
+def test_attention_pooling_uses_the_query_of_its_probe() -> None:
     (attention, *_), _ = look(lambda: make_timm_case(0, global_pool="map", class_token=False)[0](IMAGES))
     assert attention.query.shape[2] == 6  # these are the blocks; the explained attention is that of the pooling
     last, _ = look_at_last(timm_vit(True, global_pool="map", class_token=False), IMAGES)
@@ -292,7 +292,7 @@ class Mixing(Block):
 
 
 @pytest.mark.parametrize("block", [Mixing, InPlace])
-def test_blocks_whose_tokens_are_not_by_themselves(block: type[Block]) -> None:
+def test_blocks_that_mix_tokens_outside_the_attention(block: type[Block]) -> None:
     model = OpenViT(block=block)
     one_by_one = [gradcam.explain(model, IMAGES, method="grad-eclip", target=[[k]] * 2).maps for k in range(5)]
     together = gradcam.explain(model, IMAGES, method="grad-eclip", target=ALL_CLASSES).maps
@@ -369,7 +369,7 @@ class BySums(Block):
         return tokens + (weights[..., None] * value[:, :, None]).sum(-2).transpose(1, 2).flatten(2)
 
 
-def test_attention_whose_queries_are_not_seen() -> None:
+def test_attention_whose_queries_are_not_found_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"the queries and keys of the attention in 'blocks\.2' were not found"):
         gradcam.explain(OpenViT(block=BySums), IMAGES, method="grad-eclip", target=1)
 

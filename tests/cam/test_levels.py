@@ -33,7 +33,9 @@ def segmenter() -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["gradcam", "eigencam", "shapleycam", "fasterscorecam"])
 @pytest.mark.parametrize("layer", ["backbone", "backbone:out"])
-def test_of_a_dict_it_is_the_tensor_that_the_score_depends_on(segmenter: nn.Module, layer: str, method: str) -> None:
+def test_the_tensor_of_a_dict_that_the_score_depends_on_is_explained(
+    segmenter: nn.Module, layer: str, method: str
+) -> None:
     """Explain the tensor that the score depends on, although the backbone's dict lists the auxiliary one first."""
     images = IMAGES[:1]
     expected = gradcam.explain(segmenter, images, "backbone.layer4", method=method, target=of_class)
@@ -50,7 +52,7 @@ def test_it_is_listed_as_a_layer_with_a_map(segmenter: nn.Module) -> None:
     assert row.shape == (2, 2048, 8, 8)
 
 
-def test_the_other_key_is_told_the_truth(segmenter: nn.Module) -> None:
+def test_errors_about_keys_of_a_dict(segmenter: nn.Module) -> None:
     with pytest.raises(BlindLayerError, match="does not depend on layer 'backbone:aux'"):
         gradcam.explain(segmenter, IMAGES, "backbone:aux", target=of_class)
     with pytest.raises(LayerError, match="no floating-point tensor under 'in': it has 'aux', 'out'"):
@@ -151,7 +153,7 @@ def test_the_levels_of_a_pyramid_are_added(pyramid: tuple[nn.Module, Tensor]) ->
         torch.testing.assert_close(explanation.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
 
 
-def test_levels_that_are_named_are_added_where_that_is_wanted(pyramid: tuple[nn.Module, Tensor]) -> None:
+def test_named_levels_are_added_on_request(pyramid: tuple[nn.Module, Tensor]) -> None:
     model, images = pyramid
     maps = by_plain_autograd(model, images)
     layers = [f"levels:{shallow(model) + level}" for level in range(3)]
@@ -184,7 +186,7 @@ def test_a_pyramid_beside_one_of_its_levels(pyramid: tuple[nn.Module, Tensor], m
 
 
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
-def test_an_image_that_nothing_reaches_is_said_to_be_blank(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
+def test_an_image_without_gradient_is_blank_with_a_warning(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
     model, images = pyramid
     level = shallow(model) + read_level(model, images[:1])
     with pytest.warns(GradcamWarning, match=f"'levels:{level}' is exactly zero for some of the images"):
@@ -193,7 +195,7 @@ def test_an_image_that_nothing_reaches_is_said_to_be_blank(pyramid: tuple[nn.Mod
     assert not explanation.maps[1].any()
 
 
-def test_an_image_alone_that_nothing_reaches_is_an_error(pyramid: tuple[nn.Module, Tensor]) -> None:
+def test_a_single_image_without_gradient_is_an_error(pyramid: tuple[nn.Module, Tensor]) -> None:
     model, images = pyramid
     level = shallow(model) + read_level(model, images[:1])
     for method in ("gradcam", "shapleycam"):
@@ -202,7 +204,7 @@ def test_an_image_alone_that_nothing_reaches_is_an_error(pyramid: tuple[nn.Modul
 
 
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
-def test_one_blind_layer_of_several_is_blank_and_said_to_be(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
+def test_one_layer_without_gradient_is_blank_with_a_warning(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
     model, images = pyramid
     blind, seeing = (f"levels:{shallow(model) + read_level(model, image)}" for image in (images[:1], images[1:]))
     with pytest.warns(GradcamWarning, match=f"The gradient at layer '{blind}' is exactly zero: its heatmaps are blank"):
@@ -227,7 +229,7 @@ class Gated(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*have both signs")
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam", "ablationcam", "reciprocam", "finercam"])
-def test_every_method_that_looks_at_what_reaches_the_score_says_so(method: str) -> None:
+def test_every_method_that_reads_the_score_reports_blank_images(method: str) -> None:
     model, images = Gated().double().eval(), torch.stack([IMAGES[0] + 1, IMAGES[1] - 1])[..., :16, :16]
     with pytest.warns(GradcamWarning, match="'bright' is exactly zero for some of the images"):
         some = gradcam.explain(model, images, "bright", method=method, target=1, evidence="signed")
@@ -241,7 +243,7 @@ def test_every_method_that_looks_at_what_reaches_the_score_says_so(method: str) 
         gradcam.explain(model, images[1:], "bright", method=method, target=1)
 
 
-def test_a_layer_that_no_path_leads_from_is_blank_beside_others() -> None:
+def test_a_layer_without_a_path_to_the_score_is_blank_beside_others() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -311,7 +313,7 @@ def test_one_run_of_a_layer_that_runs_several_times(run: int) -> None:
     torch.testing.assert_close(ablated.maps[0, 0].double(), expected, rtol=1e-4, atol=1e-7)
 
 
-def test_runs_side_by_side_and_runs_that_there_are_not() -> None:
+def test_several_runs_in_one_comparison_and_missing_runs() -> None:
     torch.manual_seed(0)
     model = Repeats().double().eval()
     layers = ["block#0", "block#2", "stem"]
@@ -327,7 +329,7 @@ def test_runs_side_by_side_and_runs_that_there_are_not() -> None:
         gradcam.inspection.record(model, "block#1")
 
 
-def test_a_recurrent_layers_hidden_state_is_no_level() -> None:
+def test_the_hidden_state_of_a_recurrent_layer_is_no_level() -> None:
     """Use the sequence as tokens, and ignore the hidden state, which has no grid."""
 
     class Model(nn.Module):
@@ -347,7 +349,7 @@ def test_a_recurrent_layers_hidden_state_is_no_level() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"join": "mean"}, {"join": 3}, {"layers": ["levels:0"]}, {"layers": []}])
-def test_joins_that_cannot_be(arguments: dict[str, Any]) -> None:
+def test_wrong_joins_are_errors(arguments: dict[str, Any]) -> None:
     with pytest.raises(LayerError, match="join is|one heatmap|expected a list"):
         gradcam.explain(
             Pyramid().double(),

@@ -253,7 +253,7 @@ def test_volumes_have_three_strides() -> None:
     assert (row.grid, row.stride, row.is_suggested) == ((8, 4, 2), (1, 2, 4), True)
 
 
-def test_rows_are_those_of_all_images() -> None:
+def test_rows_are_counted_over_all_images() -> None:
     rows = list_layers(tiny_model(), TINY)
     assert [row.shape for row in rows[:4]] == [(3, 4, 12, 16)] * 3 + [(3, 6, 6, 8)]
     assert suggestion(rows) == gradcam.explain(tiny_model(), TINY).layer
@@ -270,12 +270,12 @@ def test_a_size_is_that_of_an_rgb_picture() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -3, (12, 0), (1, 2, 3), ()])
-def test_sizes_that_are_none(size: Any) -> None:
+def test_wrong_sizes_are_errors(size: Any) -> None:
     with pytest.raises(ImageError, match="expected a tensor, or a size: 224"):
         list_layers(tiny_model(), size)
 
 
-def test_what_is_no_module() -> None:
+def test_a_model_that_is_no_module_is_an_error() -> None:
     with pytest.raises(ModelError, match="expected a torch.nn.Module"):
         list_layers("resnet50")  # type: ignore[arg-type]
 

@@ -168,7 +168,7 @@ def test_an_unknown_name_offers_what_is_near_or_where_to_look(name: object, offe
 
 
 @pytest.mark.parametrize("name", ["chefer", "Chefer", "gradient-rollout", "GradientRollout"])
-def test_a_method_is_found_by_what_others_call_it(name: str) -> None:
+def test_a_method_is_found_by_its_aliases(name: str) -> None:
     assert find_method(name) is METHODS["gradient-rollout"]
 
 

@@ -56,7 +56,7 @@ class Behind(nn.Module):
         lambda y: y * torch.cat([y[1:], y[:1] * 0 + 1]),  # the last image does not depend on any other
     ],
 )
-def test_images_are_mixed_in_whatever_way(mix: Callable[[Tensor], Tensor]) -> None:
+def test_any_operation_that_mixes_images_is_noticed(mix: Callable[[Tensor], Tensor]) -> None:
     model = Behind(mix).double().eval()
     classes = [1, 2, 0]
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_another_images_class_changes_nothing() -> None:
     assert torch.equal(first, second)
 
 
-def test_a_model_that_keeps_images_apart_is_not_warned_of_and_one_that_is_changed_is_looked_at_again() -> None:
+def test_independent_images_give_no_warning_and_a_changed_model_is_checked_again() -> None:
     model = network(nn.BatchNorm2d(4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -149,12 +149,12 @@ def test_a_model_that_keeps_images_apart_is_not_warned_of_and_one_that_is_change
 
 
 @pytest.mark.parametrize("method", ["scorecam", "ablationcam", "rise", "eigencam"])
-def test_methods_without_gradients_say_it_too(method: str) -> None:
+def test_methods_without_gradients_warn_about_dependent_images_too(method: str) -> None:
     method_or_name = gradcam.METHODS["rise"].using(masks=8) if method == "rise" else method
     with pytest.warns(GradcamWarning, match="depend on one another"):
         gradcam.explain(network(MIXING["batch norm"]()), IMAGES, "1", method=method_or_name, target=1)
 
 
-def test_attributions_say_it_too() -> None:
+def test_attributions_warn_about_dependent_images_too() -> None:
     with pytest.warns(GradcamWarning, match="depend on one another"):
         gradcam.attributions.input_gradients(network(MIXING["batch norm"]()), IMAGES, target=1)

@@ -47,14 +47,14 @@ def method_file(tmp_path: Path) -> str:
     return f"{tmp_path}/mine.py"
 
 
-def test_a_method_of_ones_own_is_what_its_formula_says() -> None:
+def test_a_custom_method_equals_its_formula() -> None:
     custom, layercam = explain(mycam, target=[[1, 2], [0, 3]]), explain("layercam", target=[[1, 2], [0, 3]])
     assert custom.method == "mycam"
     torch.testing.assert_close(custom.maps, layercam.maps)
     assert custom.maps.any()
 
 
-def test_it_is_compared_with_others_from_one_pass() -> None:
+def test_a_custom_method_shares_the_pass_of_other_methods() -> None:
     model, runs = tiny_model(), []
     model.register_forward_hook(lambda *_: runs.append(1))
     explanations = gradcam.compare(model, IMAGES, layers=["4"], methods=["gradcam", mycam])
@@ -168,7 +168,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package
         (lambda activations: activations, r"odd returned a tensor float32 \(2, 6, .*expected float32 \(2, 8"),
     ],
 )
-def test_what_is_no_map(function: Callable[..., Any], message: str) -> None:
+def test_a_wrong_map_of_a_method_is_an_error(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message):
         explain(gradcam.method("odd", summary="odd")(function))
 
@@ -180,7 +180,7 @@ NO_METHODS: list[Any] = [
 
 
 @pytest.mark.parametrize("function", NO_METHODS)
-def test_what_is_no_function_of_a_method(function: Any) -> None:
+def test_a_wrong_method_function_is_an_error(function: Any) -> None:
     with pytest.raises(GradcamError, match=r"odd (has the parameters|is 3, expected a function)"):
         gradcam.method("odd", summary="odd")(function)
 
@@ -191,7 +191,7 @@ def test_what_is_no_function_of_a_method(function: Any) -> None:
      ("a/b", "expected letters, digits"), ("gradcampp", "already"), ("", "expected letters"),
      (3, "name is 3, expected letters")],
 )  # fmt: skip
-def test_names_that_cannot_be(name: Any, message: str) -> None:
+def test_wrong_names_are_errors(name: Any, message: str) -> None:
     with pytest.raises(GradcamError, match=message):
         gradcam.method(name, summary="odd")
 
@@ -203,14 +203,14 @@ def test_names_that_cannot_be(name: Any, message: str) -> None:
         ("nothing", "There is no 'nothing' in"),
     ],
 )
-def test_what_is_no_method_of_a_file(method_file: str, name: str, message: str) -> None:
+def test_a_name_that_is_no_method_of_the_file_is_an_error(method_file: str, name: str, message: str) -> None:
     with pytest.raises(GradcamError, match=message):
         explain(f"{method_file}:{name}")
     with pytest.raises(GradcamError, match="nowhere.py: does not exist"):
         explain(f"nowhere.py:{name}")
 
 
-def test_two_of_one_name_that_say_nothing_of_their_difference() -> None:
+def test_two_methods_of_one_name_are_an_error() -> None:
     @gradcam.method("mycam", summary="another")
     def another_method(activations: Tensor, gradients: Tensor) -> Tensor:
         return gradients.sum(2)

@@ -312,7 +312,7 @@ SEEDED = {
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_what_is_random_depends_on_the_seed_alone(name: str) -> None:
+def test_random_methods_depend_only_on_the_seed(name: str) -> None:
     def maps(seed: int, images: Tensor = IMAGES, budget: int | None = None) -> Tensor:
         method = gradcam.METHODS[name].using(**SEEDED[name], seed=seed)
         return gradcam.explain(curved(), images, "4", method=method, target=1, memory_budget=budget).maps
@@ -443,7 +443,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "message"), OPTIONS)
-def test_options_that_cannot_be(name: str, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_errors(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message):
         gradcam.explain(tiny_model(), TINY, "4", method=gradcam.METHODS[name].using(**options))
 
@@ -494,6 +494,6 @@ def test_methods_that_add_channels_can_be_smoothed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reciprocam", "rise"])
-def test_methods_without_channels_cannot(name: str) -> None:
+def test_methods_without_channels_cannot_be_smoothed(name: str) -> None:
     with pytest.raises(GradcamError, match=f"{name} does not sum channels"):
         gradcam.explain(tiny_model(), TINY, "0", method=name, smoothing="eigen")

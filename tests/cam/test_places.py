@@ -37,7 +37,7 @@ def unit_order(model: Any) -> Tensor:
     return model.unroll(torch.arange(1600.0)[None, :, None])[0, :, 0].long()
 
 
-def test_units_in_another_order_are_seen_and_a_function_that_puts_them_back_is_right() -> None:
+def test_reordered_units_give_a_warning_and_a_reshape_function_corrects_them() -> None:
     model, images = hiera(), torch.randn(2, 3, 160, 160)
     with pytest.warns(GradcamWarning, match=f"layer 'blocks.0.norm1' {WRONG}") as messages:
         wrong = gradcam.explain(model, images, "blocks.0.norm1", target=1)
@@ -55,7 +55,7 @@ def test_units_in_another_order_are_seen_and_a_function_that_puts_them_back_is_r
     assert not torch.allclose(wrong.maps, right.maps, atol=float(right.maps.max()) / 2)
 
 
-def test_the_list_marks_what_lies_elsewhere_and_nothing_else() -> None:
+def test_the_list_marks_only_layers_with_misplaced_cells() -> None:
     rows = [row for row in list_layers(hiera(), 160) if row.guessed]
     outside = {row.name for row in rows if row.is_out_of_place}
     first_stages = {f"blocks.{block}" for block in range(10)}
@@ -119,7 +119,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_orders_that_no_model_has_are_warned_of(change: str) -> None:
+def test_unusual_token_orders_give_a_warning(change: str) -> None:
     model, images = Tokens(on_grid(CHANGES[change])).eval(), torch.randn(2, 3, 48, 48)
     with pytest.warns(GradcamWarning, match=f"layer 'norm' {WRONG}"):
         gradcam.compare(model, images, layers=["block", "norm"], methods=["gradcam"], target=1)
@@ -146,7 +146,7 @@ def test_usual_orders_are_corrected_without_a_warning(order: str) -> None:
         torch.testing.assert_close(corrected.maps, expected.maps)
 
 
-def test_cells_that_all_change_alike_answer_to_no_place() -> None:
+def test_cells_that_all_change_alike_respond_to_no_place() -> None:
     where = torch.randn(1, 37, 16)  # the values are rounded to whole numbers, which add up exactly
     model = Tokens(lambda tokens: (64 * tokens.mean(1, keepdim=True)).round() + where.round()).eval().double()
     with pytest.warns(GradcamWarning, match="its cells responded to 0 of"):
@@ -159,7 +159,7 @@ def count_runs(module: nn.Module) -> list[int]:
     return runs
 
 
-def test_the_price_is_paid_once_and_only_for_a_guess() -> None:
+def test_passes_to_locate_cells_run_once_and_only_for_a_guess() -> None:
     model, images = Tokens().eval(), torch.randn(1, 3, 48, 48)
     runs = count_runs(model.patches)
     gradcam.explain(model, images, "norm", target=1)
@@ -180,7 +180,7 @@ def test_the_price_is_paid_once_and_only_for_a_guess() -> None:
     assert runs == [1] * 4
 
 
-def test_places_are_changed_one_by_one_where_all_at_once_do_not_decide() -> None:
+def test_places_are_changed_one_by_one_if_changing_all_does_not_decide() -> None:
     model = Tokens(on_grid(CHANGES["mirrored"])).eval()
     runs = count_runs(model.patches)
     for passes in ((2 + 7, 2 + 2 * 7), (1,)):  # the assumed layout is measured, and possibly a better one
@@ -190,7 +190,7 @@ def test_places_are_changed_one_by_one_where_all_at_once_do_not_decide() -> None
         runs.clear()
 
 
-def test_a_layer_is_tried_out_once() -> None:
+def test_a_layer_is_tested_once() -> None:
     model = Tokens().eval()
     runs = count_runs(model.head)
     for expected in (1 + 1, 1, 1):
@@ -199,7 +199,7 @@ def test_a_layer_is_tried_out_once() -> None:
         runs.clear()
 
 
-def test_what_was_learnt_goes_with_the_model() -> None:
+def test_cached_facts_disappear_with_the_model() -> None:
     gc.collect()
     before = len(facts._cached_states)
     model = Tokens().eval()
@@ -210,7 +210,7 @@ def test_what_was_learnt_goes_with_the_model() -> None:
     assert len(facts._cached_states) == before
 
 
-def test_the_model_the_images_and_chance_are_left_as_they_were() -> None:
+def test_the_model_the_images_and_the_random_state_are_unchanged() -> None:
     model, images = Tokens().train(), torch.randn(1, 3, 48, 48)
     before, original, state = traces(model), images.clone(), torch.get_rng_state()
     gradcam.explain(model, images, "norm", target=1)
@@ -219,7 +219,7 @@ def test_the_model_the_images_and_chance_are_left_as_they_were() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_model_that_runs_only_once_is_explained_as_ever() -> None:
+def test_a_model_that_can_run_only_once_is_explained() -> None:
     class Once(Tokens):
         runs = 0
 
@@ -240,7 +240,7 @@ def test_a_model_that_runs_only_once_is_explained_as_ever() -> None:
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("not enough memory")])
 @pytest.mark.parametrize("run", [2, 3, 4])
-def test_where_memory_runs_out_that_is_said(error: Exception, run: int) -> None:
+def test_running_out_of_memory_is_reported(error: Exception, run: int) -> None:
     class Large(Tokens):
         runs = 0
 
@@ -302,7 +302,7 @@ class HandsOn(nn.Module):
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
-def test_what_hands_on_maps_of_a_convolution_is_no_guess(is_turned: bool) -> None:
+def test_a_module_that_returns_maps_of_a_convolution_is_no_guess(is_turned: bool) -> None:
     passes = []
     strided = (nn.Upsample(72), nn.Conv2d(3, 4, 3, 2, 1))  # the two strides have no whole ratio
     model = nn.Sequential(*strided, HandsOn(is_turned), nn.AdaptiveAvgPool2d(1), nn.Flatten())

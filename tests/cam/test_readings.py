@@ -66,7 +66,7 @@ def test_an_explanation_waits_once_for_the_device(name: str, images: int, target
     assert waits == Counter({"tolist": 1})
 
 
-def test_what_counts_waits_sees_each_kind() -> None:
+def test_count_waits_counts_every_kind() -> None:
     tensor = torch.tensor([1.0, 0.0])
     for call in (tensor.sum().item, tensor.tolist, lambda: bool(tensor.any()), tensor.nonzero):
         assert count_waits(call)
@@ -88,12 +88,12 @@ class Spoilt(nn.Module):
 
 @pytest.mark.parametrize(("in_layer", "subject"), [(True, "activations of layer 'layer'"), (False, "scores")])
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "eigencam", "ablationcam"])
-def test_the_first_that_is_not_finite_is_named(in_layer: bool, subject: str, method: str) -> None:
+def test_the_first_tensor_that_is_not_finite_is_reported(in_layer: bool, subject: str, method: str) -> None:
     with pytest.raises(ModelError, match=f"The {subject} are NaN"):
         gradcam.explain(Spoilt(in_layer=in_layer).eval(), -torch.ones(1, 1, 4, 4), "layer", target=0, method=method)
 
 
-def test_a_method_that_fails_on_nan_is_not_the_reason() -> None:
+def test_nan_is_reported_before_a_method_fails_on_it() -> None:
     @gradcam.method("refusing", summary="fails")
     def refuse(activations: Tensor, gradients: Tensor) -> Tensor:
         raise ValueError("NaN")

@@ -78,7 +78,7 @@ def pick(classes: list[list[int]]) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("name", TAILS)
-def test_every_tail_gives_what_the_loop_gives_by_the_cheapest_way(name: str) -> None:
+def test_every_tail_equals_the_loop_in_the_fewest_passes(name: str) -> None:
     tail, way = TAILS[name]
     model, classes = Model(tail).double(), [[0, 2], [1, 3], [3, 0]]
     images = IMAGES.double()
@@ -110,7 +110,7 @@ def test_one_image_broadcasts_over_a_skip_connection() -> None:
 
 
 @pytest.mark.parametrize("method", ["ablationcam", "reciprocam", "scorecam", "rise"])
-def test_a_model_that_mixes_rows_is_asked_for_one_variant_at_a_time(method: str) -> None:
+def test_a_model_that_mixes_rows_runs_one_variant_at_a_time(method: str) -> None:
     method_or_name = gradcam.METHODS["rise"].using(masks=7) if method == "rise" else method
     model = Model(lambda before, after: after - after.mean(0))
     gradcam.explain(model, IMAGES, "layer", method=method_or_name, target=1)
@@ -382,7 +382,7 @@ def test_progress_counts_up_to_the_total_for_each_layer_and_method() -> None:
     assert [call for call in calls if call[0] == call[1]] == [(4, 4), (6, 6), (193, 193), (49, 49)]
 
 
-def test_a_progress_that_cannot_be_called() -> None:
+def test_progress_that_is_not_callable_is_an_error() -> None:
     with pytest.raises(GradcamError, match="progress is 3, expected a function"):
         gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", progress=3)  # type: ignore[arg-type]
 

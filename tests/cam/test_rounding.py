@@ -51,7 +51,7 @@ CANCELLING = [("hirescam", channel_norm), ("gradcam", instance_norm), ("finercam
 @pytest.mark.parametrize(("method", "make"), CANCELLING)
 @pytest.mark.parametrize("evidence", ["positive", "negative", "signed"])
 @pytest.mark.parametrize("augmentation", ["none", "flip"])
-def test_a_map_whose_terms_cancel_is_blank_and_said_to_be(
+def test_a_map_whose_terms_cancel_is_blank_with_a_warning(
     method: str, make: Callable[[], nn.Sequential], evidence: str, augmentation: str
 ) -> None:
     options: dict[str, Any] = {"method": method, "target": ALL, "evidence": evidence, "augmentation": augmentation}
@@ -104,7 +104,7 @@ def test_a_genuine_class_beside_one_that_cancels() -> None:
 
 
 @pytest.mark.parametrize("factor", [2.0**-60, 2.0**40])
-def test_how_large_a_map_is_says_nothing(factor: float) -> None:
+def test_the_scale_of_a_map_does_not_matter(factor: float) -> None:
     class Scaled(nn.Module):
         def __init__(self, factor: float) -> None:
             super().__init__()
@@ -138,7 +138,7 @@ def test_the_map_of_a_tiny_probability_is_not_blank() -> None:
     torch.testing.assert_close(explanation.heatmaps, expected.heatmaps, rtol=1e-3, atol=1e-4)
 
 
-def test_a_map_without_positive_evidence_is_blank_without_a_word() -> None:
+def test_a_map_without_positive_evidence_is_blank_without_a_warning() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
     ).eval()
@@ -147,7 +147,7 @@ def test_a_map_without_positive_evidence_is_blank_without_a_word() -> None:
     assert not gradcam.explain(model, IMAGES, "1").maps.any()  # no warning either: warnings are errors here
 
 
-def test_a_side_of_rounding_beside_genuine_evidence_is_blank() -> None:
+def test_rounding_of_one_sign_beside_genuine_evidence_is_blank() -> None:
     """Check a map with negative evidence in one cell; in all others the terms cancel up to rounding of either sign."""
     activations = torch.rand(1, 1, 1, 50, generator=torch.Generator().manual_seed(0)).repeat(1, 3, 1, 1)
     activations[0, 1] *= 3.1
@@ -177,7 +177,7 @@ class SumOfShares(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["ablationcam", "reciprocam", "rise"])
-def test_scores_that_differ_by_rounding_alone_make_no_map(name: str) -> None:
+def test_scores_that_differ_only_by_rounding_give_a_blank_map(name: str) -> None:
     method = METHODS[name].using(masks=40) if name == "rise" else METHODS[name]
     model = SumOfShares().eval()
     assert 0 < (model(IMAGES)[:, 0] - 1).abs().max() < 2e-6
@@ -201,7 +201,7 @@ def test_half_precision_has_rounding_of_its_own() -> None:
     torch.testing.assert_close(half, plain, rtol=0, atol=0.1)
 
 
-def test_only_maps_that_may_be_rounding_are_tried_out() -> None:
+def test_only_maps_that_may_be_rounding_are_tested() -> None:
     calls = []
 
     def gradcam_counted(activations: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
@@ -227,7 +227,7 @@ def test_many_classes_are_changed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(chunked.maps, explanation.maps, rtol=1e-5, atol=1e-9)
 
 
-def test_the_sign_of_a_component_is_no_matter_of_rounding() -> None:
+def test_the_sign_of_a_component_does_not_depend_on_rounding() -> None:
     """Check that the component's peak is positive where the sum of channels, which decides the sign, cancels."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):

@@ -31,7 +31,7 @@ def test_the_probability_of_a_single_logit_is_logistic() -> None:
     assert values[:, 0].tolist() == pytest.approx([1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(2))])
 
 
-def test_contrast_is_against_the_mean_of_the_five_strongest_rivals() -> None:
+def test_contrast_subtracts_the_mean_of_the_five_strongest_rivals() -> None:
     contrasts = score("contrast", LOGITS, [[1, 5], [6, 0]])
     # class 1 (1.0): rivals 5, 4, 3, 2, 0, mean 2.8; class 5 (5.0): rivals 4, 3, 2, 1, 0, mean 2
     assert contrasts[0].tolist() == pytest.approx([1 - 2.8, 5 - 2])
@@ -53,7 +53,7 @@ def test_rivals_are_chosen_once() -> None:
     )
 
 
-def test_the_nearest_are_those_whose_logits_are_like_its_own() -> None:
+def test_the_nearest_classes_have_the_most_similar_logits() -> None:
     nearest = find_nearest(LOGITS[:1], torch.tensor([[1, 5]]))
     assert sorted(nearest[0, 0].tolist()) == [0, 2, 3] or sorted(nearest[0, 0].tolist()) == [
         2,
@@ -142,7 +142,7 @@ class TestActivation:
         torch.testing.assert_close(scores, self.p[None])
         assert self.scores(logits, activation="none", score="probability").tolist() == [[2, -1]]
 
-    def test_what_speaks_for_one_speaks_against_the_other(self) -> None:
+    def test_evidence_for_one_class_is_evidence_against_the_other(self) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)).eval()
         images = torch.randn(2, 3, 6, 6)

@@ -107,7 +107,7 @@ def test_a_dense_output_is_explained_at_the_encoders_end_and_not_by_itself(
     assert abs(correlate(explanation.maps[0, 0], F.interpolate(values, size, mode="area")[0, 0])) < 0.95
 
 
-def test_next_to_the_output_a_map_is_the_output() -> None:
+def test_the_map_of_the_last_layer_is_the_output() -> None:
     """Show why the last layer is a bad default.
 
     Before a 1 x 1 head, Grad-CAM of a mean over places equals that class's logits up to the bias.
@@ -138,7 +138,7 @@ class DownBlock(nn.Sequential):
         super().__init__(nn.Conv2d(inputs, outputs, 3, 2, 1), nn.ReLU())
 
 
-def test_a_network_inside_of_modules_that_are_called_attention_is_looked_at() -> None:
+def test_layers_inside_modules_named_attention_are_candidates() -> None:
     below = nn.Sequential(DownBlock(8, 16), AttentionLevel(16, DownBlock(16, 32)))
     model = randomised(nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), AttentionLevel(8, below), nn.Conv2d(8, 2, 1)))
     explanation = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[:, 1].mean((1, 2)))
@@ -174,13 +174,13 @@ def test_the_output_itself_is_not_explained_where_there_is_a_layer_before_it(mod
     assert explanation.maps.any()
 
 
-def test_where_there_is_nothing_but_the_output_it_is_said() -> None:
+def test_a_model_with_a_grid_only_at_the_output_gives_a_warning() -> None:
     model = randomised(nn.Sequential(nn.Conv2d(3, 1, 3)))
     with pytest.warns(GradcamWarning, match="Layer '0' returns the model's output.*Name an earlier layer"):
         gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output.mean((1, 2, 3)))
 
 
-def test_a_pyramids_level_of_a_few_cells_is_not_explained() -> None:
+def test_a_pyramid_level_of_a_few_cells_is_no_default_layer() -> None:
     def step(inputs: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(inputs, 16, 3, 2, 1), nn.ReLU())
 
@@ -232,7 +232,7 @@ def test_the_class_logits_of_a_detector_are_not_explained(is_joined: bool) -> No
     assert explanation.maps.any()
 
 
-def test_a_target_of_one_level_is_explained_on_its_way() -> None:
+def test_a_target_of_one_level_is_explained_on_its_own_path() -> None:
     model = randomised(Detector(False))
     explanation = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[0][:, 2].amax((1, 2)))
     assert explanation.layer == "c4"  # the score does not depend on the coarser c5
@@ -254,7 +254,7 @@ class Branches(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def test_a_layer_that_all_of_the_picture_passes_comes_before_a_branch() -> None:
+def test_a_layer_on_every_path_is_preferred_to_a_branch() -> None:
     assert gradcam.explain(Branches(nn.ReLU()), torch.randn(1, 3, 16, 16)).layer == "join"
     model, images = Branches(None), torch.randn(1, 3, 16, 16)
     with warnings.catch_warnings():
@@ -285,7 +285,7 @@ def test_a_traced_resnet_is_explained_at_the_last_run_of_its_last_relu() -> None
     ]
 
 
-def test_where_there_is_only_a_branch_it_is_said() -> None:
+def test_a_model_with_a_grid_only_on_a_branch_gives_a_warning() -> None:
     class Forks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -374,7 +374,7 @@ def test_one_of_several_heads_is_chosen_by_its_key(make: Any, names: str | None,
         torch.testing.assert_close(ablated.maps, slow.maps)
 
 
-def test_a_head_that_there_is_not() -> None:
+def test_a_missing_head_is_an_error() -> None:
     model = heads()
     model.make = lambda kind, colour: {"kind": kind, "colour": colour}
     with pytest.raises(TargetError, match=r"has no 'shape': it has 'kind', 'colour'\."):
@@ -414,7 +414,7 @@ def test_an_embedding_has_no_classes(finish: Callable[[Tensor], Any], message: s
     assert gradcam.explain(Embedder(), images, target=similarity, evidence="signed").maps.any()
 
 
-def test_probabilities_that_are_sure_are_no_embedding() -> None:
+def test_saturated_probabilities_are_not_called_an_embedding() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(1))
     with torch.no_grad():
         model[0].bias[2] = 200.0
@@ -447,7 +447,7 @@ def _vit(**options: Any) -> nn.Module:
 @pytest.mark.parametrize("method", ["gradcam", "reciprocam"])
 @pytest.mark.parametrize("layer", ["blocks.1", "blocks.1.norm2", "norm", "blocks.1.attn"])
 @pytest.mark.parametrize("towers", [False, True])
-def test_the_layer_to_choose_where_the_patches_are_not_read_works(towers: bool, layer: str, method: str) -> None:
+def test_the_suggested_layer_works_if_the_score_ignores_the_patches(towers: bool, layer: str, method: str) -> None:
     images = torch.randn(2, 3, 64, 64)
     model, inputs, target = _vit(), images, 1
     if towers:
@@ -460,7 +460,7 @@ def test_the_layer_to_choose_where_the_patches_are_not_read_works(towers: bool, 
     assert gradcam.explain(model, inputs, advised, method=method, target=target).maps.any()
 
 
-def test_nothing_is_said_of_a_class_token_where_no_layer_has_a_gradient() -> None:
+def test_no_message_about_a_class_token_without_a_gradient() -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model("hiera_tiny_224", num_classes=5, img_size=64).eval()
     nn.init.zeros_(model.head.fc.weight)
@@ -573,7 +573,7 @@ def test_each_method_has_its_own_layer_where_none_is_named(classifier: gradcam.C
 @pytest.mark.parametrize(
     "build", [torchvision.models.resnet18, torchvision.models.mobilenet_v2, torchvision.models.vgg11_bn]
 )
-def test_a_layer_behind_an_activation_is_one_by_its_values(build: Callable[..., nn.Module]) -> None:
+def test_a_layer_after_an_activation_has_no_negative_values(build: Callable[..., nn.Module]) -> None:
     """Compare what `gradcam layers` derives from the graph with the smallest value that each layer outputs."""
     model, images = randomised(build(weights=None)).requires_grad_(False), torch.randn(2, 3, 64, 64)
     least: dict[str, float] = {}
@@ -591,7 +591,7 @@ def test_a_layer_behind_an_activation_is_one_by_its_values(build: Callable[..., 
     assert {row.both_signs for row in mapped_rows} == {False, True}
 
 
-def test_a_network_that_ends_in_a_bottleneck_has_a_layer_for_either_kind() -> None:
+def test_a_network_that_ends_in_a_bottleneck_has_a_layer_for_each_kind_of_method() -> None:
     def unit(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups), nn.ReLU6())
 
@@ -607,7 +607,7 @@ def test_a_network_that_ends_in_a_bottleneck_has_a_layer_for_either_kind() -> No
     assert (loaded.layer, loaded.layer_for("gradcam"), loaded.layer_for("scorecam")) == ("1", "1", "1.1")
 
 
-def test_signs_are_said_of_named_layers_alone_and_once() -> None:
+def test_the_warning_about_signs_appears_once_and_only_for_named_layers() -> None:
     model = randomised(torchvision.models.resnet18(weights=None))
     images = torch.randn(1, 3, 64, 64)
     with pytest.warns(GradcamWarning) as caught:

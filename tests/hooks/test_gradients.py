@@ -44,7 +44,7 @@ def test_few_classes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(tensor[k], expected)
 
 
-def test_none_where_no_path_leads() -> None:
+def test_the_gradient_is_none_without_a_path() -> None:
     x, y = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
     (gradients_by_input,) = jacobian(x.square(), [x, y], scaled=False)
     assert gradients_by_input[0] is not None
@@ -60,7 +60,7 @@ def test_scaling_keeps_what_float16_would_lose(factor: float) -> None:
     torch.testing.assert_close(gradients_by_input[0][1, :, 1], torch.full((2,), 2 * factor), rtol=1e-3, atol=0)
 
 
-def test_the_largest_scale_that_does_not_overflow_is_taken() -> None:
+def test_the_largest_scale_without_overflow_is_used() -> None:
     """Check a gradient of 3, which overflows at scale 2**15, beside one of 2**-30, which underflows below 2**10."""
     x = torch.ones(1, 1, dtype=torch.float16, requires_grad=True)
     y = torch.ones(1, 1, dtype=torch.float16, requires_grad=True)

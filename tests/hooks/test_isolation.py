@@ -294,7 +294,7 @@ def test_the_random_state_is_not_written_where_nothing_was_drawn(monkeypatch: py
         pass
 
 
-def test_what_is_cached_in_evaluation_mode_does_not_outlive_a_training_step() -> None:
+def test_evaluation_mode_caches_do_not_outlive_a_training_step() -> None:
     class Biased(nn.Module):
         """A module as in LeViT, which caches its biases in evaluation mode; `train(False)` does not clear the cache."""
 

@@ -306,7 +306,7 @@ def test_memory_that_is_read_or_changed_as_another_view_is_an_error(keeps_view: 
 
 
 @pytest.mark.parametrize("keeps_view", [False, True])
-def test_memory_that_is_kept_and_not_read_is_none(keeps_view: bool) -> None:
+def test_stored_outputs_that_nothing_reads_do_not_matter(keeps_view: bool) -> None:
     model = ReadsBoth(keeps_view=keeps_view, reads=False).double().eval()
     with TargetLayer(model.patches) as recorded:
         gradient = recorded.backward(model(IMAGES)[:, 1].sum())
@@ -375,7 +375,7 @@ def test_attributes_of_an_output_that_is_a_view_stay_on_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["skips by hooks", "views by attributes", "views by hooks"])
-def test_what_is_recorded_and_edited_in_training_is_of_all_uses(name: str) -> None:
+def test_recording_and_editing_in_training_cover_all_uses(name: str) -> None:
     expected = gradients_by_plain_autograd(name)
     model = build(name)
     layers = ["down.0", "down.1"]
@@ -427,7 +427,7 @@ class ReadsAnEarlierBlock(nn.Module):
         return self.vit(x) + self.kept[:, :1, :5].mean(1)
 
 
-def test_legrad_sees_that_an_earlier_block_is_read_by_a_hook() -> None:
+def test_legrad_notices_a_hook_on_an_earlier_block() -> None:
     model = ReadsAnEarlierBlock(0).double().eval()
     for _ in range(2):
         with pytest.raises(ModelError, match="depends on earlier blocks through paths around"):
@@ -469,7 +469,7 @@ class Keeps(nn.Module):
     [lambda y: y, lambda y: y.flatten(2), lambda y: (y, {"a": [y]}), lambda y: {"a": (y.mT, 1)}],
     ids=["itself", "a view", "a tuple", "a dict"],
 )
-def test_what_a_model_keeps_is_let_go_of_the_graph(keep: Callable[[Tensor], Any]) -> None:
+def test_outputs_that_a_model_stores_are_detached(keep: Callable[[Tensor], Any]) -> None:
     model = Keeps(keep).double().eval()
     rows = gradcam.list_layers(model, IMAGES)
     assert [row.name for row in rows if row.is_suggested] == ["tail"]
@@ -477,7 +477,7 @@ def test_what_a_model_keeps_is_let_go_of_the_graph(keep: Callable[[Tensor], Any]
     assert gradcam.explain(model, IMAGES, target=1).layer == "tail"
 
 
-def test_what_a_hook_or_an_attribute_got_of_the_layer_is_let_go_too() -> None:
+def test_outputs_held_by_hooks_or_attributes_are_detached_too() -> None:
     model, captured = build("skips by attributes"), {}
     model.down[1].register_forward_hook(lambda module, args, output: captured.update(output=output))
     gradcam.explain(model, IMAGES[:1], "down.1", target=class_score)
@@ -535,7 +535,7 @@ class Pair(tuple):
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple"])
-def test_what_holds_the_output_stays_the_very_object(kind: str) -> None:
+def test_containers_of_the_output_keep_their_identity(kind: str) -> None:
     class Holds(nn.Conv2d):
         def forward(self, x: Tensor) -> Any:
             x = super().forward(x)

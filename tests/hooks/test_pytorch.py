@@ -31,7 +31,7 @@ ALLOWED = {
 }
 
 
-def test_nothing_else_names_what_pytorch_may_change() -> None:
+def test_no_other_module_uses_private_names_of_pytorch() -> None:
     names = {
         (path.relative_to(PACKAGE).as_posix(), match[0])
         for path in PACKAGE.rglob("*.py")
@@ -147,7 +147,7 @@ def test_functions_written_in_python_are_recognised() -> None:
         (nn.Conv2d(3, 2, 3), 3, False),
     ],
 )  # fmt: skip
-def test_what_keeps_signs_is_recognised(function: object, inputs: int, keeps: bool) -> None:
+def test_operations_that_keep_values_nonnegative_are_recognised(function: object, inputs: int, keeps: bool) -> None:
     assert pytorch.keeps_nonnegative(run(function).grad_fn, inputs) is keeps
 
 

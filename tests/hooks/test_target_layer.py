@@ -136,9 +136,7 @@ LOOKS: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_a_look_at_the_model_meanwhile_is_none_of_its_runs(
-    model: nn.Sequential, look: Callable[[nn.Module], object]
-) -> None:
+def test_an_inspection_of_the_model_counts_as_no_run(model: nn.Sequential, look: Callable[[nn.Module], object]) -> None:
     activations, gradients = expected_of(model, IMAGES, "2")
     look(model)
     with TargetLayer(model[2]) as layer:
@@ -202,7 +200,7 @@ def convolution(channels: int = 4) -> nn.Module:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_layer_that_returns_its_input_is_not_spoilt_by_a_later_change_in_place(recorded: bool) -> None:
+def test_a_layer_that_returns_its_input_survives_a_later_in_place_change(recorded: bool) -> None:
     def forward(model: Any, images: Tensor) -> Tensor:
         x = model.before(images)
         y = model.target(x)
@@ -266,7 +264,7 @@ def test_half_precision_gradients_that_underflow_are_kept() -> None:
 
 
 class TestErrors:
-    def test_it_has_to_run_once_and_to_give_a_tensor(self, model: nn.Sequential) -> None:
+    def test_the_layer_has_to_run_once_and_return_a_tensor(self, model: nn.Sequential) -> None:
         layers = {"elsewhere": nn.Identity(), "relu": model[1], "shape": Built(lambda _, x: tuple(x.shape))}
         for name, message in (
             ("elsewhere", "did not run"),
@@ -503,7 +501,7 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
         torch.testing.assert_close(before.gradients, further)
 
 
-def test_a_graph_that_is_used_up_is_said_to_be(model: nn.Sequential) -> None:
+def test_a_freed_graph_is_reported(model: nn.Sequential) -> None:
     with TargetLayer(model[2]) as layer:
         score = score_of(model(IMAGES))
         score.backward()
@@ -567,7 +565,7 @@ def test_the_gradient_before_a_norm_of_one_channels_last_image_is_that_of_the_ch
 class TestTraining:
     """Check that a loss inside the context trains only the parameters after the layer."""
 
-    def test_is_warned_of(self) -> None:
+    def test_gives_a_warning(self) -> None:
         model = torchvision.models.resnet18(weights=None, num_classes=5)
         with pytest.warns(
             GradcamWarning, match="'layer4' is in training mode, but gradients before it are not recorded"
@@ -579,7 +577,7 @@ class TestTraining:
         assert trained == ["fc.weight", "fc.bias"]
 
     @pytest.mark.parametrize("case", ["evaluation", "frozen", "recording off", "explained"])
-    def test_is_not_warned_of_where_nobody_trains(self, case: str) -> None:
+    def test_gives_no_warning_without_training(self, case: str) -> None:
         model = small_network().train(case != "evaluation").requires_grad_(case != "frozen")
         with torch.set_grad_enabled(case != "recording off"), warnings.catch_warnings():
             warnings.simplefilter("error")

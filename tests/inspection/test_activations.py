@@ -43,7 +43,7 @@ class Around(nn.Module):
 # Values
 
 
-def test_each_layers_own_output_whatever_is_done_to_it_in_place_behind() -> None:
+def test_outputs_before_any_later_in_place_change() -> None:
     model = tiny_model()
     grids = activations(model, TINY, ["3", "0", "4", "1"])  # an in-place ReLU follows layers 1 and 3
     assert list(grids) == ["3", "0", "4", "1"]
@@ -94,7 +94,7 @@ def test_channels_that_come_last_come_first() -> None:
         assert torch.equal(grid[:, c], last[:, :, :, c])
 
 
-def test_somebody_says_how_the_tokens_lie() -> None:
+def test_reshape_arranges_the_tokens() -> None:
     model = Around(lambda conv, linear, x: linear(conv(x).flatten(2).mT).mean(1))
     tokens = outputs(model, TINY, "linear")[0]  # (N,192,7)
     by_grid = activations(model, TINY, "linear", reshape=(12, 16))["linear"]
@@ -120,7 +120,7 @@ def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
     assert torch.equal(activations(model, TINY, "conv")["conv"], runs[0])
 
 
-def test_a_patterns_layers_are_those_with_a_grid() -> None:
+def test_a_pattern_selects_layers_with_a_grid() -> None:
     # Without the pooled and flat outputs.
     assert list(activations(tiny_model(), TINY, "*")) == ["0", "1", "2", "3", "4"]
     assert list(activations(tiny_model(), TINY, ["[48]", "0", "4"])) == ["4", "0"]
@@ -157,7 +157,7 @@ def test_strength_is_the_mean_absolute_activation() -> None:
     assert measure_strengths(huge).tolist() == [60000]  # float16 cannot represent the sum
 
 
-def test_the_strongest_come_first_and_before_them_what_is_nan() -> None:
+def test_nan_comes_first_and_then_the_strongest() -> None:
     strengths = np.array([1, 3, float("nan"), 3, 0, float("inf")])
     assert order_channels(strengths) == [2, 5, 1, 3, 0, 4]
     assert order_channels(strengths, "index") == [0, 1, 2, 3, 4, 5]
@@ -179,7 +179,7 @@ def test_the_strongest_come_first_and_before_them_what_is_nan() -> None:
         (["0", 3], "The layer is 3, expected a dotted name"),
     ],
 )
-def test_layers_that_cannot_be(layers: Any, message: str) -> None:
+def test_wrong_layer_names_are_errors(layers: Any, message: str) -> None:
     with pytest.raises(LayerError, match=message):
         activations(tiny_model(), TINY, layers)
 
@@ -197,7 +197,7 @@ def test_a_layer_that_never_runs_and_one_that_gives_no_tensor() -> None:
         activations(model, TINY, "0")
 
 
-def test_what_are_no_images() -> None:
+def test_wrong_images_are_errors() -> None:
     with pytest.raises(ImageError, match=r"expected a floating-point tensor \(N,C,H,W\)"):
         activations(tiny_model(), TINY[0], "0")
 

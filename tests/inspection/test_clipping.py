@@ -72,7 +72,7 @@ def test_numbers_by_hand() -> None:
     assert clipped(torch.zeros(2), 5, norm=2).tolist() == [0, 0]
 
 
-def test_what_each_backward_pass_adds_is_clipped_and_not_the_sum() -> None:
+def test_the_gradient_of_each_backward_pass_is_clipped_and_not_the_sum() -> None:
     model = nn.Linear(1, 1, bias=False)
     with clip_gradients(model, 2):
         for value in (5.0, 1.0, -7.0):
@@ -172,7 +172,7 @@ def test_second_derivatives() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, math.nan, math.inf, True, "1", None, torch.tensor(1.0), np.float64(-1)])
-def test_limits_that_are_none(limit: Any) -> None:
+def test_wrong_limits_are_errors(limit: Any) -> None:
     model = tiny_model()
     before = traces(model)
     with pytest.raises(GradientError, match="The limit is .*, expected a positive, finite number"):
@@ -181,14 +181,14 @@ def test_limits_that_are_none(limit: Any) -> None:
 
 
 @pytest.mark.parametrize("norm", [0, -2, math.nan, True, "2", -math.inf])
-def test_norms_that_are_none(norm: Any) -> None:
+def test_wrong_norms_are_errors(norm: Any) -> None:
     with pytest.raises(
         GradientError, match="The norm is .*, expected a positive number such as 2.0, math.inf, or None"
     ):
         clip_gradients(tiny_model(), 1, norm=norm)
 
 
-def test_parameters_that_are_none() -> None:
+def test_wrong_parameters_are_errors() -> None:
     with pytest.raises(GradientError, match="No gradient reaches"):
         clip_gradients(tiny_model().requires_grad_(False), 1)
     with pytest.raises(GradientError, match="No parameter matches 'x.'"):

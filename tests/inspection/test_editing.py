@@ -96,7 +96,7 @@ class TestTensors:
         (y * y).sum().backward()
         torch.testing.assert_close(x.grad, 3 * 2 * x.detach().exp() ** 2 - 1)
 
-    def test_none_leaves_it(self) -> None:
+    def test_a_function_that_returns_none_changes_nothing(self) -> None:
         x = torch.tensor([1.0, 2.0], requires_grad=True)
         edit = edit_gradients(x, lambda gradient: None)
         (3 * x).sum().backward()
@@ -204,7 +204,7 @@ class TestParameters:
         ):
             table(torch.tensor([1])).pow(2).sum().backward()
 
-    def test_frozen_ones(self, model: nn.Sequential) -> None:
+    def test_frozen_parameters(self, model: nn.Sequential) -> None:
         model[0].requires_grad_(False)
         with pytest.raises(GradientError, match=r"No gradient reaches '0\.weight'"):
             edit_gradients(model, double, parameters="0.*")

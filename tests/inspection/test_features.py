@@ -285,7 +285,7 @@ def test_a_container_whose_instance_has_a_forward_can_run() -> None:
     assert torch.equal(features(model, X, "firs*")["first"], X * 2)
 
 
-def test_an_error_behind_the_last_layer_is_not_met_and_one_before_it_comes_through_as_it_is() -> None:
+def test_an_error_before_the_last_layer_is_raised_and_one_after_it_never_occurs() -> None:
     def fail(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
         first(x)
         raise ValueError("on purpose")
@@ -346,7 +346,7 @@ def test_a_model_that_catches_everything_gives_right_features(function: Any) -> 
     assert torch.equal(features(model, X, "first")["first"], model.first(X))
 
 
-def test_a_model_that_heeds_errors_does_not_take_the_end_for_one() -> None:
+def test_a_model_that_handles_errors_ignores_the_early_end() -> None:
     heeded: list[Exception] = []
 
     def careful(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
@@ -372,7 +372,7 @@ def test_nothing_is_recorded_for_gradients() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_the_program_comes_through_also_behind_a_swallowed_end(error: type[BaseException]) -> None:
+def test_exceptions_that_end_the_program_are_raised(error: type[BaseException]) -> None:
     def interrupted(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
         with contextlib.suppress(BaseException):
             first(x)
@@ -386,7 +386,7 @@ def test_what_ends_the_program_comes_through_also_behind_a_swallowed_end(error: 
     assert not extraction._running.extractions
 
 
-def test_hooks_that_must_always_run_do() -> None:
+def test_always_call_hooks_run() -> None:
     model = nn.Sequential(tiny_model())
     calls: list[Any] = []
     handle = model[0].register_forward_hook(lambda *args: calls.append(args[-1]), always_call=True)
@@ -410,7 +410,7 @@ def test_other_hooks_of_the_users_see_what_they_would_and_may_change_it() -> Non
     assert_equal(features(model, TINY, ["3", "4"]), hooked(model, ["3", "4"], TINY))
 
 
-def test_weights_that_lie_aside_are_put_aside_again() -> None:
+def test_offloaded_weights_are_offloaded_again() -> None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     model = nn.Sequential(tiny_model().eval())
@@ -427,7 +427,7 @@ def test_weights_that_lie_aside_are_put_aside_again() -> None:
 # Ownership of the tensors
 
 
-def test_features_are_nobody_elses() -> None:
+def test_features_share_no_memory() -> None:
     class Position(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -551,7 +551,7 @@ def test_no_trace(error: type[BaseException] | None, grad: bool) -> None:
     assert not extraction._running.extractions
 
 
-def test_no_trace_of_what_is_refused() -> None:
+def test_wrong_layers_leave_no_trace() -> None:
     model = tiny_model().train()
     before = traces(model)
     for layers in ("nowhere", ["0", "none*"], []):
@@ -560,7 +560,7 @@ def test_no_trace_of_what_is_refused() -> None:
     assert_same(before, traces(model))
 
 
-def test_threads_take_nothing_of_one_another() -> None:
+def test_threads_do_not_disturb_one_another() -> None:
     model = tiny_model().train()
     before = traces(model)
     batches = [torch.randn(2, 3, 12, 16) for _ in range(4)]
@@ -582,7 +582,7 @@ def test_threads_take_nothing_of_one_another() -> None:
     assert_same(before, traces(model))
 
 
-def test_calls_inside_one_another_take_nothing_of_one_another() -> None:
+def test_nested_calls_do_not_disturb_one_another() -> None:
     model = tiny_model().eval()
     flipped = TINY.flip(-1)
     inner: list[dict[str, Tensor]] = []
@@ -602,7 +602,7 @@ def test_calls_inside_one_another_take_nothing_of_one_another() -> None:
     assert_equal(inner[1], {"0": theirs["0"]})
 
 
-def test_an_end_that_comes_from_elsewhere_is_passed_on() -> None:
+def test_a_foreign_stop_is_passed_on() -> None:
     stop = extraction._Stop(extraction._Extraction([], ends_early=True))
 
     def foreign(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
@@ -626,7 +626,7 @@ def test_an_end_that_comes_from_elsewhere_is_passed_on() -> None:
         (nn.ReLU(), "is not part of the model"),
     ],
 )
-def test_layers_that_are_none(layers: Any, message: str) -> None:
+def test_wrong_layers_are_errors(layers: Any, message: str) -> None:
     with pytest.raises(LayerError, match=message):
         features(torchvision.models.resnet18(), torch.randn(1, 3, 32, 32), layers)
 
@@ -648,7 +648,7 @@ def test_images_without_a_tensor(images: Any) -> None:
         features(nn.Sequential(nn.Linear(4, 4)), images, "0")
 
 
-def test_models_that_are_none() -> None:
+def test_wrong_models_are_errors() -> None:
     with pytest.raises(ModelError, match=r"expected a torch\.nn\.Module"):
         features(lambda x: x, X, "0")  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="TorchScript"):

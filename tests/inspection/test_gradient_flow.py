@@ -347,7 +347,7 @@ def test_layers_that_have_no_gradients(layers: Any, message: str) -> None:
         gradients(Odd(), torch.ones(1, 1, 2, 2), layers=layers)
 
 
-def test_layers_beside_the_way_have_no_gradient() -> None:
+def test_layers_off_the_path_have_no_gradient() -> None:
     layers = by_name(gradients(Odd(), torch.ones(1, 1, 2, 2)))
     assert set(layers) == {"aside", "last"}
     assert layers["aside"].activations is None
@@ -363,7 +363,7 @@ class Unrecorded(nn.Module):
             return images.flatten(1) * 1
 
 
-def test_what_cannot_be_differentiated() -> None:
+def test_passes_without_gradients_are_errors() -> None:
     with pytest.raises(ModelError, match="no recorded operation leads"):
         gradients(Unrecorded(), TINY)
     with pytest.raises(ModelError, match="use_reentrant=False"):
@@ -470,7 +470,7 @@ def test_the_same_layers_with_the_right_weights_are_healthy() -> None:
     assert set(verdicts(gradients(deep(nn.ReLU, 1), IMAGE))) == {None}
 
 
-def test_behind_a_head_of_zeros_there_is_no_gradient() -> None:
+def test_no_gradient_before_a_head_of_zeros() -> None:
     model = tiny_model()
     nn.init.zeros_(model[8].weight)
     flow = gradients(model, TINY)
@@ -651,7 +651,7 @@ BLUE, ORANGE, PURPLE, RED = (233, 240, 247), (249, 236, 231), (107, 33, 168), (1
         (lambda: gradients(deep(nn.ReLU, 1), IMAGE), None),
     ],
 )
-def test_the_plot_has_the_colour_of_what_is_the_matter(
+def test_the_plot_has_the_colour_of_each_verdict(
     make: Callable[[], GradientFlow], colour: tuple[int, int, int] | None
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -688,7 +688,7 @@ def test_long_names_make_the_plot_higher_and_leave_the_curve_its_room() -> None:
     assert heights[0] == pytest.approx(heights[1], rel=0.08)
 
 
-def test_a_title_is_taken_word_for_word_and_no_state_is_touched() -> None:
+def test_a_title_is_used_literally_and_no_state_changes() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     before, loaded = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
     flow = gradients(worked(), torch.ones(1, 1, 1, 3))

@@ -173,7 +173,7 @@ def test_every_nth_step_is_recorded_and_the_last_are_kept(model: nn.Sequential) 
 
 @pytest.mark.parametrize("keep", ["statistics", "device"])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_gradients_belong_to_the_pass_that_they_are_of(keep: Any, order: tuple[int, int]) -> None:
+def test_gradients_are_stored_with_their_own_pass(keep: Any, order: tuple[int, int]) -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.Tanh())
     with record(model, "0", keep=keep) as recorder:
         outputs = [model(torch.tensor([[float(x)]])) for x in (1, 2)]
@@ -736,12 +736,12 @@ def test_a_layer_that_never_ran_is_named_at_the_end(model: nn.Sequential) -> Non
         ({"layers": []}, "expected a dotted name"),
     ],
 )
-def test_what_cannot_be_recorded_is_said_at_once(options: dict[str, Any], message: str) -> None:
+def test_layers_that_cannot_be_recorded_are_errors_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message):
         record(worked_model(), **{"layers": "0", **options})
 
 
-def test_what_is_not_there_says_why(model: nn.Sequential) -> None:
+def test_errors_for_missing_records(model: nn.Sequential) -> None:
     recorder = record(model, ["0", "2"])
     with pytest.raises(LayerError, match="No step is recorded yet: run the recorded model"):
         recorder.activations["0"]

@@ -126,7 +126,7 @@ def test_the_largest_is_the_99th_percentile_of_what_is_not_zero(count: int) -> N
     assert find_largest(np.zeros(9)) == find_largest(np.array([np.nan])) == 0
 
 
-def test_what_is_above_the_largest_has_the_last_colour() -> None:
+def test_values_above_the_largest_have_the_last_colour() -> None:
     values = np.array([[[3.0, 1.0, 0.5], [-3.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
     pixels = draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
     assert is_all(pixels[0, :2], MAX_COLOUR)
@@ -153,7 +153,7 @@ def test_a_layer_that_is_nothing_but_nan() -> None:
 
 
 @pytest.mark.parametrize("values", [(1, 0), (-1, 0)])
-def test_a_dead_channel_is_black_all_over_and_called_so(values: tuple[float, ...], texts: list[str]) -> None:
+def test_a_dead_channel_is_black_and_labelled(values: tuple[float, ...], texts: list[str]) -> None:
     sheet = draw_activations(flat(*values), size=64)
     assert cell(sheet, 1, size=64).max() <= 4  # the first colour of inferno
     assert texts[texts.index("1") + 1] == "dead"
@@ -208,7 +208,7 @@ def test_channels_lie_in_rows_in_their_order() -> None:
         assert is_all(cell(by_index, place, size=8, columns=3), colour(strength / 7))
 
 
-def test_only_so_many_are_shown_and_never_more_than_there_are(texts: list[str]) -> None:
+def test_the_number_of_channels_is_limited(texts: list[str]) -> None:
     some = draw_activations({"conv": flat(3, 1, 7, 5)}, channels=2, size=8)
     assert [text for text in texts if text.isdigit()] == ["2", "3", "0"]  # the channels, and the end of the colour bar
     assert "4 channels of 2 x 2, the strongest 2" in texts
@@ -357,7 +357,7 @@ def test_a_sheet_can_be_drawn_on() -> None:
         ([[1.0]], {}, r"The activations are \[\[1.0\]\], expected a tensor"),
     ],
 )
-def test_what_cannot_be_drawn(maps: Any, options: dict[str, Any], message: str) -> None:
+def test_wrong_maps_and_options_are_errors(maps: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message) as caught:
         draw_activations(maps, **options)
     assert isinstance(caught.value, ImageError) or {"order", "scale", "colormap"} & options.keys()

@@ -91,7 +91,7 @@ def test_every_chunk_counts_and_the_last_is_shorter(threads: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
-def test_squares_beyond_float64_are_no_matter(scale: float) -> None:
+def test_squares_beyond_float64_do_not_matter(scale: float) -> None:
     summary = to_statistics(3, measure(torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64) * scale))
     assert summary.norm == pytest.approx(5 * scale, rel=1e-12)
     assert summary.mean == pytest.approx(-scale / 3, rel=1e-12)
@@ -101,7 +101,7 @@ def test_squares_beyond_float64_are_no_matter(scale: float) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", [0, 70_000, 140_001])
-def test_what_is_not_finite_is_counted_wherever_it_lies(place: int, way: str) -> None:
+def test_values_that_are_not_finite_are_counted_anywhere(place: int, way: str) -> None:
     values = torch.ones(140_002)
     values[[5, 6]] = 0
     values[place] = -math.inf
@@ -117,7 +117,7 @@ def test_what_is_not_finite_is_counted_wherever_it_lies(place: int, way: str) ->
     assert summary.zeros == 2 / 140_002
 
 
-def test_finite_values_are_said_to_be_so() -> None:
+def test_finite_values_are_reported_as_finite() -> None:
     assert to_statistics(2, measure(torch.tensor([1.0, 3e38]))).is_finite
 
 

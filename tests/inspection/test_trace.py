@@ -162,7 +162,7 @@ def test_operators_inside_inference_mode_are_counted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's deprecation warnings
-def test_what_nobody_can_count_is_unknown_in_all_that_holds_it() -> None:
+def test_an_unknown_count_makes_all_enclosing_counts_unknown() -> None:
     inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     quantised = torch.ao.quantization.quantize_dynamic(inner, {nn.Linear})
     report = trace(nn.Sequential(nn.Linear(8, 8), quantised), X, rounds=0)

@@ -56,7 +56,7 @@ def step(model: nn.Module, *illnesses: str) -> None:
         model(INPUT.to(next(model.parameters()).device)).sum().backward()
 
 
-def test_the_first_layer_on_the_way_back_is_named_once(model: Sick) -> None:
+def test_the_first_layer_of_the_backward_pass_is_reported_once(model: Sick) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning) as messages:
         step(model, "none", "sqrt", "sqrt", "none", "sqrt")
     assert watch.discoveries == (
@@ -106,7 +106,7 @@ def test_a_parameters_own_gradient() -> None:
     assert (watch.discoveries[0].tensor, watch.discoveries[0].count) == ("weight", 1)
 
 
-def test_values_that_are_finite_are_not_told_of_however_large_their_sum() -> None:
+def test_finite_values_with_an_infinite_sum_are_not_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).half()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -264,7 +264,7 @@ def test_on_a_gpu_the_kind_is_told_without_the_count() -> None:
     assert watch.discoveries == (Discovery(1, "middle", "output", "NaN", None, None),)
 
 
-def test_what_gradcam_runs_itself_is_not_watched() -> None:
+def test_passes_of_gradcam_are_not_watched() -> None:
     model = nn.Sequential(nn.Flatten(), Sick())
     model[1].illness = "sqrt"
     pictures = INPUT[:, :, None, None]

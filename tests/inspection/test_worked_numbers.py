@@ -70,7 +70,7 @@ def test_two_layers_and_a_relu_in_place() -> None:
     assert images.grad.tolist() == [[22, 26, 30]]
 
 
-def test_a_convolutions_gradient_clamped_at_zero_from_below() -> None:
+def test_a_gradient_of_a_convolution_clamped_at_zero() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None).eval()
     images = torch.randn(2, 3, 64, 64)
@@ -91,7 +91,7 @@ def test_a_convolutions_gradient_clamped_at_zero_from_below() -> None:
     assert clamped.any()
 
 
-def test_two_layers_recorded() -> None:
+def test_two_recorded_layers() -> None:
     model, images = two_layers(), torch.ones(1, 3, requires_grad=True)
     with record(model, "*", keep="device") as recorder:
         model(images).backward()
