@@ -107,7 +107,7 @@ HUGGING_FACE: list[tuple[str, str, dict[str, Any], tuple[int, int], str, str | i
 ]
 
 
-def randomised(model: nn.Module) -> nn.Module:
+def randomise(model: nn.Module) -> nn.Module:
     """Return the model in evaluation mode; its weights are non-zero, and carry a signal through narrow layers."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
@@ -165,7 +165,7 @@ def test_timm(name: str, options: dict[str, Any], size: tuple[int, int], layer: 
     with warnings.catch_warnings():
         if name in RESPOND_ALIKE:
             warnings.filterwarnings("ignore", "The heatmap at layer .* may be misplaced", GradcamWarning)
-        check(randomised(timm.create_model(name, num_classes=7, **sized, **options)), size, layer, layout)
+        check(randomise(timm.create_model(name, num_classes=7, **sized, **options)), size, layer, layout)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_transformers(  # noqa: PLR0917
     transformers = pytest.importorskip("transformers")
     make: Callable[..., Any] = getattr(transformers, f"{name}Config")
     config = make(num_labels=7, **({part: options} if part else options))
-    check(randomised(getattr(transformers, f"{name}ForImageClassification")(config)), size, layer, layout)
+    check(randomise(getattr(transformers, f"{name}ForImageClassification")(config)), size, layer, layout)
 
 
 class Attend(nn.Module):
-    """Self-attention as in tutorials, with an `nn.Softmax` over a matrix of tokens by tokens."""
+    """Self-attention as in tutorials, with an `nn.Softmax`; the short class name does not contain "Attention"."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Block(nn.Module):
         return tokens + self.mlp(self.norm2(tokens))
 
 
-class Written(nn.Module):
+class TutorialViT(nn.Module):
     """A vision transformer as in a tutorial. With `keep`, it drops all patches after the first `keep`."""
 
     def __init__(self, patch: int = 8, keep: int | None = None) -> None:
@@ -224,13 +224,13 @@ class Written(nn.Module):
 @pytest.mark.parametrize("size", [(32, 32), (48, 64)])
 def test_an_attention_matrix_is_not_a_map(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    check(Written(), size, "blocks.1.norm1", 1)
+    check(TutorialViT(), size, "blocks.1.norm1", 1)
 
 
 @pytest.mark.parametrize("keep", [64, 69])  # 65 tokens could be 1 + 8 x 8, and 70 could be 6 + 8 x 8
 def test_a_subset_of_the_tokens_is_no_grid(keep: int) -> None:
     torch.manual_seed(0)
-    model, images = Written(patch=16, keep=keep).eval(), torch.randn(1, 3, 224, 224)
+    model, images = TutorialViT(patch=16, keep=keep).eval(), torch.randn(1, 3, 224, 224)
     assert gradcam.explain(model, images, target=1).layer == "blocks.0"
     with pytest.raises(gradcam.GradcamError, match="spatial grid of this output is ambiguous: pass the grid of its"):
         gradcam.explain(model, images, "blocks.1.norm1", target=1)
@@ -265,7 +265,7 @@ class TakesClips(nn.Module):
 def test_the_advice_about_frames_works_for_a_videomae(method: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.VideoMAEConfig(**SIZES, image_size=32, patch_size=8, num_frames=8, num_labels=5)
-    model = randomised(transformers.VideoMAEForVideoClassification(config))
+    model = randomise(transformers.VideoMAEForVideoClassification(config))
     frames = torch.randn(2, 8, 3, 32, 32)
     with pytest.raises(
         gradcam.GradcamError, match=r"pass frames.transpose\(1, 2\), and wrap the model in a module"
@@ -326,7 +326,7 @@ def test_a_video_swin() -> None:
     from torchvision.models.video import swin3d_t
 
     torch.manual_seed(0)
-    model = randomised(swin3d_t(num_classes=5))
+    model = randomise(swin3d_t(num_classes=5))
     images = torch.randn(1, 3, 8, 64, 64)
     explanation = gradcam.explain(model, images, target=1)
     assert (explanation.layer, explanation.maps.shape[2:]) == ("norm", (4, 2, 2))

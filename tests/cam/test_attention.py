@@ -43,7 +43,7 @@ def assert_maps(maps: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(maps.double(), expected, rtol=1e-5, atol=1e-6 * peak)
 
 
-def awake(model: nn.Module) -> nn.Module:
+def randomise_attention(model: nn.Module) -> nn.Module:
     """Give the model weights so large that its attention is far from uniform."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -53,39 +53,39 @@ def awake(model: nn.Module) -> nn.Module:
 def torchvision_vit() -> nn.Module:
     torch.manual_seed(0)
     options = {"num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32, "num_classes": 5}
-    return awake(torchvision.models.VisionTransformer(image_size=32, patch_size=8, **options))
+    return randomise_attention(torchvision.models.VisionTransformer(image_size=32, patch_size=8, **options))
 
 
 def hugging_face_vit(attention: str) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = tiny_vit(num_hidden_layers=3, num_labels=5, attn_implementation=attention)
-    return awake(transformers.ViTForImageClassification(config))
+    return randomise_attention(transformers.ViTForImageClassification(config))
 
 
 def timm_vit(fused: bool, **options: Any) -> Any:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     shape = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
-    model = awake(timm.models.VisionTransformer(**shape, **options))
+    model = randomise_attention(timm.models.VisionTransformer(**shape, **options))
     for block in model.blocks:
         block.attn.fused_attn = fused
     return model
 
 
-Opened = tuple[nn.Module, Tensor, slow.Anatomy, list[int], tuple[int, int]]
+AttentionCase = tuple[nn.Module, Tensor, slow.Anatomy, list[int], tuple[int, int]]
 
 
-def open_vit(reads: str, prefix: int, read: list[int], blocks: int = 3) -> Opened:
+def open_vit(reads: str, prefix: int, read: list[int], blocks: int = 3) -> AttentionCase:
     model = OpenViT(reads, prefix, blocks)
     return model, IMAGES, model.open(IMAGES), read, (2, 3)
 
 
-def open_timm(read: list[int], **options: Any) -> Opened:
+def open_timm(read: list[int], **options: Any) -> AttentionCase:
     return timm_vit(True, **options), IMAGES, slow.open_timm(timm_vit(False, **options), IMAGES), read, (2, 3)
 
 
-MODELS: dict[str, Callable[[], Opened]] = {
+MODELS: dict[str, Callable[[], AttentionCase]] = {
     "a class token": lambda: open_vit("class", 1, [0]),
     "registers behind the class token": lambda: open_vit("class", 4, [0]),
     "a mean over the patches": lambda: open_vit("patches", 0, [0, 1, 2, 3, 4, 5]),
@@ -168,7 +168,7 @@ class MixesRows(nn.Module):
 def test_a_head_that_reads_two_tokens() -> None:
     timm = pytest.importorskip("timm")
     shape = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
-    model = awake(timm.models.deit.VisionTransformerDistilled(**shape))
+    model = randomise_attention(timm.models.deit.VisionTransformerDistilled(**shape))
     plain = copy.deepcopy(model)
     for block in plain.blocks:
         block.attn.fused_attn = False
@@ -804,7 +804,9 @@ def test_attention_methods_take_no_layer_on_the_command_line(
     model = torchvision.models.VisionTransformer(
         image_size=224, patch_size=32, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16
     )
-    vit = dataclasses.replace(classifier, model=awake(model).float(), layer="encoder.layers.encoder_layer_1.ln_1")
+    vit = dataclasses.replace(
+        classifier, model=randomise_attention(model).float(), layer="encoder.layers.encoder_layer_1.ln_1"
+    )
     monkeypatch.setattr("gradcam.models.load.load_model", lambda *_, layer, **__: dataclasses.replace(vit, layer=layer))
     layers = [option for block in (0, 1) for option in ("-l", f"encoder.layers.encoder_layer_{block}.ln_1")]
     outcome = run(photo("chelsea.jpg"), *layers, "--method", "rollout", "--method", "gradcam", "-c", "281")

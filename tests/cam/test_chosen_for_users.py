@@ -358,13 +358,15 @@ class Gated(nn.Module):
         return self.head(means + self.gate * ((means @ means.T).softmax(-1) @ means))
 
 
-def opened(model: nn.Module) -> dict[str, Tensor]:
+def open_gate(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()} | {"gate": torch.full((1,), 2.0)}
 
 
 def swap_averages(model: nn.Module) -> None:
     with torch.no_grad():
-        for parameter, value in zip(model.parameters(), [opened(model)[name] for name, _ in model.named_parameters()]):
+        for parameter, value in zip(
+            model.parameters(), [open_gate(model)[name] for name, _ in model.named_parameters()]
+        ):
             parameter.copy_(value)
 
 
@@ -374,8 +376,8 @@ def replace_in_inference_mode(model: Any) -> None:
 
 
 WRITES: dict[str, Callable[[Any], Any]] = {
-    "load_state_dict": lambda model: model.load_state_dict(opened(model)),
-    "load_state_dict, assign": lambda model: model.load_state_dict(opened(model), assign=True),
+    "load_state_dict": lambda model: model.load_state_dict(open_gate(model)),
+    "load_state_dict, assign": lambda model: model.load_state_dict(open_gate(model), assign=True),
     "data copied": lambda model: model.gate.data.copy_(torch.full((1,), 2.0)),
     "data swapped": lambda model: setattr(model.gate, "data", torch.full((1,), 2.0)),
     "NumPy": lambda model: model.gate.detach().numpy().fill(2.0),
@@ -392,7 +394,7 @@ def test_new_weights_are_explained_like_a_new_model(write: str) -> None:
         gradcam.explain(model, images, target=1, method="hirescam")
     WRITES[write](model)
     new = Gated().eval()
-    new.load_state_dict(opened(model))
+    new.load_state_dict(open_gate(model))
     with pytest.warns(GradcamWarning, match="depend on one another"):
         expected = gradcam.explain(new, images, target=1, method="hirescam").maps
     with pytest.warns(GradcamWarning, match="depend on one another"):

@@ -28,7 +28,7 @@ SIGNED = [name for name in ONE_PASS if METHODS[name].is_signed]
 OF_NO_CLASS = {name for name in ONE_PASS if METHODS[name].needs == ("activations",)}
 
 
-class Curved(nn.Module):
+class NonlinearModel(nn.Module):
     """A network that is strongly non-linear after its features."""
 
     def __init__(self, volumes: bool = False) -> None:
@@ -106,7 +106,7 @@ def test_volumes_keep_their_rank(name: str) -> None:
     torch.manual_seed(5)
     images = torch.randn(2, 3, 9, 10, 11, dtype=torch.float64)
     explanation = gradcam.explain(
-        Curved(volumes=True).double(), images, "features", method=name, target=[[1, 2], [0, 3]]
+        NonlinearModel(volumes=True).double(), images, "features", method=name, target=[[1, 2], [0, 3]]
     )
     assert explanation.maps.shape == (2, 2, 4, 4, 5)
     assert explanation.heatmaps.shape == (2, 2, 9, 10, 11)
@@ -164,7 +164,7 @@ def test_layercam_is_positive_hirescam_and_its_complement(resnet: nn.Module, ima
 # Second derivatives
 
 
-def slow_shapley(model: Curved, image: Tensor, k: int) -> Tensor:
+def slow_shapley(model: NonlinearModel, image: Tensor, k: int) -> Tensor:
     features = model.features(image[None]).detach()
 
     def score(values: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def slow_shapley(model: Curved, image: Tensor, k: int) -> Tensor:
 
 
 def test_shapleycam_equals_the_hessian() -> None:
-    model, images = Curved().double(), TINY.double()
+    model, images = NonlinearModel().double(), TINY.double()
     explanation = gradcam.explain(
         model, images, "features", method="shapleycam", target=[[0, 4]] * 3, evidence="signed"
     )
@@ -217,7 +217,7 @@ def test_shapleycam_at_several_layers_is_what_it_is_at_each() -> None:
 
 
 def test_shapleycam_in_float16_is_scaled() -> None:
-    model = Curved()
+    model = NonlinearModel()
     with torch.no_grad():
         model.head.weight.mul_(1e-4)
     expected = gradcam.explain(model, TINY, "features", method="shapleycam", target=1, evidence="signed").maps
@@ -336,7 +336,7 @@ def test_a_missing_second_derivative_is_an_error(function: type[Once], frozen: b
 
 
 def test_shapleycam_at_a_dead_layer_is_an_error() -> None:
-    model = Curved()
+    model = NonlinearModel()
     with torch.no_grad():
         model.head.weight.zero_()
     with pytest.raises(LayerError, match="gradient at layer 'features' is exactly zero"):
@@ -578,7 +578,7 @@ def test_no_method_leaves_a_trace(name: str) -> None:
 
 
 def test_second_derivatives_leave_no_memory() -> None:
-    model = Curved()
+    model = NonlinearModel()
     gradcam.explain(model, TINY, "features", method="shapleycam", target=1)
     gc.collect()
     before = count_tensors()

@@ -477,7 +477,7 @@ def test_maps_that_overflow_float32_are_an_error() -> None:
         gradcam.explain(model, torch.ones(1, 3, 8, 8, dtype=torch.float64), "0", target=1)
 
 
-class Troubled(nn.Module):
+class FailingModel(nn.Module):
     """A model that draws random numbers and raises the given exception."""
 
     def __init__(self, failure: type[BaseException] | None = None) -> None:
@@ -495,7 +495,7 @@ class Troubled(nn.Module):
 class TestNoTrace:
     @pytest.mark.parametrize("failure", [None, ValueError, KeyboardInterrupt, IndexError])
     def test_on_the_model(self, failure: type[BaseException] | None) -> None:
-        model = Troubled(failure).train().to(memory_format=torch.channels_last)
+        model = FailingModel(failure).train().to(memory_format=torch.channels_last)
         model.body[1].eval()  # now the training flags differ between modules
         model.body[0].weight.requires_grad_(False)
         model.body[8].weight.grad = torch.ones_like(model.body[8].weight)

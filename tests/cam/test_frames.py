@@ -20,7 +20,7 @@ from tests.helpers import tiny_model
 VIEWS = ["none", "flip"]
 
 
-class Listed(nn.Module):
+class PaddedListModel(nn.Module):
     """A model that pads a list of images of different sizes to one canvas, each in its top-left corner."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ def at(row: int, column: int) -> Any:
 
 
 def test_images_of_one_size_fill_the_canvas() -> None:
-    pictures, model = make((8, 10), (8, 10)), Listed()
+    pictures, model = make((8, 10), (8, 10)), PaddedListModel()
     explanation = gradcam.explain(
         model, pictures, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3))
     )
@@ -60,7 +60,13 @@ def test_each_image_has_its_own_map(augmentation: str) -> None:
     """Explain a canvas position that is inside the first image and outside the second."""
     pictures = make((8, 10), (8, 5))
     explanation = gradcam.explain(
-        Listed(), pictures, "features", method="hirescam", target=at(3, 2), evidence="signed", augmentation=augmentation
+        PaddedListModel(),
+        pictures,
+        "features",
+        method="hirescam",
+        target=at(3, 2),
+        evidence="signed",
+        augmentation=augmentation,
     )
     assert [tuple(heatmap.shape) for heatmap in explanation.heatmaps] == [(1, 8, 10), (1, 8, 5)]
     # In a mirrored image, canvas column 2 is column 9 - 2 or 4 - 2.
@@ -74,7 +80,9 @@ def test_each_image_has_its_own_map(augmentation: str) -> None:
 
 def test_a_place_outside_of_a_picture_is_not_drawn_in_it() -> None:
     pictures = make((8, 10), (8, 5))
-    explanation = gradcam.explain(Listed(), pictures, "features", method="hirescam", target=at(3, 8), evidence="signed")
+    explanation = gradcam.explain(
+        PaddedListModel(), pictures, "features", method="hirescam", target=at(3, 8), evidence="signed"
+    )
     assert explanation.maps[0].any()
     assert not explanation.heatmaps[1].any()
 
@@ -161,7 +169,7 @@ class Pixels(nn.Module):
         return (self.features(x) * 1.0).sum(1)
 
 
-def letterboxed(window: tuple[int, int, int, int]) -> Batch:
+def make_letterboxed_batch(window: tuple[int, int, int, int]) -> Batch:
     pictures = torch.zeros(1, 1, 12, 16, dtype=torch.float64)
     top, first_column, height, width = window
     pictures[:, :, top : top + height, first_column : first_column + width] = 1.0
@@ -176,7 +184,7 @@ def test_images_letterboxed_into_a_window(augmentation: str) -> None:
     """
     explanation = gradcam.explain(
         Pixels(),
-        letterboxed((2, 2, 8, 10)),
+        make_letterboxed_batch((2, 2, 8, 10)),
         "features",
         method="hirescam",
         target=lambda item: item[:, 4, 5],

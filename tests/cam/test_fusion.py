@@ -17,7 +17,7 @@ def explain(layer: str, **options: Any) -> gradcam.Explanation:
     return gradcam.explain(tiny_model(), TINY, layer, **options)
 
 
-def divided(values: Tensor) -> Tensor:
+def normalise_maps(values: Tensor) -> Tensor:
     """Divide each map by its own largest magnitude, in a loop."""
     result = values.clone()
     for image in range(values.shape[0]):
@@ -36,7 +36,7 @@ def test_each_heatmap_has_its_own_maximum_first(reduction: str, evidence: str) -
     expected = (first + second) / 2 if reduction == "mean" else torch.where(first.abs() >= second.abs(), first, second)
     fused = gradcam.fuse(explanations, reduction)
     torch.testing.assert_close(fused.maps, expected)
-    torch.testing.assert_close(fused.heatmaps, divided(expected))
+    torch.testing.assert_close(fused.heatmaps, normalise_maps(expected))
     assert (fused.layer, fused.method, fused.evidence) == ("0+3", "gradcam", evidence)
     assert fused.classes is not None
     assert fused.classes.tolist() == [[0, 3]] * 3

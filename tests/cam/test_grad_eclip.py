@@ -145,24 +145,24 @@ def look_into_first(model: Any) -> tuple[Attention, Tensor]:
     return attention, model.head(tokens)
 
 
-Opened = tuple[nn.Module, Tensor, Attention, Tensor, int, tuple[int, int]]
+AttentionCase = tuple[nn.Module, Tensor, Attention, Tensor, int, tuple[int, int]]
 
 
-def opened(model: OpenViT, prefix: int) -> Opened:
+def make_open_case(model: OpenViT, prefix: int) -> AttentionCase:
     return model, IMAGES, *look_into(model), prefix, (2, 3)
 
 
-def make_case(model: nn.Module, twin: nn.Module, images: Tensor, prefix: int, grid: tuple[int, int]) -> Opened:
+def make_case(model: nn.Module, twin: nn.Module, images: Tensor, prefix: int, grid: tuple[int, int]) -> AttentionCase:
     return model, images, *look_at_last(twin, images), prefix, grid
 
 
-MODELS: dict[str, Callable[[], Opened]] = {
-    "a class token": lambda: opened(OpenViT("class", 1), 1),
-    "registers behind the class token": lambda: opened(OpenViT("class", 4), 4),
-    "a mean over the patches": lambda: opened(OpenViT("patches", 0), 0),
-    "a mean over the patches beside a class token": lambda: opened(OpenViT("patches", 1), 1),
-    "a mean over all tokens": lambda: opened(OpenViT("all", 1), 1),
-    "one block": lambda: opened(OpenViT("class", 1, 1), 1),
+MODELS: dict[str, Callable[[], AttentionCase]] = {
+    "a class token": lambda: make_open_case(OpenViT("class", 1), 1),
+    "registers behind the class token": lambda: make_open_case(OpenViT("class", 4), 4),
+    "a mean over the patches": lambda: make_open_case(OpenViT("patches", 0), 0),
+    "a mean over the patches beside a class token": lambda: make_open_case(OpenViT("patches", 1), 1),
+    "a mean over all tokens": lambda: make_open_case(OpenViT("all", 1), 1),
+    "one block": lambda: make_open_case(OpenViT("class", 1, 1), 1),
     "tokens first": lambda: (first_vit(TokensFirst), IMAGES, *look_into_first(first_vit(TokensFirst)), 1, (2, 3)),
     "with weights": lambda: (first_vit(WithWeights), IMAGES, *look_into_first(first_vit(WithWeights)), 1, (2, 3)),
     "torchvision": lambda: make_case(torchvision_vit(), torchvision_vit(), SQUARE, 1, (4, 4)),
@@ -176,7 +176,7 @@ MODELS: dict[str, Callable[[], Opened]] = {
 }
 
 
-def make_timm_case(prefix: int, **options: Any) -> Opened:
+def make_timm_case(prefix: int, **options: Any) -> AttentionCase:
     return make_case(timm_vit(True, **options), timm_vit(True, **options), IMAGES, prefix, (2, 3))
 
 

@@ -19,7 +19,7 @@ from tests import oracles
 IMAGES = torch.randn(2, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def of_class(output: Any) -> Tensor:
+def mean_class_score(output: Any) -> Tensor:
     return output["out"][:, 1].mean((1, 2))
 
 
@@ -38,8 +38,8 @@ def test_the_tensor_of_a_dict_that_the_score_depends_on_is_explained(
 ) -> None:
     """Explain the tensor that the score depends on, although the backbone's dict lists the auxiliary one first."""
     images = IMAGES[:1]
-    expected = gradcam.explain(segmenter, images, "backbone.layer4", method=method, target=of_class)
-    explanation = gradcam.explain(segmenter, images, layer, method=method, target=of_class)
+    expected = gradcam.explain(segmenter, images, "backbone.layer4", method=method, target=mean_class_score)
+    explanation = gradcam.explain(segmenter, images, layer, method=method, target=mean_class_score)
     assert explanation.layer == layer
     assert expected.maps.any()
     assert torch.equal(explanation.maps, expected.maps)
@@ -54,13 +54,13 @@ def test_it_is_listed_as_a_layer_with_a_map(segmenter: nn.Module) -> None:
 
 def test_errors_about_keys_of_a_dict(segmenter: nn.Module) -> None:
     with pytest.raises(BlindLayerError, match="does not depend on layer 'backbone:aux'"):
-        gradcam.explain(segmenter, IMAGES, "backbone:aux", target=of_class)
+        gradcam.explain(segmenter, IMAGES, "backbone:aux", target=mean_class_score)
     with pytest.raises(LayerError, match="no floating-point tensor under 'in': it has 'aux', 'out'"):
-        gradcam.explain(segmenter, IMAGES, "backbone:in", target=of_class)
+        gradcam.explain(segmenter, IMAGES, "backbone:in", target=mean_class_score)
     with pytest.raises(LayerError, match="its output is one tensor"):
-        gradcam.explain(segmenter, IMAGES, "backbone.layer4:0", target=of_class)
+        gradcam.explain(segmenter, IMAGES, "backbone.layer4:0", target=mean_class_score)
     with pytest.raises(LayerError, match=r"no layer 'bakbone:out'.*Nearest: 'backbone'"):
-        gradcam.explain(segmenter, IMAGES, "bakbone:out", target=of_class)
+        gradcam.explain(segmenter, IMAGES, "bakbone:out", target=mean_class_score)
 
 
 class Pyramid(nn.Module):
@@ -117,7 +117,7 @@ def pyramid(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
     return model, torch.cat([image_of_level[first], image_of_level[second]])
 
 
-def by_plain_autograd(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
+def differentiate_levels(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
     """Return Grad-CAM of class 1 by level and image, each image alone, by plain autograd."""
     maps: list[list[Tensor]] = [[], [], []]
     for image in images.split(1):
@@ -131,36 +131,36 @@ def by_plain_autograd(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
     return maps
 
 
-def added(maps: list[list[Tensor]], image: int) -> Tensor:
+def add_levels(maps: list[list[Tensor]], image: int) -> Tensor:
     finest = tuple(max((level[image].shape for level in maps), key=lambda shape: shape[0]))
     resized = [oracles.resize_cubic(level[image].numpy(), finest) for level in maps]
     return torch.from_numpy(sum(resized))
 
 
-def shallow(model: nn.Module) -> int:
+def find_first_level(model: nn.Module) -> int:
     """Return the index of the first level among the layer's output tensors."""
     return int(model.levels.with_input)
 
 
 def test_the_levels_of_a_pyramid_are_added(pyramid: tuple[nn.Module, Tensor]) -> None:
     model, images = pyramid
-    maps = by_plain_autograd(model, images)
+    maps = differentiate_levels(model, images)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         explanation = gradcam.explain(model, images, "levels", target=1)
     for image in range(2):
         assert explanation.maps[image].any()
-        torch.testing.assert_close(explanation.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(explanation.maps[image, 0].double(), add_levels(maps, image), rtol=1e-4, atol=1e-7)
 
 
 def test_named_levels_are_added_on_request(pyramid: tuple[nn.Module, Tensor]) -> None:
     model, images = pyramid
-    maps = by_plain_autograd(model, images)
-    layers = [f"levels:{shallow(model) + level}" for level in range(3)]
+    maps = differentiate_levels(model, images)
+    layers = [f"levels:{find_first_level(model) + level}" for level in range(3)]
     explanation = gradcam.explain(model, images, layers=layers, join="sum", target=1)
     assert explanation.layer == " + ".join(layers)
     for image in range(2):
-        torch.testing.assert_close(explanation.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(explanation.maps[image, 0].double(), add_levels(maps, image), rtol=1e-4, atol=1e-7)
     compared = gradcam.compare(model, images, layers=layers, methods=["gradcam", "hirescam"], join="sum", target=1)
     assert list(compared) == [(explanation.layer, "gradcam"), (explanation.layer, "hirescam")]
     assert torch.equal(compared[explanation.layer, "gradcam"].maps, explanation.maps)
@@ -173,7 +173,7 @@ def test_named_levels_are_added_on_request(pyramid: tuple[nn.Module, Tensor]) ->
 @pytest.mark.parametrize("method", ["gradcam", "eigencam"])
 def test_a_pyramid_beside_one_of_its_levels(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
     model, images = pyramid
-    level = f"levels:{shallow(model) + read_level(model, images[:1])}"
+    level = f"levels:{find_first_level(model) + read_level(model, images[:1])}"
     alone = gradcam.explain(model, images, "levels", method=method, target=1)
     explanations = gradcam.compare(model, images[:1], layers=["levels", level], methods=[method], target=1)
     assert explanations["levels", method].maps.shape == alone.maps[:1].shape
@@ -188,7 +188,7 @@ def test_a_pyramid_beside_one_of_its_levels(pyramid: tuple[nn.Module, Tensor], m
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
 def test_an_image_without_gradient_is_blank_with_a_warning(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
     model, images = pyramid
-    level = shallow(model) + read_level(model, images[:1])
+    level = find_first_level(model) + read_level(model, images[:1])
     with pytest.warns(GradcamWarning, match=f"'levels:{level}' is exactly zero for some of the images"):
         explanation = gradcam.explain(model, images, f"levels:{level}", method=method, target=1, evidence="signed")
     assert explanation.maps[0].any()
@@ -197,7 +197,7 @@ def test_an_image_without_gradient_is_blank_with_a_warning(pyramid: tuple[nn.Mod
 
 def test_a_single_image_without_gradient_is_an_error(pyramid: tuple[nn.Module, Tensor]) -> None:
     model, images = pyramid
-    level = shallow(model) + read_level(model, images[:1])
+    level = find_first_level(model) + read_level(model, images[:1])
     for method in ("gradcam", "shapleycam"):
         with pytest.raises(BlindLayerError, match=f"levels:{level}"):
             gradcam.explain(model, images[1:], f"levels:{level}", method=method, target=1)
@@ -206,7 +206,9 @@ def test_a_single_image_without_gradient_is_an_error(pyramid: tuple[nn.Module, T
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
 def test_one_layer_without_gradient_is_blank_with_a_warning(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
     model, images = pyramid
-    blind, seeing = (f"levels:{shallow(model) + read_level(model, image)}" for image in (images[:1], images[1:]))
+    blind, seeing = (
+        f"levels:{find_first_level(model) + read_level(model, image)}" for image in (images[:1], images[1:])
+    )
     with pytest.warns(GradcamWarning, match=f"The gradient at layer '{blind}' is exactly zero: its heatmaps are blank"):
         explanations = gradcam.compare(
             model, images[1:], layers=[blind, seeing], methods=[method], target=1, evidence="signed"

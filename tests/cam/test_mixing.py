@@ -29,7 +29,7 @@ def network(mixing: nn.Module) -> nn.Sequential:
     return nn.Sequential(*front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).double().eval()
 
 
-class Behind(nn.Module):
+class MixedLogits(nn.Module):
     """A network whose logits are mixed by a function."""
 
     def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
@@ -57,7 +57,7 @@ class Behind(nn.Module):
     ],
 )
 def test_any_operation_that_mixes_images_is_noticed(mix: Callable[[Tensor], Tensor]) -> None:
-    model = Behind(mix).double().eval()
+    model = MixedLogits(mix).double().eval()
     classes = [1, 2, 0]
     with torch.no_grad():
         start = model.body(IMAGES)

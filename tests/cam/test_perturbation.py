@@ -30,11 +30,11 @@ CLASSES = [[0, 3], [4, 1], [2, 2]]
 IMAGES = TINY.double()
 
 
-def pick(classes: list[list[int]]) -> Callable[[Tensor], Tensor]:
+def select_classes(classes: list[list[int]]) -> Callable[[Tensor], Tensor]:
     return lambda output: output.gather(1, torch.tensor(classes))
 
 
-def curved() -> nn.Module:
+def make_nonlinear_model() -> nn.Module:
     """Return the tiny model with a tail that is not linear in the layer."""
     model = tiny_model().double().eval()
     model[6] = nn.Sequential(nn.Flatten(), nn.Softplus(beta=20))
@@ -49,10 +49,12 @@ def assert_maps(maps: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None
 # Layers 1 and 3 precede an in-place ReLU; layers 2 and 4 are in-place ReLUs.
 @pytest.mark.parametrize("layer", ["0", "1", "2", "3", "4"])
 def test_ablationcam_equals_the_loop_over_the_channels(layer: str) -> None:
-    weights, activations = slow.ablationcam(curved(), IMAGES, layer, pick(CLASSES))
-    explanation = gradcam.explain(curved(), IMAGES, layer, method="ablationcam", target=CLASSES)
+    weights, activations = slow.ablationcam(make_nonlinear_model(), IMAGES, layer, select_classes(CLASSES))
+    explanation = gradcam.explain(make_nonlinear_model(), IMAGES, layer, method="ablationcam", target=CLASSES)
     assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
-    signed = gradcam.explain(curved(), IMAGES, layer, method="ablationcam", target=CLASSES, evidence="signed")
+    signed = gradcam.explain(
+        make_nonlinear_model(), IMAGES, layer, method="ablationcam", target=CLASSES, evidence="signed"
+    )
     assert_maps(signed.maps, torch.einsum("nkc,nchw->nkhw", weights, activations))
 
 
@@ -77,7 +79,7 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
 
     The map of all channels is a sum, which does not reveal single weights.
     """
-    batch, score = to_batch(image), pick([classes])
+    batch, score = to_batch(image), select_classes([classes])
     with recorded_pass(model, batch, [find_layer(model, layer)], [classes], grad_order=0) as recorded:
         site = find_activations(layer, recorded)
         some = torch.zeros_like(site.grid)
@@ -114,8 +116,10 @@ def test_ablationcam_of_the_embedded_classifier_equals_the_loop(
 @pytest.mark.parametrize("layer", ["1", "2", "4"])
 def test_reciprocam_equals_the_loop_over_the_places(layer: str) -> None:
     lengths = (6, 8) if layer == "4" else (12, 16)
-    expected = slow.reciprocam(curved(), IMAGES, layer, pick(CLASSES), lengths)
-    explanation = gradcam.explain(curved(), IMAGES, layer, method="reciprocam", target=CLASSES, evidence="signed")
+    expected = slow.reciprocam(make_nonlinear_model(), IMAGES, layer, select_classes(CLASSES), lengths)
+    explanation = gradcam.explain(
+        make_nonlinear_model(), IMAGES, layer, method="reciprocam", target=CLASSES, evidence="signed"
+    )
     assert_maps(explanation.maps, expected)
     assert expected.min() < 0 < expected.max()
 
@@ -131,14 +135,16 @@ def test_reciprocam_of_a_volume() -> None:
         nn.Linear(3, 2),
     ).double()
     images = torch.randn(2, 1, 3, 2, 4, dtype=torch.float64)
-    expected = slow.reciprocam(model, images, "1", pick([[1], [0]]), (3, 2, 4))
+    expected = slow.reciprocam(model, images, "1", select_classes([[1], [0]]), (3, 2, 4))
     explanation = gradcam.explain(model, images, "1", method="reciprocam", target=[1, 0], evidence="signed")
     assert_maps(explanation.maps, expected)
 
 
 def test_reciprocam_has_zero_where_nothing_is_added() -> None:
-    explanation = gradcam.explain(curved(), IMAGES * 0, "0", method="reciprocam", target=1, evidence="signed")
-    model = curved()
+    explanation = gradcam.explain(
+        make_nonlinear_model(), IMAGES * 0, "0", method="reciprocam", target=1, evidence="signed"
+    )
+    model = make_nonlinear_model()
     model[0].bias.data.zero_()
     with torch.no_grad():
         assert model[0](IMAGES * 0).abs().max() == 0
@@ -147,9 +153,9 @@ def test_reciprocam_has_zero_where_nothing_is_added() -> None:
     assert blank.maps.abs().max() == 0
 
 
-def dead_channels() -> nn.Module:
+def make_model_with_dead_channels() -> nn.Module:
     """Return a model whose channel 1 is zero everywhere and channel 4 is three everywhere."""
-    model = curved()
+    model = make_nonlinear_model()
     for channel, bias in ((1, -9.0), (4, 3.0)):
         model[3].weight.data[channel] = 0
         model[3].bias.data[channel] = bias
@@ -157,7 +163,7 @@ def dead_channels() -> nn.Module:
 
 
 def test_scorecam_equals_the_loop_and_leaves_constant_channels_out() -> None:
-    model = dead_channels()
+    model = make_model_with_dead_channels()
     weights, activations = slow.scorecam_weights(model, IMAGES, "4", CLASSES)
     assert (weights[:, :, [1, 4]] == 0).all()
     passes: list[tuple[int, int]] = []
@@ -169,7 +175,7 @@ def test_scorecam_equals_the_loop_and_leaves_constant_channels_out() -> None:
 
 
 def test_scorecam_where_no_channel_varies_is_blank() -> None:
-    model = curved()
+    model = make_nonlinear_model()
     model[3].weight.data.zero_()
     explanation = gradcam.explain(model, IMAGES, "4", method="scorecam", target=CLASSES)
     assert explanation.maps.shape == (3, 2, 6, 8)
@@ -198,19 +204,19 @@ def test_scorecam_where_images_differ_in_their_constant_channels() -> None:
 
 def test_fasterscorecam_keeps_to_the_channels_that_vary_most() -> None:
     method = gradcam.METHODS["fasterscorecam"].using(channels=2)
-    explanation = gradcam.explain(curved(), IMAGES, "4", method=method, target=CLASSES)
+    explanation = gradcam.explain(make_nonlinear_model(), IMAGES, "4", method=method, target=CLASSES)
 
     def most_varied(activations: np.ndarray) -> list[int]:
         return sorted(range(len(activations)), key=lambda channel: -activations[channel].var())[:2]
 
-    weights, activations = slow.scorecam_weights(curved(), IMAGES, "4", CLASSES, channels=most_varied)
+    weights, activations = slow.scorecam_weights(make_nonlinear_model(), IMAGES, "4", CLASSES, channels=most_varied)
     assert ((weights > 0).sum(2) == 2).all()
     assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
 
 
 def test_sscam_equals_the_loop_over_samples() -> None:
     method = gradcam.METHODS["sscam"].using(samples=3, noise=0.7, seed=5)
-    explanation = gradcam.explain(dead_channels(), IMAGES, "4", method=method, target=CLASSES)
+    explanation = gradcam.explain(make_model_with_dead_channels(), IMAGES, "4", method=method, target=CLASSES)
 
     def noisy(mask: np.ndarray, rank: int) -> list[np.ndarray]:
         drawn = [
@@ -218,18 +224,18 @@ def test_sscam_equals_the_loop_over_samples() -> None:
         ]
         return [mask + 0.7 * noise.double().numpy() for noise in drawn]
 
-    weights, activations = slow.scorecam_weights(dead_channels(), IMAGES, "4", CLASSES, masks_of=noisy)
+    weights, activations = slow.scorecam_weights(make_model_with_dead_channels(), IMAGES, "4", CLASSES, masks_of=noisy)
     assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
 
 
 def test_iscam_equals_the_loop_over_steps() -> None:
     method = gradcam.METHODS["iscam"].using(steps=4)
-    explanation = gradcam.explain(dead_channels(), IMAGES, "4", method=method, target=CLASSES)
+    explanation = gradcam.explain(make_model_with_dead_channels(), IMAGES, "4", method=method, target=CLASSES)
 
     def steps(mask: np.ndarray, rank: int) -> list[np.ndarray]:
         return [mask * 0.25, mask * 0.5, mask * 0.75, mask]
 
-    weights, activations = slow.scorecam_weights(dead_channels(), IMAGES, "4", CLASSES, masks_of=steps)
+    weights, activations = slow.scorecam_weights(make_model_with_dead_channels(), IMAGES, "4", CLASSES, masks_of=steps)
     assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
 
 
@@ -244,12 +250,12 @@ def draw_mask(seed: int, size: tuple[int, int], cells: int, probability: float) 
 
 
 def test_rise_equals_the_mean_of_masks_by_their_scores() -> None:
-    model, number, probability = curved(), 23, 0.4
+    model, number, probability = make_nonlinear_model(), 23, 0.4
     method = gradcam.METHODS["rise"].using(masks=number, cells=3, probability=probability, seed=11)
     explanation = gradcam.explain(model, IMAGES, method=method, target=CLASSES, evidence="signed")
     masks = [draw_mask(11 + i, (12, 16), 3, probability) for i in range(number)]
     with torch.no_grad():
-        scores = [pick(CLASSES)(model(IMAGES * torch.from_numpy(mask))) for mask in masks]
+        scores = [select_classes(CLASSES)(model(IMAGES * torch.from_numpy(mask))) for mask in masks]
     paper = sum(score[:, :, None, None] * torch.from_numpy(mask) for score, mask in zip(scores, masks))
     of_mean = sum(scores)[:, :, None, None] / number * torch.from_numpy(sum(masks))
     assert_maps(explanation.maps, (paper - of_mean) / (number * probability))
@@ -290,7 +296,7 @@ def test_rise_stands_once_beside_layers() -> None:
 
 def test_smoothgradcam_pp_equals_the_loop() -> None:
     method = gradcam.METHODS["smoothgradcam-pp"].using(samples=3, noise=0.3, seed=7)
-    model = nn.Sequential(*[curved()[i] for i in range(9)]).eval()
+    model = nn.Sequential(*[make_nonlinear_model()[i] for i in range(9)]).eval()
     explanation = gradcam.explain(model, IMAGES, "4", method=method, target=[0, 4, 2])
     expected = slow.smooth_gradcam_pp(model, IMAGES, "4", [0, 4, 2], samples=3, noise=0.3, seed=7)
     assert_maps(explanation.maps, expected)
@@ -298,10 +304,12 @@ def test_smoothgradcam_pp_equals_the_loop() -> None:
 
 def test_smoothgradcam_pp_keeps_to_the_class_of_the_clean_image() -> None:
     method = gradcam.METHODS["smoothgradcam-pp"].using(samples=4, noise=50.0)
-    top = curved()(IMAGES).argmax(1).tolist()
-    explanation = gradcam.explain(curved(), IMAGES, "4", method=method)
+    top = make_nonlinear_model()(IMAGES).argmax(1).tolist()
+    explanation = gradcam.explain(make_nonlinear_model(), IMAGES, "4", method=method)
     assert explanation.classes.flatten().tolist() == top
-    assert torch.equal(explanation.maps, gradcam.explain(curved(), IMAGES, "4", method=method, target=top).maps)
+    assert torch.equal(
+        explanation.maps, gradcam.explain(make_nonlinear_model(), IMAGES, "4", method=method, target=top).maps
+    )
 
 
 SEEDED = {
@@ -315,7 +323,7 @@ SEEDED = {
 def test_random_methods_depend_only_on_the_seed(name: str) -> None:
     def maps(seed: int, images: Tensor = IMAGES, budget: int | None = None) -> Tensor:
         method = gradcam.METHODS[name].using(**SEEDED[name], seed=seed)
-        return gradcam.explain(curved(), images, "4", method=method, target=1, memory_budget=budget).maps
+        return gradcam.explain(make_nonlinear_model(), images, "4", method=method, target=1, memory_budget=budget).maps
 
     first = maps(1)
     torch.manual_seed(99)
@@ -328,9 +336,9 @@ def test_random_methods_depend_only_on_the_seed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ablationcam", "reciprocam", "scorecam"])
 def test_an_image_does_not_depend_on_its_neighbours(name: str) -> None:
-    together = gradcam.explain(curved(), IMAGES, "4", method=name, target=[0, 4, 2]).maps
+    together = gradcam.explain(make_nonlinear_model(), IMAGES, "4", method=name, target=[0, 4, 2]).maps
     for index, target in enumerate([0, 4, 2]):
-        alone = gradcam.explain(curved(), IMAGES[index : index + 1], "4", method=name, target=target).maps
+        alone = gradcam.explain(make_nonlinear_model(), IMAGES[index : index + 1], "4", method=name, target=target).maps
         torch.testing.assert_close(together[index : index + 1], alone, rtol=1e-5, atol=1e-7)
 
 
@@ -390,7 +398,7 @@ def test_the_last_layer_with_tokens_first_is_found() -> None:
 
 def test_ablationcam_takes_a_channel_from_the_class_token_too() -> None:
     model = Transformer(tokens_first=False).double().eval()
-    weights, activations = slow.ablationcam(model, IMAGES, "first", pick(CLASSES), axis=2)
+    weights, activations = slow.ablationcam(model, IMAGES, "first", select_classes(CLASSES), axis=2)
     patches = activations[:, 1:].unflatten(1, (3, 4)).movedim(-1, 1)
     explanation = gradcam.explain(model, IMAGES, "first", method="ablationcam", target=CLASSES)
     assert_maps(explanation.maps, slow.sum_of_channels(weights, patches))
@@ -402,7 +410,7 @@ def test_reciprocam_leaves_the_class_token_as_it_is() -> None:
 
     def score_with(mask: Tensor) -> Tensor:
         tensor = torch.cat([torch.ones(1, 1, 1), mask.reshape(1, -1, 1)], 1).double()
-        return slow.scores_with(model, IMAGES, "first", lambda tokens: tokens * tensor, pick(CLASSES))
+        return slow.scores_with(model, IMAGES, "first", lambda tokens: tokens * tensor, select_classes(CLASSES))
 
     nothing = score_with(torch.zeros(3, 4))
     for place in ((0, 0), (1, 2), (2, 3)):
@@ -416,14 +424,14 @@ def test_channels_last() -> None:
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.last = curved(), nn.Identity()
+            self.inner, self.last = make_nonlinear_model(), nn.Identity()
 
         def forward(self, images: Tensor) -> Tensor:
             return self.inner[5:](self.last(self.inner[:5](images).movedim(1, -1)).movedim(-1, 1))
 
     for name in ("ablationcam", "reciprocam", "scorecam"):
         explanation = gradcam.explain(Last(), IMAGES, "last", method=name, target=CLASSES)
-        expected = gradcam.explain(curved(), IMAGES, "4", method=name, target=CLASSES)
+        expected = gradcam.explain(make_nonlinear_model(), IMAGES, "4", method=name, target=CLASSES)
         assert_maps(explanation.maps, expected.maps.double())
 
 

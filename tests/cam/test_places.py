@@ -76,7 +76,7 @@ def test_unfolded_patches_are_no_map_of_places() -> None:
     assert gradcam.explain(model, images, "stages.3.1", target=1).maps.shape[2:] == (12, 12)
 
 
-class Turned(nn.Module):
+class ReorderTokens(nn.Module):
     def __init__(self, turn: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.turn = turn
@@ -92,7 +92,7 @@ class Tokens(nn.Module):
         super().__init__()
         self.patches, self.cls = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(1, prefix, 16))
         self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
-        self.turned, self.norm, self.head = Turned(turn), nn.LayerNorm(16), nn.Linear(16, 5)
+        self.turned, self.norm, self.head = ReorderTokens(turn), nn.LayerNorm(16), nn.Linear(16, 5)
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.patches(images).flatten(2).transpose(1, 2)
@@ -290,7 +290,7 @@ def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
             assert verdict.summary.startswith("The heatmap at layer 'norm' may be misplaced: its cells")
 
 
-class HandsOn(nn.Module):
+class PassThrough(nn.Module):
     """A module that returns maps unchanged or with rows and columns swapped."""
 
     def __init__(self, is_turned: bool) -> None:
@@ -305,7 +305,7 @@ class HandsOn(nn.Module):
 def test_a_module_that_returns_maps_of_a_convolution_is_no_guess(is_turned: bool) -> None:
     passes = []
     strided = (nn.Upsample(72), nn.Conv2d(3, 4, 3, 2, 1))  # the two strides have no whole ratio
-    model = nn.Sequential(*strided, HandsOn(is_turned), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(*strided, PassThrough(is_turned), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model.register_forward_hook(lambda *_: passes.append(1))
     rows = {row.name: row for row in list_layers(model.eval(), 64)}
     assert rows["2"].cam

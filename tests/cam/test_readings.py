@@ -72,7 +72,7 @@ def test_count_waits_counts_every_kind() -> None:
         assert count_waits(call)
 
 
-class Spoilt(nn.Module):
+class NaNModel(nn.Module):
     """A model whose activations or scores are NaN for images with negative values."""
 
     def __init__(self, *, in_layer: bool) -> None:
@@ -90,7 +90,7 @@ class Spoilt(nn.Module):
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "eigencam", "ablationcam"])
 def test_the_first_tensor_that_is_not_finite_is_reported(in_layer: bool, subject: str, method: str) -> None:
     with pytest.raises(ModelError, match=f"The {subject} are NaN"):
-        gradcam.explain(Spoilt(in_layer=in_layer).eval(), -torch.ones(1, 1, 4, 4), "layer", target=0, method=method)
+        gradcam.explain(NaNModel(in_layer=in_layer).eval(), -torch.ones(1, 1, 4, 4), "layer", target=0, method=method)
 
 
 def test_nan_is_reported_before_a_method_fails_on_it() -> None:
@@ -98,7 +98,7 @@ def test_nan_is_reported_before_a_method_fails_on_it() -> None:
     def refuse(activations: Tensor, gradients: Tensor) -> Tensor:
         raise ValueError("NaN")
 
-    model, images = Spoilt(in_layer=True).eval(), -torch.ones(1, 1, 4, 4)
+    model, images = NaNModel(in_layer=True).eval(), -torch.ones(1, 1, 4, 4)
     with pytest.raises(ModelError, match="The activations of layer 'layer' are NaN"):
         gradcam.explain(model, images, "layer", target=0, method=refuse)
     with pytest.raises(ValueError, match="NaN"):

@@ -73,7 +73,7 @@ TAILS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 IMAGES = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
 
 
-def pick(classes: list[list[int]]) -> Callable[[Tensor], Tensor]:
+def select_classes(classes: list[list[int]]) -> Callable[[Tensor], Tensor]:
     return lambda output: output.gather(1, torch.tensor(classes))
 
 
@@ -82,7 +82,7 @@ def test_every_tail_equals_the_loop_in_the_fewest_passes(name: str) -> None:
     tail, way = TAILS[name]
     model, classes = Model(tail).double(), [[0, 2], [1, 3], [3, 0]]
     images = IMAGES.double()
-    weights, activations = slow.ablationcam(model, images, "layer", pick(classes))
+    weights, activations = slow.ablationcam(model, images, "layer", select_classes(classes))
     expected = slow.sum_of_channels(weights, activations)
     assert expected.flatten(2).amax(2).min() > 0
     model.batches.clear()
@@ -101,7 +101,7 @@ def test_every_tail_equals_the_loop_in_the_fewest_passes(name: str) -> None:
 def test_one_image_broadcasts_over_a_skip_connection() -> None:
     model = Model(lambda before, after: before + after).double()
     image = IMAGES[:1].double()
-    weights, activations = slow.ablationcam(model, image, "layer", pick([[2]]))
+    weights, activations = slow.ablationcam(model, image, "layer", select_classes([[2]]))
     model.batches.clear()
     explanation = gradcam.explain(model, image, "layer", method="ablationcam", target=2, evidence="signed")
     assert model.batches == [(1, 1), (1, 9)]
@@ -181,7 +181,7 @@ def test_inputs_beside_the_pictures_are_repeated_with_them() -> None:
     assert model.batches[-1] == (27, 27)
     plain = Model(lambda before, after: before + after).double()
     scaled = IMAGES.double() * scale[:, None, None, None]
-    weights, activations = slow.ablationcam(plain, scaled, "layer", pick([[1]] * 3))
+    weights, activations = slow.ablationcam(plain, scaled, "layer", select_classes([[1]] * 3))
     expected = slow.sum_of_channels(weights, activations)
     torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -322,7 +322,7 @@ class TestMemory:
 METHODS = ["ablationcam", "reciprocam", "scorecam", "fasterscorecam", "sscam", "iscam", "rise", "smoothgradcam-pp"]
 
 
-def quick(name: str) -> gradcam.methods.Method:
+def with_few_samples(name: str) -> gradcam.methods.Method:
     options = {
         "sscam": {"samples": 3}, "iscam": {"steps": 3}, "rise": {"masks": 40}, "smoothgradcam-pp": {"samples": 3},
     }  # fmt: skip
@@ -335,7 +335,7 @@ class TestNoTrace:
         model = tiny_model()
         model[3].weight.grad = torch.ones_like(model[3].weight)
         before, images = traces(model), TINY.clone()
-        gradcam.explain(model, images, "4", method=quick(name), target=1)
+        gradcam.explain(model, images, "4", method=with_few_samples(name), target=1)
         assert_same(before, traces(model))
         assert torch.equal(images, TINY)
 
@@ -350,7 +350,9 @@ class TestNoTrace:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            gradcam.explain(model, TINY, "4", method=quick(name), target=1, progress=interrupt, memory_budget=budget)
+            gradcam.explain(
+                model, TINY, "4", method=with_few_samples(name), target=1, progress=interrupt, memory_budget=budget
+            )
         ((count, total),) = calls
         assert 0 < count < total
         assert_same(before, traces(model))
@@ -451,6 +453,6 @@ def test_classes_and_scores_of_all_kinds_are_those_of_the_plain_pass() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("method", METHODS)
 def test_cpu_and_cuda_agree(method: str) -> None:
-    on_cpu = gradcam.explain(Model(), IMAGES, "layer", method=quick(method), target=1)
-    on_cuda = gradcam.explain(Model().cuda(), IMAGES.cuda(), "layer", method=quick(method), target=1)
+    on_cpu = gradcam.explain(Model(), IMAGES, "layer", method=with_few_samples(method), target=1)
+    on_cuda = gradcam.explain(Model().cuda(), IMAGES.cuda(), "layer", method=with_few_samples(method), target=1)
     torch.testing.assert_close(on_cuda.maps.cpu(), on_cpu.maps, rtol=1e-2, atol=1e-3 * on_cpu.maps.max().item())

@@ -23,7 +23,7 @@ from gradcam.targets import ClassTarget
 ASSETS = Path(__file__).parents[2] / "assets"
 
 
-def randomised(model: nn.Module) -> nn.Module:
+def randomise(model: nn.Module) -> nn.Module:
     """Return the model in evaluation mode with random weights that carry a signal, in its heads as well."""
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -96,7 +96,7 @@ DENSE: list[tuple[str, Callable[[], nn.Module], Read, str, int]] = [
 def test_a_dense_output_is_explained_at_the_encoders_end_and_not_by_itself(
     name: str, build: Callable[[], nn.Module], read: Read, layer: str, stride: int
 ) -> None:
-    model = randomised(build())
+    model = randomise(build())
     images = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(1))
     explanation = gradcam.explain(model, images, target=lambda output: read(output).mean((1, 2)), evidence="signed")
     assert explanation.layer == layer
@@ -112,7 +112,7 @@ def test_the_map_of_the_last_layer_is_the_output() -> None:
 
     Before a 1 x 1 head, Grad-CAM of a mean over places equals that class's logits up to the bias.
     """
-    model = randomised(UNet()).double()
+    model = randomise(UNet()).double()
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     explanation = gradcam.explain(
         model, images, "up2", target=lambda output: output[:, 3].mean((1, 2)), evidence="signed"
@@ -140,7 +140,7 @@ class DownBlock(nn.Sequential):
 
 def test_layers_inside_modules_named_attention_are_candidates() -> None:
     below = nn.Sequential(DownBlock(8, 16), AttentionLevel(16, DownBlock(16, 32)))
-    model = randomised(nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), AttentionLevel(8, below), nn.Conv2d(8, 2, 1)))
+    model = randomise(nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), AttentionLevel(8, below), nn.Conv2d(8, 2, 1)))
     explanation = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[:, 1].mean((1, 2)))
     assert explanation.layer == "1.below.1.below"
 
@@ -168,14 +168,14 @@ class FrozenTower(nn.Module):
 def test_the_output_itself_is_not_explained_where_there_is_a_layer_before_it(model: nn.Module, layer: str) -> None:
     images = torch.randn(1, 3, 32, 32)
     explanation = gradcam.explain(
-        randomised(model), images, target=lambda output: output.mean((1, 2, 3)), evidence="signed"
+        randomise(model), images, target=lambda output: output.mean((1, 2, 3)), evidence="signed"
     )
     assert explanation.layer == layer
     assert explanation.maps.any()
 
 
 def test_a_model_with_a_grid_only_at_the_output_gives_a_warning() -> None:
-    model = randomised(nn.Sequential(nn.Conv2d(3, 1, 3)))
+    model = randomise(nn.Sequential(nn.Conv2d(3, 1, 3)))
     with pytest.warns(GradcamWarning, match="Layer '0' returns the model's output.*Name an earlier layer"):
         gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output.mean((1, 2, 3)))
 
@@ -196,7 +196,7 @@ def test_a_pyramid_level_of_a_few_cells_is_no_default_layer() -> None:
             return output
 
     explanation = gradcam.explain(
-        randomised(Pyramid()), torch.randn(1, 3, 16, 16), target=lambda output: output[:, 1].amax((1, 2))
+        randomise(Pyramid()), torch.randn(1, 3, 16, 16), target=lambda output: output[:, 1].amax((1, 2))
     )
     assert (explanation.layer, explanation.maps.shape[2:]) == ("c4", (4, 4))
 
@@ -221,7 +221,7 @@ class Detector(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*for some of the images")  # some images score highest at the finer level
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_the_class_logits_of_a_detector_are_not_explained(is_joined: bool) -> None:
-    model = randomised(Detector(is_joined))
+    model = randomise(Detector(is_joined))
 
     def target(output: Any) -> Tensor:
         joined = output if is_joined else torch.cat([level.flatten(2) for level in output], 2)
@@ -233,7 +233,7 @@ def test_the_class_logits_of_a_detector_are_not_explained(is_joined: bool) -> No
 
 
 def test_a_target_of_one_level_is_explained_on_its_own_path() -> None:
-    model = randomised(Detector(False))
+    model = randomise(Detector(False))
     explanation = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[0][:, 2].amax((1, 2)))
     assert explanation.layer == "c4"  # the score does not depend on the coarser c5
 
@@ -295,7 +295,7 @@ def test_a_model_with_a_grid_only_on_a_branch_gives_a_warning() -> None:
             return self.head(F.relu(self.left(x) + self.right(x)).mean((2, 3)))
 
     with pytest.warns(GradcamWarning, match="The default layer 'right' is on a branch") as caught:
-        gradcam.explain(randomised(Forks()), torch.randn(1, 3, 16, 16), target=1)
+        gradcam.explain(randomise(Forks()), torch.randn(1, 3, 16, 16), target=1)
     assert len(str(caught[0].message)) < 250
     assert caught[0].filename == __file__
 
@@ -308,7 +308,7 @@ def test_mvit_is_explained_before_its_last_attention_and_not_at_the_pool_of_a_br
         return MSBlockConfig(heads, inputs, outputs, [3, 3, 3], [3, 3, 3], [1, stride, stride], [1, 2, 2])
 
     blocks = [block(1, 16, 16, 1), block(2, 16, 32, 2), block(2, 32, 32, 1)]
-    model = randomised(MViT((64, 64), 8, blocks, residual_pool=False, residual_with_cls_embed=True,
+    model = randomise(MViT((64, 64), 8, blocks, residual_pool=False, residual_with_cls_embed=True,
                             rel_pos_embed=False, proj_after_attn=False, num_classes=5))  # fmt: skip
     images = torch.randn(1, 3, 8, 64, 64)
     expected = gradcam.explain(model, images, target=1, reshape=(4, 8, 8))
@@ -575,7 +575,7 @@ def test_each_method_has_its_own_layer_where_none_is_named(classifier: gradcam.C
 )
 def test_a_layer_after_an_activation_has_no_negative_values(build: Callable[..., nn.Module]) -> None:
     """Compare what `gradcam layers` derives from the graph with the smallest value that each layer outputs."""
-    model, images = randomised(build(weights=None)).requires_grad_(False), torch.randn(2, 3, 64, 64)
+    model, images = randomise(build(weights=None)).requires_grad_(False), torch.randn(2, 3, 64, 64)
     least: dict[str, float] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -596,7 +596,7 @@ def test_a_network_that_ends_in_a_bottleneck_has_a_layer_for_each_kind_of_method
         return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups), nn.ReLU6())
 
     bottleneck = nn.Sequential(unit(8, 24, 1), unit(24, 24, 3, 24), nn.Conv2d(24, 8, 1))
-    model = randomised(nn.Sequential(unit(3, 8, 3), bottleneck, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)))
+    model = randomise(nn.Sequential(unit(3, 8, 3), bottleneck, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)))
     images = torch.randn(2, 3, 16, 16)
     assert gradcam.explain(model, images).layer == "1"
     assert gradcam.explain(model, images, method="scorecam").layer == "1.1"
@@ -608,7 +608,7 @@ def test_a_network_that_ends_in_a_bottleneck_has_a_layer_for_each_kind_of_method
 
 
 def test_the_warning_about_signs_appears_once_and_only_for_named_layers() -> None:
-    model = randomised(torchvision.models.resnet18(weights=None))
+    model = randomise(torchvision.models.resnet18(weights=None))
     images = torch.randn(1, 3, 64, 64)
     with pytest.warns(GradcamWarning) as caught:
         gradcam.compare(

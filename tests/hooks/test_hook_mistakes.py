@@ -24,14 +24,14 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 3))
 
 
-def by_hand(model: nn.Sequential, images: Tensor) -> tuple[Tensor, Tensor]:
+def differentiate(model: nn.Sequential, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the convolution's activations, and the gradient of the sum of squares there, by plain autograd."""
     activations = model[0](images)
     score = model[3](activations.relu().flatten(1)).pow(2).sum()
     return activations.detach(), torch.autograd.grad(score, activations)[0]
 
 
-def followed(model: nn.Sequential, images: Tensor) -> tuple[Tensor, Tensor]:
+def record_by_hooks(model: nn.Sequential, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the activations and the gradient recorded by `follow_layers` in a training step."""
     tensors: list[Tensor] = []
 
@@ -54,9 +54,9 @@ def test_intermediate_gradients_are_gone_without_retain() -> None:
     handle.remove()
     with pytest.warns(UserWarning, match="not a leaf Tensor"):
         assert inputs_of_linear[0].grad is None
-    _, expected = by_hand(model, IMAGES)
+    _, expected = differentiate(model, IMAGES)
     assert expected.any()
-    torch.testing.assert_close(followed(model, IMAGES)[1], expected)
+    torch.testing.assert_close(record_by_hooks(model, IMAGES)[1], expected)
 
 
 def test_a_hook_that_assigns_changes_nothing_or_too_much() -> None:
@@ -145,14 +145,14 @@ def test_layers_in_place() -> None:
     handle = model[0].register_forward_hook(lambda module, inputs, output: hook_outputs.append(output.detach()))
     model(IMAGES)
     handle.remove()
-    activations, gradients = by_hand(model, IMAGES)
+    activations, gradients = differentiate(model, IMAGES)
     assert (activations < 0).any()
     assert torch.equal(hook_outputs[0], activations.relu())  # the next layer has changed the output in place
     handle = model[0].register_full_backward_hook(lambda *_: None)
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         model(IMAGES)
     handle.remove()
-    recorded = followed(model, IMAGES)
+    recorded = record_by_hooks(model, IMAGES)
     assert torch.equal(recorded[0], activations)
     torch.testing.assert_close(recorded[1], gradients)
 

@@ -210,7 +210,9 @@ class Keeps(nn.Module):
         return x
 
 
-def counted(change: Callable[[nn.Module], object], **buffers: torch.Tensor | None) -> tuple[nn.Module, torch.Tensor]:
+def make_counted_model(
+    change: Callable[[nn.Module], object], **buffers: torch.Tensor | None
+) -> tuple[nn.Module, torch.Tensor]:
     """Return a model that holds these buffers and then counts its calls, and the counter."""
     counter = Keeps(lambda module: module.calls.add_(1), calls=torch.zeros(()))
     return nn.Sequential(Keeps(change, **buffers), counter), counter.calls
@@ -229,7 +231,7 @@ def counted(change: Callable[[nn.Module], object], **buffers: torch.Tensor | Non
 def test_odd_buffers_keep_nothing_else_from_being_put_back(
     change: Callable[[nn.Module], object], buffer: torch.Tensor
 ) -> None:
-    shared, calls = counted(change, own=buffer)
+    shared, calls = make_counted_model(change, own=buffer)
     version = buffer._version
     with preserve_state(shared):
         shared(torch.ones(1))
@@ -240,7 +242,9 @@ def test_odd_buffers_keep_nothing_else_from_being_put_back(
 
 def test_a_cache_that_took_another_buffers_place_stays() -> None:
     cache = torch.ones(4)
-    shared, calls = counted(lambda module: setattr(module, "cache", cache), cache=torch.ones(1), nothing=None)
+    shared, calls = make_counted_model(
+        lambda module: setattr(module, "cache", cache), cache=torch.ones(1), nothing=None
+    )
     with preserve_state(shared):
         shared(torch.ones(1))
     assert calls == 0
@@ -248,7 +252,7 @@ def test_a_cache_that_took_another_buffers_place_stays() -> None:
 
 
 def test_buffers_are_left_to_a_thread_that_loads_weights_meanwhile() -> None:
-    shared, calls = counted(lambda module: None)
+    shared, calls = make_counted_model(lambda module: None)
     shared.append(nn.Linear(1, 1))
     state = {name: torch.full_like(value, 5.0) for name, value in shared.state_dict().items()}
     with preserve_state(shared):

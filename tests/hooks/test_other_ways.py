@@ -189,7 +189,7 @@ def test_every_module_has_the_gradient_of_plain_autograd_in_every_call(name: str
 
 
 @contextmanager
-def moved(module: nn.Module, step: Tensor) -> Iterator[None]:
+def shifted_output(module: nn.Module, step: Tensor) -> Iterator[None]:
     """Add `step` in place to the module's output, before any other hook runs."""
 
     def move(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -212,9 +212,9 @@ def test_the_gradient_is_the_slope_along_any_direction(name: str) -> None:
             gradient = recorded.backward(score_of(model(IMAGES)))
         step = 1e-6 * torch.randn(gradient.shape, dtype=gradient.dtype)
         with torch.no_grad():
-            with moved(module, step):
+            with shifted_output(module, step):
                 above = score_of(model(IMAGES))
-            with moved(module, -step):
+            with shifted_output(module, -step):
                 below = score_of(model(IMAGES))
         torch.testing.assert_close((gradient * step).sum(), (above - below) / 2, rtol=1e-5, atol=1e-13, msg=layer)
 

@@ -181,7 +181,7 @@ def test_several_layers_in_one_pass_do_not_cut_one_another_off(model: nn.Sequent
         torch.testing.assert_close(gradient, expected)
 
 
-class Built(nn.Module):
+class FunctionModule(nn.Module):
     """A module with the given parts, whose forward pass is any function of it and the input."""
 
     def __init__(self, function: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
@@ -207,7 +207,7 @@ def test_a_layer_that_returns_its_input_survives_a_later_in_place_change(recorde
         x.mul_(-3)  # this changes y as well, unless the hook has returned a copy
         return model.head((y.relu() + 0 * x).mean((2, 3)))
 
-    model = Built(forward, before=convolution(), target=nn.Dropout(), head=nn.Linear(4, 5))
+    model = FunctionModule(forward, before=convolution(), target=nn.Dropout(), head=nn.Linear(4, 5))
     plain = model.before(IMAGES).detach()
     # With an earlier recorded layer, the input requires gradients and cannot become a leaf.
     outer = [TargetLayer(model.before)] if recorded else []
@@ -240,7 +240,7 @@ def test_an_output_with_several_values_gives_its_first_floating_tensor(kind: str
         assert type(output).__name__ == {"named tuple": "Pair"}.get(kind, kind)
         return (output["value"] if kind == "dict" else output[1]).square().mean((2, 3))
 
-    model = Built(forward, several=Built(several))
+    model = FunctionModule(forward, several=FunctionModule(several))
     with TargetLayer(model.several) as layer:
         layer.backward(model(IMAGES).sum())
     torch.testing.assert_close(layer.activations.detach(), IMAGES * 2)
@@ -265,7 +265,7 @@ def test_half_precision_gradients_that_underflow_are_kept() -> None:
 
 class TestErrors:
     def test_the_layer_has_to_run_once_and_return_a_tensor(self, model: nn.Sequential) -> None:
-        layers = {"elsewhere": nn.Identity(), "relu": model[1], "shape": Built(lambda _, x: tuple(x.shape))}
+        layers = {"elsewhere": nn.Identity(), "relu": model[1], "shape": FunctionModule(lambda _, x: tuple(x.shape))}
         for name, message in (
             ("elsewhere", "did not run"),
             ("relu", "ran 2"),
@@ -369,7 +369,7 @@ def test_activations_are_freed_when_the_layer_is_forgotten(model: nn.Sequential)
 
 
 def test_functional_relu_in_place_behind_the_layer() -> None:
-    model = Built(lambda module, x: F.relu(module.conv(x), inplace=True).mean((2, 3)), conv=nn.Conv2d(3, 4, 1))
+    model = FunctionModule(lambda module, x: F.relu(module.conv(x), inplace=True).mean((2, 3)), conv=nn.Conv2d(3, 4, 1))
     with TargetLayer(model.conv) as layer:
         layer.backward(model(IMAGES)[:, 1].sum())
     plain = model.conv(IMAGES).detach()
@@ -453,7 +453,7 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
 ) -> None:
     kinds: dict[str, nn.Module] = {
         "attribute": nn.LeakyReLU(0.3, inplace=True),
-        "function": Built(lambda _, x: F.leaky_relu_(x, 0.3)),  # without an `inplace` attribute
+        "function": FunctionModule(lambda _, x: F.leaky_relu_(x, 0.3)),  # without an `inplace` attribute
         "container": nn.Sequential(nn.Identity(), nn.LeakyReLU(0.3, inplace=True)),
     }
 
@@ -466,7 +466,7 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
         y += 1
         return model.head((y * x.sigmoid()).mean((2, 3)))
 
-    model = Built(forward, before=convolution(), target=kinds[kind], head=nn.Linear(4, 5))
+    model = FunctionModule(forward, before=convolution(), target=kinds[kind], head=nn.Linear(4, 5))
     layer, before, output = run_recorded(model, model.target, model.before if outer else None)
     assert torch.equal(output, model(IMAGES))
     start = model.before(IMAGES).detach().requires_grad_()
@@ -486,8 +486,8 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
         x = model.before(images)
         return model.head((model.block(x) * x).mean((2, 3)))
 
-    block = Built(lambda module, x: module.conv(F.relu_(x)), conv=nn.Conv2d(4, 4, 1))
-    model = Built(forward, before=nn.Conv2d(3, 4, 3), block=block, head=nn.Linear(4, 5))
+    block = FunctionModule(lambda module, x: module.conv(F.relu_(x)), conv=nn.Conv2d(4, 4, 1))
+    model = FunctionModule(forward, before=nn.Conv2d(3, 4, 3), block=block, head=nn.Linear(4, 5))
     layer, before, output = run_recorded(model, model.block, model.before if outer else None)
     torch.testing.assert_close(output, model(IMAGES), rtol=0, atol=0)
     start = model.before(IMAGES).detach().requires_grad_()
@@ -516,7 +516,7 @@ def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(rec
         first, second = (first.clone(), second.clone()) if recorded else (first, second)
         return model.head((model.target(first) * second.sigmoid()).mean((2, 3)))
 
-    model = Built(forward, before=convolution(8), target=nn.ReLU(inplace=True), head=nn.Linear(4, 5))
+    model = FunctionModule(forward, before=convolution(8), target=nn.ReLU(inplace=True), head=nn.Linear(4, 5))
     with contextlib.ExitStack() as stack:
         if recorded:  # then the output of the earlier layer has a gradient to continue
             stack.enter_context(TargetLayer(model.before))
@@ -529,7 +529,7 @@ def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(rec
 
 
 def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None:
-    model = Built(
+    model = FunctionModule(
         lambda module, x: module.head((x * module.target(module.weight)).mean((2, 3))), target=nn.ReLU(inplace=True)
     )
     model.head = nn.Linear(3, 5).double()

@@ -17,7 +17,7 @@ from gradcam.inspection.channels import activations, measure_strengths, order_ch
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
-def outputs(model: nn.Module, images: Any, name: str) -> list[Tensor]:
+def record_outputs(model: nn.Module, images: Any, name: str) -> list[Tensor]:
     """Return the layer's output in each of its runs, cloned by a plain hook."""
     results: list[Tensor] = []
     handle = model.get_submodule(name).register_forward_hook(
@@ -29,7 +29,7 @@ def outputs(model: nn.Module, images: Any, name: str) -> list[Tensor]:
     return results
 
 
-class Around(nn.Module):
+class FunctionModel(nn.Module):
     """A model whose forward pass is any function of a convolution, a linear layer and the input."""
 
     def __init__(self, function: Callable[[nn.Module, nn.Module, Tensor], Any]) -> None:
@@ -48,7 +48,7 @@ def test_outputs_before_any_later_in_place_change() -> None:
     grids = activations(model, TINY, ["3", "0", "4", "1"])  # an in-place ReLU follows layers 1 and 3
     assert list(grids) == ["3", "0", "4", "1"]
     for name, grid in grids.items():
-        assert torch.equal(grid, outputs(model, TINY, name)[0])
+        assert torch.equal(grid, record_outputs(model, TINY, name)[0])
         assert not grid.requires_grad
     assert (grids["3"] < 0).any()
     assert torch.equal(grids["4"], grids["3"].clamp(min=0))
@@ -58,7 +58,7 @@ def test_tokens_become_a_grid_without_the_class_token() -> None:
     vit = torchvision.models.VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16)
     images = torch.randn(2, 3, 32, 32)
     name = "encoder.layers.encoder_layer_1"
-    tokens = outputs(vit, images, name)[0]
+    tokens = record_outputs(vit, images, name)[0]
     grid = activations(vit, images, name)[name]
     assert grid.shape == (2, 8, 4, 4)
     cells = [[tokens[:, 1 + 4 * i + j] for j in range(4)] for i in range(4)]
@@ -82,21 +82,21 @@ def test_the_models_patches_tell_the_grid_that_tokens_form() -> None:
     images = torch.randn(1, 3, 30, 30)
     grid = activations(Tokens(), images, "norm")["norm"]
     assert grid.shape == (1, 5, 4, 4)
-    assert torch.equal(grid[0, :, 2, 1], outputs(Tokens(), images, "norm")[0][0, 9])
+    assert torch.equal(grid[0, :, 2, 1], record_outputs(Tokens(), images, "norm")[0][0, 9])
 
 
 def test_channels_that_come_last_come_first() -> None:
-    model = Around(lambda conv, linear, x: linear(conv(x).movedim(1, 3)).mean((1, 2)))
+    model = FunctionModel(lambda conv, linear, x: linear(conv(x).movedim(1, 3)).mean((1, 2)))
     grid = activations(model, TINY, "linear")["linear"]
     assert grid.shape == (3, 7, 12, 16)
-    last = outputs(model, TINY, "linear")[0]
+    last = record_outputs(model, TINY, "linear")[0]
     for c in range(7):
         assert torch.equal(grid[:, c], last[:, :, :, c])
 
 
 def test_reshape_arranges_the_tokens() -> None:
-    model = Around(lambda conv, linear, x: linear(conv(x).flatten(2).mT).mean(1))
-    tokens = outputs(model, TINY, "linear")[0]  # (N,192,7)
+    model = FunctionModel(lambda conv, linear, x: linear(conv(x).flatten(2).mT).mean(1))
+    tokens = record_outputs(model, TINY, "linear")[0]  # (N,192,7)
     by_grid = activations(model, TINY, "linear", reshape=(12, 16))["linear"]
     by_function = activations(model, TINY, "linear", reshape=lambda item: item.mT.unflatten(2, (6, 32)))["linear"]
     assert torch.equal(by_grid[1, 2, 3], tokens[1, 48:64, 2])
@@ -110,12 +110,12 @@ def test_reshape_arranges_the_tokens() -> None:
 def test_volumes_keep_their_rank() -> None:
     model = nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.Flatten())
     volumes = torch.randn(2, 1, 4, 6, 8)
-    assert torch.equal(activations(model, volumes, "0")["0"], outputs(model, volumes, "0")[0])
+    assert torch.equal(activations(model, volumes, "0")["0"], record_outputs(model, volumes, "0")[0])
 
 
 def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
-    model = Around(lambda conv, linear, x: conv(conv(conv(x))))
-    runs = outputs(model, TINY, "conv")
+    model = FunctionModel(lambda conv, linear, x: conv(conv(conv(x))))
+    runs = record_outputs(model, TINY, "conv")
     assert len(runs) == 3
     assert torch.equal(activations(model, TINY, "conv")["conv"], runs[0])
 
@@ -186,7 +186,7 @@ def test_wrong_layer_names_are_errors(layers: Any, message: str) -> None:
 
 def test_a_layer_that_never_runs_and_one_that_gives_no_tensor() -> None:
     with pytest.raises(LayerError, match=r"'linear' did not run"):
-        activations(Around(lambda conv, linear, x: conv(x)), TINY, ["conv", "linear"])
+        activations(FunctionModel(lambda conv, linear, x: conv(x)), TINY, ["conv", "linear"])
 
     class Names(nn.Module):
         def forward(self, x: Tensor) -> list[str]:
@@ -219,7 +219,7 @@ class Fails(nn.Module):
         return x
 
 
-def failing(error: BaseException | None) -> nn.Module:
+def make_failing_model(error: BaseException | None) -> nn.Module:
     """Return a model in training mode with one module in evaluation mode, a frozen parameter, and a gradient."""
     model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), Fails(error), nn.ReLU(inplace=True), nn.Dropout())
     model.train()
@@ -231,7 +231,7 @@ def failing(error: BaseException | None) -> nn.Module:
 
 @pytest.mark.parametrize("error", [None, ValueError("on purpose"), KeyboardInterrupt(), SystemExit(3)])
 def test_nothing_stays_whatever_the_model_raises(error: BaseException | None) -> None:
-    model = failing(error)
+    model = make_failing_model(error)
     images = TINY.clone()
     before = traces(model)
     if error is None:

@@ -22,7 +22,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: item.grad.clone() for name, item in model.named_parameters()}
 
 
-def clipped(gradient: Tensor, limit: float, **options: Any) -> Tensor:
+def clip_gradient(gradient: Tensor, limit: float, **options: Any) -> Tensor:
     """Return the gradient of a parameter after clipping."""
     weight = nn.Parameter(torch.zeros_like(gradient))
     model = nn.Module()
@@ -64,12 +64,12 @@ def test_each_parameter_by_itself(norm: float | None, limit: float) -> None:
 
 def test_numbers_by_hand() -> None:
     gradient = torch.tensor([3.0, -4.0])
-    assert clipped(gradient, 2).tolist() == [2, -2]
-    assert clipped(gradient, 2.5, norm=2).tolist() == [1.5, -2]
-    assert clipped(gradient, 3.5, norm=1).tolist() == [1.5, -2]
-    assert clipped(gradient, 2, norm=math.inf).tolist() == [1.5, -2]
-    assert clipped(gradient, 5, norm=2).tolist() == [3, -4]
-    assert clipped(torch.zeros(2), 5, norm=2).tolist() == [0, 0]
+    assert clip_gradient(gradient, 2).tolist() == [2, -2]
+    assert clip_gradient(gradient, 2.5, norm=2).tolist() == [1.5, -2]
+    assert clip_gradient(gradient, 3.5, norm=1).tolist() == [1.5, -2]
+    assert clip_gradient(gradient, 2, norm=math.inf).tolist() == [1.5, -2]
+    assert clip_gradient(gradient, 5, norm=2).tolist() == [3, -4]
+    assert clip_gradient(torch.zeros(2), 5, norm=2).tolist() == [0, 0]
 
 
 def test_the_gradient_of_each_backward_pass_is_clipped_and_not_the_sum() -> None:
@@ -100,31 +100,31 @@ def test_half_precision(dtype: torch.dtype) -> None:
     gradient = torch.linspace(-60000, 60000, 4096).to(dtype)  # float16 can represent neither its norm nor its squares
     exact = gradient.double()
     for norm in (1.0, 2.0, math.inf):
-        result = clipped(gradient, 0.25, norm=norm)
+        result = clip_gradient(gradient, 0.25, norm=norm)
         assert result.dtype == dtype
         expected = exact * 0.25 / torch.linalg.vector_norm(exact, norm)
         torch.testing.assert_close(result, expected.to(dtype))
-    assert clipped(gradient, 0.25).abs().max() == 0.25
-    assert torch.equal(clipped(gradient, 1e30), gradient)
-    assert torch.equal(clipped(gradient, 1e30, norm=2), gradient)
+    assert clip_gradient(gradient, 0.25).abs().max() == 0.25
+    assert torch.equal(clip_gradient(gradient, 1e30), gradient)
+    assert torch.equal(clip_gradient(gradient, 1e30, norm=2), gradient)
 
 
 def test_large_values_whose_squares_overflow() -> None:
-    result = clipped(torch.tensor([3e30, -4e30]), 1.0, norm=2)
+    result = clip_gradient(torch.tensor([3e30, -4e30]), 1.0, norm=2)
     torch.testing.assert_close(result, torch.tensor([0.6, -0.8]))
 
 
 @pytest.mark.parametrize("norm", [None, 2.0, math.inf])
 def test_nan_stays_nan(norm: float | None) -> None:
-    result = clipped(torch.tensor([math.nan, 3.0]), 1, norm=norm)
+    result = clip_gradient(torch.tensor([math.nan, 3.0]), 1, norm=norm)
     assert result[0].isnan()
     assert result[1].item() == 1 if norm is None else result[1].isnan()
 
 
 def test_infinity() -> None:
     gradient = torch.tensor([math.inf, -math.inf, 3.0])
-    assert clipped(gradient, 1).tolist() == [1, -1, 1]
-    scaled = clipped(gradient, 1, norm=2)
+    assert clip_gradient(gradient, 1).tolist() == [1, -1, 1]
+    scaled = clip_gradient(gradient, 1, norm=2)
     assert scaled.isnan().tolist() == [True, True, False]
     assert scaled[2] == 0
 
@@ -144,13 +144,13 @@ def test_sparse_gradients(norm: float | None) -> None:
 
 def test_nothing_at_all() -> None:
     for norm in (None, 2.0, math.inf):
-        assert clipped(torch.zeros(0, 3), 1, norm=norm).shape == (0, 3)
+        assert clip_gradient(torch.zeros(0, 3), 1, norm=norm).shape == (0, 3)
 
 
 def test_complex_gradients() -> None:
     gradient = torch.tensor([3 - 4j])
-    assert clipped(gradient, 2).tolist() == [2 - 2j]
-    assert clipped(gradient, 2.5, norm=2).tolist() == [1.5 - 2j]
+    assert clip_gradient(gradient, 2).tolist() == [2 - 2j]
+    assert clip_gradient(gradient, 2.5, norm=2).tolist() == [1.5 - 2j]
 
 
 def test_second_derivatives() -> None:

@@ -25,7 +25,7 @@ from gradcam.inspection.extraction import features
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
-def hooked(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+def record_outputs(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
     """Return the outputs of layers, cloned by plain hooks in a whole forward pass."""
     results: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
         return self.head(x)
 
 
-class Around(nn.Module):
+class FunctionModel(nn.Module):
     """A model whose forward pass is any function of two layers and the input."""
 
     def __init__(self, function: Callable[[nn.Module, nn.Module, Any], Any]) -> None:
@@ -95,7 +95,7 @@ def test_features_equal_plain_hooks_and_torchvisions_extractor_bit_for_bit(name:
     model = torchvision.models.get_model(name, weights=None).eval()
     images = torch.randn(1, 3, 224, 224)
     tensors = features(model, images, layers)
-    assert_equal(tensors, hooked(model, layers, images))
+    assert_equal(tensors, record_outputs(model, layers, images))
     if name == "resnet50":
         assert [tensors[layer].shape for layer in layers] == [(1, 2048, 7, 7), (1, 2048, 1, 1)]
     # Torchvision returns a tensor that a later in-place operation changes, and has no node for a container.
@@ -132,7 +132,7 @@ def test_the_order_is_the_one_asked_for_and_a_patterns_the_models() -> None:
 @pytest.mark.parametrize("layers", ["3", ("3",), iter(["3"])])
 def test_one_layer_may_come_alone_or_in_any_sequence(layers: Any) -> None:
     model = tiny_model()
-    assert_equal(features(model, TINY, layers), hooked(model, ["3"], TINY))
+    assert_equal(features(model, TINY, layers), record_outputs(model, ["3"], TINY))
     assert list(features(model, TINY, model[3])) == ["3"]
 
 
@@ -209,7 +209,7 @@ def test_models_of_hugging_face_and_timm() -> None:
 
 def test_wrapped_and_compiled_models_run_as_what_is_inside() -> None:
     model = tiny_model()
-    expected = hooked(model, ["3"], TINY)["3"]
+    expected = record_outputs(model, ["3"], TINY)["3"]
     compiled = torch.compile(tiny_model().eval(), backend="eager")
     compiled(TINY)
     for wrapped in (nn.DataParallel(model), compiled, nn.Sequential(OrderedDict(a=torch.compile(tiny_model())))):
@@ -224,7 +224,7 @@ def test_wrapped_and_compiled_models_run_as_what_is_inside() -> None:
 # The end of the pass
 
 
-def ran(model: nn.Module) -> list[str]:
+def record_runs(model: nn.Module) -> list[str]:
     """Return a list to which each module adds its name when it starts to run."""
     names: list[str] = []
     for name, module in model.named_modules():
@@ -234,7 +234,7 @@ def ran(model: nn.Module) -> list[str]:
 
 def test_nothing_behind_the_last_layer_runs_and_all_before_it_once() -> None:
     model = torchvision.models.resnet18().eval()
-    names = ran(model)
+    names = record_runs(model)
     features(model, torch.randn(1, 3, 32, 32), ["layer2.1.conv1", "layer1"])
     assert names[-2:] == ["layer2.1", "layer2.1.conv1"]
     before = [name for name, _ in model.named_modules()]
@@ -268,7 +268,7 @@ def test_a_pattern_takes_no_containers_which_never_run_and_leaves_out_what_does_
             return self.tail(x)
 
     model = Parts()
-    names = ran(model)
+    names = record_runs(model)
     assert list(features(model, X, "parts*")) == ["parts.0", "parts.1"]
     assert "tail" not in names
     assert list(features(model, X, "*")) == ["parts.0", "parts.1", "tail"]
@@ -279,7 +279,7 @@ def test_a_pattern_takes_no_containers_which_never_run_and_leaves_out_what_does_
 
 
 def test_a_container_whose_instance_has_a_forward_can_run() -> None:
-    model = Around(lambda first, second, x: second(first(x)))
+    model = FunctionModel(lambda first, second, x: second(first(x)))
     model.first = nn.ModuleList([nn.Linear(4, 4)])
     model.first.forward = lambda x: x * 2  # type: ignore[method-assign]
     assert torch.equal(features(model, X, "firs*")["first"], X * 2)
@@ -290,10 +290,10 @@ def test_an_error_before_the_last_layer_is_raised_and_one_after_it_never_occurs(
         first(x)
         raise ValueError("on purpose")
 
-    model = Around(fail)
+    model = FunctionModel(fail)
     assert torch.equal(features(model, X, "first")["first"], model.first(X))
     with pytest.raises(ValueError, match="on purpose"):
-        features(Around(fail), X, ["first", "second"])
+        features(FunctionModel(fail), X, ["first", "second"])
 
 
 def caught(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
@@ -340,7 +340,7 @@ def spoiled(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [caught, swallowed, tried_again, translated, in_trouble, spoiled])
 def test_a_model_that_catches_everything_gives_right_features(function: Any) -> None:
-    model = Around(function)
+    model = FunctionModel(function)
     if function is spoiled:
         model.first = nn.Identity()
     assert torch.equal(features(model, X, "first")["first"], model.first(X))
@@ -356,7 +356,7 @@ def test_a_model_that_handles_errors_ignores_the_early_end() -> None:
             heeded.append(error)
             return second(x)
 
-    features(Around(careful), X, "first")
+    features(FunctionModel(careful), X, "first")
     assert heeded == []
 
 
@@ -367,7 +367,7 @@ def test_nothing_is_recorded_for_gradients() -> None:
         records.append(torch.is_grad_enabled() or first(x).requires_grad)
         return second(x)
 
-    features(Around(look), X.clone().requires_grad_(), "second")
+    features(FunctionModel(look), X.clone().requires_grad_(), "second")
     assert records == [False]
 
 
@@ -378,7 +378,7 @@ def test_exceptions_that_end_the_program_are_raised(error: type[BaseException]) 
             first(x)
         raise error
 
-    model = Around(interrupted)
+    model = FunctionModel(interrupted)
     before = traces(model)
     with pytest.raises(error):
         features(model, X, "first")
@@ -390,7 +390,7 @@ def test_always_call_hooks_run() -> None:
     model = nn.Sequential(tiny_model())
     calls: list[Any] = []
     handle = model[0].register_forward_hook(lambda *args: calls.append(args[-1]), always_call=True)
-    expected = hooked(model, ["0.3"], TINY)
+    expected = record_outputs(model, ["0.3"], TINY)
     calls.clear()
     assert_equal(features(model, TINY, "0.3"), expected)
     assert [tuple(output.shape) for output in calls] == [(3, 5)]
@@ -407,14 +407,14 @@ def test_other_hooks_of_the_users_see_what_they_would_and_may_change_it() -> Non
     model = tiny_model()
     model[3].register_forward_hook(lambda module, args, output: output + 1)
     model[3].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-    assert_equal(features(model, TINY, ["3", "4"]), hooked(model, ["3", "4"], TINY))
+    assert_equal(features(model, TINY, ["3", "4"]), record_outputs(model, ["3", "4"], TINY))
 
 
 def test_offloaded_weights_are_offloaded_again() -> None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     model = nn.Sequential(tiny_model().eval())
-    expected = hooked(model, ["0.3"], TINY)
+    expected = record_outputs(model, ["0.3"], TINY)
     weights = {name: tensor.clone() for name, tensor in model[0].state_dict().items()}
     hook = AlignDevicesHook(
         execution_device="cpu", offload=True, offload_buffers=True, place_submodules=True, weights_map=weights
@@ -472,7 +472,7 @@ def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
         with torch.enable_grad():
             return second(y.clone())
 
-    model = Around(inside)
+    model = FunctionModel(inside)
     with torch.inference_mode():
         images = X.clone()
         outer = features(model, images, ["first", "second"])
@@ -502,7 +502,7 @@ def test_nothing_of_the_pass_is_kept_once_it_is_over() -> None:
         alive.append(weakref.ref(y))
         return second(first(y))
 
-    model = Around(watch)
+    model = FunctionModel(watch)
     gc.disable()
     try:
         features(model, X, "first")
@@ -565,7 +565,7 @@ def test_threads_do_not_disturb_one_another() -> None:
     before = traces(model)
     batches = [torch.randn(2, 3, 12, 16) for _ in range(4)]
     layers = [["3"], ["0", "3"], ["5", "0"], ["8"]]
-    expected = [hooked(tiny_model(), sorted(names), images) for names, images in zip(layers, batches)]
+    expected = [record_outputs(tiny_model(), sorted(names), images) for names, images in zip(layers, batches)]
     wrong: list[Any] = []
 
     def work(i: int) -> None:
@@ -593,8 +593,8 @@ def test_nested_calls_do_not_disturb_one_another() -> None:
             inner.append(features(model, flipped, ["5", "3"]))
             inner.append(features(model, flipped, "0"))
 
-    expected = hooked(model, ["0", "3"], TINY)
-    theirs = hooked(model, ["0", "3", "5"], flipped)
+    expected = record_outputs(model, ["0", "3"], TINY)
+    theirs = record_outputs(model, ["0", "3", "5"], flipped)
     handle = model[2].register_forward_pre_hook(look)
     assert_equal(features(model, TINY, ["0", "3"]), expected)
     handle.remove()
@@ -609,7 +609,7 @@ def test_a_foreign_stop_is_passed_on() -> None:
         raise stop
 
     with pytest.raises(extraction._Stop):
-        features(Around(foreign), X, "first")
+        features(FunctionModel(foreign), X, "first")
 
 
 # Errors
@@ -663,7 +663,7 @@ def test_features_stay_on_the_models_device() -> None:
     model = tiny_model().cuda()
     output = features(model, TINY.cuda(), "3")["3"]
     assert output.is_cuda
-    torch.testing.assert_close(output.cpu(), hooked(tiny_model(), ["3"], TINY)["3"])
+    torch.testing.assert_close(output.cpu(), record_outputs(tiny_model(), ["3"], TINY)["3"])
 
 
 @pytest.fixture(autouse=True)

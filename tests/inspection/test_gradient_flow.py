@@ -26,7 +26,7 @@ from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
-def worked() -> nn.Sequential:
+def worked_model() -> nn.Sequential:
     """Return Linear, ReLU, Linear, whose gradients can be worked out by hand."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     with torch.no_grad():
@@ -56,7 +56,7 @@ def by_name(flow: GradientFlow) -> dict[str, LayerGradients]:
 
 
 def test_worked_numbers() -> None:
-    flow = gradients(worked(), torch.ones(1, 1, 1, 3))
+    flow = gradients(worked_model(), torch.ones(1, 1, 1, 3))
     assert [(layer.name, layer.type, layer.runs) for layer in flow.layers] == [
         ("0", "Flatten", 1), ("1", "Linear", 1), ("2", "ReLU", 1), ("3", "Linear", 1),
     ]  # fmt: skip
@@ -76,7 +76,7 @@ def test_worked_numbers() -> None:
     assert repr(flow) == "GradientFlow(Sequential, 4 layer(s), 1 image(s), nothing conspicuous)"
 
 
-def oracle(model: nn.Sequential, images: Tensor, scores: Callable[[Tensor], Tensor]) -> tuple[dict, dict]:
+def reference_gradients(model: nn.Sequential, images: Tensor, scores: Callable[[Tensor], Tensor]) -> tuple[dict, dict]:
     """Return the gradients of all outputs and parameters in float64. Each layer gets a clone of its input."""
     model = copy.deepcopy(model).double().eval().requires_grad_()
     values, outputs = images.double().requires_grad_(), {}
@@ -90,7 +90,7 @@ def oracle(model: nn.Sequential, images: Tensor, scores: Callable[[Tensor], Tens
     }
 
 
-def assert_like_the_oracle(flow: GradientFlow, outputs: dict, parameters: dict, rtol: float = 1e-4) -> None:
+def assert_equals_reference(flow: GradientFlow, outputs: dict, parameters: dict, rtol: float = 1e-4) -> None:
     for layer in flow.layers:
         assert_statistics(layer.activations, outputs[layer.name], rtol)
         for parameter in layer.parameters:
@@ -113,23 +113,25 @@ def test_every_layer_and_every_parameter_in_place_operations_too(frozen: str) ->
         "6",
         "8",
     ]  # dropout returns its input
-    assert_like_the_oracle(flow, *oracle(model, TINY, lambda logits: logits[torch.arange(3), [1, 4, 2]]))
+    assert_equals_reference(flow, *reference_gradients(model, TINY, lambda logits: logits[torch.arange(3), [1, 4, 2]]))
     assert flow.reference == pytest.approx(math.sqrt(3))
 
 
 def test_the_gradient_is_that_of_the_sum_of_all_scores() -> None:
     target = [[0, 1], [2, 3], [4, 0]]
     flow = gradients(tiny_model(), TINY, target=target)
-    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda item: item.gather(1, torch.tensor(target))))
+    assert_equals_reference(
+        flow, *reference_gradients(tiny_model(), TINY, lambda item: item.gather(1, torch.tensor(target)))
+    )
     assert flow.scores.shape == (3, 2)
 
 
 def test_functions_and_other_scores() -> None:
     flow = gradients(tiny_model(), TINY, target=lambda logits: logits.square().sum(1))
-    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda item: item.square().sum(1)))
+    assert_equals_reference(flow, *reference_gradients(tiny_model(), TINY, lambda item: item.square().sum(1)))
     assert flow.classes is None
     flow = gradients(tiny_model(), TINY, target=ClassTarget(2, score="probability"))
-    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda item: item.softmax(1)[:, 2]))
+    assert_equals_reference(flow, *reference_gradients(tiny_model(), TINY, lambda item: item.softmax(1)[:, 2]))
 
 
 def test_the_top_class_is_the_default() -> None:
@@ -286,13 +288,13 @@ def test_weights_that_are_computed_and_weights_that_are_shared() -> None:
 
 def test_weights_that_were_made_in_inference_mode() -> None:
     with torch.inference_mode():
-        model = worked()
+        model = worked_model()
     assert_statistics(gradients(model, torch.ones(1, 1, 1, 3)).layers[1].activations, [1, 0, 3, 0])
 
 
 def test_a_compiled_model_and_a_wrapped_one() -> None:
-    plain = gradients(worked(), torch.ones(1, 1, 1, 3))
-    for model in (torch.compile(worked(), backend="eager"), nn.DataParallel(worked())):
+    plain = gradients(worked_model(), torch.ones(1, 1, 1, 3))
+    for model in (torch.compile(worked_model(), backend="eager"), nn.DataParallel(worked_model())):
         assert gradients(model, torch.ones(1, 1, 1, 3)).layers == plain.layers
 
 
@@ -385,11 +387,11 @@ def test_small_gradients_are_not_lost_in_float16() -> None:
         layer.weight.data = layer.weight.data.mul(0.03).half().float()
     images = torch.randn(2, 1, 4, 4).half()
     flow = gradients(copy.deepcopy(model).half(), images, target=1)
-    _, expected = oracle(model, images.float(), lambda item: item[:, 1])
+    _, expected = reference_gradients(model, images.float(), lambda item: item[:, 1])
     smallest = flow.layers[1].activations
     assert smallest is not None
     assert 0 < smallest.largest < 6e-6  # without scaling, fewer than a hundred float16 steps
-    outputs, _ = oracle(model, images.float(), lambda item: item[:, 1])
+    outputs, _ = reference_gradients(model, images.float(), lambda item: item[:, 1])
     assert_statistics(replace_zeros(smallest), outputs["1"], 3e-3)
     assert flow.layers[4].parameters[0].gradient is not None
     assert flow.layers[4].parameters[0].gradient.norm == pytest.approx(expected["4.weight"].norm().item(), rel=2e-2)
@@ -410,7 +412,7 @@ def test_gradients_that_are_nan_in_float16_stay_so() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
-    flow = gradients(worked().to(dtype), torch.ones(1, 1, 1, 3, dtype=dtype))
+    flow = gradients(worked_model().to(dtype), torch.ones(1, 1, 1, 3, dtype=dtype))
     assert_statistics(flow.layers[0].activations, [22, 26, 30])
     assert flow.scores.dtype == torch.float32
 
@@ -429,7 +431,7 @@ class SquareRoot(nn.Module):
         return self.last((self.first(images.flatten(1)) * self.factor).sqrt())
 
 
-def deep(activation: type[nn.Module], gain: float | None = None) -> nn.Sequential:
+def deep_network(activation: type[nn.Module], gain: float | None = None) -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Flatten()]
     for number in range(30):
@@ -449,8 +451,8 @@ IMAGE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
 
 
 def test_thirty_sigmoid_layers_vanish_from_the_right_one_on() -> None:
-    flow = gradients(deep(nn.Sigmoid), IMAGE, target=0)
-    outputs, _ = oracle(deep(nn.Sigmoid), IMAGE, lambda item: item[:, 0])
+    flow = gradients(deep_network(nn.Sigmoid), IMAGE, target=0)
+    outputs, _ = reference_gradients(deep_network(nn.Sigmoid), IMAGE, lambda item: item[:, 0])
     assert verdicts(flow) == ["vanishing" if outputs[layer.name].norm() < 1e-4 else None for layer in flow.layers]
     assert 40 < verdicts(flow).count("vanishing") < 56
     assert flow.layers[0].activations is not None
@@ -460,14 +462,14 @@ def test_thirty_sigmoid_layers_vanish_from_the_right_one_on() -> None:
 
 
 def test_thirty_layers_with_weights_that_are_too_large_explode() -> None:
-    flow = gradients(deep(nn.ReLU, 4), IMAGE, target=0)
-    outputs, _ = oracle(deep(nn.ReLU, 4), IMAGE, lambda item: item[:, 0])
+    flow = gradients(deep_network(nn.ReLU, 4), IMAGE, target=0)
+    outputs, _ = reference_gradients(deep_network(nn.ReLU, 4), IMAGE, lambda item: item[:, 0])
     assert verdicts(flow) == ["exploding" if outputs[layer.name].norm() > 1e4 else None for layer in flow.layers]
     assert 35 < verdicts(flow).count("exploding") < 60
 
 
 def test_the_same_layers_with_the_right_weights_are_healthy() -> None:
-    assert set(verdicts(gradients(deep(nn.ReLU, 1), IMAGE))) == {None}
+    assert set(verdicts(gradients(deep_network(nn.ReLU, 1), IMAGE))) == {None}
 
 
 def test_no_gradient_before_a_head_of_zeros() -> None:
@@ -506,7 +508,9 @@ def test_the_comparison_is_with_the_models_output_whatever_the_scale_of_the_scor
         flow = gradients(tiny_model(), TINY, target=lambda logits, factor=factor: logits[:, 1] * factor)
         assert set(verdicts(flow)) == {None}
         assert flow.reference == pytest.approx(math.sqrt(3) * factor)
-    flow = gradients(deep(nn.Sigmoid), IMAGE, target=0, layers=["0", "1"])  # also if the last layers are not requested
+    flow = gradients(
+        deep_network(nn.Sigmoid), IMAGE, target=0, layers=["0", "1"]
+    )  # also if the last layers are not requested
     assert verdicts(flow) == ["vanishing", "vanishing"]
 
 
@@ -522,7 +526,7 @@ def test_healthy_networks_are_told_to_be_healthy(classifier: gradcam.Classifier,
 
 def test_rows_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame(gradients(worked(), torch.ones(1, 1, 1, 3)).rows())
+    table = pandas.DataFrame(gradients(worked_model(), torch.ones(1, 1, 1, 3)).rows())
     assert table["tensor"].tolist() == ["output", "output", "weight", "bias", "output", "output", "weight", "bias"]
     assert table["layer"].tolist() == ["0", "1", "1", "1", "2", "3", "3", "3"]
     assert table["rms"][1] == pytest.approx(math.sqrt(10 / 4))
@@ -573,7 +577,9 @@ def test_also_after_an_exception(kind: type[BaseException], where: str) -> None:
     assert_same(before, traces(model))
     if handle is not None:
         handle.remove()
-    assert_like_the_oracle(gradients(model, TINY, target=0), *oracle(model, TINY, lambda item: item[:, 0]))
+    assert_equals_reference(
+        gradients(model, TINY, target=0), *reference_gradients(model, TINY, lambda item: item[:, 0])
+    )
 
 
 def test_in_no_grad_and_in_inference_mode() -> None:
@@ -646,9 +652,9 @@ BLUE, ORANGE, PURPLE, RED = (233, 240, 247), (249, 236, 231), (107, 33, 168), (1
 @pytest.mark.parametrize(
     ("make", "colour"),
     [
-        (lambda: gradients(deep(nn.Sigmoid), IMAGE), BLUE),
-        (lambda: gradients(deep(nn.ReLU, 4), IMAGE), ORANGE),
-        (lambda: gradients(deep(nn.ReLU, 1), IMAGE), None),
+        (lambda: gradients(deep_network(nn.Sigmoid), IMAGE), BLUE),
+        (lambda: gradients(deep_network(nn.ReLU, 4), IMAGE), ORANGE),
+        (lambda: gradients(deep_network(nn.ReLU, 1), IMAGE), None),
     ],
 )
 def test_the_plot_has_the_colour_of_each_verdict(
@@ -680,8 +686,8 @@ def test_zeros_are_marked_at_the_bottom_and_nan_at_the_top() -> None:
 
 def test_long_names_make_the_plot_higher_and_leave_the_curve_its_room() -> None:
     pytest.importorskip("matplotlib")
-    short = draw_gradients(gradients(deep(nn.Sigmoid), IMAGE, layers="1*"))
-    inside = nn.Sequential(OrderedDict({"a_block_with_a_name_of_thirty_": deep(nn.Sigmoid)}))
+    short = draw_gradients(gradients(deep_network(nn.Sigmoid), IMAGE, layers="1*"))
+    inside = nn.Sequential(OrderedDict({"a_block_with_a_name_of_thirty_": deep_network(nn.Sigmoid)}))
     long = draw_gradients(gradients(inside, IMAGE, layers="*.1*"))
     assert short.shape[0] + 100 < long.shape[0]
     heights = [len(rows_of(picture, BLUE)) for picture in (short, long)]
@@ -691,7 +697,7 @@ def test_long_names_make_the_plot_higher_and_leave_the_curve_its_room() -> None:
 def test_a_title_is_used_literally_and_no_state_changes() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     before, loaded = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
-    flow = gradients(worked(), torch.ones(1, 1, 1, 3))
+    flow = gradients(worked_model(), torch.ones(1, 1, 1, 3))
     first, second = draw_gradients(flow, title="$\\frac"), draw_gradients(flow)
     assert first.shape == second.shape
     assert (first != second).any()
@@ -702,7 +708,7 @@ def test_a_title_is_used_literally_and_no_state_changes() -> None:
 
 @pytest.mark.usefixtures("_no_matplotlib")
 def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
-    flow = gradients(worked(), torch.ones(1, 1, 1, 3))
+    flow = gradients(worked_model(), torch.ones(1, 1, 1, 3))
     with pytest.raises(GradcamError, match=r'pip install "\.\[plots\]"'):
         draw_gradients(flow)
 

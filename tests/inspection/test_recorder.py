@@ -415,7 +415,7 @@ class InPlaceDouble(nn.Module):
         return x.mul_(2)
 
 
-class Shares(nn.Module):
+class SharedTensors(nn.Module):
     """A model with two shared tensors.
 
     The block's part returns a tensor that the block reads again. The idle layer returns its input, which is also used
@@ -442,7 +442,7 @@ class Shares(nn.Module):
 
 @pytest.mark.parametrize("names", [["idle"], ["block"], ["block.part"], ["idle", "block"], ["block.part", "block"]])
 def test_a_tensor_of_several_layers_has_one_gradient_whichever_of_them_are_recorded(names: list[str]) -> None:
-    model, x = Shares(), torch.randn(16, 64)
+    model, x = SharedTensors(), torch.randn(16, 64)
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -462,7 +462,7 @@ def test_a_tensor_of_several_layers_has_one_gradient_whichever_of_them_are_recor
 
 
 def test_an_edit_does_the_same_with_and_without_a_recorder_of_another_layer() -> None:
-    model, x, gradients_by_run = Shares(), torch.randn(16, 64), []
+    model, x, gradients_by_run = SharedTensors(), torch.randn(16, 64), []
     for names in ([], ["block.part"], ["idle"]):
         model.zero_grad()
         with contextlib.ExitStack() as stack:

@@ -21,18 +21,18 @@ from gradcam.inspection.tracing import Call, Trace, trace
 from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
 
 
-def on_meta(name: str, side: int = 224) -> Trace:
+def trace_on_meta(name: str, side: int = 224) -> Trace:
     with torch.device("meta"):
         model = models.get_model(name, weights=None)
     return trace(model, torch.zeros(1, 3, side, side))
 
 
-def only(trace_: Trace, name: str) -> Call:
+def find_call(trace_: Trace, name: str) -> Call:
     (call,) = (call for call in trace_.calls if call.name == name)
     return call
 
 
-class Runs(nn.Module):
+class FunctionModule(nn.Module):
     """A model that runs its parts by any function."""
 
     def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
@@ -46,7 +46,7 @@ class Runs(nn.Module):
 
 
 def test_resnet34_has_36_convolutions() -> None:
-    report = on_meta("resnet34")
+    report = trace_on_meta("resnet34")
     convolutions = [call for call in report.calls if call.type == "Conv2d"]
     assert len(convolutions) == 36
     assert all(len(call.outputs) == 1 and len(call.outputs[0]) == 4 for call in convolutions)
@@ -89,7 +89,7 @@ def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
 )
 def test_totals_are_those_that_torchvision_publishes(name: str) -> None:
     published = models.get_model_weights(name).DEFAULT.meta
-    report = on_meta(name)
+    report = trace_on_meta(name)
     assert report.multiply_adds is not None
     assert round(report.multiply_adds / 1e9, 3) == published["_ops"]
     assert report.parameters == published["num_params"]
@@ -99,7 +99,7 @@ def test_totals_are_those_that_torchvision_publishes(name: str) -> None:
 def test_fused_attention_counts_as_much_as_plain() -> None:
     model = models.VisionTransformer(32, 8, 2, 2, 16, 32).eval()
     images = torch.zeros(2, 3, 32, 32)
-    attention = only(trace(model, images, rounds=0), "encoder.layers.encoder_layer_0.self_attention")
+    attention = find_call(trace(model, images, rounds=0), "encoder.layers.encoder_layer_0.self_attention")
     tokens = 17
     assert attention.multiply_adds == 2 * (tokens * 16 * 48 + 2 * tokens * tokens * 16 + tokens * 16 * 16)
     assert trace(model, images, rounds=0).multiply_adds == trace(model.to("meta"), images).multiply_adds
@@ -133,18 +133,18 @@ CLIP = torch.ones(1, 4, 5, 6, 7)
             X,
             10 * 8 * 24 + 2 * 2 * 25 * 8 + 10 * 64 + 2 * 10 * 8 * 16,
         ),
-        (Runs(lambda self, x: F.linear(x, torch.ones(3, 8))), X, 10 * 24),
-        (Runs(lambda self, x: x @ x.transpose(1, 2)), X, 2 * 25 * 8),
-        (Runs(lambda self, x: torch.einsum("bij,bkj->bik", x, x)), X, 2 * 25 * 8),
-        (Runs(lambda self, x: x[0] @ x[0, 0] + x[0, :, 0].dot(x[0, :, 1])), X, 5 * 8 + 5),
-        (Runs(lambda self, x: torch.addmv(x[0, :, 0], x[0], x[0, 0])), X, 5 * 8),
-        (Runs(lambda self, x: F.scaled_dot_product_attention(x, x, x)), X[:, None], 2 * 2 * 25 * 8),
-        (Runs(lambda self, x: F.normalize(F.interpolate(x.sin(), 9)) * x.mean()), X, 0),
+        (FunctionModule(lambda self, x: F.linear(x, torch.ones(3, 8))), X, 10 * 24),
+        (FunctionModule(lambda self, x: x @ x.transpose(1, 2)), X, 2 * 25 * 8),
+        (FunctionModule(lambda self, x: torch.einsum("bij,bkj->bik", x, x)), X, 2 * 25 * 8),
+        (FunctionModule(lambda self, x: x[0] @ x[0, 0] + x[0, :, 0].dot(x[0, :, 1])), X, 5 * 8 + 5),
+        (FunctionModule(lambda self, x: torch.addmv(x[0, :, 0], x[0], x[0, 0])), X, 5 * 8),
+        (FunctionModule(lambda self, x: F.scaled_dot_product_attention(x, x, x)), X[:, None], 2 * 2 * 25 * 8),
+        (FunctionModule(lambda self, x: F.normalize(F.interpolate(x.sin(), 9)) * x.mean()), X, 0),
         (ops.DeformConv2d(4, 6, 3, padding=1), (PICTURE, torch.zeros(2, 18, 7, 9)), 2 * 6 * 63 * 4 * 9),
-        (Runs(lambda self, x: ops.roi_align(x, [torch.tensor([[0.0, 0, 2, 2]])] * 2, 2)), PICTURE, 0),
-        (Runs(lambda self, x: torch.fft.rfft(x)), X, None),
+        (FunctionModule(lambda self, x: ops.roi_align(x, [torch.tensor([[0.0, 0, 2, 2]])] * 2, 2)), PICTURE, 0),
+        (FunctionModule(lambda self, x: torch.fft.rfft(x)), X, None),
         (nn.Bilinear(8, 8, 3), (X, X), None),
-        (Runs(lambda self, x: torch.linalg.inv(x[:, :, :5])), X + 10 * torch.eye(5, 8), None),
+        (FunctionModule(lambda self, x: torch.linalg.inv(x[:, :, :5])), X + 10 * torch.eye(5, 8), None),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
@@ -157,7 +157,7 @@ def test_operators_inside_inference_mode_are_counted() -> None:
         with torch.inference_mode():
             return self.linear(self.conv(x).clone().mean((2, 3)))
 
-    report = trace(Runs(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
+    report = trace(FunctionModule(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
     assert report.multiply_adds == 2 * 6 * 35 * 36 + 2 * 12
 
 
@@ -192,17 +192,17 @@ def test_memory_of_views_of_parts_and_of_several_at_once() -> None:
         return self.wide(first + second), self.given(x), self.weight(x)
 
     table = nn.Linear(4, 4)
-    model = Runs(
+    model = FunctionModule(
         run,
-        halves=Runs(lambda self, x: (x * 1).chunk(2, dim=1)),  # two views of one tensor of 2 x 8
-        wide=Runs(lambda self, x: x.sum().expand(1000)),  # 1000 elements that share 4 bytes
+        halves=FunctionModule(lambda self, x: (x * 1).chunk(2, dim=1)),  # two views of one tensor of 2 x 8
+        wide=FunctionModule(lambda self, x: x.sum().expand(1000)),  # 1000 elements that share 4 bytes
         given=nn.Identity(),
-        weight=Runs(lambda self, x: table.weight, table=table),
+        weight=FunctionModule(lambda self, x: table.weight, table=table),
     )
     report = trace(model, torch.ones(2, 8), rounds=0)
     sizes = {call.name: call.activation_bytes for call in report.calls}
     assert sizes == {"": 2 * 8 * 4 + 4, "halves": 2 * 8 * 4, "wide": 4, "given": 0, "weight": 0}
-    part = trace(Runs(lambda self, x: (x * 1)[:, :3]), torch.ones(2, 8), rounds=0)
+    part = trace(FunctionModule(lambda self, x: (x * 1)[:, :3]), torch.ones(2, 8), rounds=0)
     assert part.activation_bytes == 2 * 3 * 4
 
 
@@ -211,7 +211,7 @@ def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
         return self.other(self.act(self.one(self.act(self.alias(self.act(x))))))
 
     layer = nn.Linear(8, 8)
-    model = Runs(run, act=nn.Sequential(nn.ReLU()), one=layer, alias=layer, other=nn.Linear(8, 8))
+    model = FunctionModule(run, act=nn.Sequential(nn.ReLU()), one=layer, alias=layer, other=nn.Linear(8, 8))
     model.other.weight = layer.weight
     report = trace(model, X, rounds=0)
     names = ["", "act", "act.0", "one", "act", "act.0", "one", "act", "act.0", "other"]
@@ -227,7 +227,7 @@ def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
         "other": ("one.weight",),
     }
     assert report.parameters == 64 + 8 + 8  # the tied weight counts once
-    assert only(report, "other").parameters == 64 + 8
+    assert find_call(report, "other").parameters == 64 + 8
     assert report.multiply_adds == 3 * 10 * 64
 
 
@@ -235,7 +235,7 @@ def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
     def run(self: nn.Module, *, picture: Tensor, mask: Tensor) -> Any:
         return {"a": picture.double(), "b": (mask, [picture.half()]), "c": None, "d": 3}
 
-    report = trace(Runs(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
+    report = trace(FunctionModule(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
     (call,) = report.calls
     assert call.inputs == ((1, 2), (4,))
     assert call.outputs == ((1, 2), (4,), (1, 2))
@@ -269,7 +269,7 @@ def test_nested_tensors_are_ragged_and_unknown() -> None:
     assert (call.inputs, call.outputs) == (((2, -1, 8),), ((2, -1, 3),))
     assert (call.multiply_adds, call.activation_bytes) == (5 * 24, 5 * 3 * 4)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = Runs(
+    model = FunctionModule(
         lambda self, x, mask: self.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 2)
     )
     padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
@@ -278,8 +278,8 @@ def test_nested_tensors_are_ragged_and_unknown() -> None:
         return  # older versions take no fast path when there are hooks, so there is no nested tensor
     assert report.multiply_adds is None
     assert report.calls[0].outputs == ((2, 5, 8),)
-    assert only(report, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)
-    assert only(report, "encoder.layers.1.linear2").multiply_adds == 8 * 16 * 8  # eight rows are not padding
+    assert find_call(report, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)
+    assert find_call(report, "encoder.layers.1.linear2").multiply_adds == 8 * 16 * 8  # eight rows are not padding
 
 
 class Sleeps(nn.Module):
@@ -307,7 +307,7 @@ def test_times_hold_those_of_parts() -> None:
 
 def test_times_are_medians_of_the_rounds_behind_one_pass_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    model = Runs(lambda self, x: passes.append(1) or x)
+    model = FunctionModule(lambda self, x: passes.append(1) or x)
     now = iter([0.0, 7.0, 10.0, 12.0, 20.0, 23.0, 30.0, 39.0, 40.0, 44.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     assert trace(model, X, rounds=5).seconds == 4.0  # the median of 7, 2, 3, 9 and 4
@@ -319,7 +319,7 @@ def test_times_are_medians_of_the_rounds_behind_one_pass_that_counts(monkeypatch
 
 def test_a_model_that_draws_at_random_does_the_same_in_each_pass() -> None:
     parts = {"a": nn.ReLU(), "b": nn.Tanh(), "c": nn.Sigmoid()}
-    model = Runs(lambda self, x: self.get_submodule("abc"[int(torch.randint(3, ()))])(x), **parts)
+    model = FunctionModule(lambda self, x: self.get_submodule("abc"[int(torch.randint(3, ()))])(x), **parts)
     for seed in range(6):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
@@ -331,7 +331,7 @@ def test_a_model_that_draws_at_random_does_the_same_in_each_pass() -> None:
 
 def test_a_model_that_does_something_else_in_each_pass_has_no_times() -> None:
     choose = random.Random(0)
-    model = Runs(lambda self, x: self.get_submodule(choose.choice("ab"))(x), a=nn.ReLU(), b=nn.Tanh())
+    model = FunctionModule(lambda self, x: self.get_submodule(choose.choice("ab"))(x), a=nn.ReLU(), b=nn.Tanh())
     report = trace(model, X, rounds=10)
     assert [call.seconds for call in report.calls] == [None, None]
     assert report.notes == ("The model's passes differ, so its calls have no times.",)
@@ -339,7 +339,7 @@ def test_a_model_that_does_something_else_in_each_pass_has_no_times() -> None:
 
 def test_each_pass_gets_the_callers_values_and_leaves_them() -> None:
     sums = []
-    model = Runs(lambda self, x: sums.append(float(x.sum())) or x.add_(1))
+    model = FunctionModule(lambda self, x: sums.append(float(x.sum())) or x.add_(1))
     tensor = torch.zeros(2)
     trace(model, tensor)
     assert sums == [0.0] * 4
@@ -353,7 +353,7 @@ def test_a_part_that_raises_what_its_caller_catches() -> None:
         except RuntimeError:
             return self.right(x)
 
-    report = trace(Runs(run, wrong=nn.Sequential(nn.Linear(3, 3)), right=nn.Linear(8, 2)), X)
+    report = trace(FunctionModule(run, wrong=nn.Sequential(nn.Linear(3, 3)), right=nn.Linear(8, 2)), X)
     assert [(call.name, call.depth) for call in report.calls] == [("", 0), ("wrong", 1), ("wrong.0", 2), ("right", 1)]
     assert [call.outputs for call in report.calls] == [((2, 5, 2),), (), (), ((2, 5, 2),)]
     assert [call.seconds is None for call in report.calls] == [False, True, True, False]
@@ -361,7 +361,7 @@ def test_a_part_that_raises_what_its_caller_catches() -> None:
 
 
 def test_a_module_called_by_its_forward_is_not_seen_but_counted() -> None:
-    report = trace(Runs(lambda self, x: self.part.forward(x), part=nn.Linear(8, 3)), X)
+    report = trace(FunctionModule(lambda self, x: self.part.forward(x), part=nn.Linear(8, 3)), X)
     assert [call.name for call in report.calls] == [""]
     assert report.multiply_adds == 240
 
@@ -409,7 +409,7 @@ def test_nothing_is_left_after_an_error_in_any_pass(error: type[BaseException], 
             raise error("on purpose")
         return x
 
-    model = nn.Sequential(tiny_model().train(), nn.Sequential(Runs(run)))
+    model = nn.Sequential(tiny_model().train(), nn.Sequential(FunctionModule(run)))
     before = traces(model)
     with pytest.raises(error, match="on purpose"):
         trace(model, TINY)
@@ -486,7 +486,7 @@ def test_no_warning_is_given() -> None:
 
 @pytest.mark.cuda
 def test_times_on_cuda_are_those_of_the_device() -> None:
-    heavy = Runs(lambda self, x: [x := (x @ x).softmax(-1) for _ in range(20)][-1])
+    heavy = FunctionModule(lambda self, x: [x := (x @ x).softmax(-1) for _ in range(20)][-1])
     model = nn.Sequential(nn.Identity(), heavy).cuda()
     tensor = torch.randn(4096, 4096, device="cuda")
     report = trace(model, tensor)
@@ -496,7 +496,7 @@ def test_times_on_cuda_are_those_of_the_device() -> None:
         model(tensor)
     torch.cuda.synchronize()
     alone = time.perf_counter() - start
-    idle, busy = only(report, "0").seconds, only(report, "1").seconds
+    idle, busy = find_call(report, "0").seconds, find_call(report, "1").seconds
     assert idle is not None
     assert busy is not None
     assert 0.5 * alone < busy < 2 * alone

@@ -18,8 +18,8 @@ from gradcam.inspection import Discovery, GradientWarning, gradients, watch_grad
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
-class Sick(nn.Module):
-    """A model of linear layers in which `illness` selects what goes wrong between them."""
+class FaultyModel(nn.Module):
+    """A model of linear layers in which `fault` selects what goes wrong between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,36 +27,36 @@ class Sick(nn.Module):
         self.first, self.relu, self.middle, self.last = (
             nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Linear(4, 1),
         )  # fmt: skip
-        self.illness = "none"
+        self.fault = "none"
 
     def forward(self, values: Tensor) -> Tensor:
         values = self.middle(self.relu(self.first(values)))
-        if self.illness == "sqrt":
+        if self.fault == "sqrt":
             values = (values * 0).sqrt()
-        if self.illness == "infinite":
+        if self.fault == "infinite":
             values = values - values.detach()
             values = values.sqrt()
-        if self.illness == "forward":
+        if self.fault == "forward":
             values = values * torch.tensor([1.0, float("inf"), 1, 1])
         return self.last(values)
 
 
 @pytest.fixture
-def model() -> Sick:
-    return Sick()
+def model() -> FaultyModel:
+    return FaultyModel()
 
 
 INPUT = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 
-def step(model: nn.Module, *illnesses: str) -> None:
-    for illness in illnesses:
-        model.illness = illness
+def step(model: nn.Module, *faults: str) -> None:
+    for fault in faults:
+        model.fault = fault
         model.zero_grad()
         model(INPUT.to(next(model.parameters()).device)).sum().backward()
 
 
-def test_the_first_layer_of_the_backward_pass_is_reported_once(model: Sick) -> None:
+def test_the_first_layer_of_the_backward_pass_is_reported_once(model: FaultyModel) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning) as messages:
         step(model, "none", "sqrt", "sqrt", "none", "sqrt")
     assert watch.discoveries == (
@@ -71,13 +71,13 @@ def test_the_first_layer_of_the_backward_pass_is_reported_once(model: Sick) -> N
     assert messages[0].filename == __file__  # the line that calls backward()
 
 
-def test_infinity_and_nan_are_told_apart(model: Sick) -> None:
+def test_infinity_and_nan_are_told_apart(model: FaultyModel) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="infinite in 20 values"):
         step(model, "infinite")
     assert watch.discoveries == (Discovery(1, "middle", "output", "infinite", 20, None),)
 
 
-def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: Sick) -> None:
+def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: FaultyModel) -> None:
     with (
         watch_gradients(model) as watch,
         pytest.warns(GradientWarning, match="the first non-finite output is that of"),
@@ -93,7 +93,7 @@ def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: Sick)
     assert (discovery.layer, discovery.cause) == ("last", "first")
 
 
-def test_an_earlier_steps_forward_pass_is_no_cause(model: Sick) -> None:
+def test_an_earlier_steps_forward_pass_is_no_cause(model: FaultyModel) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning):
         step(model, "forward", "none", "sqrt")
     assert [(discovery.step, discovery.cause) for discovery in watch.discoveries] == [(1, "last"), (3, None)]
@@ -115,14 +115,14 @@ def test_finite_values_with_an_infinite_sum_are_not_reported() -> None:
     assert watch.discoveries == ()
 
 
-def test_raising_stops_before_the_optimiser(model: Sick) -> None:
+def test_raising_stops_before_the_optimiser(model: FaultyModel) -> None:
     before = traces(model)
     message = "Step 2: the gradient at the output of layer 'middle' is NaN"
     with pytest.raises(GradientError, match=message), watch_gradients(model, on_nonfinite="raise"):
         step(model, "none", "sqrt", "none")
     assert torch.isnan(model.first.weight.grad).any()  # step 2 has set this gradient; step 3 was never reached
     assert_same(before["hooks"], traces(model)["hooks"])
-    model.illness = "sqrt"
+    model.fault = "sqrt"
     model(INPUT).sum().backward()  # watching has ended, so this does not raise
 
 
@@ -147,7 +147,7 @@ def test_training_is_the_same_bit_by_bit_and_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_nothing_is_left_after_an_exception_in_a_backward_pass(model: Sick, kind: type[BaseException]) -> None:
+def test_nothing_is_left_after_an_exception_in_a_backward_pass(model: FaultyModel, kind: type[BaseException]) -> None:
     before = traces(model)["hooks"]
 
     def fail(gradient: Tensor) -> None:
@@ -166,7 +166,7 @@ def test_nothing_is_left_after_an_exception_in_a_backward_pass(model: Sick, kind
     assert watch.discoveries[0].step == 1
 
 
-def test_only_the_layers_that_were_asked_for_are_watched(model: Sick) -> None:
+def test_only_the_layers_that_were_asked_for_are_watched(model: FaultyModel) -> None:
     with watch_gradients(model, "first") as watch, pytest.warns(GradientWarning):
         step(model, "sqrt")
     assert watch.discoveries[0].layer == "first"
@@ -178,11 +178,11 @@ def test_only_the_layers_that_were_asked_for_are_watched(model: Sick) -> None:
 class Reentrant(nn.Module):
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
-        self.body, self.reentrant = Sick(), reentrant
+        self.body, self.reentrant = FaultyModel(), reentrant
         self.head = nn.Linear(1, 1)
 
     def forward(self, values: Tensor) -> Tensor:
-        self.body.illness = self.illness
+        self.body.fault = self.fault
         return self.head(checkpoint(self.body, values.clone().requires_grad_(), use_reentrant=self.reentrant))
 
 
@@ -195,12 +195,12 @@ def test_checkpoints(reentrant: bool) -> None:
     assert [issubclass(warning.category, GradientWarning) for warning in messages].count(True) == 1
 
 
-def test_several_backward_passes_are_one_step(model: Sick) -> None:
+def test_several_backward_passes_are_one_step(model: FaultyModel) -> None:
 
     def take_step() -> None:
-        model.illness = "sqrt"
+        model.fault = "sqrt"
         broken = model(INPUT).sum()
-        model.illness = "none"
+        model.fault = "none"
         healthy = model(INPUT).sum()
         broken.backward()
         healthy.backward()
@@ -212,7 +212,7 @@ def test_several_backward_passes_are_one_step(model: Sick) -> None:
     assert len(messages) == 1
 
 
-def test_another_threads_training_is_not_watched(model: Sick) -> None:
+def test_another_threads_training_is_not_watched(model: FaultyModel) -> None:
     with warnings.catch_warnings(record=True) as messages, watch_gradients(model) as watch:
         thread = threading.Thread(target=step, args=(model, "sqrt"))
         thread.start()
@@ -238,35 +238,35 @@ def test_a_layer_that_never_runs() -> None:
         model(TINY)
 
 
-def made_wrong(kind: Callable[[], Any]) -> None:
+def enter_and_leave(kind: Callable[[], Any]) -> None:
     with kind():
         pass
 
 
 def test_bad_input() -> None:
     with pytest.raises(GradientError, match="on_nonfinite is 'print', expected one of warn, raise"):
-        made_wrong(lambda: watch_gradients(tiny_model(), on_nonfinite="print"))
+        enter_and_leave(lambda: watch_gradients(tiny_model(), on_nonfinite="print"))
     with pytest.raises(LayerError, match="There is no layer 'nine'"):
-        made_wrong(lambda: watch_gradients(tiny_model(), "nine"))
+        enter_and_leave(lambda: watch_gradients(tiny_model(), "nine"))
     with pytest.raises(ModelError, match="compiled"):
-        made_wrong(lambda: watch_gradients(torch.compile(tiny_model(), backend="eager")))
+        enter_and_leave(lambda: watch_gradients(torch.compile(tiny_model(), backend="eager")))
     inner = copy.deepcopy(tiny_model())
     inner[3].compile(backend="eager")
     with pytest.raises(ModelError, match="'3'"):
-        made_wrong(lambda: watch_gradients(inner))
+        enter_and_leave(lambda: watch_gradients(inner))
 
 
 @pytest.mark.cuda
 def test_on_a_gpu_the_kind_is_told_without_the_count() -> None:
-    model = Sick().cuda()
+    model = FaultyModel().cuda()
     with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="is NaN, the first"):
         step(model, "sqrt")
     assert watch.discoveries == (Discovery(1, "middle", "output", "NaN", None, None),)
 
 
 def test_passes_of_gradcam_are_not_watched() -> None:
-    model = nn.Sequential(nn.Flatten(), Sick())
-    model[1].illness = "sqrt"
+    model = nn.Sequential(nn.Flatten(), FaultyModel())
+    model[1].fault = "sqrt"
     pictures = INPUT[:, :, None, None]
     with warnings.catch_warnings(record=True) as messages, watch_gradients(model) as watch:
         activations = {layer.name: layer.activations for layer in gradients(model, pictures).layers}
@@ -287,7 +287,7 @@ def test_passes_of_gradcam_are_not_watched() -> None:
 
 
 def test_a_layer_that_ran_for_gradcam_alone_never_ran() -> None:
-    model = nn.Sequential(nn.Flatten(), Sick())
+    model = nn.Sequential(nn.Flatten(), FaultyModel())
 
     def run_without() -> None:
         gradients(model, INPUT[:, :, None, None])
@@ -306,7 +306,7 @@ def test_a_model_that_ran_for_gradcam_alone_has_not_run() -> None:
     assert watch.discoveries == ()
 
 
-def test_a_backward_pass_that_was_broken_off_is_forgotten(model: Sick) -> None:
+def test_a_backward_pass_that_was_broken_off_is_forgotten(model: FaultyModel) -> None:
 
     def fail(gradient: Tensor) -> None:
         raise ValueError("on purpose")
