@@ -1,4 +1,4 @@
-"""Test test-time augmentation and eigen-smoothing, which are options of every method."""
+"""Check test-time augmentation and eigen-smoothing, which are options of every method."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_inputs_per_image_are_repeated() -> None:
     assert explanation.output["other"].shape == ()
 
 
-def test_masks_are_mirrored_with_their_pictures() -> None:
+def test_masks_are_mirrored_with_their_images() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -501,7 +501,7 @@ def test_settings_of_any_kind_are_part_of_a_models_state(switch: str) -> None:
 
 
 class Layouts(nn.Module):
-    """A layer whose output is channels-first or channels-last; its 16 channels equal its 16 rows and columns."""
+    """A layer with 16 channels, 16 rows and 16 columns, whose channels are first or last."""
 
     def __init__(self) -> None:
         super().__init__()

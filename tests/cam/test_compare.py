@@ -25,7 +25,7 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 ONE_PASS = [name for name, method in METHODS.items() if method.needs]
 SIGNED = [name for name in ONE_PASS if METHODS[name].is_signed]
-OF_NO_CLASS = {name for name in ONE_PASS if METHODS[name].needs == ("activations",)}
+CLASS_AGNOSTIC = {name for name in ONE_PASS if METHODS[name].needs == ("activations",)}
 
 
 class NonlinearModel(nn.Module):
@@ -122,7 +122,7 @@ def test_a_map_does_not_depend_on_its_neighbours(name: str, resnet: nn.Module, i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ONE_PASS) - OF_NO_CLASS))
+@pytest.mark.parametrize("name", sorted(set(ONE_PASS) - CLASS_AGNOSTIC))
 def test_each_class_has_its_own_map(name: str, resnet: nn.Module, images: Tensor) -> None:
     both = gradcam.explain(resnet, images, "layer3", method=name, target=[[5, 7], [9, 8]])
     for k, target in enumerate(([5, 9], [7, 8])):

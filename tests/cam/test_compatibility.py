@@ -55,7 +55,7 @@ def test_timms_checkpointing(layer: str) -> None:
     torch.testing.assert_close(gradcam.explain(model.train(), images, layer, target=1).maps, expected)
 
 
-# The next version of transformers changes its default.
+# Newer versions of transformers emit this warning.
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
 @pytest.mark.parametrize("method", ["gradcam", "gradient-rollout", "legrad", "ablationcam"])
 def test_hugging_faces_checkpointing(method: str) -> None:
@@ -66,7 +66,7 @@ def test_hugging_faces_checkpointing(method: str) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoints_through_which_a_gradient_at_the_picture_flows(use_reentrant: bool) -> None:
+def test_checkpoints_through_which_a_gradient_at_the_image_flows(use_reentrant: bool) -> None:
     model = tiny_model().eval()
     expected = gradcam.attributions.input_gradients(model, TINY, target=1).values
     flow = gradcam.inspection.gradients(model, TINY, target=1)
@@ -102,19 +102,19 @@ def test_a_hugging_face_model() -> None:
     torch.testing.assert_close(keywords.maps, automatic.maps)
 
 
-def test_a_list_of_pictures_is_for_a_detector() -> None:
+def test_a_list_of_images_is_for_a_detector() -> None:
     torch.manual_seed(0)
     options = {"weights": None, "weights_backbone": None, "num_classes": 3, "box_score_thresh": 0.0}
     model = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(**options, min_size=64).eval()
     images = list(torch.rand(2, 3, 64, 96))
 
-    def surest(output: Any) -> torch.Tensor:
+    def highest_score(output: Any) -> torch.Tensor:
         return torch.stack([detections["scores"][0] for detections in output])
 
-    both = gradcam.explain(model, images, "backbone.body.13", target=surest)
+    both = gradcam.explain(model, images, "backbone.body.13", target=highest_score)
     assert both.maps.flatten(1).any(1).all()
     for batch, rows in ((torch.stack(images), slice(2)), (images[:1], slice(1))):
-        again = gradcam.explain(model, batch, "backbone.body.13", target=surest)
+        again = gradcam.explain(model, batch, "backbone.body.13", target=highest_score)
         torch.testing.assert_close(again.scores, both.scores[rows])
         torch.testing.assert_close(again.maps, both.maps[rows], rtol=1e-3, atol=1e-3 * both.maps.max().item())
     with pytest.raises(

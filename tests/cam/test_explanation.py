@@ -1092,7 +1092,7 @@ def transformers_output(logits: Tensor) -> Any:
     return ImageClassifierOutput(logits=logits, hidden_states=(logits.exp(),))
 
 
-def test_several_inputs_of_any_kind_beside_the_pictures() -> None:
+def test_several_inputs_of_any_kind_beside_the_images() -> None:
     class Several(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -28,9 +28,9 @@ class PaddedListModel(nn.Module):
         torch.manual_seed(4)
         self.features = nn.Conv2d(1, 3, 3, padding=1, dtype=torch.float64)
 
-    def forward(self, pictures: list[Tensor]) -> Tensor:
-        height, width = (max(picture.shape[axis] for picture in pictures) for axis in (1, 2))
-        canvas = [F.pad(picture, (0, width - picture.shape[2], 0, height - picture.shape[1])) for picture in pictures]
+    def forward(self, images: list[Tensor]) -> Tensor:
+        height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
+        canvas = [F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images]
         scores: Tensor = self.features(torch.stack(canvas)).tanh()
         return scores
 
@@ -45,11 +45,11 @@ def at(row: int, column: int) -> Any:
 
 
 def test_images_of_one_size_fill_the_canvas() -> None:
-    pictures, model = make((8, 10), (8, 10)), PaddedListModel()
+    images, model = make((8, 10), (8, 10)), PaddedListModel()
     explanation = gradcam.explain(
-        model, pictures, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3))
+        model, images, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3))
     )
-    activations = model.features(torch.stack(pictures)).detach().requires_grad_()
+    activations = model.features(torch.stack(images)).detach().requires_grad_()
     (gradients,) = torch.autograd.grad(activations.tanh().sum(), activations)
     expected = (gradients.mean((2, 3), keepdim=True) * activations).sum(1).relu().detach()
     torch.testing.assert_close(explanation.maps[:, 0], expected.float())
@@ -58,10 +58,10 @@ def test_images_of_one_size_fill_the_canvas() -> None:
 @pytest.mark.parametrize("augmentation", VIEWS)
 def test_each_image_has_its_own_map(augmentation: str) -> None:
     """Explain a canvas position that is inside the first image and outside the second."""
-    pictures = make((8, 10), (8, 5))
+    images = make((8, 10), (8, 5))
     explanation = gradcam.explain(
         PaddedListModel(),
-        pictures,
+        images,
         "features",
         method="hirescam",
         target=at(3, 2),
@@ -78,10 +78,10 @@ def test_each_image_has_its_own_map(augmentation: str) -> None:
         assert {row for row, _ in places} <= {2, 3, 4}
 
 
-def test_a_place_outside_of_a_picture_is_not_drawn_in_it() -> None:
-    pictures = make((8, 10), (8, 5))
+def test_a_place_outside_an_image_is_not_drawn_in_it() -> None:
+    images = make((8, 10), (8, 5))
     explanation = gradcam.explain(
-        PaddedListModel(), pictures, "features", method="hirescam", target=at(3, 8), evidence="signed"
+        PaddedListModel(), images, "features", method="hirescam", target=at(3, 8), evidence="signed"
     )
     assert explanation.maps[0].any()
     assert not explanation.heatmaps[1].any()
@@ -96,7 +96,7 @@ def two_scores(output: Any) -> Tensor:
 def test_maps_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
     """Compare with a slow mean of raw maps, each cropped to its view's part of the canvas and mirrored back."""
     model, pictures = make_detector(kind), make_pictures()
-    inputs = pictures if augmentation == "none" else [*pictures, *(picture.flip(-1) for picture in pictures)]
+    inputs = pictures if augmentation == "none" else [*pictures, *(image.flip(-1) for image in pictures)]
     output, record = run(model, inputs)
     images, _ = record.outputs["transform"]
     canvas, sizes, levels = images.tensors.shape[2:], images.image_sizes, list(record.levels.values())
@@ -109,7 +109,7 @@ def test_maps_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> 
         augmentation=augmentation,
         evidence="positive",
     )
-    for i, picture in enumerate(pictures):
+    for i, image in enumerate(pictures):
         for k in (0, 1):
             views = [
                 [None if g is None else (g * a)[n].sum(0).detach().numpy() for g, a in zip(gradients, levels)]
@@ -127,7 +127,7 @@ def test_maps_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> 
                     total = total + sample(mean, cells(finest, canvas, sizes), (0, 0), mean.shape)
             assert total.any()
             np.testing.assert_allclose(explanation.maps[i, k].numpy(), total, rtol=0, atol=1e-6 * total.max())
-            heatmap = sample(total, picture.shape[1:], (0, 0), total.shape)
+            heatmap = sample(total, image.shape[1:], (0, 0), total.shape)
             np.testing.assert_allclose(explanation.heatmaps[i][k].numpy(), heatmap / heatmap.max(), rtol=0, atol=1e-6)
 
 
@@ -148,16 +148,16 @@ def test_a_list_is_for_models_that_take_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "pictures",
+    "images",
     [
         [torch.rand(3, 8, 8), torch.rand(1, 8, 8)],
         [torch.rand(3, 8, 8), torch.rand(3, 8, 8, dtype=torch.float64)],
         [torch.rand(3, 8, 8), torch.rand(3, 0, 8)],
     ],
 )
-def test_pictures_of_several_kinds(pictures: list[Tensor]) -> None:
+def test_images_of_several_kinds(images: list[Tensor]) -> None:
     with pytest.raises(ImageError, match=r"expected \(C,H,W\) with equal channels, dtype and device"):
-        gradcam.explain(make_detector("ssd"), pictures, target=two_scores)
+        gradcam.explain(make_detector("ssd"), images, target=two_scores)
 
 
 class Pixels(nn.Module):
@@ -170,10 +170,10 @@ class Pixels(nn.Module):
 
 
 def make_letterboxed_batch(window: tuple[int, int, int, int]) -> Batch:
-    pictures = torch.zeros(1, 1, 12, 16, dtype=torch.float64)
+    images = torch.zeros(1, 1, 12, 16, dtype=torch.float64)
     top, first_column, height, width = window
-    pictures[:, :, top : top + height, first_column : first_column + width] = 1.0
-    return replace(to_batch(pictures), windows=(window,))
+    images[:, :, top : top + height, first_column : first_column + width] = 1.0
+    return replace(to_batch(images), windows=(window,))
 
 
 @pytest.mark.parametrize("augmentation", VIEWS)

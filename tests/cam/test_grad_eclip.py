@@ -374,7 +374,7 @@ def test_attention_whose_queries_are_not_found_is_an_error() -> None:
         gradcam.explain(OpenViT(block=BySums), IMAGES, method="grad-eclip", target=1)
 
 
-def test_windows_are_no_attention_over_the_picture() -> None:
+def test_windows_are_no_attention_over_the_image() -> None:
     class Windows(Block):
         def forward(self, tokens: Tensor) -> Tensor:
             return super().forward(tokens.reshape(-1, 3, 8)).reshape(tokens.shape)

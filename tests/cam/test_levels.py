@@ -46,7 +46,7 @@ def test_the_tensor_of_a_dict_that_the_score_depends_on_is_explained(
 
 
 def test_it_is_listed_as_a_layer_with_a_map(segmenter: nn.Module) -> None:
-    """Check the listed row, for which the score is the model's first output, "out"."""
+    """Check the row of the backbone in a list whose score is the model's first output, "out"."""
     row = {row.name: row for row in gradcam.list_layers(segmenter, IMAGES)}["backbone"]
     assert row.cam
     assert row.shape == (2, 2048, 8, 8)
@@ -362,7 +362,7 @@ def test_wrong_joins_are_errors(arguments: dict[str, Any]) -> None:
         )
 
 
-def test_the_picture_in_hidden_states_is_the_last_one() -> None:
+def test_the_image_in_hidden_states_is_the_last_one() -> None:
     """Use the first tensor of a Hugging Face output, the last hidden state, and ignore all its others."""
     import transformers
 

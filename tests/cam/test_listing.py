@@ -264,7 +264,7 @@ def test_images_are_given_as_to_explain(images: Any) -> None:
     assert list_layers(tiny_model(), images(TINY)) == list_layers(tiny_model(), TINY)
 
 
-def test_a_size_is_that_of_an_rgb_picture() -> None:
+def test_a_size_is_that_of_an_rgb_image() -> None:
     assert list_layers(tiny_model(), (12, 16)) == list_layers(tiny_model(), TINY[:1])
     assert list_layers(tiny_model().half(), 12) == list_layers(tiny_model(), 12)
 

@@ -262,7 +262,7 @@ def plain_attention_vit() -> nn.Module:
     return model
 
 
-def test_matrices_of_attention_are_no_pictures_behind_whatever_module() -> None:
+def test_attention_matrices_are_not_maps_after_any_module() -> None:
     model, images, name = plain_attention_vit(), torch.randn(2, 3, 96, 96), "blocks.1.attn.attn_drop"
     with pytest.raises(LayerError, match=r"\(2, 3, 37, 37\) whose rows sum to 1: attention weights") as caught:
         gradcam.explain(model, images, name, target=1)
@@ -276,13 +276,13 @@ def test_matrices_of_attention_are_no_pictures_behind_whatever_module() -> None:
 
 
 def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
-    picture = torch.randint(0, 256, (48, 48, 3), dtype=torch.uint8).numpy()
+    image = torch.randint(0, 256, (48, 48, 3), dtype=torch.uint8).numpy()
     for change, doubts in (("mirrored", True), (None, False)):
         model = Tokens(on_grid(CHANGES[change]) if change else torch.clone).eval()
         classifier = gradcam.load_classifier(model, size=48, layer="norm")
         with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
-            verdict = check(classifier, picture)
+            verdict = check(classifier, image)
         assert bool(verdict.doubt) == doubts == any(item.category is GradcamWarning for item in messages)
         assert verdict.to_record()["doubt"] == verdict.doubt
         if doubts:
@@ -304,7 +304,7 @@ class PassThrough(nn.Module):
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_a_module_that_returns_maps_of_a_convolution_is_no_guess(is_turned: bool) -> None:
     passes = []
-    strided = (nn.Upsample(72), nn.Conv2d(3, 4, 3, 2, 1))  # the two strides have no whole ratio
+    strided = (nn.Upsample(72), nn.Conv2d(3, 4, 3, 2, 1))  # the total stride, 64 / 36 pixels, is not whole
     model = nn.Sequential(*strided, PassThrough(is_turned), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model.register_forward_hook(lambda *_: passes.append(1))
     rows = {row.name: row for row in list_layers(model.eval(), 64)}

@@ -35,7 +35,7 @@ class Model(nn.Module):
         after = self.layer(before)
         self.batches.append((len(images), len(after)))
         features = self.tail(before, after)
-        # A non-linear head distinguishes a ratio to the score from a difference.
+        # A linear head could not distinguish a ratio to the score from a difference.
         return self.head(features.mean((2, 3)).sinh())
 
 
@@ -164,7 +164,7 @@ def test_a_dynamically_quantised_head_scales_rows_by_the_largest_of_all() -> Non
     assert model.batches[-5:] == [(3, 3)] * 5
 
 
-def test_inputs_beside_the_pictures_are_repeated_with_them() -> None:
+def test_inputs_beside_the_images_are_repeated_with_them() -> None:
     class Two(Model):
         def forward(self, scale: Tensor, *, images: Tensor, table: Tensor) -> Tensor:  # type: ignore[override]
             assert table.shape == (4, 2)
@@ -221,7 +221,7 @@ def test_a_model_that_changes_its_input_in_place() -> None:
 
 
 @pytest.mark.parametrize("flatten", [lambda x: x.flatten(1), lambda x: x.view(len(x), -1)])
-def test_masked_pictures_are_channels_last_where_the_model_takes_them(flatten: Callable[[Tensor], Tensor]) -> None:
+def test_masked_images_are_channels_last_where_the_model_takes_them(flatten: Callable[[Tensor], Tensor]) -> None:
     batches: list[tuple[int, bool]] = []
 
     class Flat(nn.Module):

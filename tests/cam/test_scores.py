@@ -33,7 +33,7 @@ def test_the_probability_of_a_single_logit_is_logistic() -> None:
 
 def test_contrast_subtracts_the_mean_of_the_five_strongest_rivals() -> None:
     contrasts = score("contrast", LOGITS, [[1, 5], [6, 0]])
-    # class 1 (1.0): rivals 5, 4, 3, 2, 0, mean 2.8; class 5 (5.0): rivals 4, 3, 2, 1, 0, mean 2
+    # The rivals of class 1 are 5, 4, 3, 2 and 0, with mean 2.8. Those of class 5 are 4, 3, 2, 1 and 0, with mean 2.
     assert contrasts[0].tolist() == pytest.approx([1 - 2.8, 5 - 2])
     assert contrasts[1].tolist() == pytest.approx([7, 0 - 7 / 5])
 

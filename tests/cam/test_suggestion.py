@@ -529,7 +529,7 @@ def mass_in_own_quarter(heatmaps: Tensor) -> float:
 @pytest.mark.parametrize(
     ("method", "least", "before"), [("xgradcam", 0.7, 0.5), ("reciprocam", 0.7, 0.5), ("fasterscorecam", 0.45, 0.45)]
 )
-def test_methods_that_assume_positive_activations_find_the_picture_at_their_own_layer(
+def test_methods_that_assume_positive_activations_find_the_image_at_their_own_layer(
     classifier: gradcam.Classifier, mosaic: Tensor, method: str, least: float, before: float
 ) -> None:
     target = [list(PHOTOGRAPHS.values())]
@@ -542,7 +542,7 @@ def test_methods_that_assume_positive_activations_find_the_picture_at_their_own_
     assert automatic.layer == "head.0"
 
 
-def test_ablationcam_finds_the_picture_at_its_own_layer(classifier: gradcam.Classifier, mosaic: Tensor) -> None:
+def test_ablationcam_finds_the_image_at_its_own_layer(classifier: gradcam.Classifier, mosaic: Tensor) -> None:
     target = [list(PHOTOGRAPHS.values())]
     explanation = gradcam.explain(
         classifier.model, mosaic, classifier.layer_for("ablationcam"), method="ablationcam", target=target

@@ -77,7 +77,7 @@ def test_a_hook_that_assigns_changes_nothing_or_too_much() -> None:
         tensor.register_hook(function)
 
     assert gradients(assign, plain) == [3, 1]  # the same as without a hook
-    # Y's gradient shares its memory with the gradient at `side`, so it is multiplied as well.
+    # The gradient at `y` shares its memory with the one at `side`, so it is multiplied as well.
     assert gradients(multiply, plain) == [30, 10]
     assert gradients(lambda gradient: gradient * 10, edit_gradients) == [30, 1]
     with pytest.raises(gradcam.errors.GradientError, match="in place.*return a new tensor"):
@@ -125,8 +125,8 @@ def test_inputs_that_need_no_gradient() -> None:
     assert len(calls) == 1
 
     frozen = network().requires_grad_(False)
-    pictures = IMAGES.clone().requires_grad_()
-    expected = torch.autograd.grad(frozen(pictures)[:, 1].sum(), pictures)[0]
+    images = IMAGES.clone().requires_grad_()
+    expected = torch.autograd.grad(frozen(images)[:, 1].sum(), images)[0]
     torch.testing.assert_close(input_gradients(frozen, IMAGES, target=1).values[:, 0], expected)
     with gradcam.TargetLayer(frozen[0]) as layer:
         assert layer.backward(frozen(IMAGES).pow(2).sum()).any()

@@ -430,11 +430,11 @@ def test_contexts_may_end_in_any_order(model: nn.Sequential, before: bool, runs:
 
 
 def run_recorded(
-    model: nn.Module, module: nn.Module, further_up: nn.Module | None
+    model: nn.Module, module: nn.Module, earlier_module: nn.Module | None
 ) -> tuple[TargetLayer, TargetLayer | None, Tensor]:
     """Run one forward pass with a target layer, and perhaps one at an earlier layer; compute the gradients of both."""
     with contextlib.ExitStack() as stack:
-        outer = stack.enter_context(TargetLayer(further_up)) if further_up is not None else None
+        outer = stack.enter_context(TargetLayer(earlier_module)) if earlier_module is not None else None
         inner = stack.enter_context(TargetLayer(module))
         output = model(IMAGES)
         for layer in filter(None, (inner, outer)):

@@ -445,7 +445,7 @@ class TestErrors:
         ],
     )
     @pytest.mark.parametrize("expanded", [False, True])
-    def test_what_cannot_take_the_gradients_place(self, function: Any, message: str, expanded: bool) -> None:
+    def test_wrong_replacements_of_a_gradient_are_errors(self, function: Any, message: str, expanded: bool) -> None:
         """Check that the message names the layer or tensor, in backward() and in grad().
 
         It does so too where PyTorch rejects an in-place change.

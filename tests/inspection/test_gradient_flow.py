@@ -642,8 +642,8 @@ def _no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def share_of(picture: np.ndarray, colour: tuple[int, int, int]) -> float:
-    return float((np.abs(picture.astype(int) - colour).max(2) <= 3).mean())
+def share_of(image: np.ndarray, colour: tuple[int, int, int]) -> float:
+    return float((np.abs(image.astype(int) - colour).max(2) <= 3).mean())
 
 
 BLUE, ORANGE, PURPLE, RED = (233, 240, 247), (249, 236, 231), (107, 33, 168), (185, 28, 28)
@@ -661,14 +661,14 @@ def test_the_plot_has_the_colour_of_each_verdict(
     make: Callable[[], GradientFlow], colour: tuple[int, int, int] | None
 ) -> None:
     pytest.importorskip("matplotlib")
-    picture = draw_gradients(make())
-    assert (picture.dtype, picture.ndim, picture.shape[2]) == (np.uint8, 3, 3)
+    image = draw_gradients(make())
+    assert (image.dtype, image.ndim, image.shape[2]) == (np.uint8, 3, 3)
     for item in (BLUE, ORANGE):
-        assert (share_of(picture, item) > 0.2) == (item == colour)
+        assert (share_of(image, item) > 0.2) == (item == colour)
 
 
-def rows_of(picture: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
-    return np.flatnonzero((np.abs(picture.astype(int) - colour).max(2) <= 3).sum(1) > 2)
+def rows_of(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    return np.flatnonzero((np.abs(image.astype(int) - colour).max(2) <= 3).sum(1) > 2)
 
 
 def test_zeros_are_marked_at_the_bottom_and_nan_at_the_top() -> None:
@@ -690,7 +690,7 @@ def test_long_names_make_the_plot_higher_and_leave_the_curve_its_room() -> None:
     inside = nn.Sequential(OrderedDict({"a_block_with_a_name_of_thirty_": deep_network(nn.Sigmoid)}))
     long = draw_gradients(gradients(inside, IMAGE, layers="*.1*"))
     assert short.shape[0] + 100 < long.shape[0]
-    heights = [len(rows_of(picture, BLUE)) for picture in (short, long)]
+    heights = [len(rows_of(image, BLUE)) for image in (short, long)]
     assert heights[0] == pytest.approx(heights[1], rel=0.08)
 
 

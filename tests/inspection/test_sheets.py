@@ -313,10 +313,10 @@ def test_a_long_heading_fits() -> None:
     assert ink.max() < sheet.shape[1] - MARGIN // 2
 
 
-def test_the_picture_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
-    sheet = draw_activations({"a": flat(1)}, input_image=picture, title="what it saw", size=30)
-    assert np.array_equal(sheet[MARGIN : MARGIN + 30, MARGIN : MARGIN + 45], drawing.scale(picture, 30))
+def test_the_image_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    sheet = draw_activations({"a": flat(1)}, input_image=image, title="what it saw", size=30)
+    assert np.array_equal(sheet[MARGIN : MARGIN + 30, MARGIN : MARGIN + 45], drawing.scale(image, 30))
     assert texts[:2] == ["what it saw", texts[1]]
     assert "its mean absolute activation" in texts[1]
     beside = np.nonzero((sheet[MARGIN : MARGIN + 52, MARGIN + 45 :] < 255).any((0, 2)))[0]

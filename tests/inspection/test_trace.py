@@ -106,7 +106,7 @@ def test_fused_attention_counts_as_much_as_plain() -> None:
 
 
 X = torch.ones(2, 5, 8)
-PICTURE = torch.ones(2, 4, 7, 9)
+IMAGE = torch.ones(2, 4, 7, 9)
 CLIP = torch.ones(1, 4, 5, 6, 7)
 
 
@@ -114,10 +114,10 @@ CLIP = torch.ones(1, 4, 5, 6, 7)
     ("module", "inputs", "expected"),
     [
         (nn.Conv1d(4, 6, 3, groups=2), torch.ones(2, 4, 10), 2 * 6 * 8 * 2 * 3),
-        (nn.Conv2d(4, 8, 3, groups=4), PICTURE, 2 * 8 * 5 * 7 * 1 * 9),
-        (nn.Conv2d(4, 6, (3, 5), stride=2, dilation=(2, 1)), PICTURE, 2 * 6 * 2 * 3 * 4 * 15),
+        (nn.Conv2d(4, 8, 3, groups=4), IMAGE, 2 * 8 * 5 * 7 * 1 * 9),
+        (nn.Conv2d(4, 6, (3, 5), stride=2, dilation=(2, 1)), IMAGE, 2 * 6 * 2 * 3 * 4 * 15),
         (nn.Conv3d(4, 6, 3), CLIP, 6 * 3 * 4 * 5 * 4 * 27),
-        (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), PICTURE, 2 * 63 * 4 * 3 * 9),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), IMAGE, 2 * 63 * 4 * 3 * 9),
         (nn.Linear(8, 3), X, 10 * 24),
         (nn.Linear(8, 3), X[0, 0], 24),
         (nn.Linear(8, 3, bias=False), X[0, 0], 24),
@@ -140,8 +140,8 @@ CLIP = torch.ones(1, 4, 5, 6, 7)
         (FunctionModule(lambda self, x: torch.addmv(x[0, :, 0], x[0], x[0, 0])), X, 5 * 8),
         (FunctionModule(lambda self, x: F.scaled_dot_product_attention(x, x, x)), X[:, None], 2 * 2 * 25 * 8),
         (FunctionModule(lambda self, x: F.normalize(F.interpolate(x.sin(), 9)) * x.mean()), X, 0),
-        (ops.DeformConv2d(4, 6, 3, padding=1), (PICTURE, torch.zeros(2, 18, 7, 9)), 2 * 6 * 63 * 4 * 9),
-        (FunctionModule(lambda self, x: ops.roi_align(x, [torch.tensor([[0.0, 0, 2, 2]])] * 2, 2)), PICTURE, 0),
+        (ops.DeformConv2d(4, 6, 3, padding=1), (IMAGE, torch.zeros(2, 18, 7, 9)), 2 * 6 * 63 * 4 * 9),
+        (FunctionModule(lambda self, x: ops.roi_align(x, [torch.tensor([[0.0, 0, 2, 2]])] * 2, 2)), IMAGE, 0),
         (FunctionModule(lambda self, x: torch.fft.rfft(x)), X, None),
         (nn.Bilinear(8, 8, 3), (X, X), None),
         (FunctionModule(lambda self, x: torch.linalg.inv(x[:, :, :5])), X + 10 * torch.eye(5, 8), None),
@@ -157,7 +157,7 @@ def test_operators_inside_inference_mode_are_counted() -> None:
         with torch.inference_mode():
             return self.linear(self.conv(x).clone().mean((2, 3)))
 
-    report = trace(FunctionModule(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
+    report = trace(FunctionModule(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), IMAGE, rounds=0)
     assert report.multiply_adds == 2 * 6 * 35 * 36 + 2 * 12
 
 
@@ -232,8 +232,8 @@ def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
 
 
 def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
-    def run(self: nn.Module, *, picture: Tensor, mask: Tensor) -> Any:
-        return {"a": picture.double(), "b": (mask, [picture.half()]), "c": None, "d": 3}
+    def run(self: nn.Module, *, image: Tensor, mask: Tensor) -> Any:
+        return {"a": image.double(), "b": (mask, [image.half()]), "c": None, "d": 3}
 
     report = trace(FunctionModule(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
     (call,) = report.calls

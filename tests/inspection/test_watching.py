@@ -267,16 +267,16 @@ def test_on_a_gpu_the_kind_is_told_without_the_count() -> None:
 def test_passes_of_gradcam_are_not_watched() -> None:
     model = nn.Sequential(nn.Flatten(), FaultyModel())
     model[1].fault = "sqrt"
-    pictures = INPUT[:, :, None, None]
+    images = INPUT[:, :, None, None]
     with warnings.catch_warnings(record=True) as messages, watch_gradients(model) as watch:
-        activations = {layer.name: layer.activations for layer in gradients(model, pictures).layers}
+        activations = {layer.name: layer.activations for layer in gradients(model, images).layers}
         assert activations["1.first"].nans
     assert watch.discoveries == ()
     assert messages == []
 
     def look_between() -> None:
-        output = model(pictures).sum()
-        gradients(model, pictures)
+        output = model(images).sum()
+        gradients(model, images)
         output.backward()
 
     with pytest.warns(GradientWarning), watch_gradients(model) as watch:
