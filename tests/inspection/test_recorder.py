@@ -274,7 +274,7 @@ class Checkpointed(nn.Module):
         if self.checkpointing == "plain":
             return self.part(self.between(self.part(x)))
         part, reentrant = (
-            (self.nested, True) if self.checkpointing == "nested" else (self.part, self.how == "reentrant")
+            (self.nested, True) if self.checkpointing == "nested" else (self.part, self.checkpointing == "reentrant")
         )
         x = checkpoint(part, x, use_reentrant=reentrant)
         return checkpoint(part, self.between(x), use_reentrant=reentrant)
