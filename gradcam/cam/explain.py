@@ -521,7 +521,7 @@ def _explain_at(
             fields["layout"] = _name_layout(recorded, layer)
             explanations[layer, method] = Explanation(layer=layer, method=method, **fields, **shared)
         reference_inputs = None if bound.mirror is None else bound.mirror(scored)
-    if "_answers" in vars(facts):  # Some fact was looked up.
+    if "_cache" in vars(facts):  # Some fact was looked up.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
         references = carry_out(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
