@@ -84,9 +84,12 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _give_memory_back() -> Iterator[None]:
-    """Give the memory of a module's models back: the C library keeps it, and workers grew to five gigabytes."""
+def _release_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Release the memory of a module's models, which cached functions and the C library would keep."""
     yield
+    for function in vars(request.module).values():
+        if hasattr(function, "cache_clear") and function.__module__ == request.module.__name__:
+            function.cache_clear()
     gc.collect()
     if sys.platform == "linux" and hasattr(LIBRARY, "malloc_trim"):
         LIBRARY.malloc_trim(0)

@@ -266,7 +266,8 @@ def _record_from_images(batch: Batch, layers: Collection[nn.Module]) -> Iterator
         if saves and tensor.is_inference():
             # PyTorch raises this error itself, but not with saved-tensor hooks.
             raise RuntimeError("Inference tensors cannot be saved for backward.")
-        return (tensor, version_of(tensor)) if saves else None
+        # Detached, because a node that held its own output would never be freed.
+        return (tensor.detach(), version_of(tensor)) if saves else None
 
     def unpack(packed: tuple[Tensor, int]) -> Tensor:
         tensor, version = packed

@@ -245,3 +245,25 @@ def test_a_write_without_a_new_version_is_noticed(write: Callable[[Tensor], obje
             assert model[0].weight._version == version
     assert counts[0] > 1
     assert counts[1:] == [1, counts[0]]
+
+
+class TwoViews(nn.Module):
+    """A model that adds up two runs of its layers, so that its default layer is found by recording from the images on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.Sigmoid(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU())
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head((self.body(images) + self.body(images.flip(-1))).mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore:The default layer")
+def test_the_weights_and_the_graph_of_a_deleted_model_are_freed() -> None:
+    model = TwoViews().eval()
+    weights = [weakref.ref(weight) for weight in model.parameters()]
+    gradcam.explain(model, torch.randn(1, 3, 64, 64), target=1)
+    del model
+    gc.collect()
+    assert not any(reference() is not None for reference in weights)
