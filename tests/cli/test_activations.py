@@ -37,10 +37,10 @@ def files(folder: Path) -> list[str]:
 def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **options: Any) -> np.ndarray[Any, Any]:
     """The sheet, from the Python functions."""
     picture = gradcam.read_image(path)
-    top, left, height, width = classifier.region(*picture.shape[:2])
+    y0, x0, height, width = classifier.region(*picture.shape[:2])
     return draw_activations(
         activations(classifier.model, classifier.batch([picture]), layers),
-        input_image=picture[top : top + height, left : left + width],
+        input_image=picture[y0 : y0 + height, x0 : x0 + width],
         title=f"{path.name}, as seen by efficientnet_lite0",
         **options,
     )
@@ -96,16 +96,16 @@ def test_a_cells_size_is_not_the_networks(inspect: Command, folder: Path, photo:
 def test_two_pictures_of_one_stem_do_not_overwrite_each_other(
     inspect: Command, folder: Path, photo: Photo, tmp_path: Path
 ) -> None:
-    other = tmp_path / "coffee.png"
-    Image.open(photo("chelsea.jpg")).save(other)
-    taken = folder / "coffee-activations-2.png"
-    Image.open(photo("camera.png")).save(taken)
-    before = taken.read_bytes()
-    outcome = inspect(photo("coffee.jpg"), other, taken, "--channels", "1", "--json")
+    namesake = tmp_path / "coffee.png"
+    Image.open(photo("chelsea.jpg")).save(namesake)
+    earlier_sheet = folder / "coffee-activations-2.png"
+    Image.open(photo("camera.png")).save(earlier_sheet)
+    before = earlier_sheet.read_bytes()
+    outcome = inspect(photo("coffee.jpg"), namesake, earlier_sheet, "--channels", "1", "--json")
     assert outcome.status == 0
     written = [json.loads(line)["file"] for line in outcome.out.splitlines()]
     assert written == ["coffee-activations.png", "coffee-activations-3.png", "coffee-activations-2-activations.png"]
-    assert taken.read_bytes() == before
+    assert earlier_sheet.read_bytes() == before
     assert len(files(folder)) == 4
 
 

@@ -26,9 +26,9 @@ def marked(folder: Path) -> list[str]:
 
 @pytest.fixture
 def audit(gradcam_command: Command, marked: list[str]) -> Command:
-    plain = ("--size", f"{SIDE}x{SIDE}", "--mean", "0,0,0", "--std", "1,1,1", "--device", "cpu")
-    own = ("--model", "net.py:fruit", "--class-names", "names.txt", *plain)
-    return lambda *arguments: gradcam_command("audit", *arguments, *own)
+    preprocessing = ("--size", f"{SIDE}x{SIDE}", "--mean", "0,0,0", "--std", "1,1,1", "--device", "cpu")
+    model_options = ("--model", "net.py:fruit", "--class-names", "names.txt", *preprocessing)
+    return lambda *arguments: gradcam_command("audit", *arguments, *model_options)
 
 
 def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(

@@ -84,11 +84,11 @@ def test_a_folder_is_explained_under_the_same_relative_names(
     result = [name for name in ORDER if "broken" not in name]
     overlays = [name.rsplit(".", 1)[0] + "-gradcam.png" for name in result]
     assert [name for name in files(folder / "out") if name.endswith(".png")] == sorted(overlays)
-    actual = manifest(folder / "out")
-    assert [(record["image"], record["status"]) for record in actual] == [
+    rows = manifest(folder / "out")
+    assert [(record["image"], record["status"]) for record in rows] == [
         (name, "failed" if "broken" in name else "ok") for name in ORDER
     ]
-    assert [record["explained"][0]["overlay"] for record in actual if record["explained"]] == overlays
+    assert [record["explained"][0]["overlay"] for record in rows if record["explained"]] == overlays
     explanation = classifier.explain([photos / name for name in result], "layer4")
     for i, name in enumerate(overlays):
         np.testing.assert_array_equal(pixels(folder / "out" / name), explanation.overlay(i))
@@ -129,8 +129,8 @@ def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]
     display.print_failures("out/manifest.jsonl")
     display.print_summary("out", left_out=0, report=None)
     message = capsys.readouterr()
-    *named, last = message.err.splitlines()
-    assert named == [f"{number}.jpg: is empty" for number in range(20)]
+    *failures, last = message.err.splitlines()
+    assert failures == [f"{number}.jpg: is empty" for number in range(20)]
     assert last == "... and 2 more, listed as failed in out/manifest.jsonl."
     assert message.out.startswith("0 images explained, 22 failed   (")
     assert display.has_failures
@@ -171,13 +171,13 @@ def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: P
         "image,class\nphotos/b/koala.png,macaw\nphotos/macaw.png,\nphotos/b/panda.png,105\n"
     )
     assert batch("chosen.csv", "-o", "out").status == 0
-    actual = manifest(folder / "out")
-    assert [(record["image"], record["explained"][0]["index"]) for record in actual] == [
+    rows = manifest(folder / "out")
+    assert [(record["image"], record["explained"][0]["index"]) for record in rows] == [
         ("b/koala.png", 88),
         ("macaw.png", 88),
         ("b/panda.png", 105),
     ]
-    assert actual[1]["predictions"][0]["label"] == "macaw"
+    assert rows[1]["predictions"][0]["label"] == "macaw"
     both = batch("chosen.csv", "-o", "other", "-c", "koala")
     assert both.status == 2
     assert "The list already names the classes to explain" in both.err
@@ -186,13 +186,13 @@ def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: P
 
 def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: Path, photos: Path) -> None:
     listed = folder / "chosen.csv"
-    named = ["photos/b/koala.png,macaw\n", "photos/macaw.png,\n"]
-    listed.write_text("image,class\n" + "".join(named))
+    listed_rows = ["photos/b/koala.png,macaw\n", "photos/macaw.png,\n"]
+    listed.write_text("image,class\n" + "".join(listed_rows))
     assert batch("chosen.csv", "-o", "out").status == 0
     before = tree(folder / "out")
-    for other, message in (
+    for changed_rows, message in (
         (
-            ["photos/b/koala.png,koala\n", named[1]],
+            ["photos/b/koala.png,koala\n", listed_rows[1]],
             r"explained 'macaw' in b/koala\.png, but now the list gives 'koala'",
         ),
         (
@@ -201,12 +201,12 @@ def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: P
         ),
         (["photos/b/koala.png\n", "photos/macaw.png\n"], "listed_classes: true → false"),
     ):
-        listed.write_text("image,class\n" + "".join(other))
+        listed.write_text("image,class\n" + "".join(changed_rows))
         outcome = batch("chosen.csv", "-o", "out", "--resume")
         assert outcome.status == 2
         assert re.search(message, outcome.err)
         assert tree(folder / "out") == before
-    listed.write_text("image,class\n" + "".join(named) + "photos/b/panda.png,105\n")
+    listed.write_text("image,class\n" + "".join(listed_rows) + "photos/b/panda.png,105\n")
     assert batch("chosen.csv", "-o", "out", "--resume").status == 0
     assert [record["explained"][0]["index"] for record in manifest(folder / "out")] == [88, 88, 105]
 
@@ -225,9 +225,9 @@ def test_an_archive_is_a_folder(batch: Command, folder: Path, photos: Path) -> N
             archive.write(photos / name, name)
     batch("photos", "-o", "one")
     assert batch("photos.zip", "-o", "two").status == 1
-    one, two = tree(folder / "one"), tree(folder / "two")
-    assert one.pop("run.json") != two.pop("run.json")
-    assert one == two
+    from_folder, from_zip = tree(folder / "one"), tree(folder / "two")
+    assert from_folder.pop("run.json") != from_zip.pop("run.json")
+    assert from_folder == from_zip
 
 
 def test_the_sums_of_the_inputs(batch: Command, folder: Path, photos: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["empty", "-o", "out"], "no images"),
         (["missing", "-o", "out"], "does not exist"),
@@ -297,12 +297,12 @@ def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
         (["photos", "-o", "out", "-l", "layer9"], "layer9"),
     ],
 )
-def test_wrong_usage(batch: Command, folder: Path, photos: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage(batch: Command, folder: Path, photos: Path, arguments: list[str], message: str) -> None:
     (folder / "empty").mkdir()
     before = files(folder)
     outcome = batch(*arguments)
     assert outcome.status == 2
-    assert said in outcome.err
+    assert message in outcome.err
     assert "Traceback" not in outcome.err
     assert files(folder) == before
 
@@ -332,21 +332,25 @@ def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, f
     batch("photos", "-o", "out", "--report")
     (folder / "out" / "mine.txt").write_text("keep")
     assert batch("photos/b", "-o", "out", "--overwrite", "--method", "layercam").status == 1
-    left = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock", ".gradcam-report.lock"}
-    assert left == {"koala-layercam.jpg", "panda-layercam.jpg", "manifest.jsonl", "run.json", "mine.txt"}
+    remaining = set(files(folder / "out")) - {"log.jsonl", ".gradcam.lock", ".gradcam-report.lock"}
+    assert remaining == {"koala-layercam.jpg", "panda-layercam.jpg", "manifest.jsonl", "run.json", "mine.txt"}
 
 
 def test_a_page_of_somebody_else_is_neither_removed_nor_replaced(
     gradcam_command: Command, batch: Command, folder: Path, photos: Path
 ) -> None:
-    actual = {"index.html": b"my page", "report/mine.css": b"my style", "report/details-mine/notes.txt": b"my notes"}
+    user_files = {
+        "index.html": b"my page",
+        "report/mine.css": b"my style",
+        "report/details-mine/notes.txt": b"my notes",
+    }
     batch("photos/c", "-o", "out")
-    for name, data in actual.items():
+    for name, data in user_files.items():
         (folder / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "out" / name).write_bytes(data)
     assert batch("photos/c", "-o", "out", "--overwrite").status == 0
     before = tree(folder / "out")
-    assert {name: before.get(name) for name in actual} == actual
+    assert {name: before.get(name) for name in user_files} == user_files
     for refused in (batch("photos/c", "-o", "out", "--overwrite", "--report"), gradcam_command("report", "out")):
         assert refused.status == 2
         assert "index.html: is not a gradcam report, but a report would replace it" in refused.err
@@ -423,12 +427,14 @@ def test_the_line_of_a_run_with_too_many_failures_leads_to_its_end(
         assert outcome.status == 1
         assert stops < 2, "each stop is for a failure that was not known"
         stops += 1
-        recorded = manifest(folder / "out")
-        named = {entry["overlay"] for record in recorded for entry in record["explained"]}
-        assert named == {name for name in files(folder / "out") if name.endswith(".jpg")}, "an overlay has no record"
+        stopped_rows = manifest(folder / "out")
+        overlays = {entry["overlay"] for record in stopped_rows for entry in record["explained"]}
+        assert overlays == {name for name in files(folder / "out") if name.endswith(".jpg")}, "an overlay has no record"
         outcome = gradcam_command(*shlex.split(outcome.err.splitlines()[-1])[1:])
-        actual = manifest(folder / "out")
-        assert {record["image"] for record in recorded} <= {record["image"] for record in actual}, "a record was lost"
+        resumed = manifest(folder / "out")
+        assert {record["image"] for record in stopped_rows} <= {record["image"] for record in resumed}, (
+            "a record was lost"
+        )
     assert stops, "one failure is more than none"
     assert outcome.status == 1
     assert [record["image"] for record in manifest(folder / "out")] == sorted([*ORDER, "c/broken.jpg"], key=to_rank)
@@ -473,9 +479,9 @@ def test_what_was_written_when_a_run_was_interrupted_has_its_record(
     monkeypatch.setattr(Display, "add", add)
     outcome = batch("photos", "-o", "out")
     assert outcome.status == 130
-    named = {entry["overlay"] for record in manifest(folder / "out") for entry in record["explained"]}
-    assert named == {name for name in files(folder / "out") if name.endswith(".jpg")}
-    assert len(named) >= 4
+    overlays = {entry["overlay"] for record in manifest(folder / "out") for entry in record["explained"]}
+    assert overlays == {name for name in files(folder / "out") if name.endswith(".jpg")}
+    assert len(overlays) >= 4
 
 
 def test_behind_the_last_picture_there_is_nothing_to_stop(batch: Command, photos: Path) -> None:
@@ -495,8 +501,8 @@ def test_shares_of_one_folder(batch: Command, folder: Path, photos: Path) -> Non
     assert sorted(record.image for record in gradcam.read_manifest(folder / "out")) == sorted(ORDER)
     again = batch("photos", "-o", "out", "--shard", "2/3")
     assert again.status == 2
-    other = batch("photos", "-o", "out", "--shard", "1/2")
-    assert other.status == 2
+    resharded = batch("photos", "-o", "out", "--shard", "1/2")
+    assert resharded.status == 2
 
 
 def test_the_line_to_resume() -> None:
@@ -531,12 +537,12 @@ def test_a_run_of_names_that_were_piped_says_so(
 def test_what_somebody_removes_while_it_runs_is_told_of_and_nothing_is_lost(
     batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    actual = Display.add
+    original = Display.add
 
     def add(display: Display, record: Record) -> None:
-        actual(display, record)
+        original(display, record)
         (folder / "out" / name).unlink(missing_ok=True)
-        monkeypatch.setattr(Display, "add", actual)
+        monkeypatch.setattr(Display, "add", original)
 
     batch("photos", "-o", "whole")
     monkeypatch.setattr(Display, "add", add)
@@ -611,11 +617,11 @@ def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
     def close(folder: OutputFolder, *_: Any) -> None:
         at_work.extend(item.name for item in threading.enumerate() if item.name.startswith("gradcam-pixels"))
         closed.append(folder)
-        actual(folder)
+        original(folder)
 
     at_work: list[str] = []
     closed: list[OutputFolder] = []
-    actual = OutputFolder.close
+    original = OutputFolder.close
     monkeypatch.setattr(where, stop)
     monkeypatch.setattr(OutputFolder, "close", close)
     monkeypatch.setattr("gradcam.cli._discard_output", lambda: None)
@@ -755,5 +761,5 @@ def test_pandas_reads_the_manifest(batch: Command, folder: Path, photos: Path) -
     table = pd.read_json(folder / "out" / "manifest.jsonl", lines=True)
     assert list(table["image"]) == ORDER
     assert (table["status"] == "ok").sum() == 5
-    actual = gradcam.read_manifest(folder / "out")
-    assert [json.loads(record.to_json()) for record in actual] == manifest(folder / "out")
+    rows = gradcam.read_manifest(folder / "out")
+    assert [json.loads(record.to_json()) for record in rows] == manifest(folder / "out")

@@ -105,12 +105,12 @@ def test_the_command_s_other_pictures_stand_beside(
         colour_model.paint(folder / f"{number}.png", colour, seed=1) for number, colour in enumerate([1, 0, 0, 0])
     ]
     (folder / "broken.png").write_bytes(b"no picture")
-    named = ["-m", f"{colour_model.__file__}:make", "--size", 32, "--crop", 1, "--mean", "0,0,0", "--std", "1,1,1"]
-    outcome = gradcam_command("check", *named, "--device", "cpu", "--json", *pictures, folder / "broken.png")
-    actual = records(outcome)
-    assert [record["status"] for record in actual] == ["ok"] * 4 + ["failed"]
-    alone = records(gradcam_command("check", *named, "--device", "cpu", "--json", "-o", "alone", pictures[0]))[0]
-    effects = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (actual[0], alone)]
+    arguments = ["-m", f"{colour_model.__file__}:make", "--size", 32, "--crop", 1, "--mean", "0,0,0", "--std", "1,1,1"]
+    outcome = gradcam_command("check", *arguments, "--device", "cpu", "--json", *pictures, folder / "broken.png")
+    rows = records(outcome)
+    assert [record["status"] for record in rows] == ["ok"] * 4 + ["failed"]
+    alone = records(gradcam_command("check", *arguments, "--device", "cpu", "--json", "-o", "alone", pictures[0]))[0]
+    effects = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (rows[0], alone)]
     assert effects[0]["edges"] != effects[1]["edges"]  # other pictures stand beside it
 
 
@@ -118,14 +118,14 @@ def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path,
     outcome = check("missing.png", small("koala.webp"), small("panda.webp"), "--json")
     assert outcome.status == 1
     assert "missing.png: does not exist\n" in outcome.err
-    failed, *others = records(outcome)
+    failed, *successes = records(outcome)
     assert (failed["status"], failed["image"], failed["error"]) == (
         "failed",
         "missing.png",
         "missing.png: does not exist",
     )
     assert "outcome" not in failed
-    assert [item["status"] for item in others] == ["ok", "ok"]
+    assert [item["status"] for item in successes] == ["ok", "ok"]
     assert files(folder) == ["koala-gradcam-check-model.py_make.png", "panda-gradcam-check-model.py_make.png"]
 
 

@@ -144,7 +144,7 @@ def test_the_explained_class_is_marked_in_the_table(run: Command, small: Photo) 
     (record,) = records(run(small("coffee.jpg"), "-c", "tiger cat", "--json"))
     *first, last = record["predictions"]
     assert (len(first), last["label"]) == (5, "tiger cat")
-    assert 0 < last["probability"] < min(other["probability"] for other in first)
+    assert 0 < last["probability"] < min(prediction["probability"] for prediction in first)
 
 
 def test_an_empty_folder_among_images_is_reported(run: Command, folder: Path, small: Photo) -> None:
@@ -192,12 +192,12 @@ def test_two_pictures_of_one_stem_get_an_overlay_each(
 
 
 def test_an_input_with_the_name_of_an_output_stays(run: Command, folder: Path, small: Photo) -> None:
-    path, other = folder / "a.png", folder / "a-gradcam.png"
+    path, occupied_path = folder / "a.png", folder / "a-gradcam.png"
     small("coffee.jpg").rename(path)
-    small("koala.webp").rename(other)
-    before = other.read_bytes()
+    small("koala.webp").rename(occupied_path)
+    before = occupied_path.read_bytes()
     assert run("a.png", "a-gradcam.png").status == 0
-    assert other.read_bytes() == before
+    assert occupied_path.read_bytes() == before
     assert files(folder) == ["a-gradcam-2.png", "a-gradcam-gradcam.png", "a-gradcam.png", "a.png"]
 
 
@@ -391,7 +391,7 @@ def test_a_broken_picture_does_not_stop_the_others(run: Command, folder: Path, s
 def test_a_broken_picture_has_its_record(run: Command, folder: Path, small: Photo) -> None:
     outcome = run("missing.jpg", small("coffee.jpg"), "--json")
     assert outcome.status == 1
-    failed, done = records(outcome)
+    failed, success = records(outcome)
     assert failed == {
         "schema": 1,
         "image": "missing.jpg",
@@ -404,7 +404,7 @@ def test_a_broken_picture_has_its_record(run: Command, folder: Path, small: Phot
         "size": None,
         "region": None,
     }
-    assert (done["status"], len(done["explained"])) == ("ok", 1)
+    assert (success["status"], len(success["explained"])) == ("ok", 1)
     assert outcome.err == "missing.jpg: does not exist\n"
 
 
@@ -486,8 +486,8 @@ def test_the_terminal_says_what_was_seen_and_explained(run: Command, folder: Pat
     assert lines[2].startswith("  Egyptian cat   285    58 %   █████████████")
     assert len([line for line in lines if re.search(r"   \d+   +(< )?\d+ %   ", line)]) == 5
     assert "  espresso at layer4 (7 x 7)  →  cat_and_espresso-gradcam-967-espresso.png" in lines
-    seen = "  The model sees a centre crop: 560 x 560 of 800 x 640 pixels (61 %)."
-    assert f"{seen} {ADVICE}" in lines
+    crop_note = "  The model sees a centre crop: 560 x 560 of 800 x 640 pixels (61 %)."
+    assert f"{crop_note} {ADVICE}" in lines
 
 
 def test_colour_is_for_terminals_only(run: Command, photo: Photo) -> None:
@@ -551,7 +551,7 @@ def test_a_score_is_a_logit_a_probability_or_a_contrast(
     run: Command, small: Photo, classifier: gradcam.Classifier
 ) -> None:
     path = small("lemur.webp")
-    actual = {
+    records_by_score = {
         score: records(run(path, "--json", "-c", "383", "-c", "105", "--score", score))[0]
         for score in ("logit", "probability", "contrast")
     }
@@ -564,9 +564,9 @@ def test_a_score_is_a_logit_a_probability_or_a_contrast(
             "probability": np.exp(logits[index]) / np.exp(logits).sum(),
             "contrast": logits[index] - sum(rivals) / 5,
         }
-        for score, record in actual.items():
+        for score, record in records_by_score.items():
             assert record["explained"][position]["score"] == pytest.approx(expected[score], rel=1e-3, abs=1e-5)
-    record = actual["probability"]
+    record = records_by_score["probability"]
     assert record["explained"][0]["score"] == pytest.approx(record["predictions"][0]["probability"], abs=1e-6)
 
 
@@ -700,17 +700,17 @@ def test_colours_are_left_out_where_the_environment_says_so(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
-    shown: list[bool | None] = []
+    color_settings: list[bool | None] = []
 
     def command(**options: Any) -> int:
-        shown.append(options["color"])
+        color_settings.append(options["color"])
         return 0
 
     monkeypatch.setattr("gradcam.cli.cli.main", command)
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 0
-    assert shown == [None if coloured else False]
+    assert color_settings == [None if coloured else False]
 
 
 @pytest.mark.slow
@@ -719,9 +719,9 @@ def test_colours_are_left_out_where_the_environment_says_so(
 def test_an_output_that_cannot_be_written_is_one_line(folder: Path, small: Photo) -> None:
     command = [sys.executable, "-m", "gradcam", "run", str(small("coffee.jpg")), "--device", "cpu"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "Error: cannot write to standard output (No space left on device).\n"
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr == "Error: cannot write to standard output (No space left on device).\n"
 
 
 def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Report:
@@ -751,10 +751,10 @@ def test_probabilities_are_shown_as_bars(share: float, percent: str, bar: str) -
 
 
 def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
-    for value, shown in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
+    for value, text in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
         lines = format_report(result(value)).splitlines()
-        assert lines[2] == f"* cup         3   {shown}"
-        assert lines[3] == f"  class 14   14   {'0':>{len(shown)}}"  # nor is what happens to lie between 0 and 1
+        assert lines[2] == f"* cup         3   {text}"
+        assert lines[3] == f"  class 14   14   {'0':>{len(text)}}"  # nor is what happens to lie between 0 and 1
 
 
 def test_several_methods_and_classes_without_names_are_told_apart() -> None:
@@ -788,9 +788,9 @@ def test_the_terminal_says_how_the_picture_is_shown() -> None:
 def test_a_dark_deep_picture_is_shown_with_a_note(run: Command, tmp_path: Path) -> None:
     values = np.linspace(40, 3200, 64 * 80).astype(np.uint16).reshape(64, 80)
     Image.fromarray(values).save(tmp_path / "scan.png")
-    done = run(tmp_path / "scan.png", "--alpha", "0")
-    assert done.status == 0
-    assert done.out.splitlines()[-3:-1] == [
+    outcome = run(tmp_path / "scan.png", "--alpha", "0")
+    assert outcome.status == 0
+    assert outcome.out.splitlines()[-3:-1] == [
         f"  The model sees a centre crop: 56 x 56 of 80 x 64 pixels (61 %). {ADVICE}",
         "  Showing values from 40 to 3200 of 65535.",
     ]
@@ -830,9 +830,9 @@ def test_a_dicom_file_is_explained(run: Command, tmp_path: Path, photo: Photo) -
 
 @pytest.mark.parametrize("name", ["scan.dcm", "scan.dicom"])
 def test_overlays_are_not_written_as_dicom(run: Command, small: Photo, name: str) -> None:
-    done = run(small("coffee.jpg"), "-o", name)
-    assert done.status == 2
-    assert "images can only be written as" in done.err
+    outcome = run(small("coffee.jpg"), "-o", name)
+    assert outcome.status == 2
+    assert "images can only be written as" in outcome.err
 
 
 # The program as a whole
@@ -901,7 +901,7 @@ def test_help_offers_what_there_is(gradcam_command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "shown"),
+    ("encoding", "expected_texts"),
     [
         ("latin-1", ["(7 x 7)  ->  kätzchen-gradcam.png".encode("latin-1"), b"missing-?.jpg: does not exist"]),
         # click holds ASCII for a mistake, and writes UTF-8
@@ -909,23 +909,23 @@ def test_help_offers_what_there_is(gradcam_command: Command) -> None:
     ],
 )
 def test_a_terminal_without_unicode_causes_no_traceback(
-    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, encoding: str, shown: list[bytes]
+    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, encoding: str, expected_texts: list[bytes]
 ) -> None:
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in shown]
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in expected_texts]
     for name, stream in zip(("stdout", "stderr"), streams):
         monkeypatch.setattr(sys, name, stream)
     assert run(small("coffee.jpg").rename("kätzchen.png"), "missing-猫.jpg").status == 1
-    for stream, text in zip(streams, shown):
+    for stream, text in zip(streams, expected_texts):
         assert text in stream.buffer.getvalue()
 
 
 def test_output_piped_on_windows_has_bars_and_arrows_of_ascii(small: Photo, folder: Path) -> None:
     arguments = ("run", small("coffee.jpg"), "--device", "cpu")
-    actual = finish(start(*arguments, encoding="cp1252", env={"PYTHONIOENCODING": "cp1252"}))
-    assert (actual.status, actual.err) == (0, "")
-    assert re.search(r" %   #+\n", actual.out)
-    assert "  ->  coffee-gradcam.png\n" in actual.out
-    assert "?" not in actual.out
+    outcome = finish(start(*arguments, encoding="cp1252", env={"PYTHONIOENCODING": "cp1252"}))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert re.search(r" %   #+\n", outcome.out)
+    assert "  ->  coffee-gradcam.png\n" in outcome.out
+    assert "?" not in outcome.out
 
 
 @pytest.mark.parametrize(("encoding", "half"), [("cp1252", "#"), ("utf-8", "█")])
@@ -1050,13 +1050,13 @@ def put_pipe(path: Path) -> None:
 
 def put_socket(path: Path) -> None:
     """Bound where it is, as the path of a socket may not be long."""
-    here = Path.cwd()
+    working_folder = Path.cwd()
     os.chdir(path.parent)
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as unix_socket:
+            unix_socket.bind(path.name)
     finally:
-        os.chdir(here)
+        os.chdir(working_folder)
 
 
 def put_device(path: Path) -> None:
@@ -1080,7 +1080,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_read(
     gradcam_command: Command, small: Photo, folder: Path, name: str, kind: str
 ) -> None:
     PUT[kind](folder / name.partition(":")[0])
-    command, *others = (str(small("coffee.jpg")) if word == "PHOTO" else word for word in NAMING[name])
+    command, *arguments = (str(small("coffee.jpg")) if word == "PHOTO" else word for word in NAMING[name])
 
     def give_up(*_: object) -> None:
         raise AssertionError("it is waited for")
@@ -1088,7 +1088,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_read(
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(60)
     try:
-        outcome = gradcam_command(command, "--device", "cpu", *others, name)
+        outcome = gradcam_command(command, "--device", "cpu", *arguments, name)
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -1167,10 +1167,10 @@ def test_the_line_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
 
 
 def test_colours_and_bars_of_our_own_pass_and_nothing_else_does() -> None:
-    shown = io.StringIO()
-    ours = "\x1b[1mbold\x1b[0m \x1b[32mgreen\r\x1b[K\x1b[A\x1b[?25l\n"
-    SafeStream(shown).write(ours + "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\ud800")
-    assert shown.getvalue() == ours + r"\x1b]0;title\x07\x1b[2J\u009b31m\u202e\ud800"
+    stream = io.StringIO()
+    formatting = "\x1b[1mbold\x1b[0m \x1b[32mgreen\r\x1b[K\x1b[A\x1b[?25l\n"
+    SafeStream(stream).write(formatting + "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\ud800")
+    assert stream.getvalue() == formatting + r"\x1b]0;title\x07\x1b[2J\u009b31m\u202e\ud800"
 
 
 def test_max_pixels_is_what_the_command_reads(run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:

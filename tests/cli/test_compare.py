@@ -43,8 +43,8 @@ def test_one_panel_for_each_picture(
 def test_layers_and_classes_go_down(compare: Command, folder: Path, small: Photo) -> None:
     options = ["-l", "layer3", "-l", "layer4", "-c", "koala", "-c", "ice bear", "--method", "hirescam", "--json"]
     (record,) = records(compare(small("koala.webp"), *options))
-    actual = [(entry["layer"], entry["label"], entry["method"], entry["overlay"]) for entry in record["explained"]]
-    assert actual == [
+    panels = [(entry["layer"], entry["label"], entry["method"], entry["overlay"]) for entry in record["explained"]]
+    assert panels == [
         (layer, label, "hirescam", "koala-compare.png")
         for layer in ("layer3", "layer4")
         for label in ("koala", "ice bear")

@@ -63,7 +63,7 @@ def pictures(small: Photo) -> Path:
     return path.parent
 
 
-def told(text: str) -> str:
+def join_words(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -72,18 +72,18 @@ def test_the_table_has_the_numbers_of_python(
 ) -> None:
     outcome = gradcam_command("diff", models("make"), models("other"), pictures, *SIZES)
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
-    actual = diff_in_python(old, new, pictures)
+    difference = diff_in_python(old, new, pictures)
     assert outcome.status == 0
     assert files(folder) == []  # nothing that nobody asked for
     lines = outcome.out.splitlines()
     assert re.fullmatch(r".*make → .*other   gradcam at last   \d+\.\d s", lines[0])
     assert lines[2].split() == ["image", "old", "new", "correlation", "top", "30", "%", "moved"]
     words = {"map": "different heatmap", "class": "another class", "none": "alike"}
-    for line, row in zip(lines[3:], actual.rows):
+    for line, row in zip(lines[3:], difference.rows):
         old_says, new_says = (f"class {item.index} {100 * item.probability:.0f} %" for item in (row.old, row.new))
         numbers = f"{row.correlation:.3f} {100 * row.overlap:.0f} % {100 * row.moved:.1f} %"
-        assert told(line) == f"{row.image} {old_says} {new_says} {numbers} {words[row.change]}"
-    assert lines[-2:] == [f"  {actual.summary}.", ""]
+        assert join_words(line) == f"{row.image} {old_says} {new_says} {numbers} {words[row.change]}"
+    assert lines[-2:] == [f"  {difference.summary}.", ""]
 
 
 def test_json_has_a_line_for_each_picture_the_worst_first(
@@ -96,9 +96,9 @@ def test_json_has_a_line_for_each_picture_the_worst_first(
     *rows, failed = records(outcome)
     assert (failed["image"], failed["status"]) == ("broken.jpg", "failed")
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
-    actual = diff_in_python(old, new, pictures)
-    assert [row["image"] for row in rows] == [row.image for row in actual.rows]
-    for record, row in zip(rows, actual.rows):
+    difference = diff_in_python(old, new, pictures)
+    assert [row["image"] for row in rows] == [row.image for row in difference.rows]
+    for record, row in zip(rows, difference.rows):
         assert {key: record[key] for key in row.to_record()} == row.to_record()
         assert (record["schema"], record["status"], record["met"]) == (1, "ok", ["correlation<2"])
 
@@ -109,7 +109,7 @@ def test_a_long_list_is_cut(diff: Command, models: Callable[[str], str], small: 
     for number in range(12):
         gradcam.write_image(folder / f"{'long-name-of-a-picture-' * 3}{number}.png", content)
     outcome = diff(models("make"), models("make"), folder)
-    assert told("and 3 more, all alike (--json lists them)") in told(outcome.out)
+    assert join_words("and 3 more, all alike (--json lists them)") in join_words(outcome.out)
     lines = outcome.out.splitlines()
     assert [line.endswith("alike") for line in lines[3:14]] == [True] * 10 + [False]
     assert max(map(len, lines[3:13])) < 120
@@ -125,16 +125,18 @@ def test_a_snapshot_is_taken_and_compared_with(
     assert diff(models("make"), pictures, "--save", "base").status == 0
     assert files(folder) == ["base"]
     assert len(read_snapshot("base").entries) == 3
-    same = diff(models("make"), pictures, "--against", "base", "--fail-if", "correlation<0.999", "--fail-if", "agree<1")
-    assert (same.status, "Failed" in same.err) == (0, False)
-    kept = diff(models("other"), pictures, "--against", "base", "--json")
+    unchanged = diff(
+        models("make"), pictures, "--against", "base", "--fail-if", "correlation<0.999", "--fail-if", "agree<1"
+    )
+    assert (unchanged.status, "Failed" in unchanged.err) == (0, False)
+    from_snapshot = diff(models("other"), pictures, "--against", "base", "--json")
     with_both = diff(models("make"), models("other"), pictures, "--json")
     numbers = [
         [
             {key: record[key] for key in ("image", "correlation", "overlap", "moved", "drop", "old", "new")}
             for record in records(item)
         ]
-        for item in (kept, with_both)
+        for item in (from_snapshot, with_both)
     ]
     assert numbers[0] == numbers[1]
 
@@ -191,11 +193,11 @@ def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
     assert "gradcam at stem → last" in outcome.out
     assert "Note: OLD is explained at stem and NEW at last." in outcome.err
     assert "Note: The models have different architectures" in outcome.err
-    asked = diff(models("renamed"), pictures, "--against", "base", "--layer", "stem")
-    assert asked.status == 2
-    assert "Error: NEW, " in asked.err
-    assert "There is no layer 'stem'" in asked.err
-    assert "Set the layer of NEW with --layer-new" in asked.err
+    refused = diff(models("renamed"), pictures, "--against", "base", "--layer", "stem")
+    assert refused.status == 2
+    assert "Error: NEW, " in refused.err
+    assert "There is no layer 'stem'" in refused.err
+    assert "Set the layer of NEW with --layer-new" in refused.err
 
 
 def test_each_model_has_options_of_its_own(
@@ -213,8 +215,8 @@ def test_each_model_has_options_of_its_own(
     expected = gradcam_command(
         "diff", models("make"), models("other"), path, *SIZES, "--precision-old", "bf16", "--json"
     )
-    (record,), (same,) = records(outcome), records(expected)
-    assert record["correlation"] == same["correlation"] != 1
+    (record,), (expected_record,) = records(outcome), records(expected)
+    assert record["correlation"] == expected_record["correlation"] != 1
     layers = gradcam_command("diff", *both, "--layer-old", "stem", "--layer-new", "last")
     assert "gradcam at stem → last" in layers.out
 
@@ -237,9 +239,9 @@ def test_the_page_is_one_file_that_needs_no_other(
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert str(folder.parent) not in page
     data = base64.b64decode(re.findall(r'src="data:image/jpeg;base64,([^"]+)"', page)[0])
-    shown = cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    embedded = cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
     first = gradcam.read_image(pictures / str(records(outcome)[0]["image"]))
-    assert abs(shown.mean() - first.mean()) < 20
+    assert abs(embedded.mean() - first.mean()) < 20
     assert diff(models("make"), models("other"), pictures, "--page", "same.html", "-q").status == 1
     assert (folder / "same.html").read_text(encoding="utf-8") == page
 
@@ -300,10 +302,10 @@ def test_mistakes_are_told_in_a_line(
     if "base" in words:
         diff(models("make"), "photos/", "--save", "base")
     before = files(folder)
-    named = [models(word) if word in ("make", "other", "five", "renamed", "nobody") else word for word in words]
-    outcome = diff(*named)
+    arguments = [models(word) if word in ("make", "other", "five", "renamed", "nobody") else word for word in words]
+    outcome = diff(*arguments)
     assert outcome.status == 2
-    assert message in told(outcome.err)
+    assert message in join_words(outcome.err)
     assert "Traceback" not in outcome.err
     assert [file for file in files(folder) if "__pycache__" not in file] == before
 
@@ -326,7 +328,7 @@ def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
     assert re.search(r"^  diff +Compare the heatmaps of two models or checkpoints\.$", outcome.out, re.M)
     text = gradcam_command("diff", "--help").out
     assert text.index("  --against FILE ") < text.index("\nExplanation:")
-    shown = told(text)
-    assert "OLD NEW IMAGE..." in shown
+    usage = join_words(text)
+    assert "OLD NEW IMAGE..." in usage
     for option in ("--weights-old", "--precision-new", "--layer-new", "--against", "--fail-if", "--junit", "--page"):
-        assert option in shown
+        assert option in usage

@@ -27,9 +27,9 @@ def test_the_edited_picture_is_explained_and_drawn(
     explanation = classifier.explain(edited)
     assert record["edits"] == edits
     assert record["predictions"][0]["probability"] == pytest.approx(float(explanation.probabilities().max()), abs=1e-4)
-    (made,) = files(folder)
-    assert made == "coffee-gradcam-edited.png"
-    assert abs(pixels(folder / made).astype(int) - explanation.overlay()).mean() < 1
+    (filename,) = files(folder)
+    assert filename == "coffee-gradcam-edited.png"
+    assert abs(pixels(folder / filename).astype(int) - explanation.overlay()).mean() < 1
 
 
 def test_other_words_are_wrong_usage(run: Command, photo: Callable[[str], Path]) -> None:

@@ -138,14 +138,14 @@ def test_metrics_of_localisation_from_boxes(command: Command, folder: Path, pict
         pictures, "--methods", "gradcam", "--annotations", "boxes.csv", "--metrics", "annotations", "-o", "a.csv"
     )
     assert outcome.status == 0
-    actual = rows(folder / "a.csv")
-    assert {row["metric"] for row in actual} == {name for name, item in METRICS.items() if item.group == "annotations"}
-    assert {row["image"] for row in actual} == {"0-red.png", "1-green.png"}
+    table = rows(folder / "a.csv")
+    assert {row["metric"] for row in table} == {name for name, item in METRICS.items() if item.group == "annotations"}
+    assert {row["image"] for row in table} == {"0-red.png", "1-green.png"}
     pointing = [
-        float(row["value"]) for row in actual if (row["method"], row["metric"]) == ("gradcam", "energy-pointing")
+        float(row["value"]) for row in table if (row["method"], row["metric"]) == ("gradcam", "energy-pointing")
     ]
     assert pointing == pytest.approx([1, 1], abs=0.1)
-    assert len({row["annotations_sha256"] for row in actual} - {""}) == 1
+    assert len({row["annotations_sha256"] for row in table} - {""}) == 1
 
 
 def test_without_controls(command: Command, pictures: Path) -> None:
@@ -245,9 +245,9 @@ def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, f
     again = command(pictures, *QUICK, "-q", "-o", "table.csv")
     assert again.status == 2
     assert "Give --resume to continue it, --overwrite to replace it" in again.err
-    other = command(pictures, *QUICK, "-q", "-o", "table.csv", "--resume", "--seed", "1")
-    assert other.status == 2
-    assert "seed: 0 → 1" in other.err
+    refused = command(pictures, *QUICK, "-q", "-o", "table.csv", "--resume", "--seed", "1")
+    assert refused.status == 2
+    assert "seed: 0 → 1" in refused.err
     assert (folder / "table.csv").read_bytes() == before
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite", "--seed", "1").status == 0
     assert {row["seed"] for row in rows(folder / "table.csv")} == {"1"}
@@ -272,10 +272,10 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     original = Study._evaluate_item
 
     def stop_with(error: BaseException) -> None:
-        def judge(self: Study, item: Any, *rest: Any) -> Judgement:
+        def judge(self: Study, item: Any, *args: Any) -> Judgement:
             if item == self.items[2]:
                 raise error
-            return original(self, item, *rest)
+            return original(self, item, *args)
 
         monkeypatch.setattr(Study, "_evaluate_item", judge)
 
@@ -346,7 +346,7 @@ def test_without_matplotlib_there_are_no_curves_and_that_is_said(
 ) -> None:
     original = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else original(name)
+        importlib.util, "find_spec", lambda name, *args: None if name == "matplotlib" else original(name)
     )
     outcome = command(pictures / "0-red.png", "--methods", "gradcam", "--metrics", "insertion", "-o", "out/")
     assert outcome.status == 0

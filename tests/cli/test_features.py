@@ -136,10 +136,10 @@ def test_a_safetensors_file_keeps_the_precision_and_says_whose_features_they_are
     classifier = gradcam.load_classifier(device="cpu", precision="bf16")
     images = classifier.batch([gradcam.read_image(photos / name) for name in NAMES])
     expected = extraction.features(classifier.model, images, ["layer1", "layer3"])
-    actual = safetensors.torch.load_file(folder / "f.safetensors")
-    assert actual.keys() == expected.keys()
+    tensors = safetensors.torch.load_file(folder / "f.safetensors")
+    assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(actual[name], tensor), name
+        assert torch.equal(tensors[name], tensor), name
     with safetensors.safe_open(folder / "f.safetensors", "pt") as file:
         about = file.metadata()
     assert json.loads(about.pop("names")) == NAMES
@@ -260,8 +260,8 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
     before = (folder / "picture.npz").read_bytes()
     (folder / "list.txt").write_text("picture.npz\n")
     (folder / "link.npz").symlink_to(folder / "picture.npz")
-    for given, output in (("picture.npz", "picture.npz"), ("list.txt", "picture.npz"), ("picture.npz", "link.npz")):
-        outcome = tiny(given, "-l", "conv", "-o", output)
+    for source, output in (("picture.npz", "picture.npz"), ("list.txt", "picture.npz"), ("picture.npz", "link.npz")):
+        outcome = tiny(source, "-l", "conv", "-o", output)
         assert (outcome.status, (folder / "picture.npz").read_bytes()) == (2, before)
 
 
@@ -395,24 +395,24 @@ def test_every_kind_of_row_comes_back(tmp_path: Path) -> None:
             shapes = file.layers
         if suffix == ".npz":
             with np.load(tmp_path / "f.npz", allow_pickle=False) as archive:
-                actual = {name: torch.from_numpy(archive[name]) for name in archive if name != "names"}
+                tensors = {name: torch.from_numpy(archive[name]) for name in archive if name != "names"}
                 assert archive["names"].tolist() == names
             with zipfile.ZipFile(tmp_path / "f.npz") as archive:
                 assert archive.testzip() is None
                 # Without the time, so that the same features are the same bytes.
                 assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         else:
-            actual = safetensors.torch.load_file(tmp_path / "f.safetensors")
+            tensors = safetensors.torch.load_file(tmp_path / "f.safetensors")
             assert_aligned((tmp_path / "f.safetensors").read_bytes())
             with safetensors.safe_open(tmp_path / "f.safetensors", "pt") as opened:
                 assert json.loads(opened.metadata()["names"]) == names
         for name in rows[0]:
             expected = torch.stack([row[name] for row in rows])
-            assert torch.equal(actual[name].double(), expected.double()), (suffix, name)
-            assert (tuple(expected.shape), str(actual[name].dtype)) == (shapes[name][0], f"torch.{shapes[name][1]}")
-        kept = {"half": torch.bfloat16 if suffix != ".npz" else torch.float32, "tiny": torch.float32}
-        kept |= {"float16": torch.float16, "number": torch.float64, "odd": torch.float32}
-        assert {name: actual[name].dtype for name in kept} == kept
+            assert torch.equal(tensors[name].double(), expected.double()), (suffix, name)
+            assert (tuple(expected.shape), str(tensors[name].dtype)) == (shapes[name][0], f"torch.{shapes[name][1]}")
+        dtypes = {"half": torch.bfloat16 if suffix != ".npz" else torch.float32, "tiny": torch.float32}
+        dtypes |= {"float16": torch.float16, "number": torch.float64, "odd": torch.float32}
+        assert {name: tensors[name].dtype for name in dtypes} == dtypes
 
 
 def test_rows_that_do_not_fit_are_refused_before_any_of_them_is_kept(tmp_path: Path) -> None:

@@ -115,15 +115,15 @@ def test_a_broken_picture_does_not_stop_the_others(inspect: Command, small: Phot
 
 @needs_matplotlib
 def test_where_plots_go(inspect: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
-    one, other = small("koala.webp"), small("panda.webp")
-    assert inspect(one, other, "-o", "plots", "-q", "-l", "head.*").out == ""
+    koala, panda = small("koala.webp"), small("panda.webp")
+    assert inspect(koala, panda, "-o", "plots", "-q", "-l", "head.*").out == ""
     assert files(folder) == ["plots/koala-gradients.png", "plots/panda-gradients.png"]
-    flow = gradients(classifier.model, classifier.prepare(one).image[None], layers="head.*")
+    flow = gradients(classifier.model, classifier.prepare(koala).image[None], layers="head.*")
     title = f"koala.png: gradient of koala, score {flow.scores.item():.4g}, in efficientnet_lite0"
     np.testing.assert_array_equal(pixels(folder / "plots/koala-gradients.png"), draw_gradients(flow, title=title))
-    assert inspect(one, "-o", "one.jpg", "-q", "-l", "head.*").status == 0
+    assert inspect(koala, "-o", "one.jpg", "-q", "-l", "head.*").status == 0
     assert "one.jpg" in files(folder)
-    outcome = inspect(one, other, "-o", "one.jpg")
+    outcome = inspect(koala, panda, "-o", "one.jpg")
     assert outcome.status == 2
     assert "one.jpg is one file, but there are several results" in outcome.err
 
@@ -133,7 +133,7 @@ def test_without_matplotlib_there_is_the_table(
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest)
+        importlib.util, "find_spec", lambda name, *args: None if name == "matplotlib" else find_spec(name, *args)
     )
     path = small("koala.webp")
     outcome = inspect(path, "-l", "head.*")

@@ -62,9 +62,9 @@ def test_the_long_help_has_the_examples_first_and_all_options(command: str, grad
     assert (outcome.status, outcome.err) == (0, "")
     title = outcome.out.splitlines().index("Examples:")
     examples = outcome.out.splitlines()[title + 1 :][: len(HELP[command].examples)]
-    for (line, comment), shown in zip(HELP[command].examples, examples, strict=True):
-        assert shown.split("   ")[0].strip() == line
-        assert shown.endswith(f"   {comment}")
+    for (line, comment), help_line in zip(HELP[command].examples, examples, strict=True):
+        assert help_line.split("   ")[0].strip() == line
+        assert help_line.endswith(f"   {comment}")
     short = gradcam_command(*command.split(), "-h").out
     assert set(re.findall(r"^ +(?:-\w, )?(--[\w-]+)", short, re.M)) <= set(re.findall(r"--[\w-]+", outcome.out))
 
@@ -129,10 +129,10 @@ def write_classes(folder: Path, photo: Photo) -> None:
     shutil.rmtree(folder / "photos")
     image = Image.open(photo("cat_and_espresso.jpg"))
     rows = ["image,class"]
-    for name, left in (("Egyptian cat", 0), ("espresso", 400)):
+    for name, x0 in (("Egyptian cat", 0), ("espresso", 400)):
         (folder / "photos" / name).mkdir(parents=True)
         for number in range(10):
-            crop = image.crop((left + 4 * number, 100, left + 4 * number + 350, 480)).resize((96, 96))
+            crop = image.crop((x0 + 4 * number, 100, x0 + 4 * number + 350, 480)).resize((96, 96))
             crop.save(folder / "photos" / name / f"{number}.jpg")
             rows.append(f"photos/{name}/{number}.jpg,{name}")
     (folder / "labels.csv").write_text("\n".join(rows))

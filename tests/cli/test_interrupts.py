@@ -52,9 +52,9 @@ def build():
 @pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("how", ["__del__", "weak reference", "C"])
-def test_a_signal_that_python_drops_ends_the_command(tmp_path: Path, number: int, how: str) -> None:
-    (tmp_path / "model.py").write_text(MODEL.format(number=number, how=how))
+@pytest.mark.parametrize("place", ["__del__", "weak reference", "C"])
+def test_a_signal_that_python_drops_ends_the_command(tmp_path: Path, number: int, place: str) -> None:
+    (tmp_path / "model.py").write_text(MODEL.format(number=number, how=place))
     photo = Path(__file__).parents[2] / "assets" / "coffee.jpg"
     command = [sys.executable, "-m", "gradcam", "run", str(photo), "--model", "model.py:build", "-o", "out.png"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

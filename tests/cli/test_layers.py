@@ -99,9 +99,9 @@ def test_json_is_what_python_lists(layers: Command) -> None:
     expected = [asdict(row) for row in rows]
     for fields in expected:
         fields["suggested"] = fields.pop("is_suggested")
-    actual = [json.loads(line) for line in outcome.out.splitlines()]
-    assert all((fields.pop("schema"), fields.pop("model")) == (1, "resnet18") for fields in actual)
-    assert actual == json.loads(json.dumps(expected))
+    lines = [json.loads(line) for line in outcome.out.splitlines()]
+    assert all((fields.pop("schema"), fields.pop("model")) == (1, "resnet18") for fields in lines)
+    assert lines == json.loads(json.dumps(expected))
     assert records(outcome)["layer4"]["grid"] == [2, 3]
 
 
@@ -192,7 +192,7 @@ def test_sizes_are_those_of_the_weights() -> None:
     }
 
 
-KEPT = """
+MODEL_WITH_CACHE = """
 import functools
 import torch
 from torch import nn
@@ -213,7 +213,7 @@ class Net(nn.Module):
 
 
 def test_what_a_users_code_keeps_has_values(layers: Command, tmp_path: Path) -> None:
-    (tmp_path / "kept.py").write_text(KEPT)
+    (tmp_path / "kept.py").write_text(MODEL_WITH_CACHE)
     outcome = layers("kept.py:Net")
     assert (outcome.status, outcome.err) == (0, "")
     assert "run with random weights" in outcome.out
@@ -230,7 +230,7 @@ def test_a_skeleton_has_the_parts_of_the_model_and_no_values() -> None:
     assert not any(parameter.is_meta for parameter in torch.nn.Linear(2, 2).parameters())
 
 
-OWN = """
+TIED_MODEL = """
 import torch
 from torch import nn
 
@@ -264,7 +264,7 @@ def looks():
 
 
 def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="self.rows(x)"))
+    (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="self.rows(x)"))
     lines = layers("own.py:build", "--size", "9x17").out.splitlines()
     assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
     assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested ±" in lines
@@ -311,8 +311,8 @@ def test_a_network_of_volumes(layers: Command, tmp_path: Path, channels: int) ->
     assert any(line.startswith("→ 1") and "4 x 3 x 4 x 6 " in line for line in lines)
     way = lines[-1].removeprefix("This model takes volumes. Explain a volume in Python: ").removesuffix(".")
     model, volume = find_function("own.py:build")().eval(), torch.randn(1, channels, 6, 8, 12)
-    actual = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
-    assert (actual.layer, actual.maps.shape) == ("1", (1, 1, 3, 4, 6))
+    explanation = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
+    assert (explanation.layer, explanation.maps.shape) == ("1", (1, 1, 3, 4, 6))
     if channels == 3:
         assert [list_layers(model, size)[1].grid for size in ((6, 8, 12), 8)] == [(3, 4, 6), (8, 4, 4)]
 
@@ -378,18 +378,18 @@ def test_the_last_line_works_for_a_grey_network(
 
 
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="x = x * float(x.detach().mean())"))
+    (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="x = x * float(x.detach().mean())"))
     lines = layers("own.py:build", "--size", "9").out.splitlines()
     assert lines[1] == "The forward pass needs real values: the model was run with random weights."
     assert any(line.startswith("→ conv ") for line in lines)
 
 
 def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="raise ValueError('never')"))
+    (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="raise ValueError('never')"))
     outcome = layers("own.py:build")
     assert outcome.status == 2
     assert "own.py:build does not run with an image of 3 x 224 x 224: never" in outcome.err
-    (tmp_path / "own.py").write_text(OWN.format(channels=3, line="float(x.mean()); x.nothing"))
+    (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="float(x.mean()); x.nothing"))
     assert "has no attribute 'nothing'" in layers("own.py:build").err
 
 
@@ -398,7 +398,7 @@ def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_pa
 def test_a_model_of_other_channels_is_run_with_as_many(
     layers: Command, tmp_path: Path, channels: int, line: str
 ) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=channels, line=line))
+    (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=channels, line=line))
     outcome = layers("own.py:build", "--size", "9")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith(f"own.py:build   {channels} x 9 x 9   ")
@@ -408,14 +408,18 @@ def test_a_model_of_other_channels_is_run_with_as_many(
 @pytest.mark.parametrize("line", ["pass", "x = x * float(x.detach().mean())"])
 @pytest.mark.parametrize("precision", ["half", "bfloat16", "double"])
 def test_a_model_gets_a_picture_as_precise_as_it_is(layers: Command, tmp_path: Path, precision: str, line: str) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(channels=3, line=line).replace("Tied()", f"Tied().{precision}()"))
+    (tmp_path / "own.py").write_text(
+        TIED_MODEL.format(channels=3, line=line).replace("Tied()", f"Tied().{precision}()")
+    )
     outcome = layers("own.py:build", "--size", "9")
     assert (outcome.status, outcome.err) == (0, "")
     assert "→ conv  " in outcome.out
 
 
 def test_json_is_pure_where_the_users_code_prints(layers: Command, tmp_path: Path) -> None:
-    code = OWN.format(channels=3, line="print('running')").replace("return Tied()", "print('building'); return Tied()")
+    code = TIED_MODEL.format(channels=3, line="print('running')").replace(
+        "return Tied()", "print('building'); return Tied()"
+    )
     (tmp_path / "own.py").write_text(f"print('importing')\n{code}")
     outcome = layers("own.py:build", "--json", "--size", "9")
     assert list(records(outcome)) == ["conv", "rows", "one", "other"]
@@ -427,7 +431,7 @@ def test_a_package_in_the_current_folder_is_found(
 ) -> None:
     monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
     (tmp_path / "package_for_layers").mkdir()
-    (tmp_path / "package_for_layers" / "make.py").write_text(OWN.format(channels=3, line="pass"))
+    (tmp_path / "package_for_layers" / "make.py").write_text(TIED_MODEL.format(channels=3, line="pass"))
     outcome = layers("package_for_layers.make:build", "--size", "9")
     assert (outcome.status, outcome.err) == (0, "")
     assert "→ conv  " in outcome.out
@@ -435,7 +439,7 @@ def test_a_package_in_the_current_folder_is_found(
 
 @pytest.mark.parametrize("line", ["sys.exit(3)", "x.mean().item(); sys.exit(3)"])
 def test_a_model_that_ends_the_program_gets_one_error(layers: Command, tmp_path: Path, line: str) -> None:
-    (tmp_path / "own.py").write_text("import sys\n" + OWN.format(channels=3, line=line))
+    (tmp_path / "own.py").write_text("import sys\n" + TIED_MODEL.format(channels=3, line=line))
     outcome = layers("own.py:build", "--size", "9")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == "Error: own.py:build does not run with an image of 3 x 9 x 9: SystemExit: 3\n"
@@ -468,9 +472,9 @@ def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeyp
 
 
 def test_layers_whose_cells_lie_elsewhere_are_marked(layers: Command) -> None:
-    actual = records(layers("timm:mobilevitv2_050", "stages.3.1", "--size", "192", "--json"))
-    assert actual["stages.3.1.transformer"]["places"] <= 3
-    assert actual["stages.3.1"]["places"] is None  # behind a convolution that folds them back
+    rows = records(layers("timm:mobilevitv2_050", "stages.3.1", "--size", "192", "--json"))
+    assert rows["stages.3.1.transformer"]["places"] <= 3
+    assert rows["stages.3.1"]["places"] is None  # behind a convolution that folds them back
     out = layers("timm:mobilevitv2_050", "stages.3.1.transformer", "--size", "192").out
     assert "  yes, but its cells are not aligned with the image\n" in out
     assert "elsewhere" not in layers("timm:vit_tiny_patch16_224", "blocks.3", "--size", "224").out

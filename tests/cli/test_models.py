@@ -50,11 +50,11 @@ def nan():
 def boom():
     raise KeyError("no such thing")
 """
-PLAIN = ("--size", "64", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25")
+PREPROCESSING = ("--size", "64", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25")
 
 
 @pytest.fixture
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where the command runs, with a file of factories and one of labels in it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("net", "reading"):
@@ -71,27 +71,27 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub" / "checkpoints"
 
 
-def load(here: Path, **options: Any) -> gradcam.Classifier:
+def load(workspace: Path, **options: Any) -> gradcam.Classifier:
     return gradcam.load_classifier(
-        f"{here / 'net.py'}:make", size=64, crop=1, mean=(0.5,) * 3, std=(0.25,) * 3, device="cpu", **options
+        f"{workspace / 'net.py'}:make", size=64, crop=1, mean=(0.5,) * 3, std=(0.25,) * 3, device="cpu", **options
     )
 
 
 @pytest.mark.parametrize("name", ["net.py:make", "net:make"])
-def test_a_model_of_ones_own_is_explained(run: Command, here: Path, small: Photo, name: str) -> None:
+def test_a_model_of_ones_own_is_explained(run: Command, workspace: Path, small: Photo, name: str) -> None:
     path = small("koala.webp")
-    outcome = run(path, "--model", name, "--labels", "labels.txt", *PLAIN, "--json", "-c", "cow")
+    outcome = run(path, "--model", name, "--labels", "labels.txt", *PREPROCESSING, "--json", "-c", "cow")
     assert outcome.status == 0
     (record,) = records(outcome)
     assert record["model"] == name
-    expected = load(here, labels=["ant", "bee", "cow"]).explain(path, target="cow")
-    actual = {entry["label"]: entry["probability"] for entry in record["predictions"]}
+    expected = load(workspace, labels=["ant", "bee", "cow"]).explain(path, target="cow")
+    probabilities = {entry["label"]: entry["probability"] for entry in record["predictions"]}
     for label, probability in zip(("ant", "bee", "cow"), expected.probabilities()[0].tolist()):
-        assert actual[label] == pytest.approx(probability, abs=1e-6)
-    assert (pixels(next(here.glob("koala-gradcam-*_make.png"))) == expected.overlay()).all()
+        assert probabilities[label] == pytest.approx(probability, abs=1e-6)
+    assert (pixels(next(workspace.glob("koala-gradcam-*_make.png"))) == expected.overlay()).all()
 
 
-def test_what_was_assumed_is_said_once_and_beside_the_records(run: Command, here: Path, small: Photo) -> None:
+def test_what_was_assumed_is_said_once_and_beside_the_records(run: Command, workspace: Path, small: Photo) -> None:
     arguments = (small("koala.webp"), small("panda.webp"), "--model", "net.py:make")
     outcome = run(*arguments, "--json")
     assert len(records(outcome)) == 2
@@ -103,18 +103,22 @@ def test_what_was_assumed_is_said_once_and_beside_the_records(run: Command, here
     assert "Note" not in quiet.err
 
 
-def test_classes_without_names_have_their_numbers(run: Command, here: Path, small: Photo) -> None:
-    outcome = run(small("koala.webp"), "--model", "net.py:make", *PLAIN, "--top-k", "2")
+def test_classes_without_names_have_their_numbers(run: Command, workspace: Path, small: Photo) -> None:
+    outcome = run(small("koala.webp"), "--model", "net.py:make", *PREPROCESSING, "--top-k", "2")
     assert outcome.status == 0
     assert "class 1 " in outcome.out
-    assert len([name for name in files(here) if name.startswith("koala-gradcam-")]) == 2
+    assert len([name for name in files(workspace) if name.startswith("koala-gradcam-")]) == 2
     assert run(small("koala.webp"), "--model", "net.py:make", "-c", "ant").status == 2
 
 
-@pytest.mark.parametrize(("wanted", "sign"), [("1", 1), ("0", -1), ("crack", 1), ("not crack", -1)])
-def test_one_logit_is_explained_for_and_against(run: Command, here: Path, small: Photo, wanted: str, sign: int) -> None:
-    (here / "labels.txt").write_text("crack\n")
-    outcome = run(small("koala.webp"), "-m", "net.py:one", "--labels", "labels.txt", *PLAIN, "-c", wanted, "--json")
+@pytest.mark.parametrize(("class_name", "sign"), [("1", 1), ("0", -1), ("crack", 1), ("not crack", -1)])
+def test_one_logit_is_explained_for_and_against(
+    run: Command, workspace: Path, small: Photo, class_name: str, sign: int
+) -> None:
+    (workspace / "labels.txt").write_text("crack\n")
+    outcome = run(
+        small("koala.webp"), "-m", "net.py:one", "--labels", "labels.txt", *PREPROCESSING, "-c", class_name, "--json"
+    )
     (entry,) = records(outcome)[0]["explained"]
     probability = {record["index"]: record["probability"] for record in records(outcome)[0]["predictions"]}
     assert entry["label"] == ("crack" if sign > 0 else "not crack")
@@ -122,36 +126,40 @@ def test_one_logit_is_explained_for_and_against(run: Command, here: Path, small:
     assert probability[0] + probability[1] == pytest.approx(1, abs=1e-6)
 
 
-def test_each_class_for_itself(run: Command, here: Path, small: Photo) -> None:
+def test_each_class_for_itself(run: Command, workspace: Path, small: Photo) -> None:
     path = small("koala.webp")
-    outcome = run(path, "-m", "net.py:make", *PLAIN, "--activation", "sigmoid", "--json")
-    logits = load(here).explain(path).output[0]
+    outcome = run(path, "-m", "net.py:make", *PREPROCESSING, "--activation", "sigmoid", "--json")
+    logits = load(workspace).explain(path).output[0]
     for entry in records(outcome)[0]["predictions"]:
         assert entry["probability"] == pytest.approx(logits[entry["index"]].sigmoid().item(), abs=1e-5)
     assert outcome.err.count("Note") == 0
 
 
-def test_a_reader_of_ones_own(run: Command, here: Path, small: Photo) -> None:
-    (here / "reading.py").write_text(
+def test_a_reader_of_ones_own(run: Command, workspace: Path, small: Photo) -> None:
+    (workspace / "reading.py").write_text(
         "import gradcam\nfrom gradcam.models.preprocess import Reading\n"
         "def dark(path):\n    pixels = gradcam.read_image(path)\n    return Reading(pixels * 0, pixels)\n"
     )
     path = small("koala.webp")
-    outcome = run(path, "-m", "net.py:make", *PLAIN, "--reader", "reading:dark", "--json")
-    black = load(here).model(torch.full((1, 3, 64, 64), -2.0)).softmax(1)[0]
+    outcome = run(path, "-m", "net.py:make", *PREPROCESSING, "--reader", "reading:dark", "--json")
+    black = load(workspace).model(torch.full((1, 3, 64, 64), -2.0)).softmax(1)[0]
     for entry in records(outcome)[0]["predictions"]:
         assert entry["probability"] == pytest.approx(black[entry["index"]].item(), abs=1e-5)
 
 
-def test_models_of_ones_own_are_compared(gradcam_command: Command, here: Path, small: Photo) -> None:
+def test_models_of_ones_own_are_compared(gradcam_command: Command, workspace: Path, small: Photo) -> None:
     path = small("koala.webp")
-    outcome = gradcam_command("compare", path, "--device", "cpu", "-m", "net.py:make", *PLAIN, "--method", "gradcam")
+    outcome = gradcam_command(
+        "compare", path, "--device", "cpu", "-m", "net.py:make", *PREPROCESSING, "--method", "gradcam"
+    )
     assert outcome.status == 0
-    explanations = load(here).compare(path, layers=["features"], methods=["gradcam"])
-    assert (pixels(here / "koala-compare-net.py_make.png") == gradcam.panel(explanations)).all()
+    explanations = load(workspace).compare(path, layers=["features"], methods=["gradcam"])
+    assert (pixels(workspace / "koala-compare-net.py_make.png") == gradcam.panel(explanations)).all()
 
 
-def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Path, small: Photo, hub: Path) -> None:
+def test_a_model_of_torchvision_with_weights_from_a_file(
+    run: Command, workspace: Path, small: Photo, hub: Path
+) -> None:
     model = models.mobilenet_v3_small(num_classes=3)
     nn.init.constant_(model.classifier[3].bias[1:2], 50.0)
     torch.save({"state_dict": {f"model.{name}": value for name, value in model.state_dict().items()}}, "own.ckpt")
@@ -190,17 +198,17 @@ def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Pat
     ],
 )
 def test_wrong_usage_of_a_model_is_one_line(
-    run: Command, here: Path, small: Photo, options: list[str], message: str
+    run: Command, workspace: Path, small: Photo, options: list[str], message: str
 ) -> None:
-    before = files(here)
+    before = files(workspace)
     outcome = run(small("koala.webp"), *options)
     assert (outcome.status, outcome.out) == (2, "")
     assert message in outcome.err
     assert "Traceback" not in outcome.err
-    assert [name for name in files(here) if "__pycache__" not in name] == before
+    assert [name for name in files(workspace) if "__pycache__" not in name] == before
 
 
-def test_an_output_of_nan_is_an_error_of_the_picture(run: Command, here: Path, small: Photo) -> None:
+def test_an_output_of_nan_is_an_error_of_the_picture(run: Command, workspace: Path, small: Photo) -> None:
     outcome = run(small("koala.webp"), "-m", "net.py:nan", "--json")
     assert outcome.status == 1
     assert "NaN" in records(outcome)[0]["error"]
@@ -216,25 +224,25 @@ def listed(gradcam_command: Command, hub: Path) -> Callable[..., list[dict[str, 
 
 
 def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., list[dict[str, Any]]], hub: Path) -> None:
-    here = provider.cached_file(models.ResNet50_Weights.IMAGENET1K_V1)
-    here.parent.mkdir(parents=True)
-    here.touch()
-    actual = {entry["name"]: entry for entry in listed()}
-    names = list(actual)
+    weights_path = provider.cached_file(models.ResNet50_Weights.IMAGENET1K_V1)
+    weights_path.parent.mkdir(parents=True)
+    weights_path.touch()
+    entries = {entry["name"]: entry for entry in listed()}
+    names = list(entries)
     assert names[0] == "efficientnet_lite0"
     places = (models, models.detection, models.segmentation)
     assert names[1:-7] == [name for place in places for name in models.list_models(module=place)]
     of_packages = ["open_clip:NAME", "smp:FOLDER", "yolo:FILE.pt", "timm:NAME", "hf:NAME"]
     assert names[-7:] == [*of_packages, "FILE.py:FUNCTION", "MODULE:FUNCTION"]
-    assert [actual[name]["task"] for name in ("resnet50", "ssd300_vgg16", "fcn_resnet50", "hf:NAME")] == [
+    assert [entries[name]["task"] for name in ("resnet50", "ssd300_vgg16", "fcn_resnet50", "hf:NAME")] == [
         "classification",
         "detection",
         "segmentation",
         None,
     ]
-    assert actual["resnet50"]["weights"] == {"IMAGENET1K_V2": False, "IMAGENET1K_V1": True}
-    assert list(actual["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # the others are of no classifier
-    assert all(entry["weights"] or entry["summary"] for entry in actual.values())
+    assert entries["resnet50"]["weights"] == {"IMAGENET1K_V2": False, "IMAGENET1K_V1": True}
+    assert list(entries["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # the others are of no classifier
+    assert all(entry["weights"] or entry["summary"] for entry in entries.values())
 
 
 @pytest.mark.parametrize(

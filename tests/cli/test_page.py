@@ -91,10 +91,10 @@ def test_a_folder_has_a_page_for_each_and_a_gallery(photo: Callable[[str], Path]
     for name in ("text.jpg", "huge.png"):
         assert sum(line.startswith(f"{name}: ") for line in result.output.splitlines()) == 1
     records = {record.image: record for record in gradcam.read_manifest(pages)}
-    done = {name: record.page for name, record in records.items() if record.error is None}
-    assert done.keys() == {"index.jpg", HOSTILE, "more/rocket.jpg"}
-    assert done["index.jpg"] == "index-page.html"
-    for name, page in done.items():
+    page_names = {name: record.page for name, record in records.items() if record.error is None}
+    assert page_names.keys() == {"index.jpg", HOSTILE, "more/rocket.jpg"}
+    assert page_names["index.jpg"] == "index-page.html"
+    for name, page in page_names.items():
         data = read(pages / str(page))
         assert data["image"]["name"] == Path(name).name
         assert (pages / str(page)).parent.joinpath(data["link"]).resolve() == (pages / "index.html").resolve()
@@ -135,7 +135,7 @@ def test_what_is_copied_makes_this_very_map(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["a.jpg", "b.jpg"], "give a folder to --output"),
         (["a.jpg", "b.jpg", "-o", "x.html"], "x.html is one file"),
@@ -144,8 +144,8 @@ def test_what_is_copied_makes_this_very_map(
         (["a.jpg", "--top", "0"], "0 is out of range"),
     ],
 )
-def test_wrong_usage(words: list[str], said: str) -> None:
-    assert said in str(run("page", *words, status=2).exception)
+def test_wrong_usage(words: list[str], message: str) -> None:
+    assert message in str(run("page", *words, status=2).exception)
 
 
 def test_bad_files_are_a_line_each(tmp_path: Path) -> None:

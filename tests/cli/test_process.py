@@ -40,13 +40,13 @@ except SystemExit as end:
     assert end.code == 0
 sys.stdout = kept
 """
-KEPT = 30_000  # of 245,760 pages that are asked for
+MAX_FAULTS_OF_CACHED_MEMORY = 30_000  # of 245,760 pages that are asked for
 
 
 def look(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, str | None]:
     """The page faults of a process, and for how many turns GNU OpenMP is to spin, once it has run these statements."""
-    actual = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(actual)}
+    prefixes = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     result = subprocess.run(
         [sys.executable, "-c", LOOK % statements], env={**environment, **(more or {})}, capture_output=True, text=True
     )
@@ -58,7 +58,7 @@ def look(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, s
 @GLIBC
 def test_the_command_keeps_freed_memory_and_spins_for_a_moment() -> None:
     faults, spins = look(COMMAND)
-    assert faults < KEPT
+    assert faults < MAX_FAULTS_OF_CACHED_MEMORY
     assert spins == "5000"
 
 
@@ -70,7 +70,7 @@ def test_threads_spin_less_where_others_decode() -> None:
 @GLIBC
 def test_a_program_that_imports_the_package_is_left_alone() -> None:
     faults, spins = look("import gradcam, gradcam.cli")
-    assert faults > KEPT
+    assert faults > MAX_FAULTS_OF_CACHED_MEMORY
     assert spins is None
 
 
@@ -78,18 +78,18 @@ def test_a_program_that_imports_the_package_is_left_alone() -> None:
 @pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
 def test_what_the_environment_says_of_memory_stands(variable: str) -> None:
     message = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
-    assert look(COMMAND, {variable: message[variable]})[0] > KEPT
+    assert look(COMMAND, {variable: message[variable]})[0] > MAX_FAULTS_OF_CACHED_MEMORY
 
 
 @pytest.mark.parametrize(
-    ("said", "spins"), [({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7"), ({}, "5000")]
+    ("variables", "spins"), [({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7"), ({}, "5000")]
 )
-def test_what_the_environment_says_of_waiting_stands(said: Mapping[str, str], spins: str | None) -> None:
-    assert look(COMMAND, said)[1] == spins
+def test_what_the_environment_says_of_waiting_stands(variables: Mapping[str, str], spins: str | None) -> None:
+    assert look(COMMAND, variables)[1] == spins
 
 
-@pytest.mark.parametrize(("said", "threads"), [({}, "2"), ({"OMP_NUM_THREADS": "3"}, "3")])
-def test_threads_are_as_many_as_a_quota_allows(said: Mapping[str, str], threads: str) -> None:
+@pytest.mark.parametrize(("variables", "threads"), [({}, "2"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_threads_are_as_many_as_a_quota_allows(variables: Mapping[str, str], threads: str) -> None:
     code = (
         "import os; os.sched_getaffinity = lambda _: range(8)\n"
         "from gradcam.cli import _process; _process.count_cores = lambda: 2\n"
@@ -97,7 +97,7 @@ def test_threads_are_as_many_as_a_quota_allows(said: Mapping[str, str], threads:
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environment | said, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=environment | variables, capture_output=True, text=True, check=True
     )
     assert result.stdout == f"{threads}\n"
 
@@ -147,16 +147,16 @@ def test_it_ends_once_all_is_done_and_takes_nothing_apart(words: Sequence[str], 
     result = end(*words, first=f"exec({EARLY!r}, {{}})\nexec({LATE!r}, {{}})")
     assert result.returncode == status
     assert ("gradcam" in result.stdout) == (status == 0)
-    messages = [result.stdout.count(what) for what in ("a thread", "left for the end", "left from before")]
-    assert messages == [1, 1, 1]
+    counts = [result.stdout.count(text) for text in ("a thread", "left for the end", "left from before")]
+    assert counts == [1, 1, 1]
     assert "taken apart" not in result.stdout
 
 
 @pytest.mark.slow
 def test_where_code_of_a_users_own_ran_python_ends_as_it_does(tmp_path: Path) -> None:
-    log, actual = tmp_path / "log.txt", tmp_path / "mine.py"
-    actual.write_text(f"log = open({str(log)!r}, 'w')\nlog.write('left open')\ndef make(): return 1\n")
-    result = end("run", str(actual), "--model", f"{actual}:make")
+    log, script = tmp_path / "log.txt", tmp_path / "mine.py"
+    script.write_text(f"log = open({str(log)!r}, 'w')\nlog.write('left open')\ndef make(): return 1\n")
+    result = end("run", str(script), "--model", f"{script}:make")
     assert result.returncode == 2, result.stderr
     assert log.read_text() == "left open"
 

@@ -27,7 +27,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 PICTURES = 24
-LONG = 72  # pictures: enough to be stopped in the middle, twice
+LONG_RUN_IMAGES = 72  # pictures: enough to be stopped in the middle, twice
 BROKEN = "05.jpg"
 PATIENCE = 600  # seconds; on a busy machine Ray takes minutes to start
 
@@ -47,7 +47,7 @@ Batch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory, photo: Photo) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory, photo: Photo) -> Path:
     """A folder with photos/, one of them broken, and many/, more of them."""
     folder = tmp_path_factory.mktemp("ray")
     (folder / "photos").mkdir()
@@ -56,7 +56,7 @@ def here(tmp_path_factory: pytest.TempPathFactory, photo: Photo) -> Path:
         picture = opened.convert("RGB").resize((320, 240))
     for i in range(PICTURES):
         picture.rotate(7 * i).save(folder / "photos" / f"{i:02}.jpg")
-    for i in range(LONG):
+    for i in range(LONG_RUN_IMAGES):
         os.link(folder / "photos" / f"{i % PICTURES:02}.jpg", folder / "many" / f"{i:03}.jpg")
     data = (folder / "photos" / BROKEN).read_bytes()
     (folder / "photos" / BROKEN).unlink()
@@ -73,24 +73,24 @@ def address() -> Iterator[str]:
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        actual = process.stdout.readline().strip()
-        while actual and ":" not in actual:
-            actual = process.stdout.readline().strip()
-        assert actual
-        yield actual
+        line = process.stdout.readline().strip()
+        while line and ":" not in line:
+            line = process.stdout.readline().strip()
+        assert line
+        yield line
         process.stdin.close()
         process.wait(PATIENCE)
 
 
 @pytest.fixture
-def batch(here: Path) -> Batch:
+def batch(workspace: Path) -> Batch:
     """`gradcam batch` in a process of its own."""
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             to_command(*arguments),
-            cwd=here,
-            env=ENVIRONMENT | {"HOME": str(here)},
+            cwd=workspace,
+            env=ENVIRONMENT | {"HOME": str(workspace)},
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -101,9 +101,9 @@ def batch(here: Path) -> Batch:
 
 
 @pytest.fixture
-def local(gradcam_command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+def local(gradcam_command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """`gradcam batch` without Ray, in this process, with as many threads of torch's as the actors have."""
-    monkeypatch.chdir(here)
+    monkeypatch.chdir(workspace)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield lambda *arguments: gradcam_command("batch", "--device", "cpu", *arguments)
@@ -115,12 +115,12 @@ def to_command(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def begun(here: Path, folder: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def begun(workspace: Path, folder: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A batch, once it has recorded some pictures."""
     command = to_command(*arguments, "-o", folder)
     with subprocess.Popen(
         command,
-        cwd=here,
+        cwd=workspace,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -129,7 +129,7 @@ def begun(here: Path, folder: str, *arguments: str) -> Iterator[subprocess.Popen
     ) as process:
         try:
             until = time.monotonic() + PATIENCE
-            while count(here / folder) < 10 and process.poll() is None and time.monotonic() < until:
+            while count(workspace / folder) < 10 and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.02)
             assert process.poll() is None, process.communicate()
             yield process
@@ -164,90 +164,94 @@ def all_go(paths: set[Path]) -> bool:
     return not any(path.exists() for path in paths)
 
 
-def test_the_same_as_the_local_engine(batch: Batch, local: Command, here: Path, address: str) -> None:
+def test_the_same_as_the_local_engine(batch: Batch, local: Command, workspace: Path, address: str) -> None:
     """Files, records, lines and statuses; Ray started for it, and joined."""
     before = left_behind()
     alone = local("photos", "-o", "by-local", "--json", "--report")
     assert alone.status == 1
     assert alone.err.startswith(f"{BROKEN}: is damaged or cut off")
     for output, arguments in (("by-own", ()), ("by-joined", ("--ray-address", address))):
-        actual = batch("photos", "-o", output, "--json", "--report", "--engine", "ray", *arguments)
-        assert (actual.returncode, actual.stdout, actual.stderr) == (alone.status, alone.out, alone.err)
-        assert results(here / output) == results(here / "by-local")
-        assert len(log(here / output, "picture")) == PICTURES
-        assert sorted(line["start"] for line in log(here / output, "batch")) == [0, 8, 16]
+        process = batch("photos", "-o", output, "--json", "--report", "--engine", "ray", *arguments)
+        assert (process.returncode, process.stdout, process.stderr) == (alone.status, alone.out, alone.err)
+        assert results(workspace / output) == results(workspace / "by-local")
+        assert len(log(workspace / output, "picture")) == PICTURES
+        assert sorted(line["start"] for line in log(workspace / output, "batch")) == [0, 8, 16]
     assert all_go(left_behind() - before)
-    assert not (here / ".ray").exists()  # a token there would be wanted of all who join what is started from then on
+    assert not (
+        workspace / ".ray"
+    ).exists()  # a token there would be wanted of all who join what is started from then on
     # And one goes on where the other stopped.
-    (here / "by-own" / "03-gradcam.jpg").unlink()
+    (workspace / "by-own" / "03-gradcam.jpg").unlink()
     resumed = local("photos", "-o", "by-own", "--json", "--resume", "--report")
     assert [json.loads(line)["image"] for line in resumed.out.splitlines()] == ["03.jpg", BROKEN]
-    assert results(here / "by-own") == results(here / "by-local")
+    assert results(workspace / "by-own") == results(workspace / "by-local")
 
 
-def test_an_actor_that_is_killed(here: Path, address: str) -> None:
+def test_an_actor_that_is_killed(workspace: Path, address: str) -> None:
     """Its pictures are explained by another; nobody hears of it."""
     ray = ("many", "--engine", "ray", "--ray-address", address, "--batch-size", "2", "--json")
-    with begun(here, "killed", *ray) as process:
-        victim = log(here / "killed", "batch")[0]["actor"]
+    with begun(workspace, "killed", *ray) as process:
+        victim = log(workspace / "killed", "batch")[0]["actor"]
         os.kill(victim, signal.SIGKILL)
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
-    assert out == (here / "killed" / "manifest.jsonl").read_text()
+    assert out == (workspace / "killed" / "manifest.jsonl").read_text()
     images = [json.loads(line)["image"] for line in out.splitlines()]
-    assert images == [f"{i:03}.jpg" for i in range(LONG)]
-    shares = Counter(line["actor"] for line in log(here / "killed", "batch"))
+    assert images == [f"{i:03}.jpg" for i in range(LONG_RUN_IMAGES)]
+    shares = Counter(line["actor"] for line in log(workspace / "killed", "batch"))
     assert len(shares) == 3
     assert sum(share for actor, share in shares.items() if actor != victim) >= 20
 
 
-def test_the_driver_killed_and_resumed(batch: Batch, here: Path, address: str) -> None:
+def test_the_driver_killed_and_resumed(batch: Batch, workspace: Path, address: str) -> None:
     """By a signal that it can heed, and by one that it cannot: every picture is recorded exactly once."""
     ray = ("many", "--engine", "ray", "--batch-size", "2")
     joined = (*ray, "--ray-address", address)
-    with begun(here, "stopped", *joined) as process:
+    with begun(workspace, "stopped", *joined) as process:
         process.terminate()
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143
-    written = {path: path.stat().st_mtime_ns for path in (here / "stopped").glob("*.jpg")}
-    recorded = count(here / "stopped")
-    assert err.startswith(f"Stopped.\n{recorded} of {LONG} images are finished. To resume:\n  gradcam batch --resume ")
-    assert 10 <= recorded <= len(written) < LONG
-    with begun(here, "stopped", *ray, "--resume") as process:
-        while count(here / "stopped") < recorded + 10 and process.poll() is None:
+    written = {path: path.stat().st_mtime_ns for path in (workspace / "stopped").glob("*.jpg")}
+    recorded = count(workspace / "stopped")
+    assert err.startswith(
+        f"Stopped.\n{recorded} of {LONG_RUN_IMAGES} images are finished. To resume:\n  gradcam batch --resume "
+    )
+    assert 10 <= recorded <= len(written) < LONG_RUN_IMAGES
+    with begun(workspace, "stopped", *ray, "--resume") as process:
+        while count(workspace / "stopped") < recorded + 10 and process.poll() is None:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
-    result = {f"{here}/stopped/{i:03}-gradcam.jpg" for i in range(recorded)}
+    result = {f"{workspace}/stopped/{i:03}-gradcam.jpg" for i in range(recorded)}
     assert {path for path, moment in written.items() if path.stat().st_mtime_ns == moment} >= set(map(Path, result))
-    assert recorded < count(here / "stopped") < LONG
-    before = len(log(here / "stopped", "batch"))
+    assert recorded < count(workspace / "stopped") < LONG_RUN_IMAGES
+    before = len(log(workspace / "stopped", "batch"))
     resumed = batch(*joined, "-o", "stopped", "--resume")
     assert (resumed.returncode, resumed.stderr) == (0, "")
-    lines = (here / "stopped" / "manifest.jsonl").read_text().splitlines()
-    assert [json.loads(line)["image"] for line in lines] == [f"{i:03}.jpg" for i in range(LONG)]
-    assert len(list((here / "stopped").glob("*.jpg"))) == LONG
-    shares = Counter(line["actor"] for line in log(here / "stopped", "batch")[before:])
+    lines = (workspace / "stopped" / "manifest.jsonl").read_text().splitlines()
+    assert [json.loads(line)["image"] for line in lines] == [f"{i:03}.jpg" for i in range(LONG_RUN_IMAGES)]
+    assert len(list((workspace / "stopped").glob("*.jpg"))) == LONG_RUN_IMAGES
+    shares = Counter(line["actor"] for line in log(workspace / "stopped", "batch")[before:])
     assert len(shares) == 2  # how much each takes is for the machine to say
-    engine = log(here / "stopped", "engine")[-1]
+    engine = log(workspace / "stopped", "engine")[-1]
     assert (engine["actors"], engine["cores"], engine["gpus"]) == (2, 1, 0)
 
 
-def test_failures_may_end_it(batch: Batch, here: Path, address: str) -> None:
+def test_failures_may_end_it(batch: Batch, workspace: Path, address: str) -> None:
     """And nothing is written any more once it has ended."""
     ray = ("--engine", "ray", "--ray-address", address, "--batch-size", "2")
-    actual = batch("photos", "-o", "failed", *ray, "--max-failures", "0", "--json")
-    written = sorted(path.name for path in (here / "failed").iterdir())
-    assert actual.returncode == 1
-    assert [json.loads(line)["image"] for line in actual.stdout.splitlines()] == [f"{i:02}.jpg" for i in range(6)]
-    assert "Stopped after 1 failure: --max-failures is 0." in actual.stderr
-    assert "Traceback" not in actual.stderr
+    process = batch("photos", "-o", "failed", *ray, "--max-failures", "0", "--json")
+    written = sorted(path.name for path in (workspace / "failed").iterdir())
+    assert process.returncode == 1
+    assert [json.loads(line)["image"] for line in process.stdout.splitlines()] == [f"{i:02}.jpg" for i in range(6)]
+    assert "Stopped after 1 failure: --max-failures is 0." in process.stderr
+    assert "Traceback" not in process.stderr
     time.sleep(1)
-    assert sorted(path.name for path in (here / "failed").iterdir()) == written
+    assert sorted(path.name for path in (workspace / "failed").iterdir()) == written
 
 
-def test_a_format_and_a_method_of_the_users_own(batch: Batch, here: Path, address: str) -> None:
+def test_a_format_and_a_method_of_the_users_own(batch: Batch, workspace: Path, address: str) -> None:
     """Files come back from the actors, which have the method by value, and this process writes them."""
-    (here / "own.py").write_text(
+    (workspace / "own.py").write_text(
         "import gradcam\n"
         "class Names:\n"
         "    def __init__(self, opening):\n        self.file = (opening.place / 'names.txt').open('a')\n"
@@ -262,21 +266,21 @@ def test_a_format_and_a_method_of_the_users_own(batch: Batch, here: Path, addres
     names = [f"{stem}-{method}.jpg" for stem in full for method in ("gradcam", "mycam")]
     for more in ((), ("--resume",)):
         assert batch("photos", "-o", "own", *ray, *more).returncode == 1
-        assert (here / "own" / "names.txt").read_text().splitlines() == names, "none is done twice"
+        assert (workspace / "own" / "names.txt").read_text().splitlines() == names, "none is done twice"
 
 
-def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> None:
+def test_an_actor_that_cannot_work(batch: Batch, workspace: Path, address: str) -> None:
     """A model that is another one each time it is made: one line, which can be gone on from."""
-    (here / "own.py").write_text(
+    (workspace / "own.py").write_text(
         "import torchvision\ndef make():\n    return torchvision.models.resnet18(num_classes=3)\n"
     )
     model = [
         "--model", "own.py:make", "--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "64", "--activation",
         "softmax",
     ]  # fmt: skip
-    actual = batch("photos", "-o", "random", "--quiet", "--engine", "ray", "--ray-address", address, *model)
-    assert actual.returncode == 1
-    assert actual.stdout == ""
-    first, second, _ = actual.stderr.splitlines()
+    process = batch("photos", "-o", "random", "--quiet", "--engine", "ray", "--ray-address", address, *model)
+    assert process.returncode == 1
+    assert process.stdout == ""
+    first, second, _ = process.stderr.splitlines()
     assert first.startswith("The model's weights on ")
     assert second == f"0 of {PICTURES} images are finished. To resume:"

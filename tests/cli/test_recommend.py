@@ -29,7 +29,7 @@ def make():
     print("the model speaks")
     return ColourNet()
 """
-PLAIN = ("--size", "8x8", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5", "--device", "cpu")
+PREPROCESSING = ("--size", "8x8", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5", "--device", "cpu")
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def recommend(gradcam_command: Command, folder: Path, photos: Path, monkeypatch:
     (folder / "net.py").write_text(MODEL)
     (folder / "labels.txt").write_text("\n".join(COLOURS))
     return lambda *arguments: gradcam_command(
-        "recommend", "--model", "net.py:make", "--labels", "labels.txt", *PLAIN, *arguments
+        "recommend", "--model", "net.py:make", "--labels", "labels.txt", *PREPROCESSING, *arguments
     )
 
 
 def line(*options: str) -> list[str]:
     mean = "0.5,0.5,0.5"
-    own = ["--model", "net.py:make", "--labels", "labels.txt", "--mean", mean, "--std", mean, "--size", "8x8"]
-    return ["gradcam", "run", "photo.jpg", *own, "--crop", "1", "--device", "cpu", *options]
+    model_options = ["--model", "net.py:make", "--labels", "labels.txt", "--mean", mean, "--std", mean, "--size", "8x8"]
+    return ["gradcam", "run", "photo.jpg", *model_options, "--crop", "1", "--device", "cpu", *options]
 
 
 def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Command, folder: Path) -> None:
@@ -117,10 +117,10 @@ def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) ->
     options = ("photos", "--methods", "gradcam", "--scores", "logit", "--annotations", "boxes.csv")
     record = json.loads(recommend(*options, "--json").out.splitlines()[-1])
     assert record["single_object"]["measure"] == "objects"
-    actual = {row["layer"]: row["objects"] for row in record["rows"]}
+    scores = {row["layer"]: row["objects"] for row in record["rows"]}
     # Brightness grows by rows: at "active" the upper half has less than the lower in all pairs, at "turn" more in all.
-    assert (actual["active"]["mean"], actual["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)  # 8 bits have ties
-    assert actual["turn"]["n"] == 8
+    assert (scores["active"]["mean"], scores["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)  # 8 bits have ties
+    assert scores["turn"]["n"] == 8
     assert "on objects ↑" in recommend(*options).out
     (folder / "boxes.csv").write_text("image,left,top,right,bottom,class\nnowhere.png,0,0,8,4,red\n")
     assert "nowhere.png" in recommend(*options).err

@@ -38,8 +38,8 @@ URL = "objects://bucket/out"
 
 @pytest.fixture
 def fs() -> Iterator[type[ObjectStore]]:
-    with objects() as actual:
-        yield actual
+    with objects() as store:
+        yield store
 
 
 def read_all(url: str) -> dict[str, bytes]:
@@ -50,18 +50,18 @@ def read_all(url: str) -> dict[str, bytes]:
 
 def on_disk(folder: Path) -> dict[str, bytes]:
     """What a run on a disk left, by the names that it has in a store."""
-    actual = {name: (folder / name).read_bytes() for name in files(folder)}
+    contents = {name: (folder / name).read_bytes() for name in files(folder)}
     names = {"manifest.jsonl": "manifest/00001.jsonl"}
     return {
-        names.get(name, name): data for name, data in actual.items() if not Path(name).name.startswith(("log", "."))
+        names.get(name, name): data for name, data in contents.items() if not Path(name).name.startswith(("log", "."))
     }
 
 
-def without_root(found: dict[str, bytes]) -> dict[str, Any]:
+def without_root(contents: dict[str, bytes]) -> dict[str, Any]:
     """From a store, the input's folder is told by another path."""
-    run = json.loads(found["run.json"])
+    run = json.loads(contents["run.json"])
     run.pop("root")
-    return {**found, "run.json": run}
+    return {**contents, "run.json": run}
 
 
 # Through s3fs, to a server that speaks the protocol
@@ -71,12 +71,12 @@ def without_root(found: dict[str, bytes]) -> dict[str, Any]:
     "options", ["--save overlay --save map --save heatmap --method gradcam --method layercam --report"]
 )
 def test_the_same_bytes_as_on_a_disk(batch: Command, folder: Path, photos: Path, s3: str, options: str) -> None:
-    there = batch("photos", "-o", f"{s3}/a b/out/", *options.split())
-    here = batch("photos", "-o", "out", *options.split())
-    assert (there.status, there.err) == (here.status, here.err) == (1, here.err)
+    remote = batch("photos", "-o", f"{s3}/a b/out/", *options.split())
+    local = batch("photos", "-o", "out", *options.split())
+    assert (remote.status, remote.err) == (local.status, local.err) == (1, local.err)
     pace = r"\(\d+\.\d s, \d+\.\d images per second\)"
-    assert re.sub(pace, "", there.out).splitlines() == [
-        *re.sub(pace, "", here.out).splitlines()[:1],
+    assert re.sub(pace, "", remote.out).splitlines() == [
+        *re.sub(pace, "", local.out).splitlines()[:1],
         f"  →  {s3}/a b/out/",
         f"  →  {s3}/a b/out/index.html",
     ]
@@ -147,7 +147,7 @@ def test_a_report_of_a_bucket_is_made_again(
 
 @pytest.fixture
 def no_model(monkeypatch: Patch) -> None:
-    def refuse(*arguments: Any, **how: Any) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("gradcam.cli.batch.prepare_request", refuse)
@@ -155,7 +155,7 @@ def no_model(monkeypatch: Patch) -> None:
 
 @pytest.mark.usefixtures("no_model", "s3")
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("s3://nothing-here/out", r"s3://nothing-here/out/: the bucket, or .*, does not exist \(The specified bucket .*\)"),
         ("s3://", r"s3://: names no bucket, expected a URL like"),
@@ -165,10 +165,10 @@ def no_model(monkeypatch: Patch) -> None:
         ("s3://Not A Bucket/out", r"s3://Not A Bucket/out: the store cannot be used"),
     ],
 )  # fmt: skip
-def test_an_output_that_cannot_be(batch: Command, photos: Path, url: str, said: str) -> None:
+def test_an_output_that_cannot_be(batch: Command, photos: Path, url: str, message: str) -> None:
     outcome = batch("photos", "-o", url)
     assert (outcome.status, outcome.out) == (2, "")
-    assert re.search(f"Error: {said}", outcome.err), outcome.err
+    assert re.search(f"Error: {message}", outcome.err), outcome.err
     assert outcome.err.count("\n") <= 2
 
 
@@ -261,31 +261,31 @@ def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, mo
 
 
 @pytest.fixture
-def whole(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
+def uninterrupted(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
     """What a run leaves that nothing stops."""
     batch("photos", "-o", URL)
-    actual = read_all(URL)
+    contents = read_all(URL)
     fs.store.clear()
-    return actual
+    return contents
 
 
 def test_a_store_that_fails_in_the_middle_and_comes_back(
-    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
+    batch: Command, photos: Path, fs: Any, uninterrupted: dict[str, bytes], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
-    actual, writes = ObjectStore.pipe_file, []
+    original, writes = ObjectStore.pipe_file, []
 
-    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **options: Any) -> None:
         writes.append(path)
         if writes.count(path) < 3:  # each fails twice
             raise down() if len(writes) % 2 else OSError(errno.EIO, "Please reduce your request rate")
-        actual(self, path, value)
+        original(self, path, value)
 
     monkeypatch.setattr(ObjectStore, "pipe_file", write)
     outcome = batch("photos", "-o", URL)
     assert outcome.status == 1
     assert outcome.err.count("\n") == 1  # of the broken picture
-    assert read_all(URL) == whole
+    assert read_all(URL) == uninterrupted
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
@@ -294,13 +294,13 @@ def test_what_is_waited_for_is_told_once(
 ) -> None:
     monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)
-    actual, tries = ObjectStore.pipe_file, []
+    original, tries = ObjectStore.pipe_file, []
 
-    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **options: Any) -> None:
         tries.append(path)
         if len(tries) < 3:
             raise down()
-        actual(self, path, value)
+        original(self, path, value)
 
     monkeypatch.setattr(ObjectStore, "pipe_file", write)
     outcome = batch("photos", "-o", URL, *quiet)
@@ -311,16 +311,16 @@ def test_what_is_waited_for_is_told_once(
 
 
 def test_a_store_that_stays_down(
-    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
+    batch: Command, photos: Path, fs: Any, uninterrupted: dict[str, bytes], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.05)
-    actual = ObjectStore.pipe_file
+    original = ObjectStore.pipe_file
 
-    def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+    def write(self: Any, path: str, value: bytes, *arguments: Any, **options: Any) -> None:
         if "panda" in path or fs.failures:
             fs.failures += [down() for _ in range(1000)]  # from now on
             raise down()
-        actual(self, path, value)
+        original(self, path, value)
 
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStore, "pipe_file", write)
@@ -336,19 +336,19 @@ def test_a_store_that_stays_down(
     assert shlex.split(line)[:3] == ["gradcam", "batch", "--resume"]
     again = batch(*shlex.split(line)[2:])
     assert again.status == 1
-    assert read_all(URL) == whole
+    assert read_all(URL) == uninterrupted
 
 
 @pytest.mark.slow
 def test_what_is_finished_is_kept_when_it_stops(
-    batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
+    batch: Command, photos: Path, fs: Any, uninterrupted: dict[str, bytes], monkeypatch: Patch
 ) -> None:
-    actual = store_results.StoreResults.append
+    original = store_results.StoreResults.append
 
-    def append(self: Any, record: Any, given: Any) -> Any:
+    def append(self: Any, record: Any, contents: Any) -> Any:
         if len(self._manifest) == 3:
             raise error
-        return actual(self, record, given)
+        return original(self, record, contents)
 
     for error in (KeyboardInterrupt(), TerminationSignal(), StoreError("gone")):
         fs.store.clear()
@@ -363,7 +363,7 @@ def test_what_is_finished_is_kept_when_it_stops(
         result = read_all(URL)
         assert [record.image for record in gradcam.read_manifest(URL)] == ORDER
         assert {name: data for name, data in result.items() if "manifest" not in name} == {
-            name: data for name, data in whole.items() if "manifest" not in name
+            name: data for name, data in uninterrupted.items() if "manifest" not in name
         }
 
 
@@ -384,13 +384,13 @@ def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s
         time.sleep(0.02)
     process.send_signal(number)
     message = process.communicate(timeout=60)[1]
-    kept = {record.image for record in gradcam.read_manifest(f"{s3}/out")}
-    assert 8 <= len(kept) < 60
+    finished = {record.image for record in gradcam.read_manifest(f"{s3}/out")}
+    assert 8 <= len(finished) < 60
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
-        assert f"{len(kept)} of 60 images are finished." in message
+        assert f"{len(finished)} of 60 images are finished." in message
     outcome = batch("many", "-o", f"{s3}/out", "--batch-size", 4, "--resume")
-    assert outcome.out.startswith(f"{60 - len(kept)} images explained, {len(kept)} explained in an earlier run")
+    assert outcome.out.startswith(f"{60 - len(finished)} images explained, {len(finished)} explained in an earlier run")
     assert [record.image for record in gradcam.read_manifest(f"{s3}/out")] == [f"{i:02}.png" for i in range(60)]
     lines = [
         line for name in Store(f"{s3}/out").find("manifest") for line in Store(f"{s3}/out").read(name).splitlines()

@@ -13,7 +13,7 @@ from tests.cli.test_cli import Command, Photo, folder, gradcam_command, run, sma
 
 __all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures
 
-MINE = """
+TARGETS = """
 def score(output):
     return output[:, 281]
 
@@ -26,15 +26,15 @@ class Kind: pass
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> str:
-    (tmp_path / "mine.py").write_text(MINE)
+def target_file(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(TARGETS)
     return f"{tmp_path}/mine.py"
 
 
-def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folder: Path, mine: str) -> None:
+def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folder: Path, target_file: str) -> None:
     path = small("cat_and_espresso.jpg")
     assert run(path, "--class", "281", "-o", "class.png", "-q").status == 0
-    result = run(path, "--target", f"{mine}:score", "--json")
+    result = run(path, "--target", f"{target_file}:score", "--json")
     (entry,) = json.loads(result.out)["explained"]
     assert (entry["index"], entry["label"]) == (None, "score")
     assert entry["overlay"] == "cat_and_espresso-gradcam-score.png"
@@ -44,7 +44,7 @@ def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folde
 def test_a_module_of_the_current_folder_and_methods_side_by_side(
     gradcam_command: Command, small: Photo, folder: Path
 ) -> None:
-    (folder / "ours_to_find.py").write_text(MINE)
+    (folder / "ours_to_find.py").write_text(TARGETS)
     outcome = gradcam_command("compare", small("coffee.jpg"), "--target", "ours_to_find:score", "--json")
     assert outcome.status == 0, outcome.err
     methods = [entry["method"] for entry in json.loads(outcome.out)["explained"]]
@@ -52,39 +52,39 @@ def test_a_module_of_the_current_folder_and_methods_side_by_side(
     assert "finercam" not in methods, "it compares classes"
 
 
-def test_two_scores_are_two_results(run: Command, small: Photo, folder: Path, mine: str) -> None:
-    assert run(small("coffee.jpg"), "--target", f"{mine}:two", "-q").status == 0
+def test_two_scores_are_two_results(run: Command, small: Photo, folder: Path, target_file: str) -> None:
+    assert run(small("coffee.jpg"), "--target", f"{target_file}:two", "-q").status == 0
     assert sorted(path.name for path in folder.iterdir()) == ["coffee-gradcam-two_0.png", "coffee-gradcam-two_1.png"]
 
 
 def test_a_batch_goes_on_until_the_file_changes(
-    gradcam_command: Command, small: Photo, folder: Path, mine: str
+    gradcam_command: Command, small: Photo, folder: Path, target_file: str
 ) -> None:
     photos = small("coffee.jpg").parent
-    asked = ("batch", photos, "-o", "out", "--target", f"{mine}:score", "--device", "cpu")
-    assert gradcam_command(*asked).status == 0
+    arguments = ("batch", photos, "-o", "out", "--target", f"{target_file}:score", "--device", "cpu")
+    assert gradcam_command(*arguments).status == 0
     manifest = Path("out/manifest.jsonl").read_bytes()
     assert json.loads(manifest)["explained"][0]["label"] == "score"
-    assert gradcam_command(*asked, "--resume").status == 0
+    assert gradcam_command(*arguments, "--resume").status == 0
     assert Path("out/manifest.jsonl").read_bytes() == manifest
-    Path(mine).write_text(MINE.replace("281", "282"))
-    refused = gradcam_command(*asked, "--resume")
+    Path(target_file).write_text(TARGETS.replace("281", "282"))
+    refused = gradcam_command(*arguments, "--resume")
     assert refused.status == 2
     assert "mine.py" in refused.err or "files" in refused.err
 
 
 def test_from_python(small: Photo) -> None:
     path = small("coffee.jpg")
-    (actual,) = gradcam.explain_files(path, target=lambda output: output[:, 504])
-    (named,) = gradcam.explain_files(path, target=504)
+    (by_function,) = gradcam.explain_files(path, target=lambda output: output[:, 504])
+    (by_index,) = gradcam.explain_files(path, target=504)
     key = ("layer4", "gradcam")
-    assert actual.explanations[key].classes is None
-    assert actual.explanations[key].maps.equal(named.explanations[key].maps)
-    assert actual.predictions == named.predictions
+    assert by_function.explanations[key].classes is None
+    assert by_function.explanations[key].maps.equal(by_index.explanations[key].maps)
+    assert by_function.predictions == by_index.predictions
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--target", "MINE:score", "--class", "281"), "--target replaces --class, --top-k and --score"),
         (("--target", "MINE:score", "--top-k", "2"), "--target replaces --class, --top-k and --score"),
@@ -96,10 +96,12 @@ def test_from_python(small: Photo) -> None:
         (("--target", "score"), "There is no entry point 'score' in the group gradcam.targets"),
     ],
 )
-def test_what_cannot_be_meant(run: Command, small: Photo, mine: str, arguments: tuple[str, ...], said: str) -> None:
-    result = run(small("coffee.jpg"), *(argument.replace("MINE", mine) for argument in arguments))
+def test_what_cannot_be_meant(
+    run: Command, small: Photo, target_file: str, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run(small("coffee.jpg"), *(argument.replace("MINE", target_file) for argument in arguments))
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
     assert len(result.err.splitlines()) <= 2
 
 

@@ -124,7 +124,7 @@ RED, GREEN, BLUE = (220, 20, 20), (20, 220, 20), (20, 20, 220)
 
 
 @pytest.fixture
-def mine(folder: Path) -> str:
+def models_file(folder: Path) -> str:
     (folder.parent / "mine.py").write_text(MODELS)
     (folder.parent / "labels.txt").write_text("background\nperson\ndog\n")
     (folder.parent / "colours.txt").write_text("red\ngreen\nblue\n")
@@ -164,22 +164,22 @@ def errors(outcome: Outcome) -> list[str]:
 
 def record(outcome: Outcome) -> dict[str, Any]:
     assert (outcome.status, errors(outcome)) == (0, []), outcome.err
-    (actual,) = records(outcome)
-    return actual
+    (row,) = records(outcome)
+    return row
 
 
 def explained(outcome: Outcome) -> list[dict[str, Any]]:
     return record(outcome)["explained"]
 
 
-def detect(mine: str, path: Path) -> dict[str, torch.Tensor]:
+def detect(models_file: str, path: Path) -> dict[str, torch.Tensor]:
     """What the detector finds, by a plain call of it."""
     space: dict[str, Any] = {}
-    exec((Path(mine)).read_text(), space)
+    exec((Path(models_file)).read_text(), space)
     image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) / 255
     with torch.no_grad(), torch.random.fork_rng():
-        (actual,) = space["detector"]().eval()([image])
-    return actual
+        (detections,) = space["detector"]().eval()([image])
+    return detections
 
 
 DETECTOR = ("--model", "../mine.py:detector", "--labels", "../labels.txt")
@@ -189,36 +189,36 @@ DETECTOR = ("--model", "../mine.py:detector", "--labels", "../labels.txt")
 
 
 def test_boxes_are_printed_with_their_numbers_and_the_surest_is_explained(
-    run: Command, folder: Path, street: Path, mine: str
+    run: Command, folder: Path, street: Path, models_file: str
 ) -> None:
     outcome = run(street, *DETECTOR)
     assert (outcome.status, errors(outcome)) == (0, [])
     title, _, *lines = outcome.out.splitlines()
     assert re.fullmatch(r"street\.png   96 x 64   ../mine.py:detector on cpu   detection   \d\.\d s", title)
-    actual = detect(mine, street)
+    detections = detect(models_file, street)
     names = ("background", "person", "dog")
     for number in range(10):
-        label, share = names[int(actual["labels"][number])], float(actual["scores"][number])
+        label, share = names[int(detections["labels"][number])], float(detections["scores"][number])
         assert re.match(
             rf"  {number}   {label} +{share * 100:.0f} %" if share >= 0.01 else f"  {number}   {label}", lines[number]
         )
     assert lines[10] == "  and 2 more (see --json)"
-    label = names[int(actual["labels"][0])]
+    label = names[int(detections["labels"][0])]
     assert lines[12] == f"  box 0, {label} at backbone (8 x 12)  →  street-hirescam-mine.py_detector.png"
     assert lines[14] == "  The model sees the whole image."
     assert files(folder) == ["street-hirescam-mine.py_detector.png"]
 
 
-def test_the_record_of_a_box(run: Command, folder: Path, street: Path, mine: str) -> None:
-    actual = detect(mine, street)
-    recorder = record(run(street, *DETECTOR, "--json"))
-    assert len(recorder["predictions"]) == len(actual["scores"]) == 12
-    for number, item in enumerate(recorder["predictions"]):
-        assert (item["number"], item["index"]) == (number, int(actual["labels"][number]))
-        assert item["probability"] == pytest.approx(float(actual["scores"][number]), rel=1e-5)
-        assert item["box"] == pytest.approx(actual["boxes"][number].tolist(), abs=0.051)
-    (entry,) = recorder["explained"]
-    first = recorder["predictions"][0]
+def test_the_record_of_a_box(run: Command, folder: Path, street: Path, models_file: str) -> None:
+    detections = detect(models_file, street)
+    row = record(run(street, *DETECTOR, "--json"))
+    assert len(row["predictions"]) == len(detections["scores"]) == 12
+    for number, item in enumerate(row["predictions"]):
+        assert (item["number"], item["index"]) == (number, int(detections["labels"][number]))
+        assert item["probability"] == pytest.approx(float(detections["scores"][number]), rel=1e-5)
+        assert item["box"] == pytest.approx(detections["boxes"][number].tolist(), abs=0.051)
+    (entry,) = row["explained"]
+    first = row["predictions"][0]
     assert {key: entry[key] for key in ("number", "index", "label", "box", "method", "layer")} == {
         **{key: first[key] for key in ("number", "index", "label", "box")},
         "method": "hirescam",
@@ -226,12 +226,12 @@ def test_the_record_of_a_box(run: Command, folder: Path, street: Path, mine: str
     }
     assert entry["score"] == pytest.approx(first["probability"])
     assert {"edge", "missed", "mask", "text", "like", "word", "keypoint"}.isdisjoint(entry)
-    assert Record.from_json(json.dumps(recorder)).to_json() == json.dumps(recorder)
+    assert Record.from_json(json.dumps(row)).to_json() == json.dumps(row)
 
 
-def test_several_boxes_have_files_of_their_own(run: Command, folder: Path, street: Path, mine: str) -> None:
+def test_several_boxes_have_files_of_their_own(run: Command, folder: Path, street: Path, models_file: str) -> None:
     names = ("background", "person", "dog")
-    labels = [names[int(item)] for item in detect(mine, street)["labels"]]
+    labels = [names[int(item)] for item in detect(models_file, street)["labels"]]
     entries = explained(run(street, *DETECTOR, "--box", 0, "--box", "3", "--json"))
     assert [(entry["number"], entry["label"]) for entry in entries] == [(0, labels[0]), (3, labels[3])]
     assert files(folder) == sorted(
@@ -241,17 +241,19 @@ def test_several_boxes_have_files_of_their_own(run: Command, folder: Path, stree
     assert len(files(folder / "all")) == 12
 
 
-def test_maps_are_those_of_python(run: Command, folder: Path, street: Path, mine: str) -> None:
+def test_maps_are_those_of_python(run: Command, folder: Path, street: Path, models_file: str) -> None:
     assert run(street, *DETECTOR, "--box", 2, "--save", "overlay,map", "-q").status == 0
-    detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
+    detector = gradcam.load_detector(f"{models_file}:detector", labels="../labels.txt", device="cpu")
     explanation = detector.explain(street, target=targets.Box(2))
     stem = f"street-hirescam-box2-{explanation.instances[0][0].name}-mine.py_detector"
     np.testing.assert_allclose(np.load(f"{stem}.npy"), explanation.maps[0, 0].numpy(), rtol=1e-5)
     np.testing.assert_array_equal(pixels(folder / f"{stem}.png"), explanation.overlay())
 
 
-def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, mine: str) -> None:
-    inside = next(k for k, left in enumerate(detect(mine, street)["boxes"][:, 0]) if left > 1)  # others are cut there
+def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, models_file: str) -> None:
+    inside = next(
+        k for k, x0 in enumerate(detect(models_file, street)["boxes"][:, 0]) if x0 > 1
+    )  # others are cut there
     (entry,) = explained(run(street, *DETECTOR, "--box", inside, "--edge", "left", "--json"))
     assert (entry["number"], entry["edge"]) == (inside, "left")
     assert entry["score"] == pytest.approx(entry["box"][0], abs=0.051)
@@ -265,13 +267,13 @@ def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, min
     assert "  missed dog at 40,10,80,50 at backbone (8 x 12)" in outcome.out
 
 
-def test_the_surest_box_of_a_class(run: Command, street: Path, mine: str) -> None:
-    labels = detect(mine, street)["labels"].tolist()
+def test_the_surest_box_of_a_class(run: Command, street: Path, models_file: str) -> None:
+    labels = detect(models_file, street)["labels"].tolist()
     (entry,) = explained(run(street, *DETECTOR, "--class", "dog", "--json"))
     assert (entry["number"], entry["label"]) == (labels.index(2), "dog")
 
 
-def test_methods_side_by_side_on_a_box(gradcam_command: Command, folder: Path, street: Path, mine: str) -> None:
+def test_methods_side_by_side_on_a_box(gradcam_command: Command, folder: Path, street: Path, models_file: str) -> None:
     outcome = gradcam_command("compare", street, *DETECTOR, "--device", "cpu", "--box", 1, "--json")
     entries = explained(outcome)
     assert [entry["method"] for entry in entries] == ["gradcam", "gradcam-pp", "hirescam", "layercam", "eigencam"]
@@ -280,14 +282,16 @@ def test_methods_side_by_side_on_a_box(gradcam_command: Command, folder: Path, s
     assert files(folder) == ["street-compare-mine.py_detector.png"]
 
 
-def test_a_function_of_the_output(run: Command, street: Path, mine: str) -> None:
-    recorder = record(run(street, *DETECTOR, "--target", "../mine.py:best", "--json"))
-    (entry,) = recorder["explained"]
+def test_a_function_of_the_output(run: Command, street: Path, models_file: str) -> None:
+    row = record(run(street, *DETECTOR, "--target", "../mine.py:best", "--json"))
+    (entry,) = row["explained"]
     assert (entry["index"], entry["label"]) == (None, "best")
-    assert entry["score"] == pytest.approx(float(detect(mine, street)["scores"][0]), rel=1e-5)
+    assert entry["score"] == pytest.approx(float(detect(models_file, street)["scores"][0]), rel=1e-5)
 
 
-def test_a_picture_without_boxes_is_an_error_with_the_best_candidates(run: Command, street: Path, mine: str) -> None:
+def test_a_picture_without_boxes_is_an_error_with_the_best_candidates(
+    run: Command, street: Path, models_file: str
+) -> None:
     outcome = run(street, "--model", "../mine.py:blind", "--labels", "../labels.txt")
     assert (outcome.status, outcome.out) == (1, "")
     assert re.match(
@@ -304,11 +308,13 @@ def test_a_picture_without_boxes_is_an_error_with_the_best_candidates(run: Comma
 # Masks
 
 
-PLAIN = ("--mean", "0,0,0", "--std", "1,1,1")
-SEGMENTER = ("--model", "../mine.py:segmenter", "--labels", "../colours.txt", "--size", "32", *PLAIN)
+PREPROCESSING = ("--mean", "0,0,0", "--std", "1,1,1")
+SEGMENTER = ("--model", "../mine.py:segmenter", "--labels", "../colours.txt", "--size", "32", *PREPROCESSING)
 
 
-def test_classes_are_printed_with_their_share_of_the_picture(run: Command, folder: Path, flag: Path, mine: str) -> None:
+def test_classes_are_printed_with_their_share_of_the_picture(
+    run: Command, folder: Path, flag: Path, models_file: str
+) -> None:
     outcome = run(flag, *SEGMENTER)
     assert (outcome.status, errors(outcome)) == (0, [])
     lines = outcome.out.splitlines()
@@ -320,7 +326,7 @@ def test_classes_are_printed_with_their_share_of_the_picture(run: Command, folde
     assert re.fullmatch(r"  mask of red at \w+ \(8 x 16\)  →  flag-hirescam-mine\.py_segmenter\.png", lines[5])
 
 
-def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Path, mine: str) -> None:
+def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Path, models_file: str) -> None:
     def look(*arguments: object) -> dict[str, Any]:
         (entry,) = explained(run(flag, *SEGMENTER, *arguments, "--json"))
         return {key: entry[key] for key in ("label", "mask", "box")}
@@ -334,19 +340,19 @@ def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Pat
     assert look("--mask", "mask.png") == {"label": "green", "mask": "mask.png", "box": [20, 8, 24, 16]}
 
 
-def test_a_point_outside_is_told_in_pixels_of_the_picture(run: Command, flag: Path, mine: str) -> None:
-    outcome = run(flag, *SEGMENTER[: -len(PLAIN)], "--size", "96", "--mask", "70,5")
+def test_a_point_outside_is_told_in_pixels_of_the_picture(run: Command, flag: Path, models_file: str) -> None:
+    outcome = run(flag, *SEGMENTER[: -len(PREPROCESSING)], "--size", "96", "--mask", "70,5")
     assert outcome.status == 1
     assert "The point (70.0, 5.0) is outside the image, which is 64 pixels wide and 32 high." in outcome.err
 
 
-def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, flag: Path, mine: str) -> None:
+def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, flag: Path, models_file: str) -> None:
     entries = explained(run(flag, *SEGMENTER, "--class", "green", "--class", "red", "--json"))
     assert [entry["label"] for entry in entries] == ["green", "red"]
     assert files(folder) == [f"flag-hirescam-mask-{name}-mine.py_segmenter.png" for name in ("green", "red")]
 
 
-def test_a_class_without_a_mask_is_an_error(run: Command, flag: Path, mine: str) -> None:
+def test_a_class_without_a_mask_is_an_error(run: Command, flag: Path, models_file: str) -> None:
     outcome = run(flag, *SEGMENTER, "--class", "blue")
     assert outcome.status == 1
     assert re.search("No pixel is predicted as (blue|class 2)", outcome.err)
@@ -356,10 +362,10 @@ def test_a_class_without_a_mask_is_an_error(run: Command, flag: Path, mine: str)
 # Sentences and likeness
 
 
-MATCHER = ("--model", "../mine.py:towers", "--task", "matching", "--size", "32x64", *PLAIN)
+MATCHER = ("--model", "../mine.py:towers", "--task", "matching", "--size", "32x64", *PREPROCESSING)
 
 
-def test_each_sentence_is_printed_with_its_cosine(run: Command, folder: Path, flag: Path, mine: str) -> None:
+def test_each_sentence_is_printed_with_its_cosine(run: Command, folder: Path, flag: Path, models_file: str) -> None:
     outcome = run(flag, *MATCHER, "--text", "a red flag", "--text", "green")
     assert (outcome.status, errors(outcome)) == (0, [])
     lines = outcome.out.splitlines()
@@ -377,7 +383,7 @@ def test_each_sentence_is_printed_with_its_cosine(run: Command, folder: Path, fl
     ]
 
 
-def test_a_cosine_is_that_of_the_embeddings(run: Command, flag: Path, mine: str) -> None:
+def test_a_cosine_is_that_of_the_embeddings(run: Command, flag: Path, models_file: str) -> None:
     (entry,) = explained(run(flag, *MATCHER, "--text", "red", "--against", "green", "--json"))
     assert entry["against"] == ["green"]
     embedding = pixels(flag).astype(np.float64).mean((0, 1))
@@ -385,7 +391,7 @@ def test_a_cosine_is_that_of_the_embeddings(run: Command, flag: Path, mine: str)
     assert entry["score"] == pytest.approx(red - green, rel=1e-5)
 
 
-def test_a_likeness_is_shown_on_both_pictures(run: Command, folder: Path, flag: Path, mine: str) -> None:
+def test_a_likeness_is_shown_on_both_pictures(run: Command, folder: Path, flag: Path, models_file: str) -> None:
     colours = write_colours(folder.parent / "other.png", GREEN, RED)
     entries = explained(run(flag, *MATCHER, "--like", colours, "--json"))
     assert [(entry["like"], entry.get("on")) for entry in entries] == [
@@ -405,13 +411,13 @@ def test_a_likeness_is_shown_on_both_pictures(run: Command, folder: Path, flag: 
 # Words
 
 
-def test_words_are_numbered_and_explained(run: Command, folder: Path, street: Path, mine: str) -> None:
+def test_words_are_numbered_and_explained(run: Command, folder: Path, street: Path, models_file: str) -> None:
     pytest.importorskip("transformers")
     arguments = ("--model", "../mine.py:captioner", "--size", "32x32", "--mean", "0,0,0", "--std", "1,1,1", "--json")
-    recorder = record(run(street, *arguments, "--caption"))
-    words = recorder["predictions"]
+    row = record(run(street, *arguments, "--caption"))
+    words = row["predictions"]
     assert [word["number"] for word in words] == list(range(len(words)))
-    assert [item["word"] for item in recorder["explained"]] == list(range(len(words)))
+    assert [item["word"] for item in row["explained"]] == list(range(len(words)))
     (entry,) = explained(run(street, *arguments, "--word", 1, "-o", "one"))
     assert (entry["word"], entry["index"]) == (1, words[1]["index"])
 
@@ -419,9 +425,9 @@ def test_words_are_numbered_and_explained(run: Command, folder: Path, street: Pa
 # Keypoints
 
 
-def test_keypoints_by_their_numbers(run: Command, folder: Path, flag: Path, mine: str) -> None:
+def test_keypoints_by_their_numbers(run: Command, folder: Path, flag: Path, models_file: str) -> None:
     """Any network whose output is (N,P,h,w) finds keypoints, if one is asked for."""
-    arguments = ("--model", "../mine.py:segmenter", "--size", "32", *PLAIN, "--json")
+    arguments = ("--model", "../mine.py:segmenter", "--size", "32", *PREPROCESSING, "--json")
     (entry,) = explained(run(flag, *arguments, "--keypoint", 1))
     values = pixels(flag).astype(np.float64)[..., 1] / 255
     assert entry["score"] == pytest.approx(4 * values.max(), rel=1e-5), "the head makes four of it"
@@ -448,30 +454,32 @@ def photos(folder: Path) -> Path:
 
 
 def test_a_batch_of_boxes_goes_on_and_has_a_gallery(
-    gradcam_command: Command, folder: Path, photos: Path, mine: str
+    gradcam_command: Command, folder: Path, photos: Path, models_file: str
 ) -> None:
-    asked = (photos, "-o", "out", *DETECTOR, "--box", "0,1", "--report", "--format", "png")
-    assert batch(gradcam_command, *asked).status == 0
+    arguments = (photos, "-o", "out", *DETECTOR, "--box", "0,1", "--report", "--format", "png")
+    assert batch(gradcam_command, *arguments).status == 0
     lines = Path("out/manifest.jsonl").read_text().splitlines()
-    messages = [json.loads(line) for line in lines]
-    assert [[item["number"] for item in value["explained"]] for value in messages] == [[0, 1]] * 3
+    rows = [json.loads(line) for line in lines]
+    assert [[item["number"] for item in row["explained"]] for row in rows] == [[0, 1]] * 3
     settings = json.loads(Path("out/run.json").read_text())["settings"]
     assert (settings["task"], settings["box"]) == ("detection", [0, 1])
     assert {"top_k", "score"}.isdisjoint(settings)
     alone = record(gradcam_command("run", photos / "c.png", *DETECTOR, "--device", "cpu", "--json", "-o", "alone"))
-    assert alone["predictions"] == messages[2]["predictions"]
+    assert alone["predictions"] == rows[2]["predictions"]
     data = json.loads(re.search(r'id="data">(.*?)</script>', Path("out/index.html").read_text(), re.S)[1])
     assert {label for _, label in data["classes"]} <= {"background", "person", "dog"}
     Path("out/manifest.jsonl").write_text(lines[0] + "\n")
-    assert batch(gradcam_command, *asked, "--resume").status == 0
+    assert batch(gradcam_command, *arguments, "--resume").status == 0
     assert Path("out/manifest.jsonl").read_text().splitlines() == lines
-    refused = batch(gradcam_command, *asked[:-4], "0,2", "--report", "--format", "png", "--resume")
+    refused = batch(gradcam_command, *arguments[:-4], "0,2", "--report", "--format", "png", "--resume")
     assert refused.status == 2
     assert "box" in refused.err
 
 
-def test_a_picture_without_boxes_fails_alone(gradcam_command: Command, folder: Path, photos: Path, mine: str) -> None:
-    values = detect(mine, photos / "a.png")["scores"], detect(mine, photos / "b.png")["scores"]
+def test_a_picture_without_boxes_fails_alone(
+    gradcam_command: Command, folder: Path, photos: Path, models_file: str
+) -> None:
+    values = detect(models_file, photos / "a.png")["scores"], detect(models_file, photos / "b.png")["scores"]
     between = (float(values[0][0]) + float(values[1][0])) / 2
     names = ["a", "b"] if values[0][0] > values[1][0] else ["b", "a"]
     for boxes in ("0", "all"):
@@ -489,43 +497,47 @@ def test_a_picture_without_boxes_fails_alone(gradcam_command: Command, folder: P
         assert "The best candidates are" in messages[names[1]]["error"]
 
 
-def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, folder: Path, mine: str) -> None:
+def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, folder: Path, models_file: str) -> None:
     for name, colours in {"a": (RED, GREEN), "b": (BLUE, GREEN, GREEN, GREEN)}.items():
         write_colours(folder / "photos" / f"{name}.png", *colours)
     assert batch(gradcam_command, "photos", "-o", "masks", *SEGMENTER, "--class", "green").status == 0
-    messages = [json.loads(line) for line in Path("masks/manifest.jsonl").read_text().splitlines()]
-    assert [item["explained"][0]["box"] for item in messages] == [[32, 0, 64, 32], [16, 0, 64, 32]]
+    rows = [json.loads(line) for line in Path("masks/manifest.jsonl").read_text().splitlines()]
+    assert [item["explained"][0]["box"] for item in rows] == [[32, 0, 64, 32], [16, 0, 64, 32]]
     assert batch(gradcam_command, "photos", "-o", "texts", *MATCHER, "--text", "red", "--text", "blue").status == 0
-    messages = [json.loads(line) for line in Path("texts/manifest.jsonl").read_text().splitlines()]
-    scores = [[item["score"] for item in value["explained"]] for value in messages]
+    rows = [json.loads(line) for line in Path("texts/manifest.jsonl").read_text().splitlines()]
+    scores = [[item["score"] for item in row["explained"]] for row in rows]
     assert scores[0][0] > scores[0][1]
     assert scores[1][1] > scores[1][0]
-    other = write_colours(folder / "other.png", GREEN)
-    assert batch(gradcam_command, "photos", "-o", "like", *MATCHER, "--like", other, "--report").status == 0
-    messages = [json.loads(line) for line in Path("like/manifest.jsonl").read_text().splitlines()]
-    method = messages[0]["explained"][0]["method"]
+    reference = write_colours(folder / "other.png", GREEN)
+    assert batch(gradcam_command, "photos", "-o", "like", *MATCHER, "--like", reference, "--report").status == 0
+    rows = [json.loads(line) for line in Path("like/manifest.jsonl").read_text().splitlines()]
+    method = rows[0]["explained"][0]["method"]
     names = [f"{name}-{method}-like-other{end}.jpg" for name in "ab" for end in ("", "-reference")]
-    assert [value["overlay"] for item in messages for value in item["explained"]] == names
+    assert [row["overlay"] for item in rows for row in item["explained"]] == names
     settings = json.loads(Path("like/run.json").read_text())["settings"]
     assert settings["like"]["file"] == "other.png"
-    write_colours(other, RED)
-    refused = batch(gradcam_command, "photos", "-o", "like", *MATCHER, "--like", other, "--report", "--resume")
+    write_colours(reference, RED)
+    refused = batch(gradcam_command, "photos", "-o", "like", *MATCHER, "--like", reference, "--report", "--resume")
     assert refused.status == 2
     assert "like" in refused.err
 
 
-def test_a_reference_is_never_written_over(gradcam_command: Command, folder: Path, flag: Path, mine: str) -> None:
+def test_a_reference_is_never_written_over(
+    gradcam_command: Command, folder: Path, flag: Path, models_file: str
+) -> None:
     write_colours(folder / "photos" / "a.png", RED)
     colours = write_colours(folder / "out" / "a-gradcam-like-a.jpg", RED)
     assert "a-gradcam-like-a.jpg" in str(colours)
     outcome = batch(gradcam_command, "photos", "-o", "out", *MATCHER, "--like", colours)
     assert outcome.status == 2
     assert "a-gradcam-like-a.jpg: a result in out/ would replace this image" in outcome.err
-    same = gradcam_command("run", flag, *MATCHER, "--device", "cpu", "--like", colours, "-o", colours)
-    assert same.status == 2
+    overwriting = gradcam_command("run", flag, *MATCHER, "--device", "cpu", "--like", colours, "-o", colours)
+    assert overwriting.status == 2
 
 
-def test_lists_of_classes_are_of_boxes_and_masks_alone(gradcam_command: Command, folder: Path, mine: str) -> None:
+def test_lists_of_classes_are_of_boxes_and_masks_alone(
+    gradcam_command: Command, folder: Path, models_file: str
+) -> None:
     for name in "ab":
         write_colours(folder / "photos" / f"{name}.png", RED, GREEN)
     Path("list.csv").write_text("image,class\nphotos/a.png,green\nphotos/b.png,red\n")
@@ -537,22 +549,22 @@ def test_lists_of_classes_are_of_boxes_and_masks_alone(gradcam_command: Command,
     assert "The list names the classes to explain, but --text does not explain a class" in refused.err
 
 
-def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
-    detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
-    actual = list(gradcam.explain_files(photos, detector, target=targets.Box([0, 1])))
-    assert [item.error for item in actual] == [None] * 3
-    for entry in actual:
+def test_files_from_python(folder: Path, photos: Path, models_file: str) -> None:
+    detector = gradcam.load_detector(f"{models_file}:detector", labels="../labels.txt", device="cpu")
+    results = list(gradcam.explain_files(photos, detector, target=targets.Box([0, 1])))
+    assert [item.error for item in results] == [None] * 3
+    for entry in results:
         (explanation,) = entry.explanations.values()
         assert [instance.number for instance in explanation.instances[0]] == [0, 1]
         assert len(entry.predictions) == 12
-    assert actual[0].predictions[0].box is not None
+    assert results[0].predictions[0].box is not None
 
 
 # What cannot be meant
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--box", "1", "--missed", "1,2,3,4"), "--box and --missed each choose what is explained"),
         (("--text", "a dog", "--like", "STREET"), "--text and --like each choose what is explained"),
@@ -572,18 +584,18 @@ def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
     ],
 )  # fmt: skip
 def test_contradictions_are_found_before_a_model_is_loaded(
-    run: Command, street: Path, mine: str, arguments: tuple[str, ...], said: str
+    run: Command, street: Path, models_file: str, arguments: tuple[str, ...], message: str
 ) -> None:
     outcome = run(
         street, "--model", "nowhere.py:f", *(argument.replace("STREET", str(street)) for argument in arguments)
     )
     assert outcome.status == 2
-    assert said in outcome.err
+    assert message in outcome.err
     assert len(outcome.err.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
-    ("model", "typed", "said"),
+    ("model", "typed", "message"),
     [
         (
             "classes",
@@ -605,18 +617,18 @@ def test_contradictions_are_found_before_a_model_is_loaded(
         ("towers", ("--task", "matching", "--text", "a", "--class", "1"), "--class is for classification"),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("mine")
+@pytest.mark.usefixtures("models_file")
 def test_options_of_another_task_are_refused_in_a_line(
-    run: Command, street: Path, model: str, typed: tuple[str, ...], said: str
+    run: Command, street: Path, model: str, typed: tuple[str, ...], message: str
 ) -> None:
     outcome = run(street, "--model", f"../mine.py:{model}", "--labels", "../labels.txt", *typed)
     assert outcome.status == 2
-    assert said in outcome.err
+    assert message in outcome.err
     assert len(errors(outcome)) <= 2
     assert outcome.out == ""
 
 
-def test_one_file_is_not_for_several_results(run: Command, street: Path, mine: str) -> None:
+def test_one_file_is_not_for_several_results(run: Command, street: Path, models_file: str) -> None:
     for boxes in ("0,1", "all"):
         outcome = run(street, *DETECTOR, "--box", boxes, "-o", "one.png")
         assert outcome.status == 2
@@ -624,11 +636,11 @@ def test_one_file_is_not_for_several_results(run: Command, street: Path, mine: s
     assert run(street, *DETECTOR, "--box", "4", "-o", "one.png", "-q").status == 0
 
 
-def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, mine: str) -> None:
-    recorder = record(run(street, "--model", "../mine.py:classes", "--size", "32", "--json", "-q"))
-    assert list(recorder["predictions"][0]) == ["index", "label", "probability"]
+def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, models_file: str) -> None:
+    row = record(run(street, "--model", "../mine.py:classes", "--size", "32", "--json", "-q"))
+    assert list(row["predictions"][0]) == ["index", "label", "probability"]
     names = ["index", "label", "score", "layer", "method", "overlay", "blank", "evidence"]
-    assert list(recorder["explained"][0]) == names
+    assert list(row["explained"][0]) == names
     assert files(folder) == ["street-gradcam-mine.py_classes.png"]
 
 
@@ -636,40 +648,50 @@ def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, 
 
 
 def test_a_box_is_checked_and_told_apart_from_the_others(
-    gradcam_command: Command, folder: Path, street: Path, mine: str
+    gradcam_command: Command, folder: Path, street: Path, models_file: str
 ) -> None:
     outcome = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2, "--json")
-    recorder = record(outcome)
-    actual = detect(mine, street)
-    assert {key: recorder[key] for key in ("number", "index", "method", "layer")} == {
+    row = record(outcome)
+    detections = detect(models_file, street)
+    assert {key: row[key] for key in ("number", "index", "method", "layer")} == {
         "number": 2,
-        "index": int(actual["labels"][2]),
+        "index": int(detections["labels"][2]),
         "method": "hirescam",
         "layer": "backbone",
     }
-    assert recorder["box"] == pytest.approx(actual["boxes"][2].tolist(), abs=0.051)
-    assert recorder["probability"] == pytest.approx(float(actual["scores"][2]), rel=1e-4)
-    assert recorder["panel"] == "street-hirescam-check-mine.py_detector.png"
-    assert files(folder) == [recorder["panel"]]
+    assert row["box"] == pytest.approx(detections["boxes"][2].tolist(), abs=0.051)
+    assert row["probability"] == pytest.approx(float(detections["scores"][2]), rel=1e-4)
+    assert row["panel"] == "street-hirescam-check-mine.py_detector.png"
+    assert files(folder) == [row["panel"]]
     out = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2).out
-    assert out.splitlines()[1].startswith(f"  box 2, {recorder['label']}, ")
+    assert out.splitlines()[1].startswith(f"  box 2, {row['label']}, ")
     assert "the heatmap of the rival class, box 0, dog, is " in " ".join(out.split())
 
 
-def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag: Path, mine: str) -> None:
-    towers = ("--model", "../mine.py:towers", "--task", "matching", "--size", "32x64", *PLAIN, "--device", "cpu")
-    recorder = record(
+def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag: Path, models_file: str) -> None:
+    towers = (
+        "--model",
+        "../mine.py:towers",
+        "--task",
+        "matching",
+        "--size",
+        "32x64",
+        *PREPROCESSING,
+        "--device",
+        "cpu",
+    )
+    row = record(
         gradcam_command(
             "check", flag, *towers, "--text", "a green", "--text", "a red", "--json", "--method", "hirescam"
         )
     )
-    assert (recorder["text"], recorder["label"], recorder["index"]) == ("a green", "a green", None)
-    reason = next(item["reason"] for item in recorder["tests"] if item["name"] == "classes")
+    assert (row["text"], row["label"], row["index"]) == ("a green", "a green", None)
+    reason = next(item["reason"] for item in row["tests"] if item["name"] == "classes")
     assert reason.startswith("The rank correlation with the heatmap of the rival class, a red, is -0.")
 
 
 @pytest.mark.parametrize(
-    ("command", "typed", "said"),
+    ("command", "typed", "message"),
     [
         ("check", ("--box", "0", "--text", "dog"), "--text is for matching and text-prompted detectors"),
         ("check", ("--edge", "left"), "No such option"),
@@ -678,22 +700,24 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
         ("recommend", (), "../mine.py:detector is a model for detection, not a classifier"),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("mine")
+@pytest.mark.usefixtures("models_file")
 def test_what_cannot_be_judged_is_said_in_a_line(
-    gradcam_command: Command, street: Path, command: str, typed: tuple[str, ...], said: str
+    gradcam_command: Command, street: Path, command: str, typed: tuple[str, ...], message: str
 ) -> None:
     outcome = gradcam_command(command, street, *DETECTOR, "--device", "cpu", *typed)
     assert outcome.status in (1, 2)
-    assert said in outcome.err
+    assert message in outcome.err
     assert len(errors(outcome)) <= 2
 
 
-def test_methods_are_judged_on_annotated_boxes(gradcam_command: Command, folder: Path, street: Path, mine: str) -> None:
-    actual = detect(mine, street)
-    labels = actual["labels"].tolist()
+def test_methods_are_judged_on_annotated_boxes(
+    gradcam_command: Command, folder: Path, street: Path, models_file: str
+) -> None:
+    detections = detect(models_file, street)
+    labels = detections["labels"].tolist()
     number = next(k for k, label in enumerate(labels) if label != labels[0])  # not the surest
     index, name = labels[number], ("background", "person", "dog")[labels[number]]
-    box = ",".join(f"{side:.0f}" for side in actual["boxes"][number].tolist())
+    box = ",".join(f"{side:.0f}" for side in detections["boxes"][number].tolist())
     (folder / "boxes.csv").write_text(f"image,class,left,top,right,bottom\nstreet.png,{name},{box}\n")
     usual = (
         street,
@@ -707,21 +731,21 @@ def test_methods_are_judged_on_annotated_boxes(gradcam_command: Command, folder:
         "--no-controls",
     )
     outcome = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--json")
-    recorder = record(outcome)
-    assert (recorder["index"], recorder["label"]) == (index, f"box {number}, {name}")
-    detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
+    row = record(outcome)
+    assert (row["index"], row["label"]) == (index, f"box {number}, {name}")
+    detector = gradcam.load_detector(f"{models_file}:detector", labels="../labels.txt", device="cpu")
     heatmap = detector.explain(street, target=targets.Box(number)).heatmaps[0][0]
-    left, top, right, bottom = map(int, box.split(","))
-    share = float(heatmap[max(top, 0) : bottom, max(left, 0) : right].sum() / heatmap.sum())
-    assert recorder["values"]["hirescam"]["energy-pointing"] == pytest.approx(share, abs=0.02)
+    x0, y0, x1, y1 = map(int, box.split(","))
+    share = float(heatmap[max(y0, 0) : y1, max(x0, 0) : x1].sum() / heatmap.sum())
+    assert row["values"]["hirescam"]["energy-pointing"] == pytest.approx(share, abs=0.02)
     (folder / "study" / "examples.png").unlink()
     again = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--resume", "-q")
     assert again.status == 0
     assert "examples.png" in files(folder / "study")
-    recorder = record(
+    row = record(
         gradcam_command("evaluate", *usual[:-3], "--metric", "complexity", "--no-controls", "--box", "1", "--json")
     )
-    assert recorder["label"].startswith("box 1, ")
+    assert row["label"].startswith("box 1, ")
 
 
 @pytest.mark.slow
@@ -744,12 +768,12 @@ def test_names_are_those_of_the_tables() -> None:
 def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
     usual = {"index": None, "label": "x", "score": 0.5, "layer": "l", "method": "m", "overlay": "o.png", "blank": False}
     explained = Explained(**(usual | entry))
-    made = Record("a.png", "net", None, predictions, [explained], size=(10, 20), region=(0, 5, 10, 10))
-    return format_report(Report(made, 0.1, grids=[(7, 7)], device="cpu", task=task)).splitlines()
+    row = Record("a.png", "net", None, predictions, [explained], size=(10, 20), region=(0, 5, 10, 10))
+    return format_report(Report(row, 0.1, grids=[(7, 7)], device="cpu", task=task)).splitlines()
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ({"number": 3, "label": "person", "index": 1}, "box 3, person"),
         ({"number": 3, "label": "person", "index": 1, "edge": "top"}, "top edge of box 3, person"),
@@ -767,22 +791,22 @@ def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
         ({"text": "a\x1b dog"}, r"a\x1b dog   cosine 0.500"),
     ],
 )
-def test_what_is_explained_has_a_name(entry: dict[str, Any], said: str) -> None:
+def test_what_is_explained_has_a_name(entry: dict[str, Any], message: str) -> None:
     lines = report("matching", [], **entry)
-    assert lines[2].startswith(f"  {said} at l (7 x 7)  →  ")
+    assert lines[2].startswith(f"  {message} at l (7 x 7)  →  ")
     assert lines[-1] == "  The model sees a centre crop: 10 x 10 of 20 x 10 pixels (50 %)."
 
 
 def test_what_was_found_is_listed_up_to_ten() -> None:
-    actual = [Prediction(1, "dog", 0.9, number) for number in range(44)]
-    lines = report("detection", actual, number=0)
+    predictions = [Prediction(1, "dog", 0.9, number) for number in range(44)]
+    lines = report("detection", predictions, number=0)
     assert lines[2].startswith("  0   dog    90 %   ")
     assert lines[11].startswith("  9   dog    90 %   ")
     assert lines[12] == "  and 34 more (see --json)"
-    assert report("detection", actual[:10], number=0)[12] == ""
+    assert report("detection", predictions[:10], number=0)[12] == ""
 
 
-def test_of_a_folder_results_are_no_pictures(run: Command, folder: Path, mine: str) -> None:
+def test_of_a_folder_results_are_no_pictures(run: Command, folder: Path, models_file: str) -> None:
     write_noise(folder / "photos" / "a.png", 0)
     for name in ("a-hirescam-box3-person.png", "a-gradcam-text-a_dog.png", "other-gradcam-like-a.png"):
         write_noise(folder / "photos" / name, 0)
@@ -790,5 +814,5 @@ def test_of_a_folder_results_are_no_pictures(run: Command, folder: Path, mine: s
     assert [item["image"] for item in records(outcome)] == ["photos/a.png"]
 
 
-def test_an_unknown_task_is_refused(run: Command, street: Path, mine: str) -> None:
+def test_an_unknown_task_is_refused(run: Command, street: Path, models_file: str) -> None:
     assert "'drawing'" in run(street, *DETECTOR, "--task", "drawing").err

@@ -21,7 +21,7 @@ __all__ = ["folder", "gradcam_command"]  # fixtures
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-OWN = """
+TRACED_MODEL = """
 import torch
 from torch import nn
 
@@ -62,8 +62,8 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, fail)
 
 
-def own(folder: Path, *, channels: int = 3, line: str = "pass") -> str:
-    (folder / "own.py").write_text(OWN.format(channels=channels, line=line))
+def write_model(folder: Path, *, channels: int = 3, line: str = "pass") -> str:
+    (folder / "own.py").write_text(TRACED_MODEL.format(channels=channels, line=line))
     return "own.py:build"
 
 
@@ -125,26 +125,26 @@ def test_a_table_is_as_wide_as_the_terminal_at_most(run: Command, monkeypatch: p
     title = lines[3].split()
     assert title[0] == "layer"
     assert {"output", "mult-adds", "ms"} <= set(title)
-    gone = [name for name in ("input", "share", "memory", "type", "parameters") if name not in title]
+    hidden_columns = [name for name in ("input", "share", "memory", "type", "parameters") if name not in title]
     spared = {60: 4, 80: 3, 100: 1, 120: 0}[width]
-    assert gone == ["input", "share", "memory", "type"][:spared]
-    note = f"Hidden columns: {', '.join(gone)}. Widen the terminal, or use --json."
-    assert (lines[-1] == note) == bool(gone)
+    assert hidden_columns == ["input", "share", "memory", "type"][:spared]
+    note = f"Hidden columns: {', '.join(hidden_columns)}. Widen the terminal, or use --json."
+    assert (lines[-1] == note) == bool(hidden_columns)
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_json_has_every_call_and_nothing_else(run: Command) -> None:
-    actual = records(run("-m", "resnet18", "--json", "--device", "cpu"))
-    assert len(actual) == 76
-    assert {(item["schema"], item["model"], item["device"]) for item in actual} == {(1, "resnet18", "cpu")}
-    assert [item["name"] for item in actual if item["type"] == "Conv2d"][:3] == [
+    rows = records(run("-m", "resnet18", "--json", "--device", "cpu"))
+    assert len(rows) == 76
+    assert {(item["schema"], item["model"], item["device"]) for item in rows} == {(1, "resnet18", "cpu")}
+    assert [item["name"] for item in rows if item["type"] == "Conv2d"][:3] == [
         "conv1",
         "layer1.0.conv1",
         "layer1.0.conv2",
     ]
-    assert actual[0]["multiply_adds"] == 1814073344
+    assert rows[0]["multiply_adds"] == 1814073344
     assert (
-        actual[1].items()
+        rows[1].items()
         >= {
             "name": "conv1",
             "depth": 1,
@@ -161,7 +161,7 @@ def test_json_has_every_call_and_nothing_else(run: Command) -> None:
             "tied": [],
         }.items()
     )
-    assert 0 < actual[1]["seconds"] < actual[0]["seconds"]
+    assert 0 < rows[1]["seconds"] < rows[0]["seconds"]
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -196,7 +196,7 @@ def test_which_calls_are_listed(run: Command) -> None:
 
 @pytest.mark.usefixtures("no_weights")
 def test_repeated_and_shared_modules_are_shown_as_such(run: Command, tmp_path: Path) -> None:
-    outcome = run("-m", own(tmp_path), "--size", "9x17", "--device", "cpu")
+    outcome = run("-m", write_model(tmp_path), "--size", "9x17", "--device", "cpu")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("own.py:build on cpu   1 x 3 x 9 x 17   noise, random weights\n138 parameters   ")
     title, *rows = table(outcome)
@@ -215,13 +215,16 @@ def test_repeated_and_shared_modules_are_shown_as_such(run: Command, tmp_path: P
         "one shares a parameter: other.weight.",
         "other shares a parameter: one.weight.",
     ]
-    assert [row[0] for row in table(run("-m", own(tmp_path), "--size", "9", "-l", "twin"))[1:]] == ["one", "one"]
+    assert [row[0] for row in table(run("-m", write_model(tmp_path), "--size", "9", "-l", "twin"))[1:]] == [
+        "one",
+        "one",
+    ]
 
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("channels", [1, 4])
 def test_noise_has_as_many_channels_as_the_model_takes(run: Command, tmp_path: Path, channels: int) -> None:
-    outcome = run("-m", own(tmp_path, channels=channels), "--size", "9", "--device", "cpu")
+    outcome = run("-m", write_model(tmp_path, channels=channels), "--size", "9", "--device", "cpu")
     assert (outcome.status, outcome.err) == (0, "")
     assert f"on cpu   1 x {channels} x 9 x 9   " in outcome.out
 
@@ -238,7 +241,7 @@ def test_unusual_dtypes_have_a_column(run: Command) -> None:
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_dtype_that_is_not_the_usual_one(run: Command, tmp_path: Path) -> None:
-    name = own(tmp_path, line="x = self.unused.double()(x[:, :1].double()).float() + x")
+    name = write_model(tmp_path, line="x = self.unused.double()(x[:, :1].double()).float() + x")
     title, *rows = table(run("-m", name, "--size", "9", "--device", "cpu"))
     assert title[:6] == ["layer", "run", "type", "input", "output", "dtype"]
     assert [row[0] for row in rows if "float64" in row] == ["unused"]
@@ -270,7 +273,7 @@ def test_the_random_state_stays(run: Command) -> None:
 
 
 def test_json_is_pure_where_the_users_code_prints(run: Command, tmp_path: Path) -> None:
-    outcome = run("-m", own(tmp_path, line="print('running')"), "--size", "9", "--json", "--device", "cpu")
+    outcome = run("-m", write_model(tmp_path, line="print('running')"), "--size", "9", "--json", "--device", "cpu")
     assert [record["name"] for record in records(outcome)] == ["", "conv", "act", "one", "one", "act", "other"]
     assert "running" in outcome.err
 
@@ -314,7 +317,7 @@ def test_a_network_of_volumes_with_one_channel(
     ],
 )
 def test_one_clear_error(run: Command, tmp_path: Path, arguments: list[str], status: int, message: str) -> None:
-    own(tmp_path)
+    write_model(tmp_path)
     outcome = run(*arguments)
     assert (outcome.status, outcome.out) == (status, "")
     assert message in outcome.err
@@ -323,14 +326,14 @@ def test_one_clear_error(run: Command, tmp_path: Path, arguments: list[str], sta
 
 @pytest.mark.parametrize("line", ["raise ValueError('never')", "import sys; sys.exit(3)"])
 def test_a_model_that_fails_gets_one_error(run: Command, tmp_path: Path, line: str) -> None:
-    outcome = run("-m", own(tmp_path, line=line), "--size", "9", "--device", "cpu")
+    outcome = run("-m", write_model(tmp_path, line=line), "--size", "9", "--device", "cpu")
     reason = "never" if "never" in line else "SystemExit: 3"
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == f"Error: own.py:build does not run with an image of 3 x 9 x 9: {reason}\n"
 
 
 def test_an_error_names_the_layer(run: Command, tmp_path: Path) -> None:
-    outcome = run("-m", own(tmp_path, line="x = self.unused(x)"), "--size", "9", "--device", "cpu")
+    outcome = run("-m", write_model(tmp_path, line="x = self.unused(x)"), "--size", "9", "--device", "cpu")
     if hasattr(Exception, "add_note"):
         assert outcome.err.endswith("In layer 'unused', Linear, with input (1, 4).\n")
 

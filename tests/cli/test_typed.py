@@ -35,7 +35,7 @@ def words(value: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "status", "said"),
+    ("line", "status", "message"),
     [
         (["photo.png"], 2, "Did you mean: gradcam run photo.png"),
         (["my photo.jpg", "-q"], 2, "Did you mean: gradcam run 'my photo.jpg' -q"),
@@ -63,7 +63,7 @@ def words(value: object) -> str:
     ids=words,
 )
 def test_a_wrong_line_is_answered_with_the_one_to_type(
-    line: list[str], status: int, said: str, gradcam_command: Command, folder: Path
+    line: list[str], status: int, message: str, gradcam_command: Command, folder: Path
 ) -> None:
     for name in ("photos", "empty"):
         (folder / name).mkdir()
@@ -71,7 +71,7 @@ def test_a_wrong_line_is_answered_with_the_one_to_type(
         Image.new("RGB", (8, 8)).save(folder / name)
     outcome = gradcam_command(*line)
     assert (outcome.status, outcome.out) == (status, "")
-    assert said in outcome.err
+    assert message in outcome.err
     assert outcome.err.count("\n") <= 2
 
 
@@ -97,10 +97,10 @@ def test_the_long_help_has_every_option_once(command: list[str], gradcam_command
 
 
 def find_command(names: list[str]) -> object:
-    actual = cli
+    command = cli
     for name in names:
-        actual = actual.get_command(None, name)
-    return actual
+        command = command.get_command(None, name)
+    return command
 
 
 def test_what_is_common_comes_first_in_the_help(gradcam_command: Command) -> None:
@@ -118,19 +118,21 @@ def test_what_is_common_comes_first_in_the_help(gradcam_command: Command) -> Non
     "command", [command for command in commands() if command[:1] not in ([], ["inspect"]) or len(command) > 1]
 )
 def test_both_spellings_of_an_option_are_taken(command: list[str]) -> None:
-    actual = find_command(command)
-    options = {name for param in actual.params for name in param.opts}
+    parser = find_command(command)
+    options = {name for param in parser.params for name in param.opts}
     for plural, singular in SINGULAR.items():
         if f"--{singular}" in options:
             value = {"method": "gradcam", "metric": "road", "score": "logit"}.get(singular, "x")
             with cli.make_context("gradcam", [command[0]], resilient_parsing=True) as parent:
                 contexts = [
-                    actual.make_context(command[-1], [f"--{name}", value], parent=parent, resilient_parsing=True)
+                    parser.make_context(command[-1], [f"--{name}", value], parent=parent, resilient_parsing=True)
                     for name in (plural, singular)
                 ]
             assert contexts[0].params == contexts[1].params
-            given = [param[0] if isinstance(param, tuple) and param else param for param in contexts[0].params.values()]
-            assert value in [getattr(item, "name", item) for item in given]
+            values = [
+                param[0] if isinstance(param, tuple) and param else param for param in contexts[0].params.values()
+            ]
+            assert value in [getattr(item, "name", item) for item in values]
 
 
 def test_names_may_be_repeated_and_have_commas(run: Command, small: Photo, folder: Path) -> None:
@@ -214,7 +216,7 @@ def test_a_panel_is_saved_once(run: Command, small: Photo, folder: Path) -> None
 
 
 @pytest.fixture
-def other(folder: Path) -> str:
+def small_model(folder: Path) -> str:
     (folder.parent / "net.py").write_text(
         "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), "
         "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))\n"
@@ -233,12 +235,12 @@ def other(folder: Path) -> str:
     ],
 )
 def test_another_model_writes_another_file(
-    command: list[str], ending: str, gradcam_command: Command, small: Photo, other: str
+    command: list[str], ending: str, gradcam_command: Command, small: Photo, small_model: str
 ) -> None:
     pytest.importorskip("matplotlib")
     path = small("coffee.jpg")
     for _ in range(2):  # the same line writes the same file
-        assert gradcam_command(*command, path, "--device", "cpu", "-q", "-m", other, "--size", 32).status == 0
+        assert gradcam_command(*command, path, "--device", "cpu", "-q", "-m", small_model, "--size", 32).status == 0
     assert files(Path()) == [f"coffee-{ending}-net.py_make.png"]
 
 
@@ -371,8 +373,8 @@ def offers(*words: str) -> list[str]:
     ids=words,
 )
 def test_tab_offers_names(words: list[str], some: set[str]) -> None:
-    actual = offers(*words)
-    assert {name for name in actual if "." not in name or name.count(".") < 2} == some
+    names = offers(*words)
+    assert {name for name in names if "." not in name or name.count(".") < 2} == some
 
 
 def test_tab_knows_all_models_layers_classes_and_colour_maps(classifier: gradcam.Classifier) -> None:

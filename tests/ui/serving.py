@@ -65,9 +65,9 @@ class Serving:
     def drop(self, name: str, data: bytes) -> httpx.Response:
         return self.ask("drop", method="POST", content=data, headers={"x-name": name})
 
-    def explain(self, picture: int, **asked: Any) -> dict[str, Any]:
-        actual: dict[str, Any] = self.ask("ask", method="POST", json={"tab": "t", "picture": picture, **asked}).json()
-        return actual
+    def explain(self, picture: int, **options: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self.ask("ask", method="POST", json={"tab": "t", "picture": picture, **options}).json()
+        return answer
 
 
 @contextlib.contextmanager

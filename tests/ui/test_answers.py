@@ -46,13 +46,13 @@ class Talk:
     def drop(self, data: bytes, name: str = "a.jpg") -> Any:
         return self.web.post("/drop", content=data, headers={"x-name": name}).json()
 
-    def ask(self, picture: Any = 0, **asked: Any) -> Any:
-        return self.web.post("/ask", content=json.dumps({"tab": "one", "picture": picture, **asked})).json()
+    def ask(self, picture: Any = 0, **options: Any) -> Any:
+        return self.web.post("/ask", content=json.dumps({"tab": "one", "picture": picture, **options})).json()
 
 
 def loader(*models: gradcam.Classifier) -> Callable[[ModelRequest], LoadedModel]:
-    named = dict(zip((None, "second", "third"), models))
-    return lambda request: LoadedModel(named[request.model], ("--model", "it"), "gradcam.load_classifier()")
+    models_by_name = dict(zip((None, "second", "third"), models))
+    return lambda request: LoadedModel(models_by_name[request.model], ("--model", "it"), "gradcam.load_classifier()")
 
 
 @pytest.fixture
@@ -61,33 +61,33 @@ def talk(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Talk:
 
 
 def to_maps(entry: Any) -> Any:
-    actual = entry["maps"]
-    full = np.frombuffer(base64.b64decode(actual["data"]), f"<{np.dtype(actual['type']).str[1:]}").reshape(
-        actual["shape"]
+    encoded = entry["maps"]
+    quantised = np.frombuffer(base64.b64decode(encoded["data"]), f"<{np.dtype(encoded['type']).str[1:]}").reshape(
+        encoded["shape"]
     )
-    rows = full.astype(np.float32) * np.frombuffer(base64.b64decode(actual["scales"]), "<f4")[:, None]
+    rows = quantised.astype(np.float32) * np.frombuffer(base64.b64decode(encoded["scales"]), "<f4")[:, None]
     return rows.reshape(-1, *entry["grid"])
 
 
 def test_an_answer_has_the_maps_of_explain(
     talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path]
 ) -> None:
-    actual = talk.ask(first=505)
-    page = actual["page"]
+    answer = talk.ask(first=505)
+    page = answer["page"]
     at = page["first"]
     assert page["targets"]["indices"][at] == 505
     explanation = classifier.explain(photo("coffee.jpg"), target=505, evidence="signed")
     np.testing.assert_allclose(
         to_maps(page["maps"][0])[at], explanation.maps[0, 0].numpy(), atol=0.005 * float(explanation.maps.abs().max())
     )
-    assert actual["layers"] == ["layer4", "layer3", "layer2", "layer1", "stem"]
-    assert (actual["task"], actual["other"]) == ("classification", None)
-    assert {"gradcam", "layercam"} <= set(actual["methods"])
+    assert answer["layers"] == ["layer4", "layer3", "layer2", "layer1", "stem"]
+    assert (answer["task"], answer["other"]) == ("classification", None)
+    assert {"gradcam", "layercam"} <= set(answer["methods"])
 
 
 def test_a_layer_and_a_method_are_chosen(talk: Talk) -> None:
-    (actual,) = talk.ask(layer="layer3", method="layercam")["page"]["maps"]
-    assert (actual["layer"], actual["method"], actual["evidence"]) == ("layer3", "layercam", "positive")
+    (heatmap,) = talk.ask(layer="layer3", method="layercam")["page"]["maps"]
+    assert (heatmap["layer"], heatmap["method"], heatmap["evidence"]) == ("layer3", "layercam", "positive")
 
 
 @pytest.mark.parametrize("method", [None, "layercam"])
@@ -95,30 +95,30 @@ def test_under_the_brush_scores_and_map_are_those_of_the_edited_picture(
     talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path], method: str | None
 ) -> None:
     edits = ["blur:60:300,200+340,220", "erase:0,0,200,200"]
-    actual = talk.ask(edits=edits, quick=True, first=967, method=method)["quick"]
+    answer = talk.ask(edits=edits, quick=True, first=967, method=method)["quick"]
     edited = edit_image(gradcam.read_image(photo("coffee.jpg")), edits)
     evidence: Any = "signed" if method is None else "positive"
     explanation = classifier.explain(
         edited, classifier.layer_for(method or "gradcam"), method=method or "gradcam", target=967, evidence=evidence
     )
-    np.testing.assert_allclose(actual["shares"], explanation.probabilities()[0].numpy(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(answer["shares"], explanation.probabilities()[0].numpy(), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(
-        to_maps(actual["map"])[0], explanation.maps[0, 0].numpy(), atol=0.005 * float(explanation.maps.abs().max())
+        to_maps(answer["map"])[0], explanation.maps[0, 0].numpy(), atol=0.005 * float(explanation.maps.abs().max())
     )
     full = talk.ask(edits=edits)["page"]["targets"]
-    assert max(full["shares"]) == pytest.approx(max(actual["shares"]), rel=1e-3)
+    assert max(full["shares"]) == pytest.approx(max(answer["shares"]), rel=1e-3)
 
 
 def test_two_models_are_compared_by_the_class_of_the_first(
     classifier: gradcam.Classifier, photo: Callable[[str], Path]
 ) -> None:
-    turned = list(reversed(classifier.labels))  # the same network, whose classes are called otherwise
-    other = gradcam.load_classifier(classifier.model, layer="layer4", labels=turned, size=224)
-    talk = Talk(loader(classifier, other), [("coffee.jpg", photo("coffee.jpg"))])
-    actual = talk.ask(other={"model": "second"}, first=967)
-    first, second = actual["page"]["targets"], actual["other"]["targets"]
-    assert first["names"][actual["page"]["first"]] == second["names"][actual["other"]["first"]] == "espresso"
-    assert second["indices"][actual["other"]["first"]] == 999 - 967
+    reversed_labels = list(reversed(classifier.labels))  # the same network, whose classes are called otherwise
+    reordered = gradcam.load_classifier(classifier.model, layer="layer4", labels=reversed_labels, size=224)
+    talk = Talk(loader(classifier, reordered), [("coffee.jpg", photo("coffee.jpg"))])
+    answer = talk.ask(other={"model": "second"}, first=967)
+    first, second = answer["page"]["targets"], answer["other"]["targets"]
+    assert first["names"][answer["page"]["first"]] == second["names"][answer["other"]["first"]] == "espresso"
+    assert second["indices"][answer["other"]["first"]] == 999 - 967
 
 
 def test_of_two_classes_of_one_name_the_other_model_has_the_same(
@@ -128,8 +128,8 @@ def test_of_two_classes_of_one_name_the_other_model_has_the_same(
     twice = gradcam.load_classifier(classifier.model, layer="layer4", labels=labels, size=224)
     talk = Talk(loader(twice, twice), [("coffee.jpg", photo("coffee.jpg"))])
     for index in (134, 517):
-        actual = talk.ask(other={"model": "second"}, first=index)
-        assert actual["other"]["targets"]["indices"][actual["other"]["first"]] == index
+        answer = talk.ask(other={"model": "second"}, first=index)
+        assert answer["other"]["targets"]["indices"][answer["other"]["first"]] == index
 
 
 def space() -> dict[str, Any]:
@@ -141,20 +141,20 @@ def space() -> dict[str, Any]:
 def test_boxes(tmp_path: Path) -> None:
     detector = gradcam.load_model(space()["detector"](), labels=["background", "person", "dog"])
     talk = Talk(loader(detector), [("street.png", write_noise(tmp_path / "street.png", 0))])
-    actual = talk.ask()
-    things = actual["page"]["targets"]
-    assert actual["task"] == "detection"
+    answer = talk.ask()
+    things = answer["page"]["targets"]
+    assert answer["task"] == "detection"
     assert things["kind"] == "box"
     assert len(things["boxes"]) > 1
     assert things["words"][1] == ["--box", "1"]
     explanation = detector.explain(
         tmp_path / "street.png",
         target=gradcam.targets.Box(1),
-        method=actual["page"]["maps"][0]["method"],
+        method=answer["page"]["maps"][0]["method"],
         evidence="signed",
     )
-    own = to_maps(actual["page"]["maps"][0])[1]
-    np.testing.assert_allclose(own, explanation.maps[0, 0].numpy(), atol=0.01 * float(explanation.maps.abs().max()))
+    heatmap = to_maps(answer["page"]["maps"][0])[1]
+    np.testing.assert_allclose(heatmap, explanation.maps[0, 0].numpy(), atol=0.01 * float(explanation.maps.abs().max()))
     assert talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["targets"]["kind"] == "box"  # the whole answer
 
 
@@ -172,22 +172,22 @@ def test_sentences(tmp_path: Path) -> None:
     matcher = gradcam.load_model(space()["towers"](), task="matching", size=(32, 64))
     talk = Talk(loader(matcher), [("flag.png", write_colours(tmp_path / "flag.png", (220, 20, 20), (20, 220, 20)))])
     assert "sentences" in talk.ask()["error"]
-    actual = talk.ask(texts=["a red flag", " ", "green"])["page"]
-    assert actual["targets"]["kind"] == "text"
-    assert actual["targets"]["names"] == ["a red flag", "green"]
-    left, right = (item.clip(0).sum(0) for item in to_maps(actual["maps"][0]))
-    half = left.shape[0] // 2
-    assert left[:half].sum() > left[half:].sum()
-    assert right[half:].sum() > right[:half].sum()
+    page = talk.ask(texts=["a red flag", " ", "green"])["page"]
+    assert page["targets"]["kind"] == "text"
+    assert page["targets"]["names"] == ["a red flag", "green"]
+    red, green = (item.clip(0).sum(0) for item in to_maps(page["maps"][0]))
+    half = red.shape[0] // 2
+    assert red[:half].sum() > red[half:].sum()
+    assert green[half:].sum() > green[:half].sum()
 
 
 @pytest.mark.slow
 def test_words_of_a_caption(tmp_path: Path) -> None:
     captioner = gradcam.load_model(space()["captioner"](), size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1))
     talk = Talk(loader(captioner), [("street.png", write_noise(tmp_path / "street.png", 0))])
-    actual = talk.ask()
-    assert actual["task"] == "captioning"
-    things = actual["page"]["targets"]
+    answer = talk.ask()
+    assert answer["task"] == "captioning"
+    things = answer["page"]["targets"]
     assert things["kind"] == "word"
     assert things["words"][0] == ["--word", "0"]
 
@@ -205,48 +205,48 @@ def test_the_model_that_was_named_keeps_its_options_and_its_reader_reads_what_is
     (tmp_path / "rd.py").write_text(READER)
     (tmp_path / "mine.py").write_text(WRONG_MODELS)
     np.save(tmp_path / "scan.npy", np.zeros((64, 64, 3), np.uint8))
-    own = ("--size", "128", "--reshape", "channels-first")
-    with serve(*own, "--reader", "rd.py:read", "scan.npy", folder=tmp_path) as actual:
-        dropped = actual.drop("b.npy", (tmp_path / "scan.npy").read_bytes()).json()
+    options = ("--size", "128", "--reshape", "channels-first")
+    with serve(*options, "--reader", "rd.py:read", "scan.npy", folder=tmp_path) as server:
+        dropped = server.drop("b.npy", (tmp_path / "scan.npy").read_bytes()).json()
         assert dropped == {"id": 1, "name": "b.npy"}
-        assert "c.txt" in actual.drop("c.txt", b"A text.").json()["error"]
+        assert "c.txt" in server.drop("c.txt", b"A text.").json()["error"]
         for number in (0, 1):
-            with Image.open(io.BytesIO(actual.ask(f"view/{number}").content)) as view:
+            with Image.open(io.BytesIO(server.ask(f"view/{number}").content)) as view:
                 assert view.getpixel((5, 5))[2] > 150
-        usual = re.search(r'"model": ?"([^"]+)"', actual.ask("").text)
+        usual = re.search(r'"model": ?"([^"]+)"', server.ask("").text)
         assert usual
-        for asked in ({}, {"model": usual[1]}):
-            page = actual.explain(1, **asked)["page"]
+        for fields in ({}, {"model": usual[1]}):
+            page = server.explain(1, **fields)["page"]
             assert page["model"]["words"] == ["--size", "128", "--reader", "rd.py:read"]
             assert page["model"]["reshape"] == "channels-first"
             assert "path" not in page["image"]
-        assert actual.explain(0)["page"]["image"]["path"] == "scan.npy"
-        assert "scan.npy" in actual.explain(0, model="mine.py:small")["error"], "which has no such reader"
+        assert server.explain(0)["page"]["image"]["path"] == "scan.npy"
+        assert "scan.npy" in server.explain(0, model="mine.py:small")["error"], "which has no such reader"
 
 
 # ---- What goes wrong
 
 
 @pytest.mark.parametrize(
-    ("data", "name", "said"),
+    ("data", "name", "message"),
     [
         (b"This is a text.", "notes.txt", "notes.txt"),
         (b"", "empty.jpg", "empty.jpg"),
         (make_bomb(), "huge.png", "60000 x 60000"),
     ],
 )
-def test_what_is_no_picture_is_told_and_not_kept(talk: Talk, data: bytes, name: str, said: str) -> None:
+def test_what_is_no_picture_is_told_and_not_kept(talk: Talk, data: bytes, name: str, message: str) -> None:
     error = talk.drop(data, name)["error"]
-    assert said in error
+    assert message in error
     assert "\n" not in error
     assert len(talk.web.get("/strip").json()) == 1
 
 
 def test_a_name_is_a_name(talk: Talk, photo: Callable[[str], Path]) -> None:
-    actual = talk.drop(photo("coffee.jpg").read_bytes(), "..%2F..%2F%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E.jpg")
-    assert actual["name"] == f"{HOSTILE}.jpg"
-    assert talk.ask(actual["id"])["page"]["image"]["name"] == actual["name"]
-    assert talk.web.get(f"/view/{actual['id']}").content[:3] == b"\xff\xd8\xff"
+    image = talk.drop(photo("coffee.jpg").read_bytes(), "..%2F..%2F%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E.jpg")
+    assert image["name"] == f"{HOSTILE}.jpg"
+    assert talk.ask(image["id"])["page"]["image"]["name"] == image["name"]
+    assert talk.web.get(f"/view/{image['id']}").content[:3] == b"\xff\xd8\xff"
 
 
 def test_nan_and_a_model_that_fails_are_told(photo: Callable[[str], Path]) -> None:
@@ -261,7 +261,7 @@ def test_nan_and_a_model_that_fails_are_told(photo: Callable[[str], Path]) -> No
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"picture": 7}, {"picture": "../etc"}, {"picture": None}, {"edits": ["smear"]}, {"edits": 3}, {"method": "magic"},
         {"layer": "nowhere"}, {"first": "x"}, {"first": 10**6}, {"other": 3}, {"texts": 5}, {"picture": [0]},
@@ -269,8 +269,8 @@ def test_nan_and_a_model_that_fails_are_told(photo: Callable[[str], Path]) -> No
         {"weights": "a\0b"}, {"other": {"model": "\0a"}},
     ],
 )  # fmt: skip
-def test_strange_questions_are_told(talk: Talk, asked: dict[str, Any]) -> None:
-    answer = talk.web.post("/ask", content=json.dumps({"tab": "one", "picture": 0} | asked))
+def test_strange_questions_are_told(talk: Talk, fields: dict[str, Any]) -> None:
+    answer = talk.web.post("/ask", content=json.dumps({"tab": "one", "picture": 0} | fields))
     assert answer.status_code == 422
     assert "\n" not in answer.json()["error"]
     assert "Error" not in answer.json()["error"]
@@ -335,7 +335,7 @@ def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
 ) -> None:
     server = Server(Explainer(ModelCache(loader(classifier)), ImageStrip()), PageSettings("usual"))
     web = TestClient(server.to_application({"My-Machine:8765"}, takes_addresses=is_open))
-    actual = {
+    statuses = {
         host: web.get("/alive", headers={"host": host}).status_code
         for host in (
             "192.0.2.2:8765",
@@ -346,7 +346,7 @@ def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
             "",
         )
     }
-    assert list(actual.values()) == [200 if is_open else 403] * 2 + [200] + [403] * 3
+    assert list(statuses.values()) == [200 if is_open else 403] * 2 + [200] + [403] * 3
 
 
 def test_what_a_browser_is_started_with_leads_to_the_token_once(talk: Talk) -> None:
@@ -382,20 +382,20 @@ def test_the_newest_question_of_a_tab_wins_and_others_wait() -> None:
 
     async def go() -> list[Any]:
         jobs = JobQueue()
-        asked = [
+        runs = [
             jobs.run("a", work("first"), never),
             jobs.run("a", work("second"), never),
             jobs.run("b", work("other"), never),
         ]
-        asked += [jobs.run("a", work("last"), never)]
-        actual = await asyncio.gather(*asked, return_exceptions=True)
+        runs += [jobs.run("a", work("last"), never)]
+        results = await asyncio.gather(*runs, return_exceptions=True)
         jobs.close()
-        return actual
+        return results
 
-    first, second, other, last = asyncio.run(go())
+    first, second, parallel, last = asyncio.run(go())
     assert isinstance(first, JobStopped)
     assert isinstance(second, JobStopped)
-    assert (other, last) == ("other", "last")
+    assert (parallel, last) == ("other", "last")
     assert ran == ["other", "last"]
 
 
@@ -414,12 +414,12 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
                 steps += 1
                 time.sleep(0.01)
 
-        (actual,) = await asyncio.gather(jobs.run("a", work, is_gone), return_exceptions=True)
+        (outcome,) = await asyncio.gather(jobs.run("a", work, is_gone), return_exceptions=True)
         assert jobs.progress("a") == (0, 0)
-        return actual, steps, heard
+        return outcome, steps, heard
 
-    actual, steps, heard = asyncio.run(go())
-    assert isinstance(actual, JobStopped)
+    outcome, steps, heard = asyncio.run(go())
+    assert isinstance(outcome, JobStopped)
     assert steps < 390
     assert 0 < heard[0][0] < heard[1][0]
     assert heard[0][1] == 400
@@ -428,8 +428,8 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
 def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gradcam.Classifier) -> None:
     loaded: list[str | None] = []
 
-    def load(wanted: ModelRequest) -> LoadedModel:
-        loaded.append(wanted.model)
+    def load(request: ModelRequest) -> LoadedModel:
+        loaded.append(request.model)
         return LoadedModel(classifier, (), "")
 
     free = [10**12]

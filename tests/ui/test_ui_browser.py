@@ -23,7 +23,7 @@ import pytest
 import gradcam
 from tests.browser import DESKTOP, PHONE, Visit, expect, needs_browser
 from tests.ui.serving import HOSTILE, MODELS, Serving, make_bomb, serve
-from tests.web.test_page_browser import axe, choose, pixels, shown
+from tests.web.test_page_browser import axe, choose, pixels, read_target_name
 
 __all__ = ["axe"]  # a fixture
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -43,8 +43,8 @@ def serving(place: Path, photo: Callable[[str], Path]) -> Iterator[Serving]:
     strip.mkdir()
     for name in ("cat_and_espresso.jpg", "coffee.jpg"):
         (strip / name).write_bytes(photo(name).read_bytes())
-    with serve("strip", folder=place) as actual:
-        yield actual
+    with serve("strip", folder=place) as server:
+        yield server
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_layer_method_class_and_the_page_s_own_controls(go: Go) -> None:
     page.locator("#layer").fill("nowhere")
     page.locator("#layer").press("Enter")
     expect(page.locator("#trouble")).to_contain_text("nowhere")
-    assert shown(page)
+    assert read_target_name(page)
 
 
 def test_two_checkpoints_are_compared(go: Go, place: Path, classifier: gradcam.Classifier) -> None:
@@ -199,7 +199,7 @@ def test_two_checkpoints_are_compared(go: Go, place: Path, classifier: gradcam.C
     page.locator("#more-asking summary").click()
     page.locator("#other-weights").fill("other.pth")
     page.locator("#is-compared").check()
-    expect(page.locator("#second-name")).to_have_text(shown(page))
+    expect(page.locator("#second-name")).to_have_text(read_target_name(page))
     assert np.any(pixels(page, "#second-map")[..., 3])
     assert page.locator("#both tr").count() == 5
     assert "--weights other.pth" in page.locator("#second-command").inner_text()
@@ -224,8 +224,8 @@ def test_a_tab_that_is_closed_in_the_middle_stops_its_work(go: Go, serving: Serv
     page.select_option("#method", "rise")
     expect(page.locator("#waited")).to_contain_text("passes")
     page.close()
-    other = go()  # which waits for no 4000 passes
-    assert shown(other)
+    second_page = go()  # which waits for no 4000 passes
+    assert read_target_name(second_page)
 
 
 def test_pictures_that_are_none_are_told_and_others_are_taken(go: Go, photo: Callable[[str], Path]) -> None:
@@ -245,15 +245,15 @@ def test_what_is_told_of_files_does_not_depend_on_which_answer_comes_first(go: G
     page = go()
 
     def wait(route: Any) -> None:
-        held.append(route)
+        routes.append(route)
 
-    held: list[Any] = []
+    routes: list[Any] = []
     page.route("**/drop", wait)
     for name in ("a.txt", "b.txt"):  # the second before the first is answered
         give(page, (name, b"A text."))
-    while len(held) < 2:
+    while len(routes) < 2:
         page.wait_for_timeout(20)
-    for route in reversed(held):
+    for route in reversed(routes):
         route.continue_()
         page.wait_for_timeout(200)
     page.unroute("**/drop")
@@ -385,7 +385,7 @@ def test_what_is_shown_stays_whole_where_the_next_picture_fails(
         before, line = command(page), page.locator("#brushed").inner_text()
         assert before.startswith("gradcam run odd/-a.jpg --edit blur:")
         first = page.locator("#shown-facts").inner_text().split()[0]
-        assert line.startswith(f"{shown(page)}: {first}"), "the line follows the last whole answer"
+        assert line.startswith(f"{read_target_name(page)}: {first}"), "the line follows the last whole answer"
         page.locator("#strip button").nth(2).click()
         expect(page.locator("#trouble")).to_contain_text("c.jpg")
         assert (page.locator("#title").inner_text(), command(page)) == ("-a.jpg", before)
@@ -465,10 +465,10 @@ def test_a_second_ui_and_a_port_that_is_taken_get_one_line(serving: Serving) -> 
     assert (second.returncode, second.stdout) == (2, "")
     assert len(second.stderr.splitlines()) == 1
     assert f"already running on port {port}" in second.stderr
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ui = run_ui("--port", str(taken.getsockname()[1]))
+    with socket.socket() as busy_socket:
+        busy_socket.bind(("127.0.0.1", 0))
+        busy_socket.listen()
+        ui = run_ui("--port", str(busy_socket.getsockname()[1]))
     assert ui.returncode == 2
     assert len(ui.stderr.splitlines()) == 1
     assert "--port 0" in ui.stderr
@@ -485,27 +485,27 @@ def test_the_browser_s_command_line_has_no_token(tmp_path: Path) -> None:
     ) as process:  # fmt: skip
         try:
             printed = process.stdout.readline().strip()  # type: ignore[union-attr]
-            while not (tmp_path / "given").exists() or not (given := (tmp_path / "given").read_text().strip()):
+            while not (tmp_path / "given").exists() or not (url := (tmp_path / "given").read_text().strip()):
                 time.sleep(0.05)
             token = printed.partition("token=")[2]
             assert token
-            assert token not in given
-            response = httpx.get(given, trust_env=False)
+            assert token not in url
+            response = httpx.get(url, trust_env=False)
             assert response.headers["location"] == f"/?token={token}"
         finally:
             process.terminate()
 
 
 def test_another_host_is_warned_of_and_an_interruption_ends_it_quietly(place: Path) -> None:
-    with serve("--host", "0.0.0.0", folder=place) as actual:
-        assert any("Warning: with --host 0.0.0.0" in line for line in actual.lines)
-        assert actual.ask("strip").json() == []
-        actual.process.send_signal(signal.SIGINT)
-        remaining = actual.process.stdout.read()
+    with serve("--host", "0.0.0.0", folder=place) as server:
+        assert any("Warning: with --host 0.0.0.0" in line for line in server.lines)
+        assert server.ask("strip").json() == []
+        server.process.send_signal(signal.SIGINT)
+        remaining = server.process.stdout.read()
         assert "Traceback" not in remaining
-        status = actual.process.wait(20)
+        status = server.process.wait(20)
         assert status in (0, 130)
-        actual.process.poll = lambda: None
+        server.process.poll = lambda: None
 
 
 @pytest.mark.parametrize(("sent", "statuses"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (143,))])
@@ -514,23 +514,23 @@ def test_a_signal_ends_it_while_it_computes(
 ) -> None:
     (place / "slow.py").write_text(SLOW)
     with (
-        serve("--host", "localhost", "--model", "slow.py:slow", str(photo("coffee.jpg")), folder=place) as actual,
+        serve("--host", "localhost", "--model", "slow.py:slow", str(photo("coffee.jpg")), folder=place) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         (place / "begun").unlink(missing_ok=True)
-        assert not any("Warning" in line for line in actual.lines), "nobody else reaches it"
+        assert not any("Warning" in line for line in server.lines), "nobody else reaches it"
         (place / "serving").touch()
-        asked = [pool.submit(actual.ask, "ask", method="POST", json={"tab": tab, "picture": 0}) for tab in "ab"]
+        futures = [pool.submit(server.ask, "ask", method="POST", json={"tab": tab, "picture": 0}) for tab in "ab"]
         wait_for(place / "begun")
-        actual.process.send_signal(sent)
-        assert actual.process.wait(15) in statuses  # a pass takes a minute
-        remaining = actual.process.stdout.read()
+        server.process.send_signal(sent)
+        assert server.process.wait(15) in statuses  # a pass takes a minute
+        remaining = server.process.stdout.read()
         assert "Traceback" not in remaining, remaining
         # The second may come too late to be heard at all.
-        ends = [item.exception() or item.result().json() for item in asked]
+        ends = [item.exception() or item.result().json() for item in futures]
         assert {"stopped": True} in ends
         assert all(end == {"stopped": True} or isinstance(end, httpx.ConnectError) for end in ends), ends
-        actual.process.poll = lambda: None
+        server.process.poll = lambda: None
     (place / "serving").unlink()
 
 

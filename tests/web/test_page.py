@@ -41,12 +41,12 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
-def to_rows(found: dict[str, Any]) -> NDArray[np.float32]:
+def to_rows(entry: dict[str, Any]) -> NDArray[np.float32]:
     """As the reference says it."""
-    kind = {"int8": "<i1", "int16": "<i2"}[found["type"]]
-    numbers = np.frombuffer(base64.b64decode(found["data"]), kind)
-    scales = np.frombuffer(base64.b64decode(found["scales"]), "<f4")
-    return (numbers.reshape(found["shape"]) * scales[:, None]).astype(np.float32)
+    kind = {"int8": "<i1", "int16": "<i2"}[entry["type"]]
+    numbers = np.frombuffer(base64.b64decode(entry["data"]), kind)
+    scales = np.frombuffer(base64.b64decode(entry["scales"]), "<f4")
+    return (numbers.reshape(entry["shape"]) * scales[:, None]).astype(np.float32)
 
 
 def to_maps(entry: dict[str, Any]) -> NDArray[np.float32]:
@@ -98,7 +98,7 @@ def test_maps_through_odd_layers_are_those_of_backward_passes(
     classifier = gradcam.load_classifier(Odd(), layer="first", size=224)
     heard: list[tuple[int, int]] = []
     page = gradcam.page(
-        photo("coffee.jpg"), classifier, methods=[method], progress=lambda done, total: heard.append((done, total))
+        photo("coffee.jpg"), classifier, methods=[method], progress=lambda count, total: heard.append((count, total))
     )
     assert page.maps[0].targets is None, "all classes, by the short way, in place of the 7 most probable"
     assert heard == [(i + 1, len(heard)) for i in range(12 if method == "gradcam" else 576)]
@@ -106,8 +106,8 @@ def test_maps_through_odd_layers_are_those_of_backward_passes(
         photo("coffee.jpg"), target=[page.targets.indices], method=method, evidence="signed"
     )
     (item,) = page.maps
-    own = item.maps if item.maps is not None else np.tensordot(item.weights, item.channels, 1)
-    np.testing.assert_allclose(own, explanation.maps[0].numpy(), atol=1e-5 * float(explanation.maps.abs().max()))
+    maps = item.maps if item.maps is not None else np.tensordot(item.weights, item.channels, 1)
+    np.testing.assert_allclose(maps, explanation.maps[0].numpy(), atol=1e-5 * float(explanation.maps.abs().max()))
 
 
 def test_making_a_page_loads_no_compiler(photo: Callable[[str], Path], tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_all_classes_at_four_layers_are_the_maps_of_explain(
     assert sorted(data["targets"]["indices"]) == list(range(CLASSES))
     shares = data["targets"]["shares"]
     assert shares == sorted(shares, reverse=True)
-    chosen = [0, 1, 7, 400, 999]
-    indices = [data["targets"]["indices"][item] for item in chosen]
+    positions = [0, 1, 7, 400, 999]
+    indices = [data["targets"]["indices"][item] for item in positions]
     for entry, tolerance in zip(data["maps"], (0.004, 0.004, 0.02, 0.02)):
         assert entry["targets"] is None
         maps = to_maps(entry)
@@ -146,8 +146,8 @@ def test_all_classes_at_four_layers_are_the_maps_of_explain(
         explanation = classifier.explain(
             photo("cat_and_espresso.jpg"), entry["layer"], target=[indices], evidence="signed"
         )
-        for at, expected in zip(chosen, explanation.maps[0].numpy()):
-            assert np.abs(maps[at] - expected).max() <= tolerance * np.abs(expected).max()
+        for position, expected in zip(positions, explanation.maps[0].numpy()):
+            assert np.abs(maps[position] - expected).max() <= tolerance * np.abs(expected).max()
     count = len(data["image"]["source"])
     assert (tmp_path / "cat.html").stat().st_size - count < 1_000_000
 
@@ -183,10 +183,10 @@ def test_the_last_layer_takes_two_passes_more_than_run(photo: Callable[[str], Pa
     classifier = gradcam.load_classifier(counting, layer="model.layer4")
     counting.passes = 0
     classifier.explain(photo("coffee.jpg"))
-    own, counting.passes = counting.passes, 0
+    explain_passes, counting.passes = counting.passes, 0
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["model.layer4"])
     assert page.maps[0].targets is None
-    assert counting.passes <= own + 2
+    assert counting.passes <= explain_passes + 2
 
 
 def test_the_model_is_left_as_it_was(photo: Callable[[str], Path]) -> None:
@@ -207,15 +207,15 @@ def test_other_methods_have_maps_of_the_most_probable_and_say_so(
     page = gradcam.page(
         photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "layercam"], target="tripod", top=5
     )
-    own, other = page.to_data()["maps"]
-    assert own["targets"] is None
-    assert other["evidence"] == "positive"
+    gradcam_entry, layercam_entry = page.to_data()["maps"]
+    assert gradcam_entry["targets"] is None
+    assert layercam_entry["evidence"] == "positive"
     at = page.targets.names.index("tripod")
-    assert set(other["targets"]) == {*range(5), at}
+    assert set(layercam_entry["targets"]) == {*range(5), at}
     assert page.first == at
     explanation = classifier.explain(photo("coffee.jpg"), "layer4", method="layercam", target="tripod")
     np.testing.assert_allclose(
-        to_maps(other)[other["targets"].index(at)],
+        to_maps(layercam_entry)[layercam_entry["targets"].index(at)],
         explanation.maps[0, 0].numpy(),
         atol=0.005 * float(explanation.maps.max()),
     )
@@ -321,8 +321,8 @@ def test_nan_is_an_error(photo: Callable[[str], Path]) -> None:
 
 def test_hostile_names_are_texts(classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path) -> None:
     labels = [HOSTILE] * CLASSES
-    named = gradcam.load_classifier(classifier.model, labels=labels, layer="layer4")
-    page = gradcam.page(photo("coffee.jpg"), named, layers=["layer4"], name=f"{HOSTILE}.jpg")
+    renamed = gradcam.load_classifier(classifier.model, labels=labels, layer="layer4")
+    page = gradcam.page(photo("coffee.jpg"), renamed, layers=["layer4"], name=f"{HOSTILE}.jpg")
     text = page.to_html()
     body = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
     assert "<img src=x" not in text

@@ -25,12 +25,12 @@ EVIDENCE = ("positive", "negative", "signed")
 
 @pytest.fixture(scope="module")
 def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
-    made = gradcam.page(
+    page = gradcam.page(
         photo("cat_and_espresso.jpg"), classifier, layers=["layer4", "head.0"], methods=["gradcam", "layercam"], top=6
     )
     tests = [{"question": "Does it differ?", "outcome": "passed", "reason": "It does."}]
     verdict = {"of": "Of this map.", "outcome": "undecided", "summary": "Who knows.", "tests": tests}
-    return made.with_verdict(verdict)
+    return page.with_verdict(verdict)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def go(visit: Callable[..., Visit], file: Path) -> Callable[..., Any]:
     return start
 
 
-def shown(page: Any) -> str:
+def read_target_name(page: Any) -> str:
     text: str = page.locator("#shown-name").inner_text()
     return text
 
@@ -86,20 +86,18 @@ def at(page: Any, across: float, down: float) -> tuple[float, float]:
 def expected_overlay(classifier: gradcam.Classifier, picture: Path, index: int, **options: Any) -> Any:
     look = {name: options.pop(name) for name in ("colormap", "alpha") if name in options}
     explanation = classifier.explain(picture, options.pop("layer", "layer4"), target=index, **options)
-    top, left, height, width = explanation.regions[0]
-    return explanation.overlay(outline=False, **look)[top : top + height, left : left + width].astype(
-        float
-    ), explanation
+    y0, x0, height, width = explanation.regions[0]
+    return explanation.overlay(outline=False, **look)[y0 : y0 + height, x0 : x0 + width].astype(float), explanation
 
 
-def drawn_overlay(page: Any, one: Any) -> Any:
+def drawn_overlay(page: Any, explanation: Any) -> Any:
     """The picture with the canvas over it, as the page has it, at the size of the region."""
     from PIL import Image
 
-    top, left, height, width = one.regions[0]
+    y0, x0, height, width = explanation.regions[0]
     heat = np.asarray(Image.fromarray(pixels(page)).resize((width, height), Image.Resampling.BILINEAR), float)
     alpha = heat[..., 3:] / 255
-    picture = one.images[0][top : top + height, left : left + width].astype(float)
+    picture = explanation.images[0][y0 : y0 + height, x0 : x0 + width].astype(float)
     return picture * (1 - alpha) + heat[..., :3] * alpha
 
 
@@ -113,10 +111,10 @@ def test_the_heatmap_is_drawn_as_the_package_draws_it(
     page.select_option("#colours", colormap)
     page.locator("#opacity").fill("80")
     picture = photo("cat_and_espresso.jpg")
-    expected, one = expected_overlay(classifier, picture, 285, evidence=evidence, colormap=colormap, alpha=0.8)
-    assert np.abs(drawn_overlay(page, one) - expected).mean() < 2.5
-    other, _ = expected_overlay(classifier, picture, 967, evidence=evidence, colormap=colormap, alpha=0.8)
-    assert np.abs(drawn_overlay(page, one) - other).mean() > 8  # of another class: it could be told apart
+    expected, explanation = expected_overlay(classifier, picture, 285, evidence=evidence, colormap=colormap, alpha=0.8)
+    assert np.abs(drawn_overlay(page, explanation) - expected).mean() < 2.5
+    other_class, _ = expected_overlay(classifier, picture, 967, evidence=evidence, colormap=colormap, alpha=0.8)
+    assert np.abs(drawn_overlay(page, explanation) - other_class).mean() > 8  # of another class: it could be told apart
 
 
 def test_the_list_has_all_classes_the_most_probable_first(go: Callable[..., Any], cat: Page) -> None:
@@ -124,7 +122,7 @@ def test_the_list_has_all_classes_the_most_probable_first(go: Callable[..., Any]
     options = page.locator("#things [role=option]")
     assert options.count() == 1000
     assert options.first.inner_text().split("\n") == ["Egyptian cat", "58 %"]
-    assert shown(page) == "Egyptian cat"
+    assert read_target_name(page) == "Egyptian cat"
     assert page.locator("#counted").inner_text() == "1,000 classes"
     assert page.title() == "cat_and_espresso.jpg · Grad-CAM"
 
@@ -133,34 +131,34 @@ def test_a_click_the_arrow_keys_and_a_name_switch_the_class(go: Callable[..., An
     page = go()
     before = pixels(page)
     page.locator("#things [role=option]").nth(1).click()
-    assert shown(page) == "espresso"
+    assert read_target_name(page) == "espresso"
     assert (pixels(page) != before).any()
     assert page.locator("#things [aria-selected=true]").all_inner_texts()[0].startswith("espresso")
     assert "espresso" in page.locator("#said").inner_text()
     page.keyboard.press("ArrowDown")
-    assert shown(page) == "consomme"
+    assert read_target_name(page) == "consomme"
     page.keyboard.press("ArrowUp")
-    assert shown(page) == "espresso"
+    assert read_target_name(page) == "espresso"
     page.keyboard.press("End")
-    last = shown(page)
+    last = read_target_name(page)
     assert page.locator("#things [aria-selected=true]").bounding_box()["y"] < 800  # it is brought into view
     page.keyboard.press("Home")
-    assert shown(page) == "Egyptian cat" != last
+    assert read_target_name(page) == "Egyptian cat" != last
     page.keyboard.press("/")
     page.keyboard.type("tripod")
-    assert shown(page) == "tripod"
+    assert read_target_name(page) == "tripod"
     assert page.locator("#counted").inner_text() == "1 of 1,000"
     page.keyboard.press("Escape")
     assert page.locator("#search").input_value() == ""
     assert page.locator("#things [role=option]:visible").count() == 1000
     page.locator("#things").focus()
     page.keyboard.type("cup")  # typing in the list goes on in the search
-    assert shown(page) == "cup"
+    assert read_target_name(page) == "cup"
     page.fill("#search", "967")
-    assert shown(page) == "espresso"
+    assert read_target_name(page) == "espresso"
     page.fill("#search", "nothing is called this")
     assert page.locator("#counted").inner_text() == "No matches."
-    assert shown(page) == "espresso"
+    assert read_target_name(page) == "espresso"
 
 
 def test_layers_and_methods_are_tabs(go: Callable[..., Any]) -> None:
@@ -211,7 +209,7 @@ def test_a_click_keeps_the_place(go: Callable[..., Any]) -> None:
     choose(page, "layers", "head.0")  # the place stays, whatever the layer
     assert page.locator("#cell").is_visible()
     page.locator("#place .pick").nth(1).click()
-    assert shown(page) == page.locator("#place .label").nth(1).inner_text()
+    assert read_target_name(page) == page.locator("#place .label").nth(1).inner_text()
     page.locator("#release").click()
     assert page.locator("#release").is_hidden()
     page.mouse.click(*at(page, 0.2, 0.3))
@@ -237,13 +235,13 @@ def test_two_classes_are_compared(
 ) -> None:
     page = go()
     page.locator("#against").check()
-    assert shown(page) == "Egyptian cat against espresso"
+    assert read_target_name(page) == "Egyptian cat against espresso"
     picture = photo("cat_and_espresso.jpg")
     explanation = classifier.explain(
         picture, "layer4", target=ClassTarget(285, score="contrast", against=[967]), evidence="signed"
     )
-    top, left, height, width = explanation.regions[0]
-    expected = explanation.overlay(outline=False)[top : top + height, left : left + width].astype(float)
+    y0, x0, height, width = explanation.regions[0]
+    expected = explanation.overlay(outline=False)[y0 : y0 + height, x0 : x0 + width].astype(float)
     assert np.abs(drawn_overlay(page, explanation) - expected).mean() < 2.5
     command = page.locator("#command").inner_text()
     assert command.endswith(
@@ -251,14 +249,14 @@ def test_two_classes_are_compared(
     )
     assert page.locator("#legend-high").inner_text() == "for Egyptian cat"
     page.locator("#things [role=option]").nth(4).click()  # the list chooses B
-    assert shown(page) == "Egyptian cat against soup bowl"
+    assert read_target_name(page) == "Egyptian cat against soup bowl"
     page.locator("#swap").click()
-    assert shown(page) == "soup bowl against Egyptian cat"
+    assert read_target_name(page) == "soup bowl against Egyptian cat"
     page.locator("input[name=side][value=a]").check(force=True)
     page.locator("#things [role=option]").nth(0).click()
     assert "The two heatmaps are equal." in page.locator("#blank").inner_text()
     page.locator("#against").uncheck()
-    assert shown(page) == "Egyptian cat"
+    assert read_target_name(page) == "Egyptian cat"
 
 
 def test_opacity_colours_cells_and_outline(go: Callable[..., Any]) -> None:
@@ -270,9 +268,9 @@ def test_opacity_colours_cells_and_outline(go: Callable[..., Any]) -> None:
     assert pixels(page)[..., 3].max() == 0
     opacity.fill("50")
     page.select_option("#colours", "grey")
-    actual = pixels(page)
-    full = actual[actual[..., 3] == actual[..., 3].max()]
-    assert (np.ptp(full[:, :3].astype(int), axis=1) <= 2).all()
+    rgba = pixels(page)
+    opaque = rgba[rgba[..., 3] == rgba[..., 3].max()]
+    assert (np.ptp(opaque[:, :3].astype(int), axis=1) <= 2).all()
     choose(page, "cells", "raw")
     assert pixels(page).shape == (7, 7, 4)
     assert page.locator("#heatmap").evaluate("(it) => getComputedStyle(it).imageRendering") == "pixelated"
@@ -286,12 +284,12 @@ def test_opacity_colours_cells_and_outline(go: Callable[..., Any]) -> None:
 def test_the_heatmap_lies_on_what_the_network_saw(go: Callable[..., Any], cat: Page) -> None:
     page = go()
     picture, heat = (page.locator(item).bounding_box() for item in ("#picture", "#heatmap"))
-    top, left, height, width = cat.region
+    y0, x0, height, width = cat.region
     scale = picture["width"] / 800
-    for actual, expected in (
-        (heat["x"] - picture["x"], left), (heat["y"] - picture["y"], top), (heat["width"], width), (heat["height"], height)
+    for length, expected in (
+        (heat["x"] - picture["x"], x0), (heat["y"] - picture["y"], y0), (heat["width"], width), (heat["height"], height)
     ):  # fmt: skip
-        assert abs(actual - expected * scale) < 1
+        assert abs(length - expected * scale) < 1
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
@@ -324,9 +322,9 @@ def test_what_is_copied(go: Callable[..., Any], classifier: gradcam.Classifier, 
     namespace: dict[str, Any] = {}
     exec(code.rpartition("\n")[0], namespace)  # all but the line that saves
     expected = namespace["explanation"].overlay(outline=False, colormap="viridis", alpha=0.7).astype(float)
-    one = namespace["explanation"]
-    top, left, height, width = one.regions[0]
-    assert np.abs(drawn_overlay(page, one) - expected[top : top + height, left : left + width]).mean() < 2.5
+    explanation = namespace["explanation"]
+    y0, x0, height, width = explanation.regions[0]
+    assert np.abs(drawn_overlay(page, explanation) - expected[y0 : y0 + height, x0 : x0 + width]).mean() < 2.5
 
 
 def test_the_picture_is_downloaded(go: Callable[..., Any], cat: Page, tmp_path: Path) -> None:
@@ -337,10 +335,10 @@ def test_the_picture_is_downloaded(go: Callable[..., Any], cat: Page, tmp_path: 
         page.locator("#download").click()
     assert waiting.value.suggested_filename == "cat_and_espresso-gradcam-Egyptian_cat-layer4.png"
     waiting.value.save_as(tmp_path / "a.png")
-    actual = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
-    assert actual.shape == (640, 800, 3)
-    assert np.abs(actual[:30] - cat.image[:30]).mean() < 4  # outside, the picture as it is
-    assert np.abs(actual[100:500, 150:350] - cat.image[100:500, 150:350]).mean() > 15
+    image = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
+    assert image.shape == (640, 800, 3)
+    assert np.abs(image[:30] - cat.image[:30]).mean() < 4  # outside, the picture as it is
+    assert np.abs(image[100:500, 150:350] - cat.image[100:500, 150:350]).mean() > 15
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -389,7 +387,7 @@ def test_a_phone_is_touched(go: Callable[..., Any]) -> None:
     assert page.locator("#place li").count() == 8
     assert page.locator("#release").is_visible()
     page.locator("#things [role=option]").nth(1).tap()
-    assert shown(page) == "espresso"
+    assert read_target_name(page) == "espresso"
 
 
 def test_the_page_lives_in_a_notebook_without_a_kernel(cat: Page, visit: Callable[..., Visit], tmp_path: Path) -> None:
@@ -415,7 +413,7 @@ def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], ca
     page = go(tmp_path / "hostile.html")
     assert page.locator("#things [role=option]").count() == 2
     assert page.locator("#counted").inner_text() == "2 boxes"
-    assert HOSTILE in shown(page)
+    assert HOSTILE in read_target_name(page)
     box, stage = (page.locator(item).bounding_box() for item in ("#box", "#stage"))
     assert abs(box["width"] - stage["width"] * 320 / 800) < 6
     assert """--box 'it'\\''s'""" in page.locator("#command").inner_text()
