@@ -1,4 +1,4 @@
-"""The command `gradcam inspect activations`: what it writes, what it says, and the status that it ends with."""
+"""Test `gradcam inspect activations`: its files, its output and its exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["folder", "gradcam_command"]  # fixtures
 
 @pytest.fixture
 def inspect(gradcam_command: Command) -> Command:
-    """`gradcam inspect activations ...` on the processor."""
+    """Return a function that runs `gradcam inspect activations` on the CPU."""
     return lambda *arguments: gradcam_command("inspect", "activations", "--device", "cpu", *arguments)
 
 
@@ -35,7 +35,7 @@ def files(folder: Path) -> list[str]:
 
 
 def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **options: Any) -> np.ndarray[Any, Any]:
-    """The sheet, from the Python functions."""
+    """Return the sheet as the Python functions draw it."""
     picture = gradcam.read_image(path)
     y0, x0, height, width = classifier.region(*picture.shape[:2])
     return draw_activations(
@@ -46,7 +46,7 @@ def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **option
     )
 
 
-# What is written
+# Files
 
 
 def test_the_picture_is_what_python_draws(
@@ -109,7 +109,7 @@ def test_two_pictures_of_one_stem_do_not_overwrite_each_other(
     assert len(files(folder)) == 4
 
 
-# What is said
+# Output
 
 
 def test_the_record_has_the_channels_that_are_drawn(
@@ -168,7 +168,7 @@ def test_names_with_control_characters_move_no_cursor() -> None:
     assert "  x   7 channels of 2 x 2, 1 dead   6 drawn: 0, 1, 2, 3, 4, ..." in text
 
 
-# What cannot be
+# Errors
 
 
 def test_one_broken_picture_does_not_stop_the_others(inspect: Command, folder: Path, photo: Photo) -> None:

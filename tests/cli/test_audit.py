@@ -1,4 +1,4 @@
-"""`gradcam audit`: what it says, what it writes, and the status that it ends with."""
+"""Test `gradcam audit`: its output, its files and its exit status."""
 
 from __future__ import annotations
 

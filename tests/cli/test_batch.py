@@ -1,4 +1,4 @@
-"""`gradcam batch` and `gradcam report`: a folder of pictures, disturbed in every way."""
+"""Test `gradcam batch` and `gradcam report` on a folder of images, with interruptions, broken files and lost results."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ PLACES = {
 
 @pytest.fixture
 def batch(gradcam_command: Command) -> Command:
-    """`gradcam batch ...` on the processor."""
+    """Return a function that runs `gradcam batch` on the CPU."""
     return lambda *arguments: gradcam_command("batch", "--device", "cpu", *arguments)
 
 
 @pytest.fixture
 def photos(folder: Path, photo: Photo) -> Path:
-    """Five small photographs in three folders, one of them broken, and what is no picture."""
+    """Return a folder with five small photos, a broken copy of one, and two files that are skipped."""
     root = folder / "photos"
     for name, place in PLACES.items():
         path = root / place
@@ -67,13 +67,13 @@ def manifest(folder: Path) -> list[dict[str, Any]]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """All that must be the same however often a run was stopped: not the log, which has times."""
+    """Return the files that must not depend on interruptions. The log is left out, because it contains times."""
     return {
         name: (folder / name).read_bytes() for name in files(folder) if not Path(name).name.startswith(("log", "."))
     }
 
 
-# What a person gets
+# Results
 
 
 def test_a_folder_is_explained_under_the_same_relative_names(
@@ -280,7 +280,7 @@ def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
         assert outcome.err.count("\n") == 1
 
 
-# What goes wrong before the first picture
+# Errors before the first image
 
 
 @pytest.mark.parametrize(
@@ -367,11 +367,11 @@ def test_an_output_folder_inside_the_input_is_left_out(batch: Command, folder: P
     assert manifest(photos / "out") == first
 
 
-# Stopped, and resumed
+# Stopping and resuming
 
 
 def test_resuming_gives_the_same_bytes(batch: Command, folder: Path, photos: Path) -> None:
-    """Wherever the manifest was cut, and whatever overlay is missing."""
+    """Cut the manifest at several places, lose some overlays, and resume."""
     batch("photos", "-o", "whole", "--batch-size", 4)
     expected = tree(folder / "whole")
     text = expected["manifest.jsonl"]
@@ -410,7 +410,9 @@ def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None
         assert outcome.status == 1
         stopped = "Stopped after 1 failure:" in outcome.err
         assert stopped == (most == 0)
-        assert len(manifest(folder / "out")) in ((3, 4) if stopped else (6,))  # another may have been under way
+        assert len(manifest(folder / "out")) in (
+            (3, 4) if stopped else (6,)
+        )  # Another batch may have been in progress.
         assert ("--resume" in outcome.err) == stopped
 
 
@@ -421,7 +423,7 @@ def test_the_line_of_a_run_with_too_many_failures_leads_to_its_end(
     (photos / "c" / "broken.jpg").write_bytes(b"no picture")
     outcome = batch(
         "photos", "-o", "out", "--max-failures", limit, "--batch-size", 1
-    )  # few are under way when it stops
+    )  # With batches of one image, few are in progress when the run stops.
     stops = 0
     while "To resume:" in outcome.err:
         assert outcome.status == 1
@@ -470,7 +472,7 @@ def test_what_was_written_when_a_run_was_interrupted_has_its_record(
         return outcome
 
     def add(*_: Any) -> None:
-        for _ in range(5):  # all that can be explained, all in one batch; the first is here
+        for _ in range(5):  # Wait until all five valid images, which are in one batch, are saved.
             assert written.acquire(timeout=60)
         monkeypatch.setattr(Display, "add", actual_add)
         raise KeyboardInterrupt
@@ -529,7 +531,7 @@ def test_a_run_of_names_that_were_piped_says_so(
     with open(names) as stream:
         monkeypatch.setattr("sys.stdin", stream)
         outcome = batch("-", "-o", "out", "--max-failures", 0, "--batch-size", 1)
-    if "finished" in outcome.err:  # the other may have been done by then
+    if "finished" in outcome.err:  # The second image may already be finished.
         assert "To resume, with the same list on standard input:\n  gradcam batch --resume" in outcome.err
 
 
@@ -644,7 +646,7 @@ def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, num
     assert line.startswith("gradcam batch --resume photos -o out")
     result = len(manifest(folder / "out"))
     assert 3 <= result < 40
-    # The signal may come when the last record is written, and not yet counted.
+    # The signal may arrive after the last record is written and before it is counted.
     assert any(f"{count} of 40 images are finished" in err for count in (result - 1, result))
     assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
     assert batch(*shlex.split(line)[2:]).status == 0
@@ -662,7 +664,7 @@ def test_impatience_prints_no_traceback(folder: Path, many: Path, number: int) -
         process.send_signal(number)
         time.sleep(0.01)
     _, err = process.communicate(timeout=60)
-    assert process.returncode in (128 + number, -number)  # a shell gives both the same status
+    assert process.returncode in (128 + number, -number)  # A shell reports the same status for both.
     assert "Traceback" not in err
 
 
@@ -684,8 +686,8 @@ def test_a_terminal_that_is_closed_ends_it_cleanly(folder: Path, many: Path) -> 
     process = start(many, "--batch-size", "2", "--quiet", stdout=theirs, stderr=theirs)
     os.close(theirs)
     wait_for_records(folder / "out", 3)
-    os.close(ours)  # what is written there from now on is an error
-    process.send_signal(signal.SIGHUP)  # as the system does for what a terminal controls
+    os.close(ours)  # Writing to the terminal fails from here on.
+    process.send_signal(signal.SIGHUP)  # The system sends it to the processes of a closed terminal.
     assert process.wait(timeout=300) == 129
     assert 3 <= len(manifest(folder / "out")) < 40
     assert not [name for name in files(folder / "out") if name.endswith(".tmp")]

@@ -1,4 +1,4 @@
-"""`gradcam check`: what it says, what it writes, and the status that it ends with."""
+"""Test `gradcam check`: its output, its files and its exit status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, p
 
 __all__ = ["folder", "gradcam_command", "small"]  # fixtures
 
-# A network with random weights, of which there is too little to explain, and a map that knows nothing.
+# The network has random weights, so its heatmaps carry little evidence; "constant" is a map that ignores the model.
 STATUSES = [
     ("gradcam", "failed", 0),
     ("gradcam", "undecided", 1),
@@ -38,7 +38,7 @@ def make():
 
 @pytest.fixture
 def check(gradcam_command: Command, folder: Path) -> Command:
-    """`gradcam check ...` with a small model, which is quick."""
+    """Return a function that runs `gradcam check` with a small, fast model."""
     (folder.parent / "model.py").write_text(MODEL)
     name = f"{folder.parent / 'model.py'}:make"
     return lambda *arguments: gradcam_command("check", "-m", name, "--size", 64, "--device", "cpu", *arguments)
@@ -111,7 +111,7 @@ def test_the_command_s_other_pictures_stand_beside(
     assert [record["status"] for record in rows] == ["ok"] * 4 + ["failed"]
     alone = records(gradcam_command("check", *arguments, "--device", "cpu", "--json", "-o", "alone", pictures[0]))[0]
     effects = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (rows[0], alone)]
-    assert effects[0]["edges"] != effects[1]["edges"]  # other pictures stand beside it
+    assert effects[0]["edges"] != effects[1]["edges"]  # The other images of the command are its references.
 
 
 def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path, small: Photo) -> None:

@@ -1,4 +1,4 @@
-"""The command `gradcam`: what it writes, what it says, and the status that it ends with."""
+"""Test the command `gradcam`: its files, its output and its exit status."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def gradcam_command(
 
 @pytest.fixture
 def run(gradcam_command: Command) -> Command:
-    """`gradcam run ...` on the processor."""
+    """Return a function that runs `gradcam run` on the CPU."""
     return lambda *arguments: gradcam_command("run", "--device", "cpu", *arguments)
 
 
 @pytest.fixture
 def small(tmp_path: Path, photo: Photo) -> Photo:
-    """A photograph at half its width and height, as a PNG file in another folder than the one the command runs in."""
+    """Return a function that writes a photo at half size as a PNG file outside the working folder."""
 
     def shrink(name: str) -> Path:
         path = tmp_path / "photos" / Path(name).with_suffix(".png").name
@@ -105,7 +105,7 @@ def records(outcome: Outcome) -> list[dict[str, object]]:
     return [json.loads(line) for line in outcome.out.splitlines()]
 
 
-# What is written
+# Files
 
 
 def test_one_picture_gets_one_overlay_in_the_current_folder(run: Command, folder: Path, photo: Photo) -> None:
@@ -115,7 +115,7 @@ def test_one_picture_gets_one_overlay_in_the_current_folder(run: Command, folder
     assert files(folder) == ["cat_and_espresso-gradcam.png"]
     overlay, picture = pixels(folder / "cat_and_espresso-gradcam.png"), pixels(path)
     tensor = np.zeros(picture.shape[:2], dtype=bool)
-    tensor[40:600, 120:680] = True  # what the network sees of 800 x 640
+    tensor[40:600, 120:680] = True  # The centre crop of an 800 x 640 image.
     np.testing.assert_array_equal(overlay[~tensor], picture[~tensor])
     assert (overlay[tensor] != picture[tensor]).any(axis=1).mean() > 0.2
 
@@ -242,7 +242,9 @@ def test_several_layers_are_in_the_names(
     }
     assert files(folder) == sorted(expected)
     for name, picture in expected.items():
-        assert abs(pixels(folder / name).astype(int) - picture).max() <= 2  # another number of maps at a time
+        assert (
+            abs(pixels(folder / name).astype(int) - picture).max() <= 2
+        )  # The command computes the maps in another batch size.
 
 
 @pytest.mark.parametrize("output", ["out.png", "out.JPG", "out.webp", "new/folder/out.tiff"])
@@ -313,7 +315,7 @@ def test_several_results_do_not_fit_into_one_file(
     assert files(folder) == []
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(
@@ -370,7 +372,7 @@ def test_a_missing_argument_and_an_unknown_command_are_wrong_usage(
     assert message in outcome.err
 
 
-# What goes wrong
+# Errors
 
 
 def test_a_broken_picture_does_not_stop_the_others(run: Command, folder: Path, small: Photo, tmp_path: Path) -> None:
@@ -469,14 +471,14 @@ def test_opencv_that_wants_a_screen_is_an_error_of_one_line(
     picture = small("coffee.jpg")
     for name in ("cv2", "gradcam.images.opencv", "gradcam.images.draw"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "cv2", None)  # what makes its import fail
+    monkeypatch.setitem(sys.modules, "cv2", None)  # None makes the import fail.
     outcome = run(picture)
     assert (outcome.status, outcome.out, files(folder)) == (2, "", [])
     assert outcome.err.startswith("Error: OpenCV cannot be loaded (")
     assert outcome.err.count("\n") == 1
 
 
-# What is said
+# Output
 
 
 def test_the_terminal_says_what_was_seen_and_explained(run: Command, folder: Path, photo: Photo) -> None:
@@ -754,7 +756,9 @@ def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
     for value, text in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
         lines = format_report(result(value)).splitlines()
         assert lines[2] == f"* cup         3   {text}"
-        assert lines[3] == f"  class 14   14   {'0':>{len(text)}}"  # nor is what happens to lie between 0 and 1
+        assert (
+            lines[3] == f"  class 14   14   {'0':>{len(text)}}"
+        )  # 0 lies between 0 and 1, and is still no probability.
 
 
 def test_several_methods_and_classes_without_names_are_told_apart() -> None:
@@ -807,7 +811,7 @@ def test_a_picture_as_it_is_has_no_note(run: Command, small: Photo) -> None:
 
 
 def test_a_dicom_file_is_explained(run: Command, tmp_path: Path, photo: Photo) -> None:
-    """The same picture, as DICOM of 12 bits in MONOCHROME1, and as 8 bits of grey, gets the same class."""
+    """Compare a 12-bit MONOCHROME1 DICOM file with the same image in 8 bits: both get the same class."""
     from tests.images.test_dicom import make
     from tests.images.test_dicom import save as save_dicom
 
@@ -835,11 +839,11 @@ def test_overlays_are_not_written_as_dicom(run: Command, small: Photo, name: str
     assert "images can only be written as" in outcome.err
 
 
-# The program as a whole
+# The whole program, in its own process
 
 
 def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
-    """`python -m gradcam ...` as a process of its own, one that signals interrupt."""
+    """Start `python -m gradcam ...` in its own process, which signals can interrupt."""
     command = [sys.executable, "-m", "gradcam", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}
@@ -904,7 +908,7 @@ def test_help_offers_what_there_is(gradcam_command: Command) -> None:
     ("encoding", "expected_texts"),
     [
         ("latin-1", ["(7 x 7)  ->  kätzchen-gradcam.png".encode("latin-1"), b"missing-?.jpg: does not exist"]),
-        # click holds ASCII for a mistake, and writes UTF-8
+        # click treats ASCII as a misconfigured locale, and writes UTF-8.
         ("ascii", ["(7 x 7)  →  kätzchen-gradcam.png".encode(), "missing-猫.jpg: does not exist".encode()]),
     ],
 )
@@ -960,7 +964,7 @@ def test_a_reader_that_has_seen_enough_causes_no_traceback(small: Photo, folder:
 def test_a_closed_output_causes_no_traceback(
     run: Command, small: Photo, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", None)  # what Python makes of `>&-`
+    monkeypatch.setattr(sys, "stdout", None)  # Python does this for `>&-`.
     outcome = run(small("coffee.jpg"))
     assert (outcome.status, outcome.err) == (0, "")
     assert files(folder) == ["coffee-gradcam.png"]
@@ -1041,7 +1045,7 @@ def test_a_signal_stops_it_and_leaves_nothing_half_written(
         assert gradcam.read_image(path).shape == (768, 1024, 3)
 
 
-# What is no file, and names that are more than names
+# Special files, and names with control characters or shell syntax
 
 
 def put_pipe(path: Path) -> None:
@@ -1049,7 +1053,7 @@ def put_pipe(path: Path) -> None:
 
 
 def put_socket(path: Path) -> None:
-    """Bound where it is, as the path of a socket may not be long."""
+    """Create a socket from inside its folder, because the path of a socket has a small length limit."""
     working_folder = Path.cwd()
     os.chdir(path.parent)
     try:

@@ -1,4 +1,4 @@
-"""`gradcam compare` and `gradcam methods`, and what `run` says of evidence."""
+"""Test `gradcam compare`, `gradcam methods`, and the evidence notes of `gradcam run`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures
 
 @pytest.fixture
 def compare(gradcam_command: Command) -> Command:
-    """`gradcam compare ...` on the processor."""
+    """Return a function that runs `gradcam compare` on the CPU."""
     return lambda *arguments: gradcam_command("compare", "--device", "cpu", *arguments)
 
 
@@ -141,7 +141,7 @@ def test_options_that_contradict_each_other(
 
 
 def test_a_rival_that_is_explained_by_chance_is_an_error(run: Command, small: Photo) -> None:
-    outcome = run(small("koala.webp"), "--score", "contrast", "--against", "koala")  # which is its top class
+    outcome = run(small("koala.webp"), "--score", "contrast", "--against", "koala")  # Koala is the top class.
     assert outcome.status == 1
     assert "Class 105 cannot be contrasted with itself" in outcome.err
 

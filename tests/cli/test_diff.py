@@ -1,4 +1,4 @@
-"""`gradcam diff`: what it says, what it writes, and the status that it ends with."""
+"""Test `gradcam diff`: its output, its files and its exit status."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_table_has_the_numbers_of_python(
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
     difference = diff_in_python(old, new, pictures)
     assert outcome.status == 0
-    assert files(folder) == []  # nothing that nobody asked for
+    assert files(folder) == []  # Without an option for it, no file is written.
     lines = outcome.out.splitlines()
     assert re.fullmatch(r".*make → .*other   gradcam at last   \d+\.\d s", lines[0])
     assert lines[2].split() == ["image", "old", "new", "correlation", "top", "30", "%", "moved"]
@@ -221,7 +221,7 @@ def test_each_model_has_options_of_its_own(
     assert "gradcam at stem → last" in layers.out
 
 
-# What is written
+# Files
 
 
 def test_the_page_is_one_file_that_needs_no_other(
@@ -255,7 +255,7 @@ def test_panels_are_those_of_python(diff: Command, models: Callable[[str], str],
     assert np.array_equal(pixels(folder / "panels/koala-diff.png"), diff_in_python(old, new, path).rows[0].panel())
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(

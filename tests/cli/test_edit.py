@@ -1,4 +1,4 @@
-"""`gradcam run --edit`: parts of a picture are taken away before the model sees it."""
+"""Test `gradcam run --edit`, which removes parts of an image before the model sees it."""
 
 from __future__ import annotations
 

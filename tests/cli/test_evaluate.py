@@ -1,4 +1,4 @@
-"""`gradcam evaluate`."""
+"""Test `gradcam evaluate`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pictures(folder: Path) -> Path:
 
 @pytest.fixture
 def command(gradcam_command: Command, folder: Path) -> Command:
-    """`gradcam evaluate ...` with the network that knows five colours, and their names."""
+    """Return a function that runs `gradcam evaluate` with a network of five named colour classes."""
     labels = folder / "labels.txt"
     labels.write_text("\n".join(colour_model.LABELS) + "\n")
     return lambda *arguments: gradcam_command("evaluate", "--labels", labels, "-l", "relu", *MODEL, *arguments)
@@ -60,7 +60,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# What a person gets
+# Results
 
 
 def test_a_table_on_the_terminal_and_what_is_the_same_for_all(command: Command, folder: Path, pictures: Path) -> None:
@@ -170,7 +170,7 @@ def test_what_runs_the_model_again_is_said_beforehand(
     assert [line for line in outcome.err.splitlines() if line.startswith("Note: rollout is left out: ")]
 
 
-# What goes wrong
+# Errors
 
 
 def test_pictures_that_cannot_be_read_are_named_and_the_rest_is_done(
@@ -263,12 +263,12 @@ def test_a_file_of_somebody_else_is_not_overwritten(command: Command, folder: Pa
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite").status == 0
 
 
-# Going on
+# Resuming
 
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Whatever is raised in place of the third picture."""
+    """Return a function that makes the third image raise an error."""
     original = Study._evaluate_item
 
     def stop_with(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""`gradcam inspect features`: the file against Python's own features, and what is said of it."""
+"""Test `gradcam inspect features`: its file against the Python API, and its output."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def make():
 
 @pytest.fixture
 def inspect(gradcam_command: Command) -> Command:
-    """`gradcam inspect features ...` on the processor."""
+    """Return a function that runs `gradcam inspect features` on the CPU."""
     return lambda *arguments: gradcam_command("inspect", "features", "--device", "cpu", *arguments)
 
 
 @pytest.fixture
 def tiny(gradcam_command: Command, folder: Path) -> Command:
-    """The same, with a model of the user's, which prints; its pictures are 32 x 32."""
+    """Return a function that runs `gradcam inspect features` with a user's model that prints, on 32 x 32 images."""
     (folder / "tiny.py").write_text(MODEL)
     return lambda *arguments: gradcam_command(
         "inspect", "features", "--model", "tiny.py:make", "--size", "32x32", *arguments
@@ -86,7 +86,7 @@ def photos(folder: Path, photo: Photo) -> Path:
 
 
 def hooked(classifier: gradcam.Classifier, path: Path, layer: str) -> torch.Tensor:
-    """The oracle: a plain hook, one picture at a time."""
+    """Return the reference features of one image, recorded by a plain forward hook."""
     results: list[torch.Tensor] = []
     module = classifier.model.get_submodule(layer)
     handle = module.register_forward_hook(lambda module, args, output: results.append(output.clone()))
@@ -126,7 +126,7 @@ def test_a_safetensors_file_keeps_the_precision_and_says_whose_features_they_are
         "file": "f.safetensors",
         "model": "efficientnet_lite0",
         "images": 3,
-        "pictures": 3,  # the old name
+        "pictures": 3,  # The old name of "images".
         "failed": 0,
         "layers": {
             "layer1": {"shape": [3, 24, 56, 56], "dtype": "bfloat16"},
@@ -360,11 +360,11 @@ def test_the_models_own_words_do_not_mix_with_the_record(tiny: Command, photos: 
     assert "the model speaks" in outcome.err
 
 
-# The file by itself
+# The feature file
 
 
 def assert_aligned(data: bytes) -> None:
-    """Every tensor begins at a multiple of its values' size, where it can be used as it lies."""
+    """Check that every tensor starts at a multiple of its item size, so that it can be memory-mapped."""
     size = int.from_bytes(data[:8], "little")
     assert size % 8 == 0
     header = json.loads(data[8 : 8 + size])
@@ -399,7 +399,7 @@ def test_every_kind_of_row_comes_back(tmp_path: Path) -> None:
                 assert archive["names"].tolist() == names
             with zipfile.ZipFile(tmp_path / "f.npz") as archive:
                 assert archive.testzip() is None
-                # Without the time, so that the same features are the same bytes.
+                # The archive has no timestamps, so that equal features give equal bytes.
                 assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         else:
             tensors = safetensors.torch.load_file(tmp_path / "f.safetensors")
@@ -437,7 +437,7 @@ def test_no_layers_rows_keep_a_file_open_behind_the_end(tmp_path: Path) -> None:
         file.add("a", {"one": torch.ones(2), "two": torch.ones(2)})
         assert len(list_open()) == 2
     assert list_open() == []
-    assert file.names == ["a"]  # and it was not the collector that closed them
+    assert file.names == ["a"]  # `file` is still referenced, so garbage collection did not close them.
 
 
 def test_names_that_no_header_holds_are_refused_before_the_first_picture(

@@ -1,4 +1,4 @@
-"""`gradcam inspect gradients`."""
+"""Test `gradcam inspect gradients`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sick():
 
 @pytest.fixture
 def inspect(gradcam_command: Command) -> Command:
-    """`gradcam inspect gradients ...` on the processor."""
+    """Return a function that runs `gradcam inspect gradients` on the CPU."""
     return lambda *arguments: gradcam_command("inspect", "gradients", "--device", "cpu", *arguments)
 
 

@@ -1,4 +1,4 @@
-"""Short and long help of every command, and the examples in it: each of them is run."""
+"""Test the short and long help of every command, and run every example in it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_number_out_of_range_is_refused_with_the_range(gradcam_command: Comman
 
 @pytest.fixture
 def workspace(folder: Path, photo: Photo, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the examples name, and random weights in place of pretrained ones."""
+    """Return a folder with the files that the examples name. Random weights replace the pretrained ones."""
     Image.open(photo("cat_and_espresso.jpg")).resize((400, 320)).save(folder / "photo.jpg")
     names = ("chelsea.jpg", "coffee.jpg", "rocket.jpg", "koala.webp")
     for directory in ("photos", "scans"):
@@ -149,11 +149,11 @@ def stop_when_ready(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class ColourModel(nn.Sequential):
-    """A small classifier of red, green, blue and black, with the embedded model's names of layers and classes."""
+    """Classifier of red, green, blue and black with the layer names and classes of the embedded model."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 6, 16, 16, bias=False)  # the mean colour, and its negative
+        self.stem = nn.Conv2d(3, 6, 16, 16, bias=False)  # Outputs the mean colour and its negative.
         for name in ("layer1", "layer2", "layer3", "layer4"):
             convolution = nn.Conv2d(6, 6, 3, padding=1, bias=False)
             nn.init.dirac_(convolution.weight)
@@ -169,7 +169,7 @@ class ColourModel(nn.Sequential):
 
 
 def use_colours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a small model in place of the embedded one, and images of its classes in photos/."""
+    """Replace the embedded model with a small one, and write images of its classes to photos/."""
     load = embedded.load
     monkeypatch.setattr(embedded, "load", lambda name, weights: replace(load(name, weights), model=ColourModel()))
     for path, colour in zip(sorted((folder / "photos").iterdir()), ("red", "lime", "blue", "black"), strict=True):
@@ -178,7 +178,7 @@ def use_colours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         image.save(path)
 
 
-COSTLY = ("evaluate", "page", "recommend")  # thousands of passes of the model
+COSTLY = ("evaluate", "page", "recommend")  # These run thousands of forward passes.
 SLOW = ("audit", "check", "evaluate", "recommend")
 
 

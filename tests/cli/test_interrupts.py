@@ -1,4 +1,4 @@
-"""Signals at moments at which Python drops what a handler raises: in `__del__`, in a weak reference's callback, in C."""
+"""Test signals where Python drops the handler's exception: in `__del__`, in weak reference callbacks and in C code."""
 
 from __future__ import annotations
 

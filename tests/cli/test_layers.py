@@ -1,4 +1,4 @@
-"""The command `gradcam layers`: what it lists, how it looks, and what it says to wrong names and sizes."""
+"""Test `gradcam layers`: its list, its table, and its errors for wrong names and sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["folder", "gradcam_command", "small"]  # fixtures
 
 @pytest.fixture
 def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """`gradcam layers ...` in this process, in an empty folder, where no weights can be read or fetched."""
+    """Return a function that runs `gradcam layers` in an empty folder, without access to weights."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(tmp_path)
 
@@ -56,7 +56,7 @@ def records(outcome: Outcome) -> dict[str, dict[str, Any]]:
 
 
 def table(outcome: Outcome) -> list[str]:
-    """The rows' names, without the mark."""
+    """Return the layer names in the table, without the mark of the default layer."""
     lines = outcome.out.splitlines()
     return [line[2:].split()[0] for line in lines[lines.index("") + 2 : len(lines) - lines[::-1].index("") - 1]]
 
@@ -113,7 +113,7 @@ def test_how_deep_the_table_goes(layers: Command) -> None:
     assert table(layers("resnet50", "--all")) == table(layers("resnet50", "--depth", "4")) == deep
     assert "of 150 layers" not in layers("resnet50", "--all").out
     assert len(table(layers("resnet50", "--depth", "2"))) == 26
-    assert len(table(layers("resnet18"))) == 10 + 4 * 2  # three levels would be 67, which do not fit on a screen
+    assert len(table(layers("resnet18"))) == 10 + 4 * 2  # Three levels would take 67 rows, more than a screen.
     assert len(table(layers("vgg11"))) == 31
     assert "encoder.layers.encoder_layer_11.ln_1" in table(layers("vit_b_32", "--depth", "1"))
     assert len(records(layers("resnet18", "--json", "--depth", "1"))) == 10
@@ -266,7 +266,7 @@ def looks():
 def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="self.rows(x)"))
     lines = layers("own.py:build", "--size", "9x17").out.splitlines()
-    assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
+    assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # The 16 shared parameters are counted once.
     assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested ±" in lines
     assert "  rows   Flatten  4 x 4 x 8          -           -  its first axis is not the batch" in lines
     assert lines[-1] == "gradcam run photo.jpg --model own.py:build --size 9x17 --layer conv"
@@ -474,7 +474,7 @@ def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeyp
 def test_layers_whose_cells_lie_elsewhere_are_marked(layers: Command) -> None:
     rows = records(layers("timm:mobilevitv2_050", "stages.3.1", "--size", "192", "--json"))
     assert rows["stages.3.1.transformer"]["places"] <= 3
-    assert rows["stages.3.1"]["places"] is None  # behind a convolution that folds them back
+    assert rows["stages.3.1"]["places"] is None  # It follows a convolution that folds the cells back.
     out = layers("timm:mobilevitv2_050", "stages.3.1.transformer", "--size", "192").out
     assert "  yes, but its cells are not aligned with the image\n" in out
     assert "elsewhere" not in layers("timm:vit_tiny_patch16_224", "blocks.3", "--size", "224").out

@@ -1,4 +1,4 @@
-"""Providers, tasks and commands: the combinations that docs/reference/matrix.md lists, a part of them on every run."""
+"""Test part of the combinations of provider, task and command that docs/reference/matrix.md lists."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.matrix.page import PAGE, read_cells
 
 EXPECTED = read_cells(PAGE)
 QUICK = ["run", "--json", "batch", "batch --resume", "report"]
-SLOW = {("torchvision", "keypoints"), ("torchvision", "detection")}  # which scripts/check_matrix runs
+SLOW = {("torchvision", "keypoints"), ("torchvision", "detection")}  # scripts/check_matrix runs these.
 SUPPORTED = [(provider, task) for provider, (_, tasks) in PROVIDERS.items() for task in tasks]
-# Explained by attention where no method is named, and by an embedding: both are judged by the layer that a method needs.
+# By default these are explained by attention and by an embedding. The evaluation depends on the layer of the method.
 JUDGED = [("hf", "text"), ("timm", "likeness")]
 
 

@@ -1,4 +1,4 @@
-"""`gradcam models`, and `--model` with its options in `run` and `compare`."""
+"""Test `gradcam models`, and `--model` with its options in `run` and `compare`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PREPROCESSING = ("--size", "64", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std"
 
 @pytest.fixture
 def workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where the command runs, with a file of factories and one of labels in it."""
+    """Return the working folder of the command, with a file of model factories and a file of labels."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("net", "reading"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -66,7 +66,7 @@ def workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """torch hub's folder of checkpoints."""
+    """Return the checkpoint folder of torch.hub."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
     return tmp_path / "hub" / "checkpoints"
 
@@ -219,7 +219,7 @@ def test_an_output_of_nan_is_an_error_of_the_picture(run: Command, workspace: Pa
 
 @pytest.fixture
 def listed(gradcam_command: Command, hub: Path) -> Callable[..., list[dict[str, Any]]]:
-    """What `gradcam models --json` prints."""
+    """Return a function that parses the output of `gradcam models --json`."""
     return lambda *arguments: records(gradcam_command("models", "--json", *arguments))
 
 
@@ -241,7 +241,7 @@ def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., li
         None,
     ]
     assert entries["resnet50"]["weights"] == {"IMAGENET1K_V2": False, "IMAGENET1K_V1": True}
-    assert list(entries["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # the others are of no classifier
+    assert list(entries["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # Its other weights have no classifier head.
     assert all(entry["weights"] or entry["summary"] for entry in entries.values())
 
 

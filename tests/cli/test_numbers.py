@@ -1,4 +1,4 @@
-"""Numbers on the command line: what is out of range is refused in one line before PyTorch is imported."""
+"""Test that numbers out of range are refused in one line, before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradcam.cli import cli
 from gradcam.errors import GradcamError
 
 HUGE = ("1" + "0" * 30, "1e308", "inf")
-# Options that are parsed by functions of this package, with values that these refuse.
+# Options that this package parses itself, with values that they must refuse.
 PARSED = {
     "--mean": ("nan", "inf", "1e308", "x", "0.5,nan"),
     "--std": ("0", "-1", "nan", "inf", "1e308", "0.5,0"),
@@ -42,7 +42,7 @@ def list_options(group: Any = cli, words: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def limits(option: Any) -> dict[str, Any]:
-    """Of a number, `minimum`, `maximum` and perhaps `above`."""
+    """Return the limits of a number option: `minimum`, `maximum` and sometimes `above`."""
     return getattr(getattr(option.type, "_parse", None), "keywords", {})
 
 
@@ -50,7 +50,7 @@ NUMBERS = {
     (*words, option.opts[-1]): option
     for words, option in list_options()
     if {"minimum", "maximum"} <= limits(option).keys()
-    or isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))  # which would have no limits
+    or isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))  # Types without limits.
 }
 OTHERS = {
     (*words, option.opts[-1], value): option
@@ -60,7 +60,7 @@ OTHERS = {
 
 
 def read(option: Any, value: str) -> Any:
-    """Return what an option makes of a word, its callback included."""
+    """Parse a value as the option does, including its callback."""
     context = click.Context(click.Command("x"))
     return option.process_value(context, (value,) if option.multiple else value)
 
@@ -83,7 +83,7 @@ def test_a_number_has_two_limits_and_keeps_within_them(words: tuple[str, ...]) -
             read(option, value)
         assert "\n" not in refused.value.format_message()
     if option.opts[-1] == "--max-pixels":
-        return  # which would raise the limit of this process
+        return  # Setting it would change the limit of the test process.
     for value in (low, high):
         if value != low or not above:
             assert read(option, str(value)) == value

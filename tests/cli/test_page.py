@@ -1,4 +1,4 @@
-"""`gradcam page`, as it is typed; and `gradcam batch --pages`."""
+"""Test `gradcam page` and `gradcam batch --pages`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*words: str | Path, status: int = 0) -> Any:
 
 
 def write_huge(path: Path) -> None:
-    """The head of a PNG of 60,000 x 60,000 pixels, and hardly any more."""
+    """Write a PNG file that declares 60,000 x 60,000 pixels and contains almost no data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -82,7 +82,7 @@ def test_the_verdict_of_a_named_class_is_printed(photo: Callable[[str], Path], t
 def test_a_folder_has_a_page_for_each_and_a_gallery(photo: Callable[[str], Path], tmp_path: Path) -> None:
     pictures, pages = tmp_path / "photos", tmp_path / "pages"
     (pictures / "more").mkdir(parents=True)
-    shutil.copy(photo("coffee.jpg"), pictures / "index.jpg")  # whose page is not to be the gallery
+    shutil.copy(photo("coffee.jpg"), pictures / "index.jpg")  # Its page must not replace the gallery.
     shutil.copy(photo("coffee.jpg"), pictures / HOSTILE)
     shutil.copy(photo("rocket.jpg"), pictures / "more")
     (pictures / "text.jpg").write_text("this is a text")
@@ -121,11 +121,11 @@ def test_batch_writes_the_same_pages(photo: Callable[[str], Path], tmp_path: Pat
 def test_what_is_copied_makes_this_very_map(
     photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The options that choose the model are in the page, in the shell's words and in Python."""
+    """Check the model options in the commands and the Python code that the page shows for copying."""
     labels = tmp_path / "labels.txt"
     labels.write_text("\n".join(f"it's {i}" for i in range(1000)))
     monkeypatch.chdir(tmp_path)
-    for typed in ("labels.txt", labels):  # a page says nothing of where on a machine files lie
+    for typed in ("labels.txt", labels):  # The page must not contain local paths.
         run("page", photo("coffee.jpg"), *FAST, "--labels", typed, "-o", "a.html", "-q")
         data = read(tmp_path / "a.html")
         assert data["model"]["words"] == ["--labels", "labels.txt"]

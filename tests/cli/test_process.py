@@ -1,4 +1,4 @@
-"""What the command settles for its own process, and for no other."""
+"""Test the settings that the command changes in its own process only."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ except SystemExit as end:
     assert end.code == 0
 sys.stdout = kept
 """
-MAX_FAULTS_OF_CACHED_MEMORY = 30_000  # of 245,760 pages that are asked for
+MAX_FAULTS_OF_CACHED_MEMORY = 30_000  # The blocks have 245,760 pages in total.
 
 
 def look(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, str | None]:
-    """The page faults of a process, and for how many turns GNU OpenMP is to spin, once it has run these statements."""
+    """Return the page faults of a process after these statements, and its GOMP_SPINCOUNT."""
     prefixes = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     result = subprocess.run(
@@ -117,7 +117,8 @@ start()
 """
 
 
-# As libraries leave something for the end, while the command runs; in a module of its own, which outlives the other.
+# Registers an exit handler while the command runs, as libraries do. It runs in a module of its own, so that its names
+# outlive the main module.
 LATE = """
 import atexit
 from click import Group
@@ -134,7 +135,7 @@ def end(*words: str, first: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(code, capture_output=True, text=True, env={**os.environ, "GRADCAM_TRACEBACK": ""})
 
 
-# One that was there before anything of ours, and what a thread does last.
+# Registers an exit handler before the package is imported, and starts a thread that outlives the command.
 EARLY = """
 import atexit, threading, time
 atexit.register(print, "left from before")

@@ -1,4 +1,4 @@
-"""The progress bar: what is on the terminal while a command works, and that nothing of it is left."""
+"""Test the progress bar: its text on a terminal, and that it is erased at the end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOUD, QUIET = OutputMode(as_json=False, quiet=False), OutputMode(as_json=False, 
 
 
 class Terminal(io.StringIO):
-    """A terminal of 80 columns that shows what it was sent."""
+    """Stream that acts as a terminal of 80 columns and renders the text written to it."""
 
     def isatty(self) -> bool:
         return True
 
     @property
     def lines(self) -> list[str]:
-        """The lines on the screen, without the blanks at their ends."""
+        """Return the lines on the screen, without trailing blanks."""
         lines = []
         for sent in self.getvalue().split("\n"):
             line = ""
@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 
 def attach_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Put a terminal in place of standard error. A fixture cannot: pytest replaces standard error after it."""
+    """Replace standard error with a terminal. A fixture cannot do this: pytest replaces standard error after fixtures run."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     return terminal
@@ -43,7 +43,7 @@ def attach_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that `time.monotonic` returns."""
+    """Return a one-element list that holds the current value of `time.monotonic`."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     return clock

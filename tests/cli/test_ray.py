@@ -1,4 +1,4 @@
-"""`gradcam batch --engine ray`, with Ray itself: on this machine, and on a cluster of two small ones."""
+"""Test `gradcam batch --engine ray` with a local Ray, and with a cluster of two small nodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 PICTURES = 24
-LONG_RUN_IMAGES = 72  # pictures: enough to be stopped in the middle, twice
+LONG_RUN_IMAGES = 72  # Enough to stop the run twice before its end.
 BROKEN = "05.jpg"
-PATIENCE = 600  # seconds; on a busy machine Ray takes minutes to start
+PATIENCE = 600  # In seconds. Ray takes minutes to start on a busy machine.
 
-# Each machine has one core, and so each actor one thread: so does whoever is to give the same bytes.
+# Each node has one core, so each actor has one thread. Local runs need one thread as well, to give the same bytes.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
 CLUSTER = """
 import sys
@@ -48,7 +48,7 @@ Batch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, photo: Photo) -> Path:
-    """A folder with photos/, one of them broken, and many/, more of them."""
+    """Return a folder with photos/, which has a broken image, and many/, for long runs."""
     folder = tmp_path_factory.mktemp("ray")
     (folder / "photos").mkdir()
     (folder / "many").mkdir()
@@ -66,7 +66,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, photo: Photo) -> Path:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster of two machines with a core each."""
+    """Return the address of a cluster of two nodes with one core each."""
     command = [sys.executable, "-c", CLUSTER]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -84,7 +84,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def batch(workspace: Path) -> Batch:
-    """`gradcam batch` in a process of its own."""
+    """Return a function that runs `gradcam batch` in its own process."""
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -102,7 +102,7 @@ def batch(workspace: Path) -> Batch:
 
 @pytest.fixture
 def local(gradcam_command: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """`gradcam batch` without Ray, in this process, with as many threads of torch's as the actors have."""
+    """Return a function that runs `gradcam batch` without Ray, with as many torch threads as an actor."""
     monkeypatch.chdir(workspace)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def to_command(*arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def begun(workspace: Path, folder: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A batch, once it has recorded some pictures."""
+    """Start a batch, and yield its process once ten images are recorded."""
     command = to_command(*arguments, "-o", folder)
     with subprocess.Popen(
         command,
@@ -148,7 +148,7 @@ def log(folder: Path, event: str) -> list[dict[str, Any]]:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """All files but the log; the report's page has the folder's name in it."""
+    """Return all files except the log. The folder's name, which the report contains, is replaced."""
     return {name: data.replace(folder.name.encode(), b"NAME") for name, data in tree(folder).items()}
 
 
@@ -157,7 +157,7 @@ def left_behind() -> set[Path]:
 
 
 def all_go(paths: set[Path]) -> bool:
-    """Whether they do in a while; some may be of other tests, which run beside these."""
+    """Return whether the paths disappear in time. Some may belong to other tests that run in parallel."""
     deadline = time.monotonic() + 60
     while any(path.exists() for path in paths) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -165,7 +165,7 @@ def all_go(paths: set[Path]) -> bool:
 
 
 def test_the_same_as_the_local_engine(batch: Batch, local: Command, workspace: Path, address: str) -> None:
-    """Files, records, lines and statuses; Ray started for it, and joined."""
+    """Compare files, records, output and status, for a Ray that the run starts and for one that it joins."""
     before = left_behind()
     alone = local("photos", "-o", "by-local", "--json", "--report")
     assert alone.status == 1
@@ -177,10 +177,8 @@ def test_the_same_as_the_local_engine(batch: Batch, local: Command, workspace: P
         assert len(log(workspace / output, "picture")) == PICTURES
         assert sorted(line["start"] for line in log(workspace / output, "batch")) == [0, 8, 16]
     assert all_go(left_behind() - before)
-    assert not (
-        workspace / ".ray"
-    ).exists()  # a token there would be wanted of all who join what is started from then on
-    # And one goes on where the other stopped.
+    assert not (workspace / ".ray").exists()  # A token there would affect later clusters.
+    # The local engine resumes a run of the Ray engine.
     (workspace / "by-own" / "03-gradcam.jpg").unlink()
     resumed = local("photos", "-o", "by-own", "--json", "--resume", "--report")
     assert [json.loads(line)["image"] for line in resumed.out.splitlines()] == ["03.jpg", BROKEN]
@@ -188,7 +186,7 @@ def test_the_same_as_the_local_engine(batch: Batch, local: Command, workspace: P
 
 
 def test_an_actor_that_is_killed(workspace: Path, address: str) -> None:
-    """Its pictures are explained by another; nobody hears of it."""
+    """Kill an actor: another one explains its images, and nothing is reported."""
     ray = ("many", "--engine", "ray", "--ray-address", address, "--batch-size", "2", "--json")
     with begun(workspace, "killed", *ray) as process:
         victim = log(workspace / "killed", "batch")[0]["actor"]
@@ -204,7 +202,7 @@ def test_an_actor_that_is_killed(workspace: Path, address: str) -> None:
 
 
 def test_the_driver_killed_and_resumed(batch: Batch, workspace: Path, address: str) -> None:
-    """By a signal that it can heed, and by one that it cannot: every picture is recorded exactly once."""
+    """Stop the run by SIGTERM and by SIGKILL: after resuming, every image is recorded exactly once."""
     ray = ("many", "--engine", "ray", "--batch-size", "2")
     joined = (*ray, "--ray-address", address)
     with begun(workspace, "stopped", *joined) as process:
@@ -231,13 +229,13 @@ def test_the_driver_killed_and_resumed(batch: Batch, workspace: Path, address: s
     assert [json.loads(line)["image"] for line in lines] == [f"{i:03}.jpg" for i in range(LONG_RUN_IMAGES)]
     assert len(list((workspace / "stopped").glob("*.jpg"))) == LONG_RUN_IMAGES
     shares = Counter(line["actor"] for line in log(workspace / "stopped", "batch")[before:])
-    assert len(shares) == 2  # how much each takes is for the machine to say
+    assert len(shares) == 2  # The split between the two depends on the machine.
     engine = log(workspace / "stopped", "engine")[-1]
     assert (engine["actors"], engine["cores"], engine["gpus"]) == (2, 1, 0)
 
 
 def test_failures_may_end_it(batch: Batch, workspace: Path, address: str) -> None:
-    """And nothing is written any more once it has ended."""
+    """Stop at the first failure, and check that nothing is written after the run has ended."""
     ray = ("--engine", "ray", "--ray-address", address, "--batch-size", "2")
     process = batch("photos", "-o", "failed", *ray, "--max-failures", "0", "--json")
     written = sorted(path.name for path in (workspace / "failed").iterdir())
@@ -250,7 +248,7 @@ def test_failures_may_end_it(batch: Batch, workspace: Path, address: str) -> Non
 
 
 def test_a_format_and_a_method_of_the_users_own(batch: Batch, workspace: Path, address: str) -> None:
-    """Files come back from the actors, which have the method by value, and this process writes them."""
+    """Send a user's method to the actors by value, and write their files in this process."""
     (workspace / "own.py").write_text(
         "import gradcam\n"
         "class Names:\n"
@@ -270,7 +268,7 @@ def test_a_format_and_a_method_of_the_users_own(batch: Batch, workspace: Path, a
 
 
 def test_an_actor_that_cannot_work(batch: Batch, workspace: Path, address: str) -> None:
-    """A model that is another one each time it is made: one line, which can be gone on from."""
+    """Use a model whose weights differ in every process: the run stops with one line and can be resumed."""
     (workspace / "own.py").write_text(
         "import torchvision\ndef make():\n    return torchvision.models.resnet18(num_classes=3)\n"
     )

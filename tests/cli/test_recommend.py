@@ -1,4 +1,4 @@
-"""`gradcam recommend`: what it says against what Python measures, the line it ends with, and what may be wrong."""
+"""Test `gradcam recommend`: its numbers against the Python API, the command that it prints, and its errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PREPROCESSING = ("--size", "8x8", "--crop", "1", "--mean", "0.5,0.5,0.5", "--std
 
 @pytest.fixture
 def photos(folder: Path) -> Path:
-    """Eight pictures of six colours, a grey one, and a file that is none."""
+    """Return a folder with eight images of six colours, a grey image and a text file."""
     root = folder / "photos"
     root.mkdir()
     texture = np.linspace(0.9, 1, 64).reshape(8, 8, 1)
@@ -49,8 +49,10 @@ def photos(folder: Path) -> Path:
 
 @pytest.fixture
 def recommend(gradcam_command: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`gradcam recommend ...` with a network that distinguishes colours. Its default layer is "turn", where maps lie in the
-    wrong place: one that `explain` itself would refuse."""
+    """Return a function that runs `gradcam recommend` with a network that distinguishes colours.
+
+    Its default layer is "turn", whose cells are not aligned with the image. `explain` would refuse this layer.
+    """
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(recommend_outcome, "load_model", lambda choice, layer="turn": load_model(choice, layer=layer))
     (folder / "net.py").write_text(MODEL)
@@ -81,7 +83,7 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
         "active",
         "1.000",
         "[0.676,",
-    ]  # 8 / (8 + 1.96²), as Wilson has it for 8 hits of 8
+    ]  # 8 / (8 + 1.96²), the lower Wilson bound for 8 hits out of 8.
     assert default.split()[-7:-5] == ["logit", "turn"] or "turn" in default
     assert (
         "Which of several objects belongs to the class? gradcam of the logit at active: compared with the default, "
@@ -95,7 +97,7 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
 
 
 def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: Path) -> None:
-    """However clear it looks; and JSON has no infinity."""
+    """Recommend only the default for six images, however large the gain. The JSON contains no infinity."""
     for name in ("red2", "green2"):
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
@@ -111,15 +113,17 @@ def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: 
 
 
 def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) -> None:
-    """The boxes are the upper halves, where nothing is more than below: the order is that of the texture."""
+    """Use the upper halves as boxes. Both halves have the same colour, so only the texture orders the maps."""
     rows = [f"{name}.png,0,0,8,4,{name[:-1] if name[-1] == '2' else name}" for name in (*COLOURS, "red2", "green2")]
     (folder / "boxes.csv").write_text("\n".join(["image,left,top,right,bottom,class", *rows]))
     options = ("photos", "--methods", "gradcam", "--scores", "logit", "--annotations", "boxes.csv")
     record = json.loads(recommend(*options, "--json").out.splitlines()[-1])
     assert record["single_object"]["measure"] == "objects"
     scores = {row["layer"]: row["objects"] for row in record["rows"]}
-    # Brightness grows by rows: at "active" the upper half has less than the lower in all pairs, at "turn" more in all.
-    assert (scores["active"]["mean"], scores["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)  # 8 bits have ties
+    # Brightness grows downwards: in all pairs the upper half has less than the lower one at "active", and more at "turn".
+    assert (scores["active"]["mean"], scores["turn"]["mean"]) == pytest.approx(
+        (0, 1), abs=0.01
+    )  # Images of 8 bits have ties.
     assert scores["turn"]["n"] == 8
     assert "on objects ↑" in recommend(*options).out
     (folder / "boxes.csv").write_text("image,left,top,right,bottom,class\nnowhere.png,0,0,8,4,red\n")
@@ -150,7 +154,7 @@ def test_json_has_all_that_python_measures(recommend: Command, folder: Path) -> 
     assert (record["several_objects"]["method"], record["several_objects"]["layer"]) == ("gradcam", "active")
     assert record["images"] == sorted(f"{name}.png" for name in (*COLOURS, "red2", "green2"))
     again = recommend("photos", "--methods", "gradcam,eigencam", "--json", "--seed", "3").out
-    assert again.splitlines()[-1] == outcome.out.strip()  # before it is what the model above printed
+    assert again.splitlines()[-1] == outcome.out.strip()  # The lines before it are printed by the model.
 
 
 def test_a_picture_that_cannot_be_read_is_named_and_left_out(recommend: Command, folder: Path) -> None:
@@ -237,7 +241,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
     assert "needs images of four classes with a probability of 0.5 or more, but there are 3 classes" in outcome.err
     assert "grey.png 0.1" in outcome.err
     assert outcome.out == ""
-    for option in ("--min-probability", "--least"):  # the old name
+    for option in ("--min-probability", "--least"):  # --least is the old name.
         enough = recommend("photos", option, "0.1", "--methods", "gradcam", "--scores", "logit")
         assert (enough.status, "4 of 4 images" in enough.out) == (0, True)
 

@@ -1,4 +1,4 @@
-"""Every command with a network of one value."""
+"""Test every command with a network that has one output value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_run_prints_the_value_and_explains_it(gradcam_command: Command, small: P
     assert outcome.status == 0, outcome.err
     (row,) = [line.split() for line in outcome.out.splitlines() if line.strip().startswith("output   0")]
     assert row[:2] == ["output", "0"]
-    assert len(row) == 3  # Without a percentage and a bar.
+    assert len(row) == 3  # A regression has no percentage and no bar.
     assert RANGES[name][0] < float(row[2]) < RANGES[name][1]
     assert "binary logit" not in outcome.err
     record = json.loads(gradcam_command("run", small("coffee.jpg"), *options(net, name), "--json").out)

@@ -1,4 +1,4 @@
-"""What a run resolved is recorded in run.json, and a resumed run keeps it, whatever this version would choose."""
+"""Test that run.json records resolved defaults, and that a resumed run keeps them even if this version has others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def segmenter():
     return nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 3, 1))
 """
 NAMES = ["a.png", "b.png", "c.png", "d.png"]
-EARLIER_LAYER, LAYER = "1", "3"  # the defaults of an earlier version, in these tests, and of this one
+EARLIER_LAYER, LAYER = "1", "3"  # The default layers of the earlier and of this version.
 
 Batch = Callable[..., Outcome]
 Patch = pytest.MonkeyPatch
@@ -41,7 +41,7 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture
 def batch(gradcam_command: Command, folder: Path) -> Batch:
-    """`gradcam batch` of four images by a small classifier."""
+    """Return a function that runs `gradcam batch` on four images with a small classifier."""
     for seed, name in enumerate(NAMES):
         write_noise(folder / "images" / name, seed)
     (folder.parent / "mine.py").write_text(MODELS)
@@ -75,7 +75,7 @@ def change_run(folder: Path, change: Callable[[dict[str, Any]], object]) -> None
 
 
 def cut_manifest(folder: Path) -> None:
-    """Stop the run after the second image."""
+    """Cut the manifest after the second image, as if the run had stopped there."""
     lines = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
     (folder / "manifest.jsonl").write_text("".join(lines[:2]))
 
@@ -89,7 +89,7 @@ def list_results(folder: Path) -> list[tuple[str, ...]]:
 
 
 def forget_resolved(run: dict[str, Any]) -> None:
-    """Make a run.json of an earlier version."""
+    """Remove the resolved defaults, which earlier versions did not write to run.json."""
     del run["resolved"]
 
 
@@ -209,7 +209,7 @@ def test_a_resumed_segmentation_keeps_the_layer_of_its_records(batch: Batch, fol
     assert read_run(folder / "out")["resolved"]["methods"] == ["hirescam"]
     assert list_results(folder / "out") == [("hirescam at 1",)]
     assert batch(*options, "--layer", "3", output="expected").status == 0
-    for name in NAMES[:2]:  # as if an earlier version had begun it
+    for name in NAMES[:2]:  # The earlier version finished these images.
         overlay = Path("expected") / name.replace(".png", "-hirescam.jpg")
         (folder / "out" / overlay.name).write_bytes(overlay.read_bytes())
     (folder / "out" / "manifest.jsonl").write_text((folder / "expected" / "manifest.jsonl").read_text())

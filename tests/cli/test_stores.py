@@ -1,4 +1,4 @@
-"""`gradcam batch -o URL` and `gradcam report URL`: the same results as on a disk, whatever the store does meanwhile."""
+"""Test that `gradcam batch -o URL` and `gradcam report URL` give the same results as on disk, even if the store fails."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def fs() -> Iterator[type[ObjectStore]]:
 
 
 def read_all(url: str) -> dict[str, bytes]:
-    """All objects that must be the same however often a run was stopped."""
+    """Return the objects that must not depend on interruptions."""
     store = Store(url)
     return {name: store.read(name) for name in store.find() if not name.startswith("log")}
 
 
 def on_disk(folder: Path) -> dict[str, bytes]:
-    """What a run on a disk left, by the names that it has in a store."""
+    """Return the files of a run on disk under the names that a store uses."""
     contents = {name: (folder / name).read_bytes() for name in files(folder)}
     names = {"manifest.jsonl": "manifest/00001.jsonl"}
     return {
@@ -58,7 +58,7 @@ def on_disk(folder: Path) -> dict[str, bytes]:
 
 
 def without_root(contents: dict[str, bytes]) -> dict[str, Any]:
-    """From a store, the input's folder is told by another path."""
+    """Remove the path of the input folder, which differs between a store and a disk."""
     run = json.loads(contents["run.json"])
     run.pop("root")
     return {**contents, "run.json": run}
@@ -136,13 +136,13 @@ def test_a_report_of_a_bucket_is_made_again(
     after = read_all(url)
     assert list(after) == list(before)
     remade = {name for name in before if before[name] != after[name]}
-    # A view of an overlay that was encoded before differs a little from one that was not.
+    # These views are made from overlays that were already encoded as JPEG, so they differ a little.
     assert all(re.fullmatch(r"report/views/.+\.0\.jpg", name) for name in remade)
     for name in [name for name in before if name.endswith(".large.jpg")]:
         assert after[name] == before[name]
 
 
-# What is wrong with a bucket is said in one line, before a model is loaded
+# Errors of a bucket take one line and come before the model is loaded
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_missing_credentials(batch: Command, photos: Path, s3: str, monkeypatch:
 
 
 def check_keys_after(address: str, requests: str) -> None:
-    """Let the server look at who asks, after so many requests."""
+    """Let the server check credentials after a number of requests."""
     text = {"Content-Type": "text/plain"}
     request = urllib.request.Request(f"{address}/moto-api/reset-auth", requests.encode(), text)
     urllib.request.urlopen(request).close()
@@ -210,7 +210,7 @@ def check_keys_after(address: str, requests: str) -> None:
 
 @pytest.fixture
 def reader(s3: str, s3_address: str, monkeypatch: Patch) -> Iterator[str]:
-    """A bucket that may be listed and read, and not written to."""
+    """Log in as a user who can list and read the bucket but not write to it."""
     import s3fs
 
     iam = client("iam", s3_address)
@@ -257,12 +257,12 @@ def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, mo
     assert f"Error: {s3}/out: the store has not answered correctly for" in outcome.err
 
 
-# A store that fails, comes back, or stays down; and runs that are stopped
+# Stores that fail for a while or for good, and interrupted runs
 
 
 @pytest.fixture
 def uninterrupted(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
-    """What a run leaves that nothing stops."""
+    """Return the objects that an uninterrupted run writes."""
     batch("photos", "-o", URL)
     contents = read_all(URL)
     fs.store.clear()
@@ -277,14 +277,14 @@ def test_a_store_that_fails_in_the_middle_and_comes_back(
 
     def write(self: Any, path: str, value: bytes, *arguments: Any, **options: Any) -> None:
         writes.append(path)
-        if writes.count(path) < 3:  # each fails twice
+        if writes.count(path) < 3:  # Each write fails twice.
             raise down() if len(writes) % 2 else OSError(errno.EIO, "Please reduce your request rate")
         original(self, path, value)
 
     monkeypatch.setattr(ObjectStore, "pipe_file", write)
     outcome = batch("photos", "-o", URL)
     assert outcome.status == 1
-    assert outcome.err.count("\n") == 1  # of the broken picture
+    assert outcome.err.count("\n") == 1  # Only the broken image is reported.
     assert read_all(URL) == uninterrupted
 
 
@@ -318,7 +318,7 @@ def test_a_store_that_stays_down(
 
     def write(self: Any, path: str, value: bytes, *arguments: Any, **options: Any) -> None:
         if "panda" in path or fs.failures:
-            fs.failures += [down() for _ in range(1000)]  # from now on
+            fs.failures += [down() for _ in range(1000)]  # All later requests fail.
             raise down()
         original(self, path, value)
 
@@ -371,7 +371,7 @@ def test_what_is_finished_is_kept_when_it_stops(
 @pytest.mark.skipif(not POSIX, reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM] if POSIX else [])
 def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s3: str, number: int) -> None:
-    """Each picture once, whatever ended the first run."""
+    """Stop a run by SIGKILL or SIGTERM: after resuming, every image is recorded exactly once."""
     many = folder / "many"
     many.mkdir()
     for i in range(60):
@@ -398,7 +398,7 @@ def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s
     assert len(lines) == 60
 
 
-# What a URL is, and what is none
+# Recognising URLs
 
 
 def test_a_file_url_is_a_folder(batch: Command, gradcam_command: Command, folder: Path, photos: Path) -> None:

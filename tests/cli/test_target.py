@@ -1,4 +1,4 @@
-"""`--target FILE.py:NAME`: a function of the user's in place of a class, in `run` and `batch`."""
+"""Test `--target FILE.py:NAME`, a user-defined target function, in `run` and `batch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes, masks, sentences, likeness, words and keypoints in the shell: what is printed, recorded, written and refused."""
+"""Test boxes, masks, sentences, similarity, words and keypoints on the command line: output, records, files and errors."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def models_file(folder: Path) -> str:
 
 @pytest.fixture
 def street(folder: Path) -> Path:
-    """A picture 96 x 64: noise, the same in each run."""
+    """Return an image of seeded noise, 96 x 64 pixels."""
     return write_noise(folder.parent / "street.png", 0)
 
 
@@ -145,7 +145,7 @@ def write_noise(path: Path, seed: int, size: tuple[int, int] = (64, 96)) -> Path
 
 
 def write_colours(path: Path, *colours: tuple[int, int, int]) -> Path:
-    """Colours side by side, a quarter of 64 x 32 pixels each."""
+    """Write a 64 x 32 image with vertical stripes of equal width in these colours."""
     path.parent.mkdir(exist_ok=True)
     values = np.repeat(np.repeat(np.array([colours], np.uint8), 32, 0), 64 // len(colours), 1)
     Image.fromarray(values).save(path)
@@ -158,7 +158,7 @@ def flag(folder: Path) -> Path:
 
 
 def errors(outcome: Outcome) -> list[str]:
-    """The lines on standard error, but notes of what was assumed of a model."""
+    """Return the lines on standard error, without notes about assumed preprocessing."""
     return [line for line in outcome.err.splitlines() if not line.startswith("Note: ")]
 
 
@@ -173,7 +173,7 @@ def explained(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def detect(models_file: str, path: Path) -> dict[str, torch.Tensor]:
-    """What the detector finds, by a plain call of it."""
+    """Return the detections from a plain call of the model."""
     space: dict[str, Any] = {}
     exec((Path(models_file)).read_text(), space)
     image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) / 255
@@ -253,7 +253,7 @@ def test_maps_are_those_of_python(run: Command, folder: Path, street: Path, mode
 def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, models_file: str) -> None:
     inside = next(
         k for k, x0 in enumerate(detect(models_file, street)["boxes"][:, 0]) if x0 > 1
-    )  # others are cut there
+    )  # Other boxes touch the left image edge.
     (entry,) = explained(run(street, *DETECTOR, "--box", inside, "--edge", "left", "--json"))
     assert (entry["number"], entry["edge"]) == (inside, "left")
     assert entry["score"] == pytest.approx(entry["box"][0], abs=0.051)
@@ -359,7 +359,7 @@ def test_a_class_without_a_mask_is_an_error(run: Command, flag: Path, models_fil
     assert len(errors(outcome)) == 1
 
 
-# Sentences and likeness
+# Sentences and similarity
 
 
 MATCHER = ("--model", "../mine.py:towers", "--task", "matching", "--size", "32x64", *PREPROCESSING)
@@ -426,7 +426,7 @@ def test_words_are_numbered_and_explained(run: Command, folder: Path, street: Pa
 
 
 def test_keypoints_by_their_numbers(run: Command, folder: Path, flag: Path, models_file: str) -> None:
-    """Any network whose output is (N,P,h,w) finds keypoints, if one is asked for."""
+    """Request a keypoint of a segmentation network: any output of shape (N,P,h,w) can be read as keypoints."""
     arguments = ("--model", "../mine.py:segmenter", "--size", "32", *PREPROCESSING, "--json")
     (entry,) = explained(run(flag, *arguments, "--keypoint", 1))
     values = pixels(flag).astype(np.float64)[..., 1] / 255
@@ -438,7 +438,7 @@ def test_keypoints_by_their_numbers(run: Command, folder: Path, flag: Path, mode
     assert "one box at a time" in run(flag, *arguments, "--keypoint", "0", "--box", "all").err
 
 
-# Many pictures
+# Batches
 
 
 def batch(command: Command, *arguments: object) -> Outcome:
@@ -560,7 +560,7 @@ def test_files_from_python(folder: Path, photos: Path, models_file: str) -> None
     assert results[0].predictions[0].box is not None
 
 
-# What cannot be meant
+# Contradictory arguments
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,7 @@ def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, 
     assert files(folder) == ["street-gradcam-mine.py_classes.png"]
 
 
-# Judging
+# Evaluation
 
 
 def test_a_box_is_checked_and_told_apart_from_the_others(
@@ -715,7 +715,9 @@ def test_methods_are_judged_on_annotated_boxes(
 ) -> None:
     detections = detect(models_file, street)
     labels = detections["labels"].tolist()
-    number = next(k for k, label in enumerate(labels) if label != labels[0])  # not the surest
+    number = next(
+        k for k, label in enumerate(labels) if label != labels[0]
+    )  # Not the class of the highest-scoring box.
     index, name = labels[number], ("background", "person", "dog")[labels[number]]
     box = ",".join(f"{side:.0f}" for side in detections["boxes"][number].tolist())
     (folder / "boxes.csv").write_text(f"image,class,left,top,right,bottom\nstreet.png,{name},{box}\n")
@@ -758,11 +760,11 @@ def test_layers_mark_what_is_explained_where_none_is_named(gradcam_command: Comm
     assert outcome.out.splitlines()[-1] == f"gradcam run photo.jpg --model {name}"
 
 
-# Words of the shell
+# Output
 
 
 def test_names_are_those_of_the_tables() -> None:
-    assert {*OPTIONS_BY_TASK, "regression"} == set(TASKS)  # which takes what classification takes
+    assert {*OPTIONS_BY_TASK, "regression"} == set(TASKS)  # Regression takes the options of classification.
 
 
 def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command `gradcam inspect trace`: what it lists, how it looks in a terminal, and what it says to wrong usage."""
+"""Test `gradcam inspect trace`: its list, its table on a terminal, and its errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build():
 
 @pytest.fixture
 def run(gradcam_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`gradcam inspect trace ...` in the folder where a test puts its files, 120 characters wide."""
+    """Return a function that runs `gradcam inspect trace` in the folder of the test, 120 columns wide."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     return lambda *arguments: gradcam_command("inspect", "trace", *arguments)
@@ -157,7 +157,7 @@ def test_json_has_every_call_and_nothing_else(run: Command) -> None:
             "run": 1,
             "runs": 1,
             "other_names": [],
-            "also": [],  # the old name
+            "also": [],  # The old name of "other_names".
             "tied": [],
         }.items()
     )
@@ -236,7 +236,7 @@ def test_unusual_dtypes_have_a_column(run: Command) -> None:
     title, *rows = table(run(*arguments, "--precision", "bf16"))
     assert "dtype" not in title
     assert {record["dtypes"][0] for record in records(run(*arguments, "--precision", "bf16", "--json"))} == {"bfloat16"}
-    assert rows[0][6] == "32.8 kB"  # 64 x 16 x 16 of two bytes
+    assert rows[0][6] == "32.8 kB"  # 64 x 16 x 16 values of two bytes.
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -1,4 +1,4 @@
-"""What a person in a hurry types: wrong lines are answered in two lines, with the one to type next; Tab and -h help."""
+"""Test typing mistakes: errors take two lines and suggest the next command. Also test completion and short help."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_names_may_be_repeated_and_have_commas(run: Command, small: Photo, folde
     assert files(folder) == ["coffee-gradcam.png", "coffee-hirescam.png", "coffee-layercam.png"]
 
 
-# Folders, and what is saved
+# Input folders and output files
 
 
 def test_a_folder_means_the_pictures_in_it(gradcam_command: Command, small: Photo, folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_folder_means_the_pictures_in_it(gradcam_command: Command, small: Phot
     (folder / "notes.txt").write_text("no picture")
     for name in ("coffee-centre.png", "coffee-random-check.png", "coffee-gradcam-967-espresso.png"):
         (folder / name).write_bytes((folder / "coffee.png").read_bytes())
-    for _ in range(2):  # explanations of explanations would litter
+    for _ in range(2):  # The second run must not explain the overlays of the first.
         outcome = gradcam_command("run", ".", "--device", "cpu", "--json")
         assert (outcome.status, outcome.err) == (0, "")
         assert [record["image"] for record in records(outcome)] == ["coffee-centre.png", "coffee.png", "more/koala.png"]
@@ -212,7 +212,7 @@ def test_a_panel_is_saved_once(run: Command, small: Photo, folder: Path) -> None
     assert "A panel needs heatmaps at a layer" in outcome.err
 
 
-# Names of what is written
+# Output names
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_another_model_writes_another_file(
 ) -> None:
     pytest.importorskip("matplotlib")
     path = small("coffee.jpg")
-    for _ in range(2):  # the same line writes the same file
+    for _ in range(2):  # Running the same command again must write the same file.
         assert gradcam_command(*command, path, "--device", "cpu", "-q", "-m", small_model, "--size", 32).status == 0
     assert files(Path()) == [f"coffee-{ending}-net.py_make.png"]
 
@@ -252,7 +252,7 @@ def test_other_weights_write_another_file(run: Command, small: Photo, folder: Pa
     assert files(folder) == ["coffee-gradcam-fine_tuned.png", "coffee-gradcam.png"]
 
 
-# Paths that the system refuses
+# Paths that the system rejects
 
 
 @POSIX
@@ -286,11 +286,11 @@ def test_a_folder_that_may_not_be_entered_is_named(
     assert (outcome.status, outcome.err) == (1, "Error: locked/out: cannot be used (Permission denied).\n")
 
 
-# What a terminal shows meanwhile
+# Progress on a terminal
 
 
 def watch(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]:
-    """What a command writes to standard output, and to a standard error that is a terminal."""
+    """Return the text on standard output and on a standard error that is a terminal."""
     import fcntl
     import pty
     import struct
@@ -306,7 +306,7 @@ def watch(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]
         try:
             while data := os.read(ours, 65536):
                 message.append(data)
-        except OSError:  # the other end is closed
+        except OSError:  # The command has closed its end.
             pass
 
     reader = threading.Thread(target=read)
@@ -327,11 +327,11 @@ def test_a_terminal_shows_that_torch_is_loaded_and_how_far_an_attribution_is(sma
     assert "coffee-smoothgrad.png" in out
     assert err.startswith("Loading PyTorch ...\r\x1b[K")
     assert re.search(r"\d of 25", err)
-    assert not re.sub(r"[^\r]*\r", "", err).removeprefix("\x1b[K").strip()  # nothing of it is left
+    assert not re.sub(r"[^\r]*\r", "", err).removeprefix("\x1b[K").strip()  # The progress bar is erased.
     assert watch(*line[:-1], "gradcam", "-q") == ("", "")
 
 
-# Tab
+# Shell completion
 
 
 def offers(*words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A `gradcam ui` that runs, models that are hard to please, and files that are no pictures."""
+"""Helpers: a running `gradcam ui`, models with errors, and files that are not valid images."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def serve(*words: str, folder: Path | None = None) -> Iterator[Serving]:
 
 
 def make_bomb(side: int = 60_000) -> bytes:
-    """The start of a PNG of so many pixels a side."""
+    """Return a PNG that declares this many pixels per side and contains almost no data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""What the server of the local page answers: the numbers are those of `explain`, and whatever cannot be is a sentence."""
+"""Test the server of the local page: its numbers equal those of `explain`, and its errors are sentences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Client = Callable[..., "Talk"]
 
 
 class Talk:
-    """A server in this process, and what it is asked."""
+    """Client of a server that runs in the test process."""
 
     def __init__(self, load: Callable[[ModelRequest], LoadedModel], files: Any = (), **start: Any) -> None:
         self.server = Server(Explainer(ModelCache(load), ImageStrip(files)), PageSettings("usual", **start))
@@ -112,7 +112,7 @@ def test_under_the_brush_scores_and_map_are_those_of_the_edited_picture(
 def test_two_models_are_compared_by_the_class_of_the_first(
     classifier: gradcam.Classifier, photo: Callable[[str], Path]
 ) -> None:
-    reversed_labels = list(reversed(classifier.labels))  # the same network, whose classes are called otherwise
+    reversed_labels = list(reversed(classifier.labels))  # The same network with its labels in reverse order.
     reordered = gradcam.load_classifier(classifier.model, layer="layer4", labels=reversed_labels, size=224)
     talk = Talk(loader(classifier, reordered), [("coffee.jpg", photo("coffee.jpg"))])
     answer = talk.ask(other={"model": "second"}, first=967)
@@ -155,7 +155,9 @@ def test_boxes(tmp_path: Path) -> None:
     )
     heatmap = to_maps(answer["page"]["maps"][0])[1]
     np.testing.assert_allclose(heatmap, explanation.maps[0, 0].numpy(), atol=0.01 * float(explanation.maps.abs().max()))
-    assert talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["targets"]["kind"] == "box"  # the whole answer
+    assert (
+        talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["targets"]["kind"] == "box"
+    )  # Edits of detections get a full answer.
 
 
 def test_masks(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_the_model_that_was_named_keeps_its_options_and_its_reader_reads_what_is
         assert "scan.npy" in server.explain(0, model="mine.py:small")["error"], "which has no such reader"
 
 
-# ---- What goes wrong
+# ---- Errors
 
 
 @pytest.mark.parametrize(
@@ -288,7 +290,7 @@ def test_too_large_uploads_are_refused_by_their_length_and_as_they_come(classifi
     assert talk.web.post("/drop", content=b"", headers={"content-length": str(2 * 10**9)}).status_code == 413
 
 
-# ---- Who may ask
+# ---- Access
 
 
 @pytest.mark.parametrize("path", ["/", "/strip", "/view/0", "/progress", "/nowhere"])
@@ -326,7 +328,7 @@ def test_answers_are_not_kept_nor_framed(talk: Talk) -> None:
 def test_the_names_of_a_server() -> None:
     assert find_hosts("127.0.0.1", 8000) == {"127.0.0.1:8000", "localhost:8000"}
     assert "[::1]:8000" in find_hosts("::1", 8000)
-    assert {"127.0.0.1", "127.0.0.1:80"} <= find_hosts("127.0.0.1", 80)  # browsers leave this port out
+    assert {"127.0.0.1", "127.0.0.1:80"} <= find_hosts("127.0.0.1", 80)  # Browsers omit port 80.
 
 
 @pytest.mark.parametrize("is_open", [True, False])

@@ -1,4 +1,4 @@
-"""The local page in a real browser: each control, phone and desktop, dark and light, and what goes wrong."""
+"""Test the local page in a real browser: every control, phone and desktop, dark and light, and errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def go(browser: Any, serving: Serving) -> Iterator[Go]:
     yield start
     for visit in visits:
         assert [request for request in visit.requests if not request.startswith((serving.base, "data:"))] == []
-        assert [wrong for wrong in visit.wrongs if "status of 4" not in wrong] == []  # which the page has words for
+        assert [wrong for wrong in visit.wrongs if "status of 4" not in wrong] == []  # The page itself reports 4xx.
         visit.context.close()
 
 
@@ -78,7 +78,7 @@ def drag(page: Any, *places: tuple[float, float], release: bool = True) -> None:
 
 
 def give(page: Any, *files: tuple[str, bytes], by: str = "drop") -> None:
-    """Drop or paste files, as a person does."""
+    """Send drop or paste events with files, as a user's action does."""
     page.evaluate(
         """([files, kind]) => {
             const carried = new DataTransfer();
@@ -224,7 +224,7 @@ def test_a_tab_that_is_closed_in_the_middle_stops_its_work(go: Go, serving: Serv
     page.select_option("#method", "rise")
     expect(page.locator("#waited")).to_contain_text("passes")
     page.close()
-    second_page = go()  # which waits for no 4000 passes
+    second_page = go()  # It must not wait for the 4000 passes of RISE.
     assert read_target_name(second_page)
 
 
@@ -249,7 +249,7 @@ def test_what_is_told_of_files_does_not_depend_on_which_answer_comes_first(go: G
 
     routes: list[Any] = []
     page.route("**/drop", wait)
-    for name in ("a.txt", "b.txt"):  # the second before the first is answered
+    for name in ("a.txt", "b.txt"):  # Drop the second file before the first is answered.
         give(page, (name, b"A text."))
     while len(routes) < 2:
         page.wait_for_timeout(20)
@@ -261,7 +261,7 @@ def test_what_is_told_of_files_does_not_depend_on_which_answer_comes_first(go: G
     page.locator("#tools input[value='brush']").check(force=True)
     give(page, ("c.txt", b"A text."))
     expect(page.locator("#trouble")).to_have_text(re.compile("^c.txt"))
-    drag(page, (0.4, 0.4), (0.5, 0.5), release=False)  # its quick answer says nothing of files
+    drag(page, (0.4, 0.4), (0.5, 0.5), release=False)  # Its quick answer must not change the file message.
     expect(page.locator("#brushed")).to_contain_text("in the unedited image")
     expect(page.locator("#trouble")).to_have_text(re.compile("^c.txt"))
     page.mouse.up()
@@ -424,7 +424,9 @@ def test_the_commands_of_two_models_say_all_that_is_shown(
         page.locator("#opacity").fill("70")
         page.select_option("#colours", "viridis")
         expect(second).to_contain_text("--evidence negative --colormap viridis --alpha 0.7")
-        page.evaluate("() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }")  # as of rise, in no time
+        page.evaluate(
+            "() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }"
+        )  # The state after RISE, without its run time.
         for item in (command(page), second.inner_text()):
             assert "--method gradcam --evidence" in item
             assert "--layer" not in item
@@ -433,7 +435,7 @@ def test_the_commands_of_two_models_say_all_that_is_shown(
         visit.context.close()
 
 
-# ---- In the terminal
+# ---- The terminal
 
 
 SLOW = (
@@ -475,7 +477,7 @@ def test_a_second_ui_and_a_port_that_is_taken_get_one_line(serving: Serving) -> 
 
 
 def test_the_browser_s_command_line_has_no_token(tmp_path: Path) -> None:
-    """Other users of the machine can read it."""
+    """Keep the token out of the browser's command line, which other users of the machine can read."""
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/given\n')
     browser.chmod(0o755)
@@ -523,10 +525,10 @@ def test_a_signal_ends_it_while_it_computes(
         futures = [pool.submit(server.ask, "ask", method="POST", json={"tab": tab, "picture": 0}) for tab in "ab"]
         wait_for(place / "begun")
         server.process.send_signal(sent)
-        assert server.process.wait(15) in statuses  # a pass takes a minute
+        assert server.process.wait(15) in statuses  # One forward pass takes a minute.
         remaining = server.process.stdout.read()
         assert "Traceback" not in remaining, remaining
-        # The second may come too late to be heard at all.
+        # The second request may arrive after the server has closed.
         ends = [item.exception() or item.result().json() for item in futures]
         assert {"stopped": True} in ends
         assert all(end == {"stopped": True} or isinstance(end, httpx.ConnectError) for end in ends), ends

@@ -1,4 +1,4 @@
-"""The page of one picture: its numbers are those of `explain`, and its data is as docs/reference/page.schema.json says."""
+"""Test the page of one image: its numbers equal those of `explain`, and its data follows page.schema.json."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def to_rows(entry: dict[str, Any]) -> NDArray[np.float32]:
-    """As the reference says it."""
+    """Decode quantised rows as docs/reference describes."""
     kind = {"int8": "<i1", "int16": "<i2"}[entry["type"]]
     numbers = np.frombuffer(base64.b64decode(entry["data"]), kind)
     scales = np.frombuffer(base64.b64decode(entry["scales"]), "<f4")
@@ -50,7 +50,7 @@ def to_rows(entry: dict[str, Any]) -> NDArray[np.float32]:
 
 
 def to_maps(entry: dict[str, Any]) -> NDArray[np.float32]:
-    """(K,h,w)."""
+    """Return the maps of an entry, (K,h,w)."""
     rows = to_rows(entry["maps"]) if "maps" in entry else to_rows(entry["weights"]) @ to_rows(entry["channels"])
     return rows.reshape(-1, *entry["grid"])
 
@@ -61,13 +61,13 @@ def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Page:
 
 
 class Odd(torch.nn.Module):
-    """Convolutions by groups, with gaps, over the edge; scales without weights; what is not linear between them."""
+    """Network with grouped, dilated and padded convolutions, batch norms without weights, and nonlinear layers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.Conv2d(3, 12, 9, stride=9)
         self.rest = torch.nn.Sequential(
-            torch.nn.LeakyReLU(0.3, inplace=True),  # which changes what the layer gave
+            torch.nn.LeakyReLU(0.3, inplace=True),  # Changes the layer's output in place.
             torch.nn.Conv2d(12, 24, 3, padding=2, dilation=2, groups=12),
             torch.nn.BatchNorm2d(24, affine=False),
             torch.nn.SiLU(),
@@ -94,7 +94,7 @@ class Odd(torch.nn.Module):
 def test_maps_through_odd_layers_are_those_of_backward_passes(
     photo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr("gradcam.cam.every_class.MAX_DIRECTIONS", 700)  # 24 x 24 cells
+    monkeypatch.setattr("gradcam.cam.every_class.MAX_DIRECTIONS", 700)  # The grid has 24 x 24 cells.
     classifier = gradcam.load_classifier(Odd(), layer="first", size=224)
     heard: list[tuple[int, int]] = []
     page = gradcam.page(
@@ -111,7 +111,7 @@ def test_maps_through_odd_layers_are_those_of_backward_passes(
 
 
 def test_making_a_page_loads_no_compiler(photo: Callable[[str], Path], tmp_path: Path) -> None:
-    """Seconds, and 190 MB."""
+    """Check that making a page does not import torch.compile's modules, which cost seconds and 190 MB."""
     code = f"""
 import sys
 from gradcam.cli import main
@@ -155,7 +155,7 @@ def test_all_classes_at_four_layers_are_the_maps_of_explain(
 def test_the_exact_maps_are_those_of_backward_passes(
     classifier: gradcam.Classifier, photo: Callable[[str], Path]
 ) -> None:
-    """Before they are made whole numbers: but for rounding."""
+    """Compare the maps before quantisation with backward passes, up to rounding."""
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "hirescam"])
     for item in page.maps:
         assert item.maps is not None
@@ -230,7 +230,7 @@ def test_other_methods_have_maps_of_the_most_probable_and_say_so(
 def test_models_of_all_kinds(name: str, photo: Callable[[str], Path]) -> None:
     model = getattr(torchvision.models, name)(weights=None).eval()
     if hasattr(model, "heads"):
-        torch.nn.init.normal_(model.heads.head.weight)  # torchvision's are zero
+        torch.nn.init.normal_(model.heads.head.weight)  # torchvision initialises these weights to zero.
     classifier = gradcam.load_classifier(model)
     page = gradcam.page(photo("coffee.jpg"), classifier, top=3)
     jsonschema.validate(page.to_data(), SCHEMA)
@@ -248,8 +248,8 @@ def test_an_explanation_has_a_page_of_its_own_maps(
     explanation = classifier.explain(photo("coffee.jpg"), target=[["tripod", "espresso"]], evidence="negative")
     page = explanation.page(tmp_path / "page.html")
     data = read(tmp_path / "page.html")
-    assert data["targets"]["names"] == ["espresso", "tripod"]  # the more probable one first
-    expected = -explanation.maps[0].numpy()[::-1]  # against: the sign is back
+    assert data["targets"]["names"] == ["espresso", "tripod"]  # The more probable class comes first.
+    expected = -explanation.maps[0].numpy()[::-1]  # The page restores the sign of evidence against a class.
     assert np.abs(to_maps(data["maps"][0]) - expected).max() <= 0.005 * np.abs(expected).max()
     assert "2 of the model's 1000 classes" in page.notes[0]
 

@@ -1,4 +1,4 @@
-"""The page of one picture in a real browser: every control, at phone and desktop width, dark and light."""
+"""Test the page of one image in a real browser: every control, at phone and desktop width, dark and light."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def facts(page: Any) -> str:
 
 
 def pixels(page: Any, canvas: str = "#heatmap") -> Any:
-    """RGBA of the heatmap as it is drawn, without the picture."""
+    """Return the RGBA values of the drawn heatmap, without the image."""
     scores = page.locator(canvas).evaluate(
         """(it) => {
             const copy = Object.assign(document.createElement("canvas"), { width: it.width, height: it.height });
@@ -78,7 +78,7 @@ def choose(page: Any, group: str, value: str) -> None:
 
 
 def at(page: Any, across: float, down: float) -> tuple[float, float]:
-    """A place in the region that the network saw, on the screen."""
+    """Return the screen position of a point in the region that the network sees."""
     box = page.locator("#seen").bounding_box()
     return box["x"] + across * box["width"], box["y"] + down * box["height"]
 
@@ -91,7 +91,7 @@ def expected_overlay(classifier: gradcam.Classifier, picture: Path, index: int, 
 
 
 def drawn_overlay(page: Any, explanation: Any) -> Any:
-    """The picture with the canvas over it, as the page has it, at the size of the region."""
+    """Return the image with the page's canvas blended over it, at the size of the region."""
     from PIL import Image
 
     y0, x0, height, width = explanation.regions[0]
@@ -114,7 +114,9 @@ def test_the_heatmap_is_drawn_as_the_package_draws_it(
     expected, explanation = expected_overlay(classifier, picture, 285, evidence=evidence, colormap=colormap, alpha=0.8)
     assert np.abs(drawn_overlay(page, explanation) - expected).mean() < 2.5
     other_class, _ = expected_overlay(classifier, picture, 967, evidence=evidence, colormap=colormap, alpha=0.8)
-    assert np.abs(drawn_overlay(page, explanation) - other_class).mean() > 8  # of another class: it could be told apart
+    assert (
+        np.abs(drawn_overlay(page, explanation) - other_class).mean() > 8
+    )  # The overlay of another class differs clearly.
 
 
 def test_the_list_has_all_classes_the_most_probable_first(go: Callable[..., Any], cat: Page) -> None:
@@ -152,7 +154,7 @@ def test_a_click_the_arrow_keys_and_a_name_switch_the_class(go: Callable[..., An
     assert page.locator("#search").input_value() == ""
     assert page.locator("#things [role=option]:visible").count() == 1000
     page.locator("#things").focus()
-    page.keyboard.type("cup")  # typing in the list goes on in the search
+    page.keyboard.type("cup")  # Typing in the list continues in the search field.
     assert read_target_name(page) == "cup"
     page.fill("#search", "967")
     assert read_target_name(page) == "espresso"
@@ -206,7 +208,7 @@ def test_a_click_keeps_the_place(go: Callable[..., Any]) -> None:
     page.mouse.move(*at(page, 0.8, 0.4))
     assert page.locator("#place .label").all_inner_texts() == names
     assert page.locator("#cell").is_visible()
-    choose(page, "layers", "head.0")  # the place stays, whatever the layer
+    choose(page, "layers", "head.0")  # Changing the layer keeps the selected cell.
     assert page.locator("#cell").is_visible()
     page.locator("#place .pick").nth(1).click()
     assert read_target_name(page) == page.locator("#place .label").nth(1).inner_text()
@@ -220,7 +222,7 @@ def test_a_click_keeps_the_place(go: Callable[..., Any]) -> None:
 def test_the_keys_move_over_the_picture(go: Callable[..., Any], cat: Page) -> None:
     page = go()
     page.locator("#stage").focus()
-    page.keyboard.press("ArrowDown")  # the middle
+    page.keyboard.press("ArrowDown")  # The first key press selects the middle cell.
     page.keyboard.press("ArrowLeft")
     values = cat.maps[0].maps
     assert values is not None
@@ -248,7 +250,7 @@ def test_two_classes_are_compared(
         "--class 285 --score contrast --against 967 --layer layer4 --method gradcam --evidence signed"
     )
     assert page.locator("#legend-high").inner_text() == "for Egyptian cat"
-    page.locator("#things [role=option]").nth(4).click()  # the list chooses B
+    page.locator("#things [role=option]").nth(4).click()  # The list selects the second class.
     assert read_target_name(page) == "Egyptian cat against soup bowl"
     page.locator("#swap").click()
     assert read_target_name(page) == "soup bowl against Egyptian cat"
@@ -320,7 +322,7 @@ def test_what_is_copied(go: Callable[..., Any], classifier: gradcam.Classifier, 
     code = page.evaluate("navigator.clipboard.readText()")
     code = code.replace('"cat_and_espresso.jpg"', repr(str(photo("cat_and_espresso.jpg"))))
     namespace: dict[str, Any] = {}
-    exec(code.rpartition("\n")[0], namespace)  # all but the line that saves
+    exec(code.rpartition("\n")[0], namespace)  # Runs all but the line that saves the file.
     expected = namespace["explanation"].overlay(outline=False, colormap="viridis", alpha=0.7).astype(float)
     explanation = namespace["explanation"]
     y0, x0, height, width = explanation.regions[0]
@@ -337,7 +339,7 @@ def test_the_picture_is_downloaded(go: Callable[..., Any], cat: Page, tmp_path: 
     waiting.value.save_as(tmp_path / "a.png")
     image = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
     assert image.shape == (640, 800, 3)
-    assert np.abs(image[:30] - cat.image[:30]).mean() < 4  # outside, the picture as it is
+    assert np.abs(image[:30] - cat.image[:30]).mean() < 4  # Outside the region, the image is unchanged.
     assert np.abs(image[100:500, 150:350] - cat.image[100:500, 150:350]).mean() > 15
 
 
@@ -445,7 +447,7 @@ def test_the_gallery_leads_to_the_pages_and_back(
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """axe-core's script, from npm; skipped where that cannot be reached."""
+    """Return the script of axe-core from npm. The test is skipped if npm is not available."""
     if (npm := shutil.which("npm")) is None:
         pytest.skip("there is no npm")
     folder = tmp_path_factory.mktemp("axe")
