@@ -1,4 +1,4 @@
-"""Test `gradcam batch` and `gradcam report` on a folder of images, with interruptions, broken files and lost results."""
+"""Test `gradcam batch` and `gradcam report`, with interruptions, broken files and lost results."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_the_manifest_has_the_records_of_run(
 ) -> None:
     batch("photos", "-o", "out", "--batch-size", 1, "--top-k", 2)
     plain = gradcam_command("run", "--device", "cpu", "--json", "--top-k", 2, *(photos / name for name in ORDER))
-    for ours, theirs in zip(manifest(folder / "out"), records(plain)):
-        for record in (ours, theirs):
+    for batch_record, plain_record in zip(manifest(folder / "out"), records(plain)):
+        for record in (batch_record, plain_record):
             record["error"] = str(record["error"]).removeprefix(f"{photos}/")
             record.pop("image")
             for entry in record["explained"]:  # type: ignore[union-attr,attr-defined]
                 entry["overlay"] = Path(entry["overlay"]).stem
-        assert ours == theirs
+        assert batch_record == plain_record
 
 
 def test_json_prints_the_records_and_nothing_else(batch: Command, folder: Path, photos: Path) -> None:
@@ -405,14 +405,13 @@ def test_a_mended_picture_is_tried_again(batch: Command, folder: Path, photos: P
 
 
 def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None:
-    for limit, most in (("0", 0), ("10%", 0), ("1", 1), ("20%", 1)):
+    for limit, max_failures in (("0", 0), ("10%", 0), ("1", 1), ("20%", 1)):
         outcome = batch("photos", "-o", "out", "--max-failures", limit, "--overwrite", "--batch-size", 1)
         assert outcome.status == 1
         stopped = "Stopped after 1 failure:" in outcome.err
-        assert stopped == (most == 0)
-        assert len(manifest(folder / "out")) in (
-            (3, 4) if stopped else (6,)
-        )  # Another batch may have been in progress.
+        assert stopped == (max_failures == 0)
+        # Another batch may have been in progress.
+        assert len(manifest(folder / "out")) in ((3, 4) if stopped else (6,))
         assert ("--resume" in outcome.err) == stopped
 
 
@@ -421,9 +420,8 @@ def test_the_line_of_a_run_with_too_many_failures_leads_to_its_end(
     gradcam_command: Command, batch: Command, folder: Path, photos: Path, limit: str
 ) -> None:
     (photos / "c" / "broken.jpg").write_bytes(b"no picture")
-    outcome = batch(
-        "photos", "-o", "out", "--max-failures", limit, "--batch-size", 1
-    )  # With batches of one image, few are in progress when the run stops.
+    # With batches of one image, few are in progress when the run stops.
+    outcome = batch("photos", "-o", "out", "--max-failures", limit, "--batch-size", 1)
     stops = 0
     while "To resume:" in outcome.err:
         assert outcome.status == 1
@@ -472,7 +470,8 @@ def test_what_was_written_when_a_run_was_interrupted_has_its_record(
         return outcome
 
     def add(*_: Any) -> None:
-        for _ in range(5):  # Wait until all five valid images, which are in one batch, are saved.
+        # Wait until all five valid images, which are in one batch, are saved.
+        for _ in range(5):
             assert written.acquire(timeout=60)
         monkeypatch.setattr(Display, "add", actual_add)
         raise KeyboardInterrupt
@@ -682,11 +681,11 @@ def test_nohup_is_heeded(folder: Path, many: Path) -> None:
 @POSIX
 @pytest.mark.slow
 def test_a_terminal_that_is_closed_ends_it_cleanly(folder: Path, many: Path) -> None:
-    ours, theirs = os.openpty()
-    process = start(many, "--batch-size", "2", "--quiet", stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    controller, terminal = os.openpty()
+    process = start(many, "--batch-size", "2", "--quiet", stdout=terminal, stderr=terminal)
+    os.close(terminal)
     wait_for_records(folder / "out", 3)
-    os.close(ours)  # Writing to the terminal fails from here on.
+    os.close(controller)  # Writing to the terminal fails from here on.
     process.send_signal(signal.SIGHUP)  # The system sends it to the processes of a closed terminal.
     assert process.wait(timeout=300) == 129
     assert 3 <= len(manifest(folder / "out")) < 40

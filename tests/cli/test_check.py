@@ -55,14 +55,13 @@ def test_the_koala_passes_in_words_and_numbers(
     assert np.array_equal(pixels(folder / "koala-gradcam-check.png"), verdict.panel())
     assert re.search(r"^koala\.webp   \d+ x \d+   efficientnet_lite0 on cpu   \d+\.\d s$", outcome.out, re.M)
     assert "  koala (105), 93 %, by gradcam at layer4\n" in outcome.out
-    messages = " ".join(outcome.out.split())
+    text = " ".join(outcome.out.split())
     for test in verdict.tests:
-        assert f"passed {test.question} {test.reason}" in messages
-    assert "Verdict: passed. A passed test does not prove that the heatmap is right." in messages
-    assert f"{verdict.summary} → koala-gradcam-check.png" in messages
+        assert f"passed {test.question} {test.reason}" in text
+    assert "Verdict: passed. A passed test does not prove that the heatmap is right." in text
+    assert f"{verdict.summary} → koala-gradcam-check.png" in text
     assert (
-        "Distinguished from the mirrored heatmap, the heatmap shifted by a third, the heatmap of another image"
-        in messages
+        "Distinguished from the mirrored heatmap, the heatmap shifted by a third, the heatmap of another image" in text
     )
     assert max(map(len, outcome.out.splitlines())) <= WIDTH
 

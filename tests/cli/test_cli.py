@@ -242,9 +242,8 @@ def test_several_layers_are_in_the_names(
     }
     assert files(folder) == sorted(expected)
     for name, picture in expected.items():
-        assert (
-            abs(pixels(folder / name).astype(int) - picture).max() <= 2
-        )  # The command computes the maps in another batch size.
+        # The command computes the maps in another batch size.
+        assert abs(pixels(folder / name).astype(int) - picture).max() <= 2
 
 
 @pytest.mark.parametrize("output", ["out.png", "out.JPG", "out.webp", "new/folder/out.tiff"])
@@ -655,9 +654,9 @@ def test_the_model_and_the_precision_can_be_named(run: Command, small: Photo) ->
     (full,) = records(run(path, "--json", "--model", "efficientnet_lite0", "--method", "gradcam"))
     (half,) = records(run(path, "--json", "--precision", "bf16"))
     assert (full["model"], half["model"]) == ("efficientnet_lite0", "efficientnet_lite0")
-    ours, theirs = half["explained"][0]["score"], full["explained"][0]["score"]
-    assert ours != theirs
-    assert ours == pytest.approx(theirs, rel=0.05)
+    half_score, full_score = half["explained"][0]["score"], full["explained"][0]["score"]
+    assert half_score != full_score
+    assert half_score == pytest.approx(full_score, rel=0.05)
 
 
 def test_an_output_with_a_slash_at_its_end_is_a_folder(run: Command, folder: Path, small: Photo) -> None:
@@ -756,9 +755,8 @@ def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
     for value, text in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
         lines = format_report(result(value)).splitlines()
         assert lines[2] == f"* cup         3   {text}"
-        assert (
-            lines[3] == f"  class 14   14   {'0':>{len(text)}}"
-        )  # 0 lies between 0 and 1, and is still no probability.
+        # An output between 0 and 1, such as this 0, is no probability either.
+        assert lines[3] == f"  class 14   14   {'0':>{len(text)}}"
 
 
 def test_several_methods_and_classes_without_names_are_told_apart() -> None:

@@ -81,9 +81,9 @@ def test_blank_maps_are_counted() -> None:
 
     record = Record("a.png", "m", None, [Prediction(1, "cat", 1.0)], [entry("gradcam", True), entry("hirescam", False)])
     record = dataclasses.replace(record, size=(10, 10), region=(0, 0, 10, 10))
-    messages = format_report(Report(record, 0.1, grids=[(7, 7), (7, 7)], device="cpu"))
-    assert "no negative evidence in 1 of 2 heatmaps" in messages
-    assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in messages
+    report = format_report(Report(record, 0.1, grids=[(7, 7), (7, 7)], device="cpu"))
+    assert "no negative evidence in 1 of 2 heatmaps" in report
+    assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in report
 
 
 def test_a_score_of_ones_own_is_not_compared_with_another(compare: Command, small: Photo) -> None:

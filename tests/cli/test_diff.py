@@ -170,11 +170,11 @@ def test_conditions_end_with_status_1_and_say_why(
         key=lambda item: float(str(item["correlation"])),
     )
     assert f"images: {least['image']} has {least['correlation']:.4g}\n" in outcome.err
-    most = diff(models("make"), models("other"), pictures, "--fail-if", "moved>0.0001", "-q").err
+    moved_errors = diff(models("make"), models("other"), pictures, "--fail-if", "moved>0.0001", "-q").err
     greatest = max(
         records(diff(models("make"), models("other"), pictures, "--json")), key=lambda item: float(str(item["moved"]))
     )
-    assert most == f"Failed: moved>0.0001 in 3 images: {greatest['image']} has {greatest['moved']:.4g}\n"
+    assert moved_errors == f"Failed: moved>0.0001 in 3 images: {greatest['image']} has {greatest['moved']:.4g}\n"
     assert re.search(r"^Failed: correlation<0.99 in \d images?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
     assert re.search(r"^Failed: mean agree<2: the mean of all images has [\d.]+$", outcome.err, re.M)
     assert "moved" not in outcome.err

@@ -272,12 +272,12 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     original = Study._evaluate_item
 
     def stop_with(error: BaseException) -> None:
-        def judge(self: Study, item: Any, *args: Any) -> Judgement:
+        def evaluate_item(self: Study, item: Any, *args: Any) -> Judgement:
             if item == self.items[2]:
                 raise error
             return original(self, item, *args)
 
-        monkeypatch.setattr(Study, "_evaluate_item", judge)
+        monkeypatch.setattr(Study, "_evaluate_item", evaluate_item)
 
     yield stop_with
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

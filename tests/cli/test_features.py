@@ -85,7 +85,7 @@ def photos(folder: Path, photo: Photo) -> Path:
     return root
 
 
-def hooked(classifier: gradcam.Classifier, path: Path, layer: str) -> torch.Tensor:
+def record_features(classifier: gradcam.Classifier, path: Path, layer: str) -> torch.Tensor:
     """Return the reference features of one image, recorded by a plain forward hook."""
     results: list[torch.Tensor] = []
     module = classifier.model.get_submodule(layer)
@@ -107,7 +107,7 @@ def test_an_npz_file_has_every_pictures_features_and_their_names(
         for layer in ("head.1", "layer4"):
             assert file[layer].dtype == np.float32
             for row, name in zip(file[layer], NAMES, strict=True):
-                expected = hooked(classifier, photos / name, layer).numpy()
+                expected = record_features(classifier, photos / name, layer).numpy()
                 np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
     first, blank, *rows, file_line = outcome.out.splitlines()
     assert first.startswith("efficientnet_lite0 on cpu   3 images, 1 non-image file left out   ")
@@ -364,7 +364,7 @@ def test_the_models_own_words_do_not_mix_with_the_record(tiny: Command, photos: 
 
 
 def assert_aligned(data: bytes) -> None:
-    """Check that every tensor starts at a multiple of its item size, so that it can be memory-mapped."""
+    """Check that every tensor starts at a multiple of its item size, so that it can be used in place."""
     size = int.from_bytes(data[:8], "little")
     assert size % 8 == 0
     header = json.loads(data[8 : 8 + size])

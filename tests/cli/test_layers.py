@@ -113,7 +113,8 @@ def test_how_deep_the_table_goes(layers: Command) -> None:
     assert table(layers("resnet50", "--all")) == table(layers("resnet50", "--depth", "4")) == deep
     assert "of 150 layers" not in layers("resnet50", "--all").out
     assert len(table(layers("resnet50", "--depth", "2"))) == 26
-    assert len(table(layers("resnet18"))) == 10 + 4 * 2  # Three levels would take 67 rows, more than a screen.
+    # Three levels would take 67 rows, more than a screen.
+    assert len(table(layers("resnet18"))) == 10 + 4 * 2
     assert len(table(layers("vgg11"))) == 31
     assert "encoder.layers.encoder_layer_11.ln_1" in table(layers("vit_b_32", "--depth", "1"))
     assert len(records(layers("resnet18", "--json", "--depth", "1"))) == 10

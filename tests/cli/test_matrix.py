@@ -15,8 +15,8 @@ EXPECTED = read_cells(PAGE)
 QUICK = ["run", "--json", "batch", "batch --resume", "report"]
 SLOW = {("torchvision", "keypoints"), ("torchvision", "detection")}  # scripts/check_matrix runs these.
 SUPPORTED = [(provider, task) for provider, (_, tasks) in PROVIDERS.items() for task in tasks]
-# By default these are explained by attention and by an embedding. The evaluation depends on the layer of the method.
-JUDGED = [("hf", "text"), ("timm", "likeness")]
+# By default, the first is explained by attention and the second by an embedding. Evaluation needs the method's layer.
+EVALUATED = [("hf", "text"), ("timm", "likeness")]
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ JUDGED = [("hf", "text"), ("timm", "likeness")]
 def test_cells_are_those_of_the_page(tmp_path: Path, provider: str, task: str) -> None:
     if provider in PACKAGES and importlib.util.find_spec(PACKAGES[provider]) is None:
         pytest.skip(f"needs {PACKAGES[provider]}")
-    commands = [*QUICK, *(["check", "evaluate"] if (provider, task) in JUDGED else [])]
+    commands = [*QUICK, *(["check", "evaluate"] if (provider, task) in EVALUATED else [])]
     commands += ["compare", "page", "check", "evaluate", "diff", "ui"] if provider == "FILE.py" else []
     cells = list(check_cells(provider, task, tmp_path, commands))
     assert [cell for cell in cells if not isinstance(cell, Cell)] == []

@@ -19,7 +19,7 @@ from gradcam.errors import GradcamError
 
 HUGE = ("1" + "0" * 30, "1e308", "inf")
 # Options that this package parses itself, with values that they must refuse.
-PARSED = {
+INVALID_VALUES = {
     "--mean": ("nan", "inf", "1e308", "x", "0.5,nan"),
     "--std": ("0", "-1", "nan", "inf", "1e308", "0.5,0"),
     "--size": ("0", "-1", "99999999999", "nan", "1e3"),
@@ -46,16 +46,17 @@ def limits(option: Any) -> dict[str, Any]:
     return getattr(getattr(option.type, "_parse", None), "keywords", {})
 
 
+# click's own number types have no finite limits, so the test below must find them.
 NUMBERS = {
     (*words, option.opts[-1]): option
     for words, option in list_options()
     if {"minimum", "maximum"} <= limits(option).keys()
-    or isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))  # Types without limits.
+    or isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))
 }
-OTHERS = {
+INVALID_CASES = {
     (*words, option.opts[-1], value): option
     for words, option in list_options()
-    for value in PARSED.get(option.opts[-1], ())
+    for value in INVALID_VALUES.get(option.opts[-1], ())
 }
 
 
@@ -67,7 +68,7 @@ def read(option: Any, value: str) -> Any:
 
 def test_there_are_numbers_in_most_commands() -> None:
     assert len({words[:-1] for words in NUMBERS}) > 12
-    assert set(PARSED) <= {words[-2] for words in OTHERS}
+    assert set(INVALID_VALUES) <= {words[-2] for words in INVALID_CASES}
 
 
 @pytest.mark.parametrize("words", NUMBERS, ids=" ".join)
@@ -89,10 +90,10 @@ def test_a_number_has_two_limits_and_keeps_within_them(words: tuple[str, ...]) -
             assert read(option, str(value)) == value
 
 
-@pytest.mark.parametrize("words", OTHERS, ids=" ".join)
+@pytest.mark.parametrize("words", INVALID_CASES, ids=" ".join)
 def test_numbers_within_words_are_refused(words: tuple[str, ...]) -> None:
     with pytest.raises((click.UsageError, GradcamError)) as refused:
-        read(OTHERS[words], words[-1])
+        read(INVALID_CASES[words], words[-1])
     assert "\n" not in str(refused.value)
 
 

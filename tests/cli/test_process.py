@@ -16,7 +16,7 @@ import torch
 import torchvision
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-LOOK = """
+MEASURE = """
 import json, os, resource, sys
 BLOCK = 24 * 2**20  # above what the C library keeps by itself, until it has learnt otherwise
 
@@ -40,15 +40,18 @@ except SystemExit as end:
     assert end.code == 0
 sys.stdout = kept
 """
-MAX_FAULTS_OF_CACHED_MEMORY = 30_000  # The blocks have 245,760 pages in total.
+MAX_FAULTS_OF_CACHED_MEMORY = 30_000  # Without the cache, each of the 245,760 requested pages would cause a fault.
 
 
-def look(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, str | None]:
+def measure_process(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, str | None]:
     """Return the page faults of a process after these statements, and its GOMP_SPINCOUNT."""
     prefixes = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     result = subprocess.run(
-        [sys.executable, "-c", LOOK % statements], env={**environment, **(more or {})}, capture_output=True, text=True
+        [sys.executable, "-c", MEASURE % statements],
+        env={**environment, **(more or {})},
+        capture_output=True,
+        text=True,
     )
     assert result.returncode == 0, result.stderr
     faults, spins = json.loads(result.stdout)
@@ -57,19 +60,19 @@ def look(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, s
 
 @GLIBC
 def test_the_command_keeps_freed_memory_and_spins_for_a_moment() -> None:
-    faults, spins = look(COMMAND)
+    faults, spins = measure_process(COMMAND)
     assert faults < MAX_FAULTS_OF_CACHED_MEMORY
     assert spins == "5000"
 
 
 def test_threads_spin_less_where_others_decode() -> None:
     words = 'sys.argv = ["gradcam", "batch", "--help"]'
-    assert look(COMMAND.replace('sys.argv = ["gradcam", "methods"]', words))[1] == "2000"
+    assert measure_process(COMMAND.replace('sys.argv = ["gradcam", "methods"]', words))[1] == "2000"
 
 
 @GLIBC
 def test_a_program_that_imports_the_package_is_left_alone() -> None:
-    faults, spins = look("import gradcam, gradcam.cli")
+    faults, spins = measure_process("import gradcam, gradcam.cli")
     assert faults > MAX_FAULTS_OF_CACHED_MEMORY
     assert spins is None
 
@@ -78,14 +81,14 @@ def test_a_program_that_imports_the_package_is_left_alone() -> None:
 @pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
 def test_what_the_environment_says_of_memory_stands(variable: str) -> None:
     message = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
-    assert look(COMMAND, {variable: message[variable]})[0] > MAX_FAULTS_OF_CACHED_MEMORY
+    assert measure_process(COMMAND, {variable: message[variable]})[0] > MAX_FAULTS_OF_CACHED_MEMORY
 
 
 @pytest.mark.parametrize(
     ("variables", "spins"), [({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7"), ({}, "5000")]
 )
 def test_what_the_environment_says_of_waiting_stands(variables: Mapping[str, str], spins: str | None) -> None:
-    assert look(COMMAND, variables)[1] == spins
+    assert measure_process(COMMAND, variables)[1] == spins
 
 
 @pytest.mark.parametrize(("variables", "threads"), [({}, "2"), ({"OMP_NUM_THREADS": "3"}, "3")])
@@ -119,7 +122,7 @@ start()
 
 # Registers an exit handler while the command runs, as libraries do. It runs in a module of its own, so that its names
 # outlive the main module.
-LATE = """
+LATE_EXIT_HANDLER = """
 import atexit
 from click import Group
 make_context = Group.make_context
@@ -130,13 +133,13 @@ Group.make_context = make_later
 """
 
 
-def end(*words: str, first: str = "") -> subprocess.CompletedProcess[str]:
+def run_to_end(*words: str, first: str = "") -> subprocess.CompletedProcess[str]:
     code = [sys.executable, "-c", END % first, *words]
     return subprocess.run(code, capture_output=True, text=True, env={**os.environ, "GRADCAM_TRACEBACK": ""})
 
 
 # Registers an exit handler before the package is imported, and starts a thread that outlives the command.
-EARLY = """
+EARLY_EXIT_HANDLER = """
 import atexit, threading, time
 atexit.register(print, "left from before")
 threading.Thread(target=lambda: time.sleep(0.5) or print("a thread")).start()
@@ -145,7 +148,7 @@ threading.Thread(target=lambda: time.sleep(0.5) or print("a thread")).start()
 
 @pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--none-such"], 2)])
 def test_it_ends_once_all_is_done_and_takes_nothing_apart(words: Sequence[str], status: int) -> None:
-    result = end(*words, first=f"exec({EARLY!r}, {{}})\nexec({LATE!r}, {{}})")
+    result = run_to_end(*words, first=f"exec({EARLY_EXIT_HANDLER!r}, {{}})\nexec({LATE_EXIT_HANDLER!r}, {{}})")
     assert result.returncode == status
     assert ("gradcam" in result.stdout) == (status == 0)
     counts = [result.stdout.count(text) for text in ("a thread", "left for the end", "left from before")]
@@ -157,14 +160,14 @@ def test_it_ends_once_all_is_done_and_takes_nothing_apart(words: Sequence[str], 
 def test_where_code_of_a_users_own_ran_python_ends_as_it_does(tmp_path: Path) -> None:
     log, script = tmp_path / "log.txt", tmp_path / "mine.py"
     script.write_text(f"log = open({str(log)!r}, 'w')\nlog.write('left open')\ndef make(): return 1\n")
-    result = end("run", str(script), "--model", f"{script}:make")
+    result = run_to_end("run", str(script), "--model", f"{script}:make")
     assert result.returncode == 2, result.stderr
     assert log.read_text() == "left open"
 
 
 @pytest.mark.parametrize("watch", ["settrace", "setprofile"])
 def test_who_watches_has_yet_to_tell(watch: str) -> None:
-    result = end("--version", first=f"exec('import sys; sys.{watch}(lambda *_: None)', {{}})")
+    result = run_to_end("--version", first=f"exec('import sys; sys.{watch}(lambda *_: None)', {{}})")
     assert result.returncode == 0
     assert "taken apart" in result.stdout
 
@@ -257,7 +260,7 @@ def make():
 def test_whatever_code_of_a_users_own_raises_is_told_in_a_line(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)
     photo = Path(__file__).parents[2] / "assets" / "cat_and_espresso.jpg"
-    result = end("run", str(photo), "--model", f"{tmp_path / 'odd.py'}:{name}", "-o", str(tmp_path))
+    result = run_to_end("run", str(photo), "--model", f"{tmp_path / 'odd.py'}:{name}", "-o", str(tmp_path))
     assert result.returncode in (1, 2)
     assert "Traceback" not in result.stderr
     assert reason in result.stderr

@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 
 def attach_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Replace standard error with a terminal. A fixture cannot do this: pytest replaces standard error after fixtures run."""
+    """Replace standard error with a terminal. A fixture cannot: pytest replaces standard error after it."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     return terminal

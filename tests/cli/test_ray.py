@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 PICTURES = 24
 LONG_RUN_IMAGES = 72  # Enough to stop the run twice before its end.
 BROKEN = "05.jpg"
-PATIENCE = 600  # In seconds. Ray takes minutes to start on a busy machine.
+TIMEOUT_SECONDS = 600  # Ray takes minutes to start on a busy machine.
 
 # Each node has one core, so each actor has one thread. Local runs need one thread as well, to give the same bytes.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
@@ -79,7 +79,7 @@ def address() -> Iterator[str]:
         assert line
         yield line
         process.stdin.close()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_SECONDS)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def batch(workspace: Path) -> Batch:
             env=ENVIRONMENT | {"HOME": str(workspace)},
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
 
@@ -115,7 +115,7 @@ def to_command(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def begun(workspace: Path, folder: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def start_batch(workspace: Path, folder: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start a batch, and yield its process once ten images are recorded."""
     command = to_command(*arguments, "-o", folder)
     with subprocess.Popen(
@@ -128,7 +128,7 @@ def begun(workspace: Path, folder: str, *arguments: str) -> Iterator[subprocess.
         start_new_session=True,
     ) as process:
         try:
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + TIMEOUT_SECONDS
             while count(workspace / folder) < 10 and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.02)
             assert process.poll() is None, process.communicate()
@@ -152,11 +152,11 @@ def results(folder: Path) -> dict[str, bytes]:
     return {name: data.replace(folder.name.encode(), b"NAME") for name, data in tree(folder).items()}
 
 
-def left_behind() -> set[Path]:
+def list_leftovers() -> set[Path]:
     return {path for name in ("gradcam-ray-*", "gradcam-run-*") for path in Path("/tmp").glob(name)}
 
 
-def all_go(paths: set[Path]) -> bool:
+def wait_until_removed(paths: set[Path]) -> bool:
     """Return whether the paths disappear in time. Some may belong to other tests that run in parallel."""
     deadline = time.monotonic() + 60
     while any(path.exists() for path in paths) and time.monotonic() < deadline:
@@ -166,7 +166,7 @@ def all_go(paths: set[Path]) -> bool:
 
 def test_the_same_as_the_local_engine(batch: Batch, local: Command, workspace: Path, address: str) -> None:
     """Compare files, records, output and status, for a Ray that the run starts and for one that it joins."""
-    before = left_behind()
+    before = list_leftovers()
     alone = local("photos", "-o", "by-local", "--json", "--report")
     assert alone.status == 1
     assert alone.err.startswith(f"{BROKEN}: is damaged or cut off")
@@ -176,8 +176,8 @@ def test_the_same_as_the_local_engine(batch: Batch, local: Command, workspace: P
         assert results(workspace / output) == results(workspace / "by-local")
         assert len(log(workspace / output, "picture")) == PICTURES
         assert sorted(line["start"] for line in log(workspace / output, "batch")) == [0, 8, 16]
-    assert all_go(left_behind() - before)
-    assert not (workspace / ".ray").exists()  # A token there would affect later clusters.
+    assert wait_until_removed(list_leftovers() - before)
+    assert not (workspace / ".ray").exists()  # A token left there would be required by later clusters.
     # The local engine resumes a run of the Ray engine.
     (workspace / "by-own" / "03-gradcam.jpg").unlink()
     resumed = local("photos", "-o", "by-own", "--json", "--resume", "--report")
@@ -188,10 +188,10 @@ def test_the_same_as_the_local_engine(batch: Batch, local: Command, workspace: P
 def test_an_actor_that_is_killed(workspace: Path, address: str) -> None:
     """Kill an actor: another one explains its images, and nothing is reported."""
     ray = ("many", "--engine", "ray", "--ray-address", address, "--batch-size", "2", "--json")
-    with begun(workspace, "killed", *ray) as process:
+    with start_batch(workspace, "killed", *ray) as process:
         victim = log(workspace / "killed", "batch")[0]["actor"]
         os.kill(victim, signal.SIGKILL)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, err) == (0, "")
     assert out == (workspace / "killed" / "manifest.jsonl").read_text()
     images = [json.loads(line)["image"] for line in out.splitlines()]
@@ -205,9 +205,9 @@ def test_the_driver_killed_and_resumed(batch: Batch, workspace: Path, address: s
     """Stop the run by SIGTERM and by SIGKILL: after resuming, every image is recorded exactly once."""
     ray = ("many", "--engine", "ray", "--batch-size", "2")
     joined = (*ray, "--ray-address", address)
-    with begun(workspace, "stopped", *joined) as process:
+    with start_batch(workspace, "stopped", *joined) as process:
         process.terminate()
-        _, err = process.communicate(timeout=PATIENCE)
+        _, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 143
     written = {path: path.stat().st_mtime_ns for path in (workspace / "stopped").glob("*.jpg")}
     recorded = count(workspace / "stopped")
@@ -215,7 +215,7 @@ def test_the_driver_killed_and_resumed(batch: Batch, workspace: Path, address: s
         f"Stopped.\n{recorded} of {LONG_RUN_IMAGES} images are finished. To resume:\n  gradcam batch --resume "
     )
     assert 10 <= recorded <= len(written) < LONG_RUN_IMAGES
-    with begun(workspace, "stopped", *ray, "--resume") as process:
+    with start_batch(workspace, "stopped", *ray, "--resume") as process:
         while count(workspace / "stopped") < recorded + 10 and process.poll() is None:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
@@ -262,8 +262,8 @@ def test_a_format_and_a_method_of_the_users_own(batch: Batch, workspace: Path, a
     ray = ("--engine", "ray", "--ray-address", address, "--output-format", "own.py:Names", *methods)
     full = [f"{i:02}" for i in range(PICTURES) if f"{i:02}.jpg" != BROKEN]
     names = [f"{stem}-{method}.jpg" for stem in full for method in ("gradcam", "mycam")]
-    for more in ((), ("--resume",)):
-        assert batch("photos", "-o", "own", *ray, *more).returncode == 1
+    for options in ((), ("--resume",)):
+        assert batch("photos", "-o", "own", *ray, *options).returncode == 1
         assert (workspace / "own" / "names.txt").read_text().splitlines() == names, "none is done twice"
 
 

@@ -77,13 +77,14 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
     several, default = (
         next(row for row in remaining if f" {mark} " in row[:5] or row[:3].strip() == mark) for mark in "4*"
     )
+    # 8 / (8 + 1.96²), the lower Wilson bound for 8 hits out of 8.
     assert several.split()[1:6] == [
         "gradcam",
         "logit",
         "active",
         "1.000",
         "[0.676,",
-    ]  # 8 / (8 + 1.96²), the lower Wilson bound for 8 hits out of 8.
+    ]
     assert default.split()[-7:-5] == ["logit", "turn"] or "turn" in default
     assert (
         "Which of several objects belongs to the class? gradcam of the logit at active: compared with the default, "
@@ -121,9 +122,8 @@ def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) ->
     assert record["single_object"]["measure"] == "objects"
     scores = {row["layer"]: row["objects"] for row in record["rows"]}
     # Brightness grows downwards: in all pairs the upper half has less than the lower one at "active", and more at "turn".
-    assert (scores["active"]["mean"], scores["turn"]["mean"]) == pytest.approx(
-        (0, 1), abs=0.01
-    )  # Images of 8 bits have ties.
+    # Images of 8 bits have ties.
+    assert (scores["active"]["mean"], scores["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)
     assert scores["turn"]["n"] == 8
     assert "on objects ↑" in recommend(*options).out
     (folder / "boxes.csv").write_text("image,left,top,right,bottom,class\nnowhere.png,0,0,8,4,red\n")
@@ -242,8 +242,8 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
     assert "grey.png 0.1" in outcome.err
     assert outcome.out == ""
     for option in ("--min-probability", "--least"):  # --least is the old name.
-        enough = recommend("photos", option, "0.1", "--methods", "gradcam", "--scores", "logit")
-        assert (enough.status, "4 of 4 images" in enough.out) == (0, True)
+        relaxed = recommend("photos", option, "0.1", "--methods", "gradcam", "--scores", "logit")
+        assert (relaxed.status, "4 of 4 images" in relaxed.out) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Test that `gradcam batch -o URL` and `gradcam report URL` give the same results as on disk, even if the store fails."""
+"""Test that `batch -o URL` and `report URL` give the same results as on disk, even if the store fails."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_the_same_bytes_as_on_a_disk(batch: Command, folder: Path, photos: Path,
         f"  →  {s3}/a b/out/",
         f"  →  {s3}/a b/out/index.html",
     ]
-    ours, theirs = without_root(read_all(f"{s3}/a b/out")), without_root(on_disk(folder / "out"))
-    assert list(ours) == sorted(theirs)
-    assert ours == theirs
+    stored, on_disk_files = without_root(read_all(f"{s3}/a b/out")), without_root(on_disk(folder / "out"))
+    assert list(stored) == sorted(on_disk_files)
+    assert stored == on_disk_files
     assert gradcam.read_manifest(f"{s3}/a b/out") == gradcam.read_manifest(folder / "out")
 
 
@@ -99,10 +99,10 @@ def test_going_on_in_a_bucket(batch: Command, folder: Path, photos: Path, s3: st
     assert outcome.out.startswith("2 images explained, 4 explained in an earlier run, 1 non-image file ignored")
     assert [record.image for record in gradcam.read_manifest(url)] == ORDER
     batch("photos", "-o", "out")
-    ours, theirs = read_all(url), on_disk(folder / "out")
-    (piece,) = [name for name in ours if name.startswith("manifest/")]
-    assert ours.pop(piece) == theirs.pop("manifest/00001.jsonl")
-    assert without_root(ours) == without_root(theirs)
+    stored, on_disk_files = read_all(url), on_disk(folder / "out")
+    (piece,) = [name for name in stored if name.startswith("manifest/")]
+    assert stored.pop(piece) == on_disk_files.pop("manifest/00001.jsonl")
+    assert without_root(stored) == without_root(on_disk_files)
 
 
 def test_overwriting_in_a_bucket(batch: Command, photos: Path, s3: str) -> None:
@@ -210,7 +210,7 @@ def check_keys_after(address: str, requests: str) -> None:
 
 @pytest.fixture
 def reader(s3: str, s3_address: str, monkeypatch: Patch) -> Iterator[str]:
-    """Log in as a user who can list and read the bucket but not write to it."""
+    """Return the URL of a bucket that the current credentials can list and read, but not write to."""
     import s3fs
 
     iam = client("iam", s3_address)

@@ -1,4 +1,4 @@
-"""Test boxes, masks, sentences, similarity, words and keypoints on the command line: output, records, files and errors."""
+"""Test boxes, masks, sentences, similarity, words and keypoints on the command line."""
 
 from __future__ import annotations
 
@@ -251,9 +251,8 @@ def test_maps_are_those_of_python(run: Command, folder: Path, street: Path, mode
 
 
 def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, models_file: str) -> None:
-    inside = next(
-        k for k, x0 in enumerate(detect(models_file, street)["boxes"][:, 0]) if x0 > 1
-    )  # Other boxes touch the left image edge.
+    # Other boxes touch the left image edge.
+    inside = next(k for k, x0 in enumerate(detect(models_file, street)["boxes"][:, 0]) if x0 > 1)
     (entry,) = explained(run(street, *DETECTOR, "--box", inside, "--edge", "left", "--json"))
     assert (entry["number"], entry["edge"]) == (inside, "left")
     assert entry["score"] == pytest.approx(entry["box"][0], abs=0.051)
@@ -487,14 +486,14 @@ def test_a_picture_without_boxes_fails_alone(
             gradcam_command, photos / "a.png", photos / "b.png", "-o", f"out-{boxes}", *DETECTOR, "--box", boxes,
             "--threshold", between, "--batch-size", 2,
         )  # fmt: skip
-        messages = {
+        rows = {
             item["image"][0]: item
             for item in map(json.loads, Path(f"out-{boxes}/manifest.jsonl").read_text().splitlines())
         }
         assert outcome.status == 1
-        assert [messages[name]["status"] for name in names] == ["ok", "failed"]
-        assert "No box was found" in messages[names[1]]["error"]
-        assert "The best candidates are" in messages[names[1]]["error"]
+        assert [rows[name]["status"] for name in names] == ["ok", "failed"]
+        assert "No box was found" in rows[names[1]]["error"]
+        assert "The best candidates are" in rows[names[1]]["error"]
 
 
 def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, folder: Path, models_file: str) -> None:
@@ -542,8 +541,8 @@ def test_lists_of_classes_are_of_boxes_and_masks_alone(
         write_colours(folder / "photos" / f"{name}.png", RED, GREEN)
     Path("list.csv").write_text("image,class\nphotos/a.png,green\nphotos/b.png,red\n")
     assert batch(gradcam_command, "list.csv", "-o", "out", *SEGMENTER).status == 0
-    messages = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
-    assert [item["explained"][0]["label"] for item in messages] == ["green", "red"]
+    rows = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
+    assert [item["explained"][0]["label"] for item in rows] == ["green", "red"]
     refused = batch(gradcam_command, "list.csv", "-o", "texts", *MATCHER, "--labels", "../colours.txt", "--text", "red")
     assert refused.status == 2
     assert "The list names the classes to explain, but --text does not explain a class" in refused.err
@@ -715,13 +714,12 @@ def test_methods_are_judged_on_annotated_boxes(
 ) -> None:
     detections = detect(models_file, street)
     labels = detections["labels"].tolist()
-    number = next(
-        k for k, label in enumerate(labels) if label != labels[0]
-    )  # Not the class of the highest-scoring box.
+    # Not the class of the highest-scoring box.
+    number = next(k for k, label in enumerate(labels) if label != labels[0])
     index, name = labels[number], ("background", "person", "dog")[labels[number]]
     box = ",".join(f"{side:.0f}" for side in detections["boxes"][number].tolist())
     (folder / "boxes.csv").write_text(f"image,class,left,top,right,bottom\nstreet.png,{name},{box}\n")
-    usual = (
+    common = (
         street,
         *DETECTOR,
         "--device",
@@ -732,7 +730,7 @@ def test_methods_are_judged_on_annotated_boxes(
         "energy-pointing",
         "--no-controls",
     )
-    outcome = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--json")
+    outcome = gradcam_command("evaluate", *common, "--annotations", "boxes.csv", "-o", "study", "--json")
     row = record(outcome)
     assert (row["index"], row["label"]) == (index, f"box {number}, {name}")
     detector = gradcam.load_detector(f"{models_file}:detector", labels="../labels.txt", device="cpu")
@@ -741,11 +739,11 @@ def test_methods_are_judged_on_annotated_boxes(
     share = float(heatmap[max(y0, 0) : y1, max(x0, 0) : x1].sum() / heatmap.sum())
     assert row["values"]["hirescam"]["energy-pointing"] == pytest.approx(share, abs=0.02)
     (folder / "study" / "examples.png").unlink()
-    again = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--resume", "-q")
+    again = gradcam_command("evaluate", *common, "--annotations", "boxes.csv", "-o", "study", "--resume", "-q")
     assert again.status == 0
     assert "examples.png" in files(folder / "study")
     row = record(
-        gradcam_command("evaluate", *usual[:-3], "--metric", "complexity", "--no-controls", "--box", "1", "--json")
+        gradcam_command("evaluate", *common[:-3], "--metric", "complexity", "--no-controls", "--box", "1", "--json")
     )
     assert row["label"].startswith("box 1, ")
 
@@ -768,8 +766,16 @@ def test_names_are_those_of_the_tables() -> None:
 
 
 def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
-    usual = {"index": None, "label": "x", "score": 0.5, "layer": "l", "method": "m", "overlay": "o.png", "blank": False}
-    explained = Explained(**(usual | entry))
+    defaults = {
+        "index": None,
+        "label": "x",
+        "score": 0.5,
+        "layer": "l",
+        "method": "m",
+        "overlay": "o.png",
+        "blank": False,
+    }
+    explained = Explained(**(defaults | entry))
     row = Record("a.png", "net", None, predictions, [explained], size=(10, 20), region=(0, 5, 10, 10))
     return format_report(Report(row, 0.1, grids=[(7, 7)], device="cpu", task=task)).splitlines()
 

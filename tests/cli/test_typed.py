@@ -296,27 +296,27 @@ def watch(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]
     import struct
     import termios
 
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     command = [sys.executable, "-m", "gradcam", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(gradcam.__file__).parent.parent)}
-    message: list[bytes] = []
+    chunks: list[bytes] = []
 
     def read() -> None:
         try:
-            while data := os.read(ours, 65536):
-                message.append(data)
+            while data := os.read(controller, 65536):
+                chunks.append(data)
         except OSError:  # The command has closed its end.
             pass
 
     reader = threading.Thread(target=read)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as process:
-        os.close(theirs)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True, env=environment) as process:
+        os.close(terminal)
         reader.start()
         out = process.stdout.read()
     reader.join()
-    os.close(ours)
-    return out, b"".join(message).decode()
+    os.close(controller)
+    return out, b"".join(chunks).decode()
 
 
 @pytest.mark.slow

@@ -142,11 +142,11 @@ def test_boxes(tmp_path: Path) -> None:
     detector = gradcam.load_model(space()["detector"](), labels=["background", "person", "dog"])
     talk = Talk(loader(detector), [("street.png", write_noise(tmp_path / "street.png", 0))])
     answer = talk.ask()
-    things = answer["page"]["targets"]
+    page_targets = answer["page"]["targets"]
     assert answer["task"] == "detection"
-    assert things["kind"] == "box"
-    assert len(things["boxes"]) > 1
-    assert things["words"][1] == ["--box", "1"]
+    assert page_targets["kind"] == "box"
+    assert len(page_targets["boxes"]) > 1
+    assert page_targets["words"][1] == ["--box", "1"]
     explanation = detector.explain(
         tmp_path / "street.png",
         target=gradcam.targets.Box(1),
@@ -155,9 +155,8 @@ def test_boxes(tmp_path: Path) -> None:
     )
     heatmap = to_maps(answer["page"]["maps"][0])[1]
     np.testing.assert_allclose(heatmap, explanation.maps[0, 0].numpy(), atol=0.01 * float(explanation.maps.abs().max()))
-    assert (
-        talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["targets"]["kind"] == "box"
-    )  # Edits of detections get a full answer.
+    # Edits of detections get a full answer.
+    assert talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["targets"]["kind"] == "box"
 
 
 def test_masks(tmp_path: Path) -> None:
@@ -165,9 +164,9 @@ def test_masks(tmp_path: Path) -> None:
         space()["segmenter"](), labels=["red", "green", "blue"], task="segmentation", size=32
     )
     talk = Talk(loader(segmenter), [("flag.png", write_colours(tmp_path / "flag.png", (220, 20, 20), (20, 220, 20)))])
-    things = talk.ask()["page"]["targets"]
-    assert things["kind"] == "mask"
-    assert set(things["names"]) & {"red", "green"}
+    page_targets = talk.ask()["page"]["targets"]
+    assert page_targets["kind"] == "mask"
+    assert set(page_targets["names"]) & {"red", "green"}
 
 
 def test_sentences(tmp_path: Path) -> None:
@@ -189,9 +188,9 @@ def test_words_of_a_caption(tmp_path: Path) -> None:
     talk = Talk(loader(captioner), [("street.png", write_noise(tmp_path / "street.png", 0))])
     answer = talk.ask()
     assert answer["task"] == "captioning"
-    things = answer["page"]["targets"]
-    assert things["kind"] == "word"
-    assert things["words"][0] == ["--word", "0"]
+    page_targets = answer["page"]["targets"]
+    assert page_targets["kind"] == "word"
+    assert page_targets["words"][0] == ["--word", "0"]
 
 
 READER = """
@@ -215,9 +214,9 @@ def test_the_model_that_was_named_keeps_its_options_and_its_reader_reads_what_is
         for number in (0, 1):
             with Image.open(io.BytesIO(server.ask(f"view/{number}").content)) as view:
                 assert view.getpixel((5, 5))[2] > 150
-        usual = re.search(r'"model": ?"([^"]+)"', server.ask("").text)
-        assert usual
-        for fields in ({}, {"model": usual[1]}):
+        default_model = re.search(r'"model": ?"([^"]+)"', server.ask("").text)
+        assert default_model
+        for fields in ({}, {"model": default_model[1]}):
             page = server.explain(1, **fields)["page"]
             assert page["model"]["words"] == ["--size", "128", "--reader", "rd.py:read"]
             assert page["model"]["reshape"] == "channels-first"
@@ -403,11 +402,11 @@ def test_the_newest_question_of_a_tab_wins_and_others_wait() -> None:
 
 def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
     async def go() -> tuple[Any, int, list[tuple[int, int]]]:
-        jobs, heard, steps = JobQueue(), [], 0
+        jobs, progress_values, steps = JobQueue(), [], 0
 
         async def is_gone() -> bool:
-            heard.append(jobs.progress("a"))
-            return len(heard) > 1
+            progress_values.append(jobs.progress("a"))
+            return len(progress_values) > 1
 
         def work(progress: Any) -> None:
             nonlocal steps
@@ -418,13 +417,13 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
 
         (outcome,) = await asyncio.gather(jobs.run("a", work, is_gone), return_exceptions=True)
         assert jobs.progress("a") == (0, 0)
-        return outcome, steps, heard
+        return outcome, steps, progress_values
 
-    outcome, steps, heard = asyncio.run(go())
+    outcome, steps, progress_values = asyncio.run(go())
     assert isinstance(outcome, JobStopped)
     assert steps < 390
-    assert 0 < heard[0][0] < heard[1][0]
-    assert heard[0][1] == 400
+    assert 0 < progress_values[0][0] < progress_values[1][0]
+    assert progress_values[0][1] == 400
 
 
 def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gradcam.Classifier) -> None:

@@ -61,7 +61,8 @@ def go(browser: Any, serving: Serving) -> Iterator[Go]:
     yield start
     for visit in visits:
         assert [request for request in visit.requests if not request.startswith((serving.base, "data:"))] == []
-        assert [wrong for wrong in visit.wrongs if "status of 4" not in wrong] == []  # The page itself reports 4xx.
+        # The page itself reports errors with a 4xx status.
+        assert [error for error in visit.wrongs if "status of 4" not in error] == []
         visit.context.close()
 
 
@@ -77,7 +78,7 @@ def drag(page: Any, *places: tuple[float, float], release: bool = True) -> None:
         page.mouse.up()
 
 
-def give(page: Any, *files: tuple[str, bytes], by: str = "drop") -> None:
+def send_files(page: Any, *files: tuple[str, bytes], by: str = "drop") -> None:
     """Send drop or paste events with files, as a user's action does."""
     page.evaluate(
         """([files, kind]) => {
@@ -107,7 +108,7 @@ def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
     page = go(viewport=viewport, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("html").get_attribute("data-theme") == scheme
-    give(page, ("koala.webp", photo("koala.webp").read_bytes()))
+    send_files(page, ("koala.webp", photo("koala.webp").read_bytes()))
     expect(page.locator("#title")).to_have_text("koala.webp")
     expect(page.locator("#shown-name")).to_have_text("koala")
     expect(page.locator("#strip button[aria-pressed=true]")).to_have_text("koala.webp")
@@ -232,11 +233,11 @@ def test_pictures_that_are_none_are_told_and_others_are_taken(go: Go, photo: Cal
     page = go()
     before = page.locator("#strip li").count()
     coffee = photo("coffee.jpg").read_bytes()
-    give(page, ("notes.txt", b"A text."), ("huge.png", make_bomb()), (f"{HOSTILE}.jpg", coffee))
+    send_files(page, ("notes.txt", b"A text."), ("huge.png", make_bomb()), (f"{HOSTILE}.jpg", coffee))
     expect(page.locator("#title")).to_have_text(f"{HOSTILE}.jpg")
     expect(page.locator("#strip li")).to_have_count(before + 1)
     expect(page.locator("#trouble")).to_have_text(re.compile("^notes.txt.*\nhuge.png.*60000 x 60000"))
-    give(page, ("pasted.jpg", coffee), by="paste")
+    send_files(page, ("pasted.jpg", coffee), by="paste")
     expect(page.locator("#title")).to_have_text("pasted.jpg")
     expect(page.locator("#trouble")).to_be_hidden()
 
@@ -250,7 +251,7 @@ def test_what_is_told_of_files_does_not_depend_on_which_answer_comes_first(go: G
     routes: list[Any] = []
     page.route("**/drop", wait)
     for name in ("a.txt", "b.txt"):  # Drop the second file before the first is answered.
-        give(page, (name, b"A text."))
+        send_files(page, (name, b"A text."))
     while len(routes) < 2:
         page.wait_for_timeout(20)
     for route in reversed(routes):
@@ -259,7 +260,7 @@ def test_what_is_told_of_files_does_not_depend_on_which_answer_comes_first(go: G
     page.unroute("**/drop")
     expect(page.locator("#trouble")).to_have_text(re.compile("^[ab].txt.*\n[ab].txt"))
     page.locator("#tools input[value='brush']").check(force=True)
-    give(page, ("c.txt", b"A text."))
+    send_files(page, ("c.txt", b"A text."))
     expect(page.locator("#trouble")).to_have_text(re.compile("^c.txt"))
     drag(page, (0.4, 0.4), (0.5, 0.5), release=False)  # Its quick answer must not change the file message.
     expect(page.locator("#brushed")).to_contain_text("in the unedited image")
@@ -284,7 +285,7 @@ def test_fifty_drops_at_once(go: Go, photo: Callable[[str], Path]) -> None:
     page = go()
     before = page.locator("#strip li").count()
     data = photo("rocket.jpg").read_bytes()
-    give(page, *((f"{i}.jpg", data) for i in range(50)))
+    send_files(page, *((f"{i}.jpg", data) for i in range(50)))
     expect(page.locator("#strip li")).to_have_count(before + 50)
     expect(page.locator("#title")).to_have_text("0.jpg")
     expect(page.locator("#trouble")).to_be_hidden()
@@ -350,7 +351,7 @@ def test_accessibility(go: Go, axe: str, viewport: dict[str, int], scheme: str) 
     page.locator("#more-asking summary").click()
     page.locator("#is-compared").check()
     expect(page.locator("#second")).to_be_visible()
-    give(page, ("notes.txt", b"A text."))
+    send_files(page, ("notes.txt", b"A text."))
     expect(page.locator("#trouble")).to_be_visible()
     page.evaluate(axe)
     data = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
@@ -394,7 +395,7 @@ def test_what_is_shown_stays_whole_where_the_next_picture_fails(
         expect(page.locator("#command")).to_contain_text(re.compile("odd/-a.jpg --edit blur.*--edit blur"))
         page.locator("#restore").click()
         expect(page.locator("#brushed")).to_have_text(hint)
-        give(page, ("-d.jpg", photo("coffee.jpg").read_bytes()), ("e.jpg", b"A text."), ("f.jpg", b"A text."))
+        send_files(page, ("-d.jpg", photo("coffee.jpg").read_bytes()), ("e.jpg", b"A text."), ("f.jpg", b"A text."))
         expect(page.locator("#title")).to_have_text("-d.jpg")
         assert command(page).startswith("gradcam run ./-d.jpg --class")
         expect(page.locator("#trouble")).to_have_text(re.compile("e.jpg.*\n.*f.jpg"))
@@ -424,9 +425,8 @@ def test_the_commands_of_two_models_say_all_that_is_shown(
         page.locator("#opacity").fill("70")
         page.select_option("#colours", "viridis")
         expect(second).to_contain_text("--evidence negative --colormap viridis --alpha 0.7")
-        page.evaluate(
-            "() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }"
-        )  # The state after RISE, without its run time.
+        # The state after RISE, without its run time.
+        page.evaluate("() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }")
         for item in (command(page), second.inner_text()):
             assert "--method gradcam --evidence" in item
             assert "--layer" not in item

@@ -96,12 +96,15 @@ def test_maps_through_odd_layers_are_those_of_backward_passes(
 ) -> None:
     monkeypatch.setattr("gradcam.cam.every_class.MAX_DIRECTIONS", 700)  # The grid has 24 x 24 cells.
     classifier = gradcam.load_classifier(Odd(), layer="first", size=224)
-    heard: list[tuple[int, int]] = []
+    progress_calls: list[tuple[int, int]] = []
     page = gradcam.page(
-        photo("coffee.jpg"), classifier, methods=[method], progress=lambda count, total: heard.append((count, total))
+        photo("coffee.jpg"),
+        classifier,
+        methods=[method],
+        progress=lambda count, total: progress_calls.append((count, total)),
     )
     assert page.maps[0].targets is None, "all classes, by the short way, in place of the 7 most probable"
-    assert heard == [(i + 1, len(heard)) for i in range(12 if method == "gradcam" else 576)]
+    assert progress_calls == [(i + 1, len(progress_calls)) for i in range(12 if method == "gradcam" else 576)]
     explanation = classifier.explain(
         photo("coffee.jpg"), target=[page.targets.indices], method=method, evidence="signed"
     )
@@ -235,8 +238,8 @@ def test_models_of_all_kinds(name: str, photo: Callable[[str], Path]) -> None:
     page = gradcam.page(photo("coffee.jpg"), classifier, top=3)
     jsonschema.validate(page.to_data(), SCHEMA)
     for item in page.to_data()["maps"]:
-        things = item["targets"] or [0, 1, 2]
-        index = page.targets.indices[things[1]]
+        rows = item["targets"] or [0, 1, 2]
+        index = page.targets.indices[rows[1]]
         explanation = classifier.explain(photo("coffee.jpg"), item["layer"], target=index, evidence="signed")
         expected = explanation.maps[0, 0].numpy()
         assert np.abs(to_maps(item)[1] - expected).max() <= 0.03 * np.abs(expected).max()

@@ -405,11 +405,11 @@ def test_the_page_lives_in_a_notebook_without_a_kernel(cat: Page, visit: Callabl
 
 def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], cat: Page, tmp_path: Path) -> None:
     maps = MapSet("layer4", HOSTILE, "signed", np.arange(18, dtype=np.float32).reshape(2, 3, 3) - 9)
-    things = PageTargets(
+    targets = PageTargets(
         "box", [HOSTILE, "cup"], [1, 2], [0.9, None], [[80, 64, 400, 320], None], [["--box", "it's"], None], ["x", None]
     )
     page_of = replace(
-        cat, name=f"{HOSTILE}.jpg", targets=things, maps=[maps], notes=[HOSTILE], verdict=None, first=0, model=HOSTILE
+        cat, name=f"{HOSTILE}.jpg", targets=targets, maps=[maps], notes=[HOSTILE], verdict=None, first=0, model=HOSTILE
     )
     page_of.save(tmp_path / "hostile.html")
     page = go(tmp_path / "hostile.html")
