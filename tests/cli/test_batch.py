@@ -410,7 +410,7 @@ def test_failures_may_end_it(batch: Command, folder: Path, photos: Path) -> None
         assert outcome.status == 1
         stopped = "Stopped after 1 failure:" in outcome.err
         assert stopped == (max_failures == 0)
-        # Another batch may have been in progress.
+        # When the run stops, the next batch may already be in progress.
         assert len(manifest(folder / "out")) in ((3, 4) if stopped else (6,))
         assert ("--resume" in outcome.err) == stopped
 

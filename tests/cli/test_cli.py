@@ -115,7 +115,7 @@ def test_one_picture_gets_one_overlay_in_the_current_folder(run: Command, folder
     assert files(folder) == ["cat_and_espresso-gradcam.png"]
     overlay, picture = pixels(folder / "cat_and_espresso-gradcam.png"), pixels(path)
     tensor = np.zeros(picture.shape[:2], dtype=bool)
-    tensor[40:600, 120:680] = True  # The centre crop of an 800 x 640 image.
+    tensor[40:600, 120:680] = True  # The model sees this centre crop of 800 x 640.
     np.testing.assert_array_equal(overlay[~tensor], picture[~tensor])
     assert (overlay[tensor] != picture[tensor]).any(axis=1).mean() > 0.2
 

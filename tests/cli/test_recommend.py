@@ -121,7 +121,8 @@ def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) ->
     record = json.loads(recommend(*options, "--json").out.splitlines()[-1])
     assert record["single_object"]["measure"] == "objects"
     scores = {row["layer"]: row["objects"] for row in record["rows"]}
-    # Brightness grows downwards: in all pairs the upper half has less than the lower one at "active", and more at "turn".
+    # The images get brighter downwards. In every pair, the upper half therefore has less evidence than the lower half
+    # at "active", and more at "turn".
     # Images of 8 bits have ties.
     assert (scores["active"]["mean"], scores["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)
     assert scores["turn"]["n"] == 8

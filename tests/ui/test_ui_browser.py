@@ -61,7 +61,7 @@ def go(browser: Any, serving: Serving) -> Iterator[Go]:
     yield start
     for visit in visits:
         assert [request for request in visit.requests if not request.startswith((serving.base, "data:"))] == []
-        # The page itself reports errors with a 4xx status.
+        # The browser logs every 4xx status. Tests cause these on purpose, and the page explains them.
         assert [error for error in visit.wrongs if "status of 4" not in error] == []
         visit.context.close()
 
@@ -425,7 +425,7 @@ def test_the_commands_of_two_models_say_all_that_is_shown(
         page.locator("#opacity").fill("70")
         page.select_option("#colours", "viridis")
         expect(second).to_contain_text("--evidence negative --colormap viridis --alpha 0.7")
-        # The state after RISE, without its run time.
+        # Set the state that RISE would leave, because RISE itself takes too long.
         page.evaluate("() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }")
         for item in (command(page), second.inner_text()):
             assert "--method gradcam --evidence" in item

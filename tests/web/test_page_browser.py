@@ -114,9 +114,8 @@ def test_the_heatmap_is_drawn_as_the_package_draws_it(
     expected, explanation = expected_overlay(classifier, picture, 285, evidence=evidence, colormap=colormap, alpha=0.8)
     assert np.abs(drawn_overlay(page, explanation) - expected).mean() < 2.5
     other_class, _ = expected_overlay(classifier, picture, 967, evidence=evidence, colormap=colormap, alpha=0.8)
-    assert (
-        np.abs(drawn_overlay(page, explanation) - other_class).mean() > 8
-    )  # The overlay of another class differs clearly.
+    # The overlay of another class differs clearly.
+    assert np.abs(drawn_overlay(page, explanation) - other_class).mean() > 8
 
 
 def test_the_list_has_all_classes_the_most_probable_first(go: Callable[..., Any], cat: Page) -> None:
