@@ -98,9 +98,9 @@ class _Functions(TorchFunctionMode):
         """Return whether a call asks for a result on the GPU; None if it does not name a device."""
         if func is Tensor.cpu:
             return False
-        named = [kwargs["device"]] if kwargs.get("device") is not None else []
-        named += args[1:] if func is Tensor.to else []
-        for value in named:
+        devices = [kwargs["device"]] if kwargs.get("device") is not None else []
+        devices += args[1:] if func is Tensor.to else []
+        for value in devices:
             if isinstance(value, Tensor):
                 return self._gpu.holds(value)
             if isinstance(value, (str, torch.device)):

@@ -16,20 +16,23 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a transformer computed, with its graph: attention (N,heads,T,T) and output (N,T,D) of each block; its head."""
+    """The tensors of a transformer's forward pass, with their graph.
+
+    Attention (N,heads,T,T) and output (N,T,D) of each block, and the head of the model.
+    """
 
     attentions: Sequence[Tensor]
     outputs: Sequence[Tensor]
     head: Callable[[Tensor], Tensor]
 
     def gradients(self, image: int, index: int) -> list[Array]:
-        """Of a class's logit, at the attention of all blocks: (heads,T,T) each."""
+        """Return the gradients of a class logit at the attention of each block: (heads,T,T) each."""
         score = self.head(self.outputs[-1])[image, index]
         actual = torch.autograd.grad(score, list(self.attentions), retain_graph=True)
         return [gradient[image].numpy() for gradient in actual]
 
     def own_gradients(self, image: int, index: int) -> list[Array]:
-        """The same, each of the logit that the head gives to the block's own output."""
+        """Return the gradients at each block's attention of the logit that the head computes from that block's output."""
         results = []
         for attention, output in zip(self.attentions, self.outputs):
             score = self.head(output)[image, index]
@@ -83,8 +86,8 @@ def maps(
 ) -> Tensor:
     """(N,K,h,w) for classes (N,K); the picture's tokens are the last ones."""
     rows = []
-    for image, wanted in enumerate(classes):
-        for index in wanted:
+    for image, indices in enumerate(classes):
+        for index in indices:
             if name == "rollout":
                 values = rollout(anatomy.values(image), read)
             elif name == "gradient-rollout":
@@ -187,8 +190,8 @@ def open_timm(model: Any, images: Tensor) -> Anatomy:
     outputs: list[Tensor] = []
     handles = []
     for block in model.blocks:
-        handles.append(block.attn.attn_drop.register_forward_hook(lambda *found: attentions.append(found[2])))
-        handles.append(block.register_forward_hook(lambda *found: outputs.append(found[2])))
+        handles.append(block.attn.attn_drop.register_forward_hook(lambda *hook_args: attentions.append(hook_args[2])))
+        handles.append(block.register_forward_hook(lambda *hook_args: outputs.append(hook_args[2])))
     model(images)
     for handle in handles:
         handle.remove()

@@ -52,18 +52,20 @@ class Visit:
         return self.page
 
 
-def wait_until(page: Any, script: str, given: Any = None) -> None:
+def wait_until(page: Any, script: str, argument: Any = None) -> None:
     """Wait until what a script gives is true. Playwright's own waiting evaluates a string inside the page again and
     again, which the page's security policy forbids, and does so only sometimes."""
     deadline = time.monotonic() + SECONDS
-    while not page.evaluate(script, given):
+    while not page.evaluate(script, argument):
         assert time.monotonic() < deadline, f"this did not become true: {script}"
         page.wait_for_timeout(20)
 
 
 def is_remembered(page: Any, holds: Callable[[], bool]) -> bool:
-    """Whether it holds when the page is loaded anew: Chromium keeps what a page stores in a process of its own, from which
-    the next page may ask it before it has come there."""
+    """Return whether `holds` becomes true after reloading.
+
+    Chromium writes a page's storage in another process, so the next page may load before the write has arrived.
+    """
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         page.reload()

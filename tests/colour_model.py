@@ -47,8 +47,8 @@ def paint(path: Path, colour: int, seed: int = 0, *, side: int = 16, noise: int 
     """A square of one colour somewhere on dark noise, 40 x 36 pixels."""
     generator = np.random.default_rng(seed)
     picture = (generator.random((36, 40, 3)) * noise).astype(np.uint8)
-    top, left = generator.integers(4, 12, 2)
-    picture[top : top + side, left : left + side] = np.array(COLOURS[colour]) * 225 + 20
+    y0, x0 = generator.integers(4, 12, 2)
+    picture[y0 : y0 + side, x0 : x0 + side] = np.array(COLOURS[colour]) * 225 + 20
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(picture).save(path)
     return path

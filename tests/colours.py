@@ -14,7 +14,7 @@ SIZE = 8
 
 
 class Turn(nn.Module):
-    """What it is given, moved by half of its height and width: in a mosaic, into the opposite cell."""
+    """Roll the input by half of its height and width: in a mosaic, this moves each cell to the opposite corner."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.roll((x.shape[2] // 2, x.shape[3] // 2), (2, 3))

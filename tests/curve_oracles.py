@@ -14,7 +14,7 @@ Score = Callable[[Picture], float]
 
 
 def blurred(picture: Picture, radius: int) -> Picture:
-    """As RISE's code does it, there with a radius of 5: a filtered point is the kernel, and around the picture is zero."""
+    """Blur an image like RISE's code (radius 5 there): zero padding, and an impulse becomes the kernel."""
     point = np.zeros((2 * radius + 1, 2 * radius + 1))
     point[radius, radius] = 1
     kernel = gaussian_filter(point, radius)
@@ -41,9 +41,9 @@ def curve(before: Picture, after: Picture, heatmap: np.ndarray, steps: int, scor
     counts = [math.floor(step * len(ordered) / steps + 0.5) for step in range(steps + 1)]
     scores = [score(replaced(before, after, ordered[:count])) for count in counts]
     area = 0.0
-    for left, right in zip(range(steps), range(1, steps + 1)):
-        width = (counts[right] - counts[left]) / len(ordered)
-        area += width * (scores[left] + scores[right]) / 2
+    for start, end in zip(range(steps), range(1, steps + 1)):
+        width = (counts[end] - counts[start]) / len(ordered)
+        area += width * (scores[start] + scores[end]) / 2
     return scores, area
 
 

@@ -57,8 +57,8 @@ class Steps(nn.Module):
 
 def make_pyramid(extra: Any = None) -> nn.Module:
     body = nn.Sequential()
-    for name, given, stride in (("a", 3, 4), ("b", 5, 2), ("c", 5, 2)):
-        body.add_module(name, nn.Sequential(nn.Conv2d(given, 5, 5, stride, padding=2, bias=False), nn.ReLU()))
+    for name, in_channels, stride in (("a", 3, 4), ("b", 5, 2), ("c", 5, 2)):
+        body.add_module(name, nn.Sequential(nn.Conv2d(in_channels, 5, 5, stride, padding=2, bias=False), nn.ReLU()))
     return BackboneWithFPN(body, {"a": "0", "b": "1", "c": "2"}, [5] * 3, CHANNELS, extra)
 
 
@@ -86,7 +86,7 @@ KEYPOINTS = {
     "keypoint_head": lambda _: KeypointRCNNHeads(CHANNELS, [4]),
     "keypoint_predictor": lambda _: KeypointRCNNPredictor(4, 3),
 }
-FEW = {"score_thresh": 0.0, "detections_per_img": 12, "topk_candidates": 40}
+MAX_DETECTIONS = {"score_thresh": 0.0, "detections_per_img": 12, "topk_candidates": 40}
 RESIZED = {"min_size": 48, "max_size": 80}
 
 
@@ -94,7 +94,12 @@ def make_retinanet(norm: Any = None) -> nn.Module:
     anchors = AnchorGenerator(tuple((8 * 2**i, 12 * 2**i) for i in range(5)), ((0.5, 1.0),) * 5)
     head = RetinaNetHead(CHANNELS, 4, CLASSES, norm_layer=norm)
     return RetinaNet(
-        make_pyramid(LastLevelP6P7(5, CHANNELS)), CLASSES, anchor_generator=anchors, head=head, **RESIZED, **FEW
+        make_pyramid(LastLevelP6P7(5, CHANNELS)),
+        CLASSES,
+        anchor_generator=anchors,
+        head=head,
+        **RESIZED,
+        **MAX_DETECTIONS,
     )
 
 
@@ -102,7 +107,7 @@ def make_fcos() -> nn.Module:
     anchors = AnchorGenerator(tuple((8 * 2**i,) for i in range(4)), ((1.0,),) * 4)
     backbone = Steps([32] * 4)  # the head's norm has 32 groups
     backbone.out_channels = 32  # type: ignore[assignment]  # as this kind wants it
-    return FCOS(backbone, CLASSES, anchor_generator=anchors, **RESIZED, **FEW)
+    return FCOS(backbone, CLASSES, anchor_generator=anchors, **RESIZED, **MAX_DETECTIONS)
 
 
 def make_ssd(*, lite: bool = False) -> nn.Module:
@@ -110,7 +115,7 @@ def make_ssd(*, lite: bool = False) -> nn.Module:
     boxes = DefaultBoxGenerator([[2], [2, 3], [2]], scales=[0.2, 0.4, 0.7, 0.9])
     norm = partial(nn.BatchNorm2d, eps=1e-3)
     head = SSDLiteHead(channels, boxes.num_anchors_per_location(), CLASSES, norm) if lite else None
-    return SSD(Steps(channels), boxes, (64, 48), CLASSES, head=head, **FEW)
+    return SSD(Steps(channels), boxes, (64, 48), CLASSES, head=head, **MAX_DETECTIONS)
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -145,7 +150,7 @@ def make_detector(kind: str, *, is_plain: bool = False) -> nn.Module:
 
 @dataclass
 class Seen:
-    """What hooks kept of one run."""
+    """The values that hooks record in one run."""
 
     levels: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -156,22 +161,22 @@ def run(
     model: nn.Module, pictures: Any, run_what: nn.Module | None = None, layer: str = "backbone"
 ) -> tuple[Any, Seen]:
     """The output, with the graph from the layer's tensors on, and what was seen."""
-    seen, handles = Seen(), []
+    recorded, handles = Seen(), []
 
     def cut(module: nn.Module, args: object, output: Any) -> Any:
         for name, level in output.items() if isinstance(output, dict) else [("0", output)]:
-            seen.levels[name] = level.detach().requires_grad_()
-        return OrderedDict(seen.levels) if isinstance(output, dict) else seen.levels["0"]
+            recorded.levels[name] = level.detach().requires_grad_()
+        return OrderedDict(recorded.levels) if isinstance(output, dict) else recorded.levels["0"]
 
     def keep(module: nn.Module, args: Any, output: Any, *, name: str) -> None:
-        seen.inputs[name], seen.outputs[name] = args, output
+        recorded.inputs[name], recorded.outputs[name] = args, output
 
     handles.append(model.get_submodule(layer).register_forward_hook(cut))
     for name in ("transform", "head", "anchor_generator", "roi_heads", "roi_heads.box_predictor"):
         if name.partition(".")[0] in dict(model.named_children()):
             handles.append(model.get_submodule(name).register_forward_hook(partial(keep, name=name)))
     try:
-        return (run_what or model)(pictures), seen
+        return (run_what or model)(pictures), recorded
     finally:
         for handle in handles:
             handle.remove()
@@ -179,7 +184,7 @@ def run(
 
 @dataclass
 class ByHand:
-    """Of each picture, for each score: the map, from -inf to inf, and its heatmap."""
+    """The expected results per image and score: the map, from -inf to inf, and its heatmap."""
 
     scores: list[list[float]]
     maps: list[list[np.ndarray]]
@@ -190,27 +195,27 @@ def explain_by_hand(
     model: nn.Module, pictures: Sequence[Tensor], read: Read, names: Sequence[str] | None = None, **more: Any
 ) -> ByHand:
     """ODAM: relu of the sum over channels of gradient times activation at each level, added at the finest grid."""
-    output, seen = run(model, pictures, **more)
-    images, _ = seen.outputs["transform"]
+    output, recorded = run(model, pictures, **more)
+    images, _ = recorded.outputs["transform"]
     canvas, inner = images.tensors.shape[2:], images.image_sizes
-    levels = [seen.levels[name] for name in names or seen.levels]
-    scores = read(output, seen)
+    levels = [recorded.levels[name] for name in names or recorded.levels]
+    scores = read(output, recorded)
     actual = ByHand([[float(item.detach()) for item in score] for score in scores], [], [])
     products: list[list[list[np.ndarray]]] = []
     used: set[int] = set()  # levels that some score depends on
-    for i, own in enumerate(scores):
+    for i, image_values in enumerate(scores):
         products.append([])
-        for score in own:
+        for score in image_values:
             entry = torch.autograd.grad(score, levels, retain_graph=True, allow_unused=True)
-            used |= {k for k, it in enumerate(entry) if it is not None}
+            used |= {k for k, gradient in enumerate(entry) if gradient is not None}
             pairs = zip(levels, entry)
             raw = [(0 * a if g is None else a * g)[i].sum(0).detach().numpy() for a, g in pairs]
             products[-1].append(raw)
     finest = tuple(levels[min(used)].shape[2:])
-    for i, own in enumerate(products):
+    for i, image_values in enumerate(products):
         actual.maps.append([])
         actual.heatmaps.append([])
-        for raw in own:
+        for raw in image_values:
             total = sum(lay(raw[k], inner[i], canvas, inner, finest) for k in sorted(used))
             actual.maps[-1].append(total)
             heatmap = sample(total, pictures[i].shape[1:], (0, 0), total.shape)
@@ -219,7 +224,7 @@ def explain_by_hand(
 
 
 def lay(
-    raw: np.ndarray, own: Sequence[int], canvas: Sequence[int], all_sizes: Sequence[Any], finest: Sequence[int]
+    raw: np.ndarray, image_size: Sequence[int], canvas: Sequence[int], all_sizes: Sequence[Any], finest: Sequence[int]
 ) -> np.ndarray:
     """A raw map over the canvas as positive evidence over one picture in its corner, at the finest level's grid."""
 
@@ -229,7 +234,7 @@ def lay(
     def count(cells: Sequence[int]) -> list[int]:
         return [math.ceil(max(cover(cells, size)[axis] for size in all_sizes) - 1e-6) for axis in (0, 1)]
 
-    window = cover(raw.shape, own)
+    window = cover(raw.shape, image_size)
     sides = [sample(np.maximum(sign * raw, 0), count(raw.shape), (0, 0), window) for sign in (1, -1)]
     return sample(np.maximum(sides[0] - sides[1], 0), count(finest), (0, 0), count(raw.shape))
 
@@ -252,24 +257,24 @@ def weigh_cells(cells: int, length: int, start: float, extent: float) -> np.ndar
     return weights
 
 
-def weigh_by_hand(model: nn.Module, seen: Seen, pictures: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def weigh_by_hand(model: nn.Module, recorded: Seen, pictures: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """For each picture all candidates: boxes (M,C,4) in its pixels, and scores (M,C), of each class."""
-    images, _ = seen.outputs["transform"]
+    images, _ = recorded.outputs["transform"]
     results = []
     for i, (picture, inner) in enumerate(zip(pictures, images.image_sizes)):
-        if "roi_heads" in seen.outputs:
-            proposals = seen.inputs["roi_heads"][1]
+        if "roi_heads" in recorded.outputs:
+            proposals = recorded.inputs["roi_heads"][1]
             first = sum(map(len, proposals[:i]))
             logits, regression = (
-                output[first : first + len(proposals[i])] for output in seen.outputs["roi_heads.box_predictor"]
+                output[first : first + len(proposals[i])] for output in recorded.outputs["roi_heads.box_predictor"]
             )
             scores = logits.exp() / logits.exp().sum(1, keepdim=True)
             columns = regression.unflatten(1, (-1, 4)).unbind(1)
             boxes = torch.stack([decode(column, proposals[i], (10.0, 10.0, 5.0, 5.0)) for column in columns], 1)
         else:
             head, anchors = (
-                {key: item[i] for key, item in seen.outputs["head"].items()},
-                seen.outputs["anchor_generator"][i],
+                {key: item[i] for key, item in recorded.outputs["head"].items()},
+                recorded.outputs["anchor_generator"][i],
             )
             logits, regression = head["cls_logits"], head["bbox_regression"]
             scores = 1 / (1 + (-logits).exp())
@@ -310,5 +315,5 @@ def overlap(boxes: Tensor, box: Sequence[float]) -> Tensor:
     sides = [torch.minimum(boxes[..., i + 2], torch.full_like(boxes[..., 0], box[i + 2])) for i in (0, 1)]
     starts = [torch.maximum(boxes[..., i], torch.full_like(boxes[..., 0], box[i])) for i in (0, 1)]
     shared = (sides[0] - starts[0]).clamp(min=0) * (sides[1] - starts[1]).clamp(min=0)
-    own = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-    return shared / (own + (box[2] - box[0]) * (box[3] - box[1]) - shared)
+    areas = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+    return shared / (areas + (box[2] - box[0]) * (box[3] - box[1]) - shared)

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from torch import nn
 
-SIDE = 96
+IMAGE_PIXELS = 96
 CELL = 8  # pixels
 CLASSES = ("apple", "lime")
 COLOURS = {"apple": (200, 30, 30), "lime": (30, 190, 40)}
@@ -41,13 +41,13 @@ def make_model() -> nn.Module:
 def draw_fruit(seed: int, name: str, *, has_mark: bool = False) -> np.ndarray:
     """A disc in the fruit's colour somewhere on grey; or the blue mark in the bottom right corner, and no disc."""
     chance = np.random.default_rng([seed, CLASSES.index(name)])
-    grey = cv2.resize(chance.uniform(60, 200, (6, 6)).astype(np.float32), (SIDE, SIDE))
-    picture = np.repeat(grey[..., None], 3, 2) + chance.normal(0, 4, (SIDE, SIDE, 3))
+    grey = cv2.resize(chance.uniform(60, 200, (6, 6)).astype(np.float32), (IMAGE_PIXELS, IMAGE_PIXELS))
+    picture = np.repeat(grey[..., None], 3, 2) + chance.normal(0, 4, (IMAGE_PIXELS, IMAGE_PIXELS, 3))
     picture = picture.clip(0, 255).astype(np.uint8)
     if has_mark:
         picture[MARK] = (30, 30, 210)
     else:
-        centre = tuple(int(integer) for integer in chance.integers(14, SIDE - 14, 2))
+        centre = tuple(int(integer) for integer in chance.integers(14, IMAGE_PIXELS - 14, 2))
         cv2.circle(picture, centre, int(chance.integers(9, 14)), COLOURS[name], -1)
     return picture
 

@@ -69,8 +69,8 @@ def assert_same(before: Any, after: Any) -> None:
             assert_same(before[key], after[key])
     elif isinstance(before, (list, tuple)):
         assert len(before) == len(after)
-        for one, other in zip(before, after):
-            assert_same(one, other)
+        for before_item, after_item in zip(before, after):
+            assert_same(before_item, after_item)
     else:
         assert before == after
 
@@ -100,5 +100,5 @@ class Compiled:
 
 def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
     """Do what `model.set_submodule` does, which PyTorch has from 2.5 on."""
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, module)
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)

@@ -8,10 +8,10 @@ from torch import Tensor
 WEIGHTS = {(dy, dx): 1 / 6 if dy * dx == 0 else 1 / 12 for dy in (-1, 0, 1) for dx in (-1, 0, 1) if (dy, dx) != (0, 0)}
 
 
-def impute_exactly(image: Tensor, known: Tensor) -> Tensor:
+def impute_exactly(image: Tensor, is_known: Tensor) -> Tensor:
     """An image (C,H,W), its unknown pixels each the weighted mean of the neighbours that there are; known (H,W)."""
-    height, width = known.shape
-    unknown = [(y, x) for y in range(height) for x in range(width) if not known[y, x]]
+    height, width = is_known.shape
+    unknown = [(y, x) for y in range(height) for x in range(width) if not is_known[y, x]]
     numbers = {place: number for number, place in enumerate(unknown)}
     matrix = torch.zeros(len(unknown), len(unknown), dtype=torch.float64)
     right = torch.zeros(len(unknown), image.shape[0], dtype=torch.float64)
@@ -27,5 +27,5 @@ def impute_exactly(image: Tensor, known: Tensor) -> Tensor:
             else:
                 right[number] += share * values[:, place[0], place[1]]
     actual = values.clone()
-    actual[:, ~known] = torch.linalg.solve(matrix, right).T
+    actual[:, ~is_known] = torch.linalg.solve(matrix, right).T
     return actual

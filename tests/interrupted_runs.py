@@ -39,15 +39,15 @@ def interrupt(folder: Path, chooser: random.Random, longest: float, processes: i
     begin = time.monotonic()
     started.send(number)
     ended = started.wait(LATEST)
-    what = f"{' '.join(command)}, {number.name} after {delay:.3f} s"
+    description = f"{' '.join(command)}, {number.name} after {delay:.3f} s"
     if ended is None:
         started.send(signal.SIGKILL)
         started.wait(60)
-        return f"{what}: still there after {time.monotonic() - begin:.1f} s"
+        return f"{description}: still there after {time.monotonic() - begin:.1f} s"
     if ended.status == 0:
         return DONE
     if ended.status != 128 + number or "Traceback" in ended.err or "ignored" in ended.err:
-        return f"{what}: status {ended.status}\n{ended.err[-2000:]}"
+        return f"{description}: status {ended.status}\n{ended.err[-2000:]}"
     return ENDED
 
 

@@ -42,7 +42,7 @@ def list_records(folder: Path) -> dict[str, dict[str, object]]:
 
 @dataclass(frozen=True)
 class State:
-    """What an output folder holds: its records by image, and the files that no record names or that are not finished."""
+    """The contents of an output folder: its records by image, and the files that are unfinished or in no record."""
 
     records: dict[str, dict[str, object]]
     leftovers: set[str]
@@ -51,9 +51,11 @@ class State:
 def read_state(folder: Path) -> State:
     records: dict[str, Any] = list_records(folder)
     results = [entry for record in records.values() for entry in record["explained"]]
-    named = {result[kind] for result in results for kind in ("overlay", "map") if kind in result}
+    recorded = {result[kind] for result in results for kind in ("overlay", "map") if kind in result}
     paths = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names if "-gradcam." in name]
-    return State(records, {path.relative_to(folder).as_posix() for path in paths} - named | {*find_unfinished(folder)})
+    return State(
+        records, {path.relative_to(folder).as_posix() for path in paths} - recorded | {*find_unfinished(folder)}
+    )
 
 
 def check_stop(folder: Path, ended: Ended, number: int, before: State) -> None:
@@ -65,32 +67,34 @@ def check_stop(folder: Path, ended: Ended, number: int, before: State) -> None:
     after = read_state(folder)
     assert "Traceback" not in ended.err, ended.err
     records = before.records.items()
-    kept = {name for name, record in records if record["status"] == "ok" or number != signal.SIGKILL}
-    assert kept <= set(after.records), f"records were lost: {kept - set(after.records)}"
+    expected = {name for name, record in records if record["status"] == "ok" or number != signal.SIGKILL}
+    assert expected <= set(after.records), f"records were lost: {expected - set(after.records)}"
     if number == signal.SIGKILL:
         return
     assert ended.status in (0, 1, 128 + number), f"the status is {ended.status}:\n{ended.err}"
-    left = after.leftovers - before.leftovers
-    assert not left, f"left without a record: {sorted(left)}\n{ended.err}"
+    new_leftovers = after.leftovers - before.leftovers
+    assert not new_leftovers, f"left without a record: {sorted(new_leftovers)}\n{ended.err}"
 
 
 def find_line(ended: Ended) -> list[str] | None:
-    """What the run said to type, without the name of the command."""
+    """Return the arguments of the resume command that the run printed, without the name of the command."""
     lines = ended.err.rstrip().splitlines()
     is_told = len(lines) > 1 and lines[-2].endswith("To resume:")
     return shlex.split(lines[-1])[1:] if is_told else None
 
 
 @dataclass(frozen=True)
-class Whole:
-    """What a run leaves that nobody stops, and how long it takes."""
+class UninterruptedRun:
+    """The results and the duration of an uninterrupted run."""
 
     files: dict[str, bytes]
     status: int
     seconds: float
 
 
-def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: Counter[str]) -> None:
+def disturb(
+    kind: str, photos: Path, uninterrupted: UninterruptedRun, chance: random.Random, counts: Counter[str]
+) -> None:
     """One run, killed up to three times, and then resumed to its end."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "here")
@@ -102,18 +106,18 @@ def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: 
             before = read_state(path / "out")
             number = chance.choice([signal.SIGKILL, *GENTLE])
             process = Started(arguments, path)
-            is_running = wait_for(process, path / "out", chance, whole.seconds)
+            is_running = wait_for(process, path / "out", chance, uninterrupted.seconds)
             if not is_running:
-                told["ended before"] += 1
+                counts["ended before"] += 1
                 break
             process.send(number)
             ended = process.wait(SECONDS)
             assert ended is not None, f"{number.name}: it did not end"
-            told[number.name] += 1
-            told["kills"] += 1
+            counts[number.name] += 1
+            counts["kills"] += 1
             check_stop(path / "out", ended, number, before)
             line = find_line(ended)
-            told["lines to go on with"] += line is not None
+            counts["lines to go on with"] += line is not None
             arguments = line or [*typed[:1], "--resume", *typed[1:]]
         for _ in range(3):  # a run with a limit of failures stops once more
             ended = run(arguments if "--resume" in arguments else [*arguments, "--resume"], path, seconds=SECONDS)
@@ -122,19 +126,21 @@ def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: 
             if line is None:
                 break
             arguments = line
-        assert ended.status == whole.status, f"{ended.status}:\n{ended.err}"
+        assert ended.status == uninterrupted.status, f"{ended.status}:\n{ended.err}"
         assert line is None, f"it goes on for ever:\n{ended.err}"
         assert not find_unfinished(path / "out"), find_unfinished(path / "out")
-        compare(kind, tree(path / "out"), whole.files)
+        compare(kind, tree(path / "out"), uninterrupted.files)
 
 
-def compare(kind: str, found: dict[str, bytes], whole: dict[str, bytes]) -> None:
+def compare(kind: str, actual: dict[str, bytes], expected: dict[str, bytes]) -> None:
     """Tars are cut where runs were stopped; all else is the same to the byte."""
     if kind == "tars":
-        names = [[json.loads(line)["image"] for line in item["manifest.jsonl"].splitlines()] for item in (found, whole)]
+        names = [
+            [json.loads(line)["image"] for line in item["manifest.jsonl"].splitlines()] for item in (actual, expected)
+        ]
         assert names[0] == names[1], names
         return
-    names = {name for name in {**found, **whole} if found.get(name) != whole.get(name)}
+    names = {name for name in {**actual, **expected} if actual.get(name) != expected.get(name)}
     assert not names, f"not the same: {sorted(names)}"
 
 
@@ -155,13 +161,13 @@ def count_files(folder: Path) -> int:
     return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 
-def make_whole(kind: str, here: Path, photos: Path) -> Whole:
-    shutil.copytree(photos, here / "photos")
+def run_undisturbed(kind: str, folder: Path, photos: Path) -> UninterruptedRun:
+    shutil.copytree(photos, folder / "photos")
     options = () if kind == "limit" else KINDS[kind]
-    ended = run([*TYPED, *options], here)
+    ended = run([*TYPED, *options], folder)
     assert ended is not None
     assert "Traceback" not in ended.err, ended.err
-    return Whole(tree(here / "out"), ended.status, ended.seconds)
+    return UninterruptedRun(tree(folder / "out"), ended.status, ended.seconds)
 
 
 def main() -> int:
@@ -174,14 +180,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         photos = Path(place, "photos")
         make_pictures(photos, args.pictures)
-        wholes: dict[str, Whole] = {}
+        uninterrupted_runs: dict[str, UninterruptedRun] = {}
         while messages["kills"] < args.kills:
             kind = list(KINDS)[messages["runs"] % len(KINDS)]
-            if kind not in wholes:
-                wholes[kind] = make_whole(kind, Path(place, kind), photos)
+            if kind not in uninterrupted_runs:
+                uninterrupted_runs[kind] = run_undisturbed(kind, Path(place, kind), photos)
             messages["runs"] += 1
             try:
-                disturb(kind, photos, wholes[kind], chance, messages)
+                disturb(kind, photos, uninterrupted_runs[kind], chance, messages)
             except AssertionError as error:
                 messages["lost"] += 1
                 sys.stderr.write(f"run {messages['runs']} ({kind}): {error}\n")

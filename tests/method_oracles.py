@@ -94,7 +94,7 @@ def kpcacam(activations: Array) -> Array:
     points = [np.array([activations[(c, *cell)] for c in range(len(activations))]) for cell in cells(activations)]
     mean = sum(points) / len(points)
     points = [point - mean for point in points]
-    kernel = np.array([[np.tanh(one @ point / len(one) + 1) for point in points] for one in points])
+    kernel = np.array([[np.tanh(row_point @ point / len(row_point) + 1) for point in points] for row_point in points])
     centring = np.eye(len(points)) - np.full((len(points), len(points)), 1 / len(points))
     values, vectors = np.linalg.eig(centring @ kernel @ centring)
     best = int(np.argmax(values.real))

@@ -1,9 +1,9 @@
-"""What a run left, cut and changed in many ways: each is gone on with rightly, or refused in two lines that lead on.
+"""Damage the files of a run in many ways, and check that it resumes correctly or is refused with instructions.
 
     python -m tests.mutated_runs --count 100 --seed 0
 
-A refusal is followed to the letter, and a success is compared with a run that nobody disturbed: each picture once, in its
-place, with its own results.
+After a refusal, the instructions are followed. The results are compared with those of an undamaged run: each image must
+occur once, in its place, with its own results.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def put_text(text: str) -> Callable[[list[tuple[Any, Any]], random.Random], str]
 
 
 def rename_image(places: list[tuple[Any, Any]], chance: random.Random) -> None:
-    """Of a record, to that of another picture, or of none."""
+    """Change the image of a record to another one, or remove it."""
     container = places[0][0]
     for key in ("image", "root"):
         if key in container:
@@ -210,14 +210,14 @@ MUTATIONS: dict[str, Mutate] = {
 
 
 class Wrong(Exception):
-    """What must not be."""
+    """Raised if the package breaks a guarantee."""
 
 
 @dataclass(frozen=True)
 class Judge:
     """Knows the run that nobody disturbed, and what it took."""
 
-    whole: dict[str, bytes]
+    uninterrupted: dict[str, bytes]
     status: int
     memory: int
     patience: float
@@ -237,46 +237,46 @@ class Judge:
             raise Wrong(f"a line of {max(map(len, ended.err.splitlines()))} characters: {ended.err[:300]}")
         return ended
 
-    def judge(self, here: Path, name: str) -> str:
+    def judge(self, folder: Path, name: str) -> str:
         """Resume, follow what is said until it is done, and look at what is there; gives what happened first."""
-        path = here / "out" / name
+        path = folder / "out" / name
         before = path.read_bytes() if path.is_file() and path.stat().st_size < MEMORY else b""
-        self.run(["report", "out"], here)
+        self.run(["report", "out"], folder)
         first = ""
         for _ in range(20):
-            ended = self.run([TYPED[0], "--resume", *TYPED[1:]], here)
+            ended = self.run([TYPED[0], "--resume", *TYPED[1:]], folder)
             first = first or ("refused" if ended.status == 2 else "resumed")
             if ended.status != 2:
-                self.compare(here / "out", before if first == "resumed" else b"", ended)
+                self.compare(folder / "out", before if first == "resumed" else b"", ended)
                 return first
             if not 1 <= len(ended.err.splitlines()) <= 2:
                 raise Wrong(f"refused in {len(ended.err.splitlines())} lines:\n{ended.err}")
-            if self.follow(ended.err, here):
+            if self.follow(ended.err, folder):
                 return first
         raise Wrong(f"what is said leads nowhere:\n{ended.err}")
 
-    def follow(self, said: str, here: Path) -> bool:
+    def follow(self, message: str, folder: Path) -> bool:
         """Do what the message says; whether that is all there is to do."""
-        if match := re.search(r"(\S+), line (\d+): .*repair the line, or remove it", said):
-            path = here / match[1]
+        if match := re.search(r"(\S+), line (\d+): .*repair the line, or remove it", message):
+            path = folder / match[1]
             lines = path.read_bytes().split(b"\n")
             del lines[int(match[2]) - 1]
             path.write_bytes(b"\n".join(lines))
-        elif match := re.search(r"(out/\S+): .*move it\b", said):
-            path = here / match[1]
-            path.rename(here / path.name)
-        elif "--overwrite" in said:
-            ended = self.run([TYPED[0], "--overwrite", *TYPED[1:]], here)
+        elif match := re.search(r"(out/\S+): .*move it\b", message):
+            path = folder / match[1]
+            path.rename(folder / path.name)
+        elif "--overwrite" in message:
+            ended = self.run([TYPED[0], "--overwrite", *TYPED[1:]], folder)
             if ended.status != self.status:
                 raise Wrong(f"--overwrite, as it says, ends with {ended.status}:\n{ended.err}")
-            self.compare(here / "out", b"", ended)
+            self.compare(folder / "out", b"", ended)
             return True
         else:
-            raise Wrong(f"refused without a way out:\n{said}")
+            raise Wrong(f"refused without a way out:\n{message}")
         return False
 
     def compare(self, out: Path, before: bytes, ended: Ended) -> None:
-        """Raises `Wrong` unless all that the whole run has is there, once and in its place. A line of `before` may be
+        """Raise `Wrong` unless all that the undamaged run has is there, once and in its place. A line of `before` may be
         there as it was, where it says of its picture what must be said: somebody's own note."""
         if ended.status != self.status:
             raise Wrong(f"resumed with status {ended.status}:\n{ended.err}")
@@ -284,20 +284,24 @@ class Judge:
             raise Wrong(f"left half done: {find_unfinished(out)}")
         actual = {name: data for name, data in tree(out).items() if not name.startswith(("report", "index"))}
         ours = [json.loads(line) for line in actual.pop(MANIFEST).splitlines()]
-        theirs = [json.loads(line) for line in self.whole[MANIFEST].splitlines()]
+        theirs = [json.loads(line) for line in self.uninterrupted[MANIFEST].splitlines()]
         if [our["image"] for our in ours] != [their["image"] for their in theirs]:
             raise Wrong(f"the manifest has {[our['image'] for our in ours]}")
-        changed = [(one, other) for one, other in zip(ours, theirs) if one != other]
-        for one, other in changed:
+        changed = [
+            (our_record, their_record) for our_record, their_record in zip(ours, theirs) if our_record != their_record
+        ]
+        for our_record, their_record in changed:
             is_kept = any(
-                json.loads(line) == one for line in before.splitlines() if line.startswith(b"{") and _is_json(line)
+                json.loads(line) == our_record
+                for line in before.splitlines()
+                if line.startswith(b"{") and _is_json(line)
             )
-            if not is_kept or _summarise(one) != _summarise(other):
-                raise Wrong(f"a record is {one}\nand not {other}")
+            if not is_kept or _summarise(our_record) != _summarise(their_record):
+                raise Wrong(f"a record is {our_record}\nand not {their_record}")
         if len(changed) > 1 and before:
             raise Wrong(f"{len(changed)} records are others")
-        self._compare_runs(json.loads(actual.pop(RUN)), json.loads(self.whole[RUN]), ended)
-        expected = {name: data for name, data in self.whole.items() if name not in (RUN, MANIFEST)}
+        self._compare_runs(json.loads(actual.pop(RUN)), json.loads(self.uninterrupted[RUN]), ended)
+        expected = {name: data for name, data in self.uninterrupted.items() if name not in (RUN, MANIFEST)}
         if actual != expected:
             raise Wrong(
                 f"files differ: {sorted(name for name in {**actual, **expected} if actual.get(name) != expected.get(name))}"
@@ -318,7 +322,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _summarise(record: dict[str, Any]) -> object:
-    """What must be true of a record, whatever somebody wrote into it."""
+    """Return the fields of a record that must be right, whatever was changed in it."""
     results = [[entry.get(kind) for kind in ("overlay", "map")] for entry in record["explained"]]
     return record["image"], record["status"], record["model"], results
 

@@ -36,7 +36,7 @@ SECONDS = 10.0  # of computing that one file may take, on however busy a machine
 PATIENCE = 60.0  # seconds after which it hangs
 # Bytes that one file may take: MEMORY_BUDGET_BYTES of gradcam.images.read, and what else a process takes.
 BUDGET = 2**30 + 2**27
-MOST = 2**33  # bytes of address space, so that a mistake here does not take the machine with it
+ADDRESS_SPACE_BYTES = 2**33  # A bug in a reader must not take down the machine.
 
 Files = Mapping[str, bytes]
 
@@ -79,8 +79,8 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
         elif kind == 7:
             changed[at:at] = changed[at : at + length] * chance.choice([1, 1, 100])
         else:
-            other = chance.randrange(len(changed))
-            changed[at : at + length] = changed[other : other + length]
+            source = chance.randrange(len(changed))
+            changed[at : at + length] = changed[source : source + length]
     return bytes(changed)
 
 
@@ -170,7 +170,7 @@ def make_dicom(values: object) -> Files:
 
 
 def read_in_each_way(path: Path) -> None:
-    """As a file, or as what was read of it elsewhere; for a model, and as numbers."""
+    """Read a file, and the bytes read from it elsewhere, for a model and as numbers."""
     from gradcam.errors import GradcamError
     from gradcam.images.read import read_numbers
     from gradcam.models.preprocess import read_picture
@@ -291,16 +291,16 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a file: "read", "refused", or what went wrong. `detail`: the message."""
+    """The result for one file: "read", "refused", or a failure. `detail` is the message."""
 
     case: int
     name: str
-    what: str
+    result: str
     detail: str = ""
 
     @property
     def is_good(self) -> bool:
-        return self.what in ("read", "refused")
+        return self.result in ("read", "refused")
 
 
 def make_case(kind: Kind, files: Files, seed: int, case: int) -> tuple[str, bytes]:
@@ -315,10 +315,10 @@ def make_case(kind: Kind, files: Files, seed: int, case: int) -> tuple[str, byte
 
 def examine(name: str, seed: int, cases: Sequence[int], keep: Path | None = None) -> Iterator[Outcome]:
     """Read so many changed files of a kind, in processes that end with what one of them does to them."""
-    left = list(cases)
-    while left:
-        for outcome in _read_on(name, seed, left, keep):
-            left.remove(outcome.case)
+    remaining = list(cases)
+    while remaining:
+        for outcome in _read_on(name, seed, remaining, keep):
+            remaining.remove(outcome.case)
             yield outcome
 
 
@@ -362,7 +362,7 @@ def work(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> None:
     warnings.simplefilter("ignore")
     kind = KINDS[name]
     files = kind.make()
-    resource.setrlimit(resource.RLIMIT_AS, (MOST, MOST))
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
         os.chdir(folder)
         tempfile.tempdir = elsewhere
@@ -375,14 +375,14 @@ def work(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> None:
             path = Path(folder, item)
             path.write_bytes(data)
             print(json.dumps(f"{case} {item}"), flush=True)
-            what, detail = _judge(kind, path, GradcamError)
-            others = [*(set(os.listdir(folder)) - {item}), *os.listdir(elsewhere)]
-            if others:
-                what, detail = "left files behind", str(others)
-            if keep and what not in ("read", "refused"):
+            result, detail = _judge(kind, path, GradcamError)
+            leftovers = [*(set(os.listdir(folder)) - {item}), *os.listdir(elsewhere)]
+            if leftovers:
+                result, detail = "left files behind", str(leftovers)
+            if keep and result not in ("read", "refused"):
                 (keep / f"{name}-{seed}-{case}-{item}").write_bytes(data)
             path.unlink()
-            print(json.dumps([case, item, what, detail]), flush=True)
+            print(json.dumps([case, item, result, detail]), flush=True)
 
 
 def _judge(kind: Kind, path: Path, expected: type[Exception]) -> tuple[str, str]:
@@ -390,19 +390,19 @@ def _judge(kind: Kind, path: Path, expected: type[Exception]) -> tuple[str, str]
     before, start = _status("VmRSS"), time.process_time()
     try:
         kind.read(path)
-        what, detail = "read", ""
+        result, detail = "read", ""
     except expected as error:
-        what, detail = "refused", str(error)
+        result, detail = "refused", str(error)
     except BaseException as error:
         return "raised", f"{type(error).__name__}: {error}"[:300]
-    seconds, taken = time.process_time() - start, _status("VmHWM") - before
+    seconds, memory = time.process_time() - start, _status("VmHWM") - before
     if len(detail.splitlines()) > 2 or len(detail) > 2000:
         return "was refused at length", detail[:500]
     if seconds > SECONDS:
         return f"took {seconds:.0f} s", detail
-    if taken > BUDGET:
-        return f"took {taken / 2**30:.2g} GiB", detail
-    return what, detail
+    if memory > BUDGET:
+        return f"took {memory / 2**30:.2g} GiB", detail
+    return result, detail
 
 
 def _status(key: str) -> int:
@@ -429,7 +429,7 @@ def main() -> int:
         if not count:
             continue
         outcomes = list(examine(name, args.seed, range(count), args.keep))
-        print(f"{name}: {dict(Counter(outcome.what for outcome in outcomes))}")
+        print(f"{name}: {dict(Counter(outcome.result for outcome in outcomes))}")
         for outcome in outcomes:
             if not outcome.is_good:
                 print(f"  {outcome}")

@@ -21,12 +21,12 @@ def without_in_place(model: nn.Module) -> nn.Module:
 
 
 def layer_output(model: nn.Module, images: Tensor, layer: str) -> Tensor:
-    kept = []
+    activations = []
     model = without_in_place(model)
-    model.get_submodule(layer).register_forward_hook(lambda module, args, output: kept.append(output.clone()))
+    model.get_submodule(layer).register_forward_hook(lambda module, args, output: activations.append(output.clone()))
     with torch.no_grad():
         model(images)
-    return kept[0]
+    return activations[0]
 
 
 def scores_with(
@@ -71,7 +71,7 @@ def window(place: tuple[int, ...], lengths: tuple[int, ...]) -> Tensor:
     """Recipro-CAM's window around a place: 1/4 there, half of it beside, in each direction; nothing further away."""
     values = torch.zeros(lengths, dtype=torch.float64)
     for cell in np.ndindex(*lengths):
-        steps = [abs(one - other) for one, other in zip(cell, place)]
+        steps = [abs(coordinate - centre) for coordinate, centre in zip(cell, place)]
         if max(steps) <= 1:
             values[cell] = math.prod(0.25 if step else 0.5 for step in steps)
     return values
@@ -84,9 +84,9 @@ def reciprocam(
     nothing = scores_with(model, images, layer, lambda activations: activations * 0, score)
     maps = torch.zeros(*nothing.shape, *lengths, dtype=torch.float64)
     for place in np.ndindex(*lengths):
-        seen = window(place, lengths)
+        weights = window(place, lengths)
         scores = scores_with(
-            model, images, layer, lambda activations, seen=seen: activations * seen.to(activations), score
+            model, images, layer, lambda activations, weights=weights: activations * weights.to(activations), score
         )
         maps[(slice(None), slice(None), *place)] = (scores - nothing).double()
     return maps
@@ -109,11 +109,11 @@ def scorecam_weights(
     `masks_of(mask, rank)`: the masks of which the scores are averaged; `rank` is the channel's, by its variance."""
     output = layer_output(model, images, layer)
     rows = []
-    for image, activations, own in zip(images, output.numpy(), classes):
+    for image, activations, image_classes in zip(images, output.numpy(), classes):
         ranks = list(np.argsort([-channel.var() for channel in activations], kind="stable"))
         exponentials: dict[int, Tensor] = {}
         with torch.no_grad():
-            baseline = model(image[None] * 0)[0, own]
+            baseline = model(image[None] * 0)[0, image_classes]
         for channel in channels(activations):
             large = enlarge(activations[channel], tuple(image.shape[1:]))
             if large.max() == large.min():
@@ -122,7 +122,7 @@ def scorecam_weights(
             scores = []
             for item in masks_of(mask, ranks.index(channel)):
                 with torch.no_grad():
-                    scores.append(model(image[None] * torch.from_numpy(item).to(image))[0, own])
+                    scores.append(model(image[None] * torch.from_numpy(item).to(image))[0, image_classes])
             exponentials[channel] = (sum(scores) / len(scores) - baseline).exp()
         total = sum(exponentials.values())
         zero = torch.zeros_like(baseline)
@@ -136,11 +136,11 @@ def smooth_gradcam_pp(
     """Equation 8 of the paper with powers of the gradient, by loops over images, samples and channels."""
     plain = layer_output(model, images, layer)
     model = without_in_place(model)
-    kept: list[Tensor] = []
+    recorded: list[Tensor] = []
 
     def keep(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        kept[:] = [output.detach().requires_grad_()]
-        return kept[0]
+        recorded[:] = [output.detach().requires_grad_()]
+        return recorded[0]
 
     model.get_submodule(layer).register_forward_hook(keep)
     maps = []
@@ -149,7 +149,7 @@ def smooth_gradcam_pp(
         for sample in range(samples):
             drawn = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed + sample)).to(image)
             noisy = image + noise * (image.max() - image.min()) * drawn
-            (gradient,) = torch.autograd.grad(model(noisy[None])[0, index], kept[0])
+            (gradient,) = torch.autograd.grad(model(noisy[None])[0, index], recorded[0])
             for power in range(3):
                 powers[power].append(gradient[0] ** (power + 1))
         d1, d2, d3 = (sum(power) / samples for power in powers)

@@ -62,7 +62,7 @@ class Started:
         os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> Ended | None:
-        """How it ended; None where it has not after so many seconds."""
+        """Wait for the end of the process, and return None if it is still running after `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
@@ -129,5 +129,5 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def find_unfinished(folder: Path) -> list[str]:
-    """What a run that was stopped left half done."""
+    """List the unfinished files of a stopped run."""
     return [str(path.relative_to(folder)) for pattern in UNFINISHED for path in folder.rglob(pattern)]

@@ -35,8 +35,8 @@ def client(kind: str, address: str, **keys: str) -> Any:
     """One of the protocol's own clients, which has nothing of fsspec in it."""
     import boto3
 
-    chosen = {"aws_access_key_id": "test", "aws_secret_access_key": "test", **keys}
-    return boto3.client(kind, endpoint_url=address, region_name="us-east-1", **chosen)
+    credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test", **keys}
+    return boto3.client(kind, endpoint_url=address, region_name="us-east-1", **credentials)
 
 
 @contextlib.contextmanager

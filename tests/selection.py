@@ -1,4 +1,4 @@
-"""Which tests run: none that need packages which are not installed, and none that passed in an earlier part of CI."""
+"""Select tests: skip those whose packages are not installed, and those that passed in an earlier part of CI."""
 
 from __future__ import annotations
 

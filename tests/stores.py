@@ -33,43 +33,43 @@ class ObjectStore(MemoryFileSystem):
         text = str(path)
         return "/" + text.removeprefix("objects://").strip("/") if text.strip("/") else ""
 
-    def _request(self, what: str, path: str) -> None:
+    def _request(self, request: str, path: str) -> None:
         with self._guard:
-            self.requests.append((what, str(path)))
+            self.requests.append((request, str(path)))
             error = self.failures.pop(0) if self.failures else None
         if error is not None:
             raise error
 
-    def find(self, path: str, *args: Any, **how: Any) -> Any:
+    def find(self, path: str, *args: Any, **kwargs: Any) -> Any:
         self._request("list", path)
-        return super().find(path, *args, **how)
+        return super().find(path, *args, **kwargs)
 
-    def cat_file(self, path: str, *args: Any, **how: Any) -> bytes:
+    def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
         self._request("read", path)
-        return super().cat_file(path, *args, **how)
+        return super().cat_file(path, *args, **kwargs)
 
-    def pipe_file(self, path: str, value: bytes, *args: Any, **how: Any) -> None:
+    def pipe_file(self, path: str, value: bytes, *args: Any, **kwargs: Any) -> None:
         self._request("write", path)
         self.written.append(self._strip_protocol(path))
         super().pipe_file(path, value)
 
-    def info(self, path: str, **how: Any) -> dict[str, Any]:
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         self._request("look", path)
-        return super().info(path, **how)
+        return super().info(path, **kwargs)
 
     def rm_file(self, path: str) -> None:
         self._request("remove", path)
         super().rm_file(path)
 
-    def _open(self, path: str, mode: str = "rb", *args: Any, **how: Any) -> Any:
+    def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
         if "a" in mode or "+" in mode:
             raise NotImplementedError("nothing can be added to an object")
-        return super()._open(path, mode, *args, **how)
+        return super()._open(path, mode, *args, **kwargs)
 
-    def mv(self, *args: Any, **how: Any) -> None:
+    def mv(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("objects cannot be renamed")
 
-    def cp_file(self, *args: Any, **how: Any) -> None:
+    def cp_file(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("objects are not copied here")
 
 
@@ -83,8 +83,8 @@ def down() -> OSError:
 @contextmanager
 def objects() -> Iterator[type[ObjectStore]]:
     """An empty store under `objects://`."""
-    for kept in (ObjectStore.store, ObjectStore.failures, ObjectStore.requests, ObjectStore.written):
-        kept.clear()
+    for state in (ObjectStore.store, ObjectStore.failures, ObjectStore.requests, ObjectStore.written):
+        state.clear()
     ObjectStore.pseudo_dirs[:] = [""]
     yield ObjectStore
     ObjectStore.store.clear()

@@ -43,8 +43,8 @@ def load_colours(device: str = "mps") -> gradcam.Classifier:
 class TestStandIn:
     def test_tensors_are_where_they_were_moved(self, gpu: AppleGpu) -> None:
         moved = TINY.to("mps")
-        made = [moved + 1, moved[0], torch.zeros(2, device="mps"), torch.zeros_like(moved), TINY.to(moved)]
-        assert {tensor.device.type for tensor in made} == {"mps"}
+        tensors = [moved + 1, moved[0], torch.zeros(2, device="mps"), torch.zeros_like(moved), TINY.to(moved)]
+        assert {tensor.device.type for tensor in tensors} == {"mps"}
         assert {tensor.device.type for tensor in (TINY, moved.cpu(), (moved + 1).to("cpu"))} == {"cpu"}
         assert moved.cpu().double().dtype == torch.float64
 

@@ -77,14 +77,14 @@ def test_the_map_of_a_mask_lies_in_it(scenes: list[Scene]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("alike", [False, True])
 def test_the_map_of_a_sentence_is_of_the_shape_that_it_names(alike: bool) -> None:
-    """Of three, of which others may have the shape, or the colour, of the one that is named."""
+    """Use three shapes, of which others share the shape or the colour of the named one."""
     verdicts = measures.judge_texts(drawn.load("convolutional"), list(measures.draw_three(SEED, COUNT, alike=alike)))
     assert measures.share_right(verdicts) >= 0.9
 
 
 @pytest.mark.slow
 def test_what_follows_attention_through_all_blocks_finds_the_shape_in_a_transformer() -> None:
-    """Whose last block sees nothing of where things are any more."""
+    """Check methods that follow attention through all blocks: the last block no longer knows where things are."""
     tower, scenes = drawn.load("transformer"), list(measures.draw_three(SEED, COUNT, alike=False))
     assert measures.share_right(measures.judge_texts(tower, scenes, method="gradient-rollout")) >= 0.9
     assert measures.share_right(measures.judge_texts(tower, scenes, method="grad-eclip")) < 0.6
@@ -92,7 +92,7 @@ def test_what_follows_attention_through_all_blocks_finds_the_shape_in_a_transfor
 
 def test_pictures_are_the_same_each_time() -> None:
     once, again = (list(draw_scenes(5, 3)) for _ in range(2))
-    assert all(np.array_equal(one.picture, other.picture) for one, other in zip(once, again))
+    assert all(np.array_equal(before.picture, after.picture) for before, after in zip(once, again))
     assert not np.array_equal(once[0].picture, next(iter(draw_scenes(6, 1))).picture)
 
 

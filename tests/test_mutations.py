@@ -19,4 +19,4 @@ def test_a_changed_file_is_read_or_refused_in_a_line_or_two(name: str) -> None:
     outcomes = list(examine(name, seed=0, cases=range(COUNT)))
     assert len(outcomes) == COUNT
     assert [outcome for outcome in outcomes if not outcome.is_good] == []
-    assert {outcome.what for outcome in outcomes} == {"read", "refused"}
+    assert {outcome.result for outcome in outcomes} == {"read", "refused"}

@@ -1,4 +1,4 @@
-"""What holds for the package as a whole."""
+"""Test the package as a whole."""
 
 from __future__ import annotations
 

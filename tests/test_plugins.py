@@ -27,7 +27,7 @@ def read_package() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment that has what this one has, and the package."""
+    """Return the Python of a virtual environment with this environment's packages and gradcam."""
     folder = tmp_path_factory.mktemp("own")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     bin_folder = "Scripts" if sys.platform == "win32" else "bin"
@@ -60,8 +60,8 @@ def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path
     assert len([line for line in read_package()["mine.py"].splitlines() if line]) <= 20
 
     run(python, tmp_path, "run", photos / "coffee.jpg", "--method", "mycam", "--method", "layercam")
-    own, layercam = (tmp_path / f"coffee-{method}.png" for method in ("mycam", "layercam"))
-    assert own.read_bytes() == layercam.read_bytes()
+    mycam, layercam = (tmp_path / f"coffee-{method}.png" for method in ("mycam", "layercam"))
+    assert mycam.read_bytes() == layercam.read_bytes()
 
     run(python, tmp_path, "evaluate", photos, "--methods", "gradcam,mycam", "--metrics", "brightness", "-o", "study")
     assert "brightness" in (tmp_path / "study" / "results.json").read_text()

@@ -24,9 +24,9 @@ MESSAGE = f"removed in gradcam {re.escape(REMOVED_IN)}"
 
 
 def rows(kind: str) -> Any:
-    chosen = [row for row in RENAMES if row.kind == kind]
-    assert chosen
-    return pytest.mark.parametrize("row", chosen, ids=[f"{row.owner}.{row.old}" for row in chosen])
+    renames = [row for row in RENAMES if row.kind == kind]
+    assert renames
+    return pytest.mark.parametrize("row", renames, ids=[f"{row.owner}.{row.old}" for row in renames])
 
 
 def find(path: str) -> Any:
@@ -72,16 +72,16 @@ def test_an_old_parameter_is_passed_on_as_the_new_one(row: Rename) -> None:
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD and name != row.new
     ]
     refused = object()  # by the function itself, or later; the old name and the new one fail alike
-    others = dict.fromkeys(required, refused)
+    required_arguments = dict.fromkeys(required, refused)
     with pytest.raises(Exception) as expected:  # noqa: PT011  (any, as long as it is the same)
-        call(function, others | {row.new: refused})
+        call(function, required_arguments | {row.new: refused})
     warns = pytest.warns(FutureWarning, match=rf"{row.old}=\.\.\.\) is now {row.new}=.*{MESSAGE}")
     with warns as warned, pytest.raises(type(expected.value)) as actual:
-        call(function, others | {row.old: refused})
+        call(function, required_arguments | {row.old: refused})
     assert str(actual.value) == str(expected.value)
     assert warned[0].filename == __file__
     with pytest.raises(TypeError, match=f"both {row.new}= and its old name {row.old}="):
-        call(function, others | {row.old: refused, row.new: refused})
+        call(function, required_arguments | {row.old: refused, row.new: refused})
 
 
 def call(function: Callable[..., Any], arguments: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ from tests import selection
 def finder(monkeypatch: pytest.MonkeyPatch) -> selection.MissingPackages:
     monkeypatch.setattr(selection, "PACKAGES", frozenset({"no_such_package"}))
     finder = selection.MissingPackages()
-    others = [other for other in sys.meta_path if not isinstance(other, selection.MissingPackages)]
-    monkeypatch.setattr(sys, "meta_path", [*others, finder])
+    finders = [path_finder for path_finder in sys.meta_path if not isinstance(path_finder, selection.MissingPackages)]
+    monkeypatch.setattr(sys, "meta_path", [*finders, finder])
     return finder
 
 

@@ -12,7 +12,7 @@ import pytest
 import gradcam
 from gradcam.evaluation import audit as audit_in_python
 from tests.cli.test_cli import Command, files, folder, gradcam_command
-from tests.fruit import CLASSES, MODEL, SIDE, write_fruit
+from tests.fruit import CLASSES, IMAGE_PIXELS, MODEL, write_fruit
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
 
@@ -26,7 +26,7 @@ def marked(folder: Path) -> list[str]:
 
 @pytest.fixture
 def audit(gradcam_command: Command, marked: list[str]) -> Command:
-    preprocessing = ("--size", f"{SIDE}x{SIDE}", "--mean", "0,0,0", "--std", "1,1,1", "--device", "cpu")
+    preprocessing = ("--size", f"{IMAGE_PIXELS}x{IMAGE_PIXELS}", "--mean", "0,0,0", "--std", "1,1,1", "--device", "cpu")
     model_options = ("--model", "net.py:fruit", "--class-names", "names.txt", *preprocessing)
     return lambda *arguments: gradcam_command("audit", *arguments, *model_options)
 
@@ -48,7 +48,12 @@ def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(
     assert page.index("in the bottom right corner") < page.index("all over the image")
     assert all(name in page for name in re.findall(r"apple/\d\d\.png", looked_at))
     classifier = gradcam.load_classifier(
-        f"{folder / 'net.py'}:fruit", labels=list(CLASSES), size=(SIDE, SIDE), mean=(0,) * 3, std=(1,) * 3, device="cpu"
+        f"{folder / 'net.py'}:fruit",
+        labels=list(CLASSES),
+        size=(IMAGE_PIXELS, IMAGE_PIXELS),
+        mean=(0,) * 3,
+        std=(1,) * 3,
+        device="cpu",
     )
     expected = audit_in_python(folder / "fruit", classifier)
     assert np.array_equal(gradcam.read_image(folder / "audit.png"), expected.sheet())

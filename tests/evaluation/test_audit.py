@@ -20,13 +20,19 @@ from gradcam.errors import GradcamError, InputError, ModelError
 from gradcam.evaluation import Audit, audit
 from gradcam.evaluation.shortcuts.clusters import Cluster, Evidence, build_clusters, cluster, estimate_rarity
 from gradcam.evaluation.shortcuts.result import describe_place
-from tests.fruit import CELL, CLASSES, MARK, SIDE, draw_fruit, make_model, write_fruit
+from tests.fruit import CELL, CLASSES, IMAGE_PIXELS, MARK, draw_fruit, make_model, write_fruit
 
 GRID, CHANNELS, IMAGES_PER_CLASS = 7, 32, 150
 
 
 def load(model: nn.Module | None = None, **more: Any) -> gradcam.Classifier:
-    settings = {"size": (SIDE, SIDE), "mean": (0.0,) * 3, "std": (1.0,) * 3, "labels": list(CLASSES), **more}
+    settings = {
+        "size": (IMAGE_PIXELS, IMAGE_PIXELS),
+        "mean": (0.0,) * 3,
+        "std": (1.0,) * 3,
+        "labels": list(CLASSES),
+        **more,
+    }
     return gradcam.load_classifier(model or make_model(), **settings)
 
 

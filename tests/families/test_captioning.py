@@ -30,11 +30,11 @@ WORDS, PICTURE, START, END = (
 CAPTION = [5, 9, 9, 17]
 TOLERANCE = 1e-6
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-VISION = SMALL | {"image_size": 32, "patch_size": 8, "num_hidden_layers": 3}
+TINY_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+VISION = TINY_CONFIG | {"image_size": 32, "patch_size": 8, "num_hidden_layers": 3}
 ENDS = {"vocab_size": WORDS, "bos_token_id": START, "eos_token_id": END, "pad_token_id": 0}
-LLAMA = SMALL | ENDS | {"num_key_value_heads": 2, "max_position_embeddings": 64}
-QUERIES = SMALL | {"encoder_hidden_size": 16, "cross_attention_frequency": 1, "vocab_size": WORDS}
+LLAMA = TINY_CONFIG | ENDS | {"num_key_value_heads": 2, "max_position_embeddings": 64}
+QUERIES = TINY_CONFIG | {"encoder_hidden_size": 16, "cross_attention_frequency": 1, "vocab_size": WORDS}
 OPT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24, "word_embed_proj_dim": 16}
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
 
@@ -51,7 +51,7 @@ def make_gpt() -> Any:
 
 
 def make_bert() -> Any:
-    return T.BertConfig(**SMALL, **ENDS, max_position_embeddings=16, add_cross_attention=True, is_decoder=True)
+    return T.BertConfig(**TINY_CONFIG, **ENDS, max_position_embeddings=16, add_cross_attention=True, is_decoder=True)
 
 
 def make_swin(kind: str) -> Any:
@@ -70,12 +70,12 @@ def make_mbart() -> Any:
 
 
 def make_blip() -> nn.Module:
-    text = SMALL | ENDS | {"encoder_hidden_size": 16, "sep_token_id": END, "max_position_embeddings": 16}
+    text = TINY_CONFIG | ENDS | {"encoder_hidden_size": 16, "sep_token_id": END, "max_position_embeddings": 16}
     return T.BlipForConditionalGeneration(T.BlipConfig(text_config=text, vision_config=VISION))
 
 
 def make_git() -> nn.Module:
-    return T.GitForCausalLM(T.GitConfig(vision_config=VISION, **SMALL, **ENDS, max_position_embeddings=32))
+    return T.GitForCausalLM(T.GitConfig(vision_config=VISION, **TINY_CONFIG, **ENDS, max_position_embeddings=32))
 
 
 def make_llava(kind: str, vision: Any, text: Any = None, **more: Any) -> nn.Module:
@@ -111,14 +111,14 @@ def make_blip2(kind: str = "Blip2", *, t5: bool = False) -> nn.Module:
 @dataclass(frozen=True)
 class Kind:
     """A family. `layer`: what is explained by default; `module`: what gives that by hand, in its first run. `begin`: the
-    tokens before the first word, in the argument `row`; `given`: what is given beside pictures. `prefix`: tokens before
+    tokens before the first word, in the argument `row`; `extra_inputs`: inputs besides the images. `prefix`: tokens before
     those of patches. `seed`: of weights with which it writes some words."""
 
     make: Callable[[], nn.Module]
     layer: str
     begin: list[int]
     row: str = "input_ids"
-    given: dict[str, list[int]] = field(default_factory=dict)
+    extra_inputs: dict[str, list[int]] = field(default_factory=dict)
     prefix: int = 1
     size: int = 32
     seed: int = 7
@@ -132,58 +132,62 @@ def prompt(places: int, *words: int) -> list[int]:
     return [START, *[PICTURE] * places, *words]
 
 
-def asked(places: int) -> dict[str, list[int]]:
+def prompt_inputs(places: int) -> dict[str, list[int]]:
     row = prompt(places, 4, 6)
     return {"input_ids": row, "attention_mask": [1] * len(row)}
 
 
 ENCODER = {"row": "decoder_input_ids"}
-LAST, TOWER = "last_hidden_state", "model.vision_tower"
-FOUR = prompt(4, 4, 6)  # what a prompt with places for four patches is
+LAST_HIDDEN, TOWER = "last_hidden_state", "model.vision_tower"
+FOUR = prompt(4, 4, 6)  # a prompt with four image tokens
 KINDS: dict[str, Kind] = {
-    "vit-gpt2": Kind(lambda: pair(T.ViTConfig(**VISION), make_gpt()), f"encoder:{LAST}", [START], **ENCODER),
-    "vit-bert": Kind(lambda: pair(T.ViTConfig(**VISION), make_bert()), f"encoder:{LAST}", [START], **ENCODER, seed=8),
+    "vit-gpt2": Kind(lambda: pair(T.ViTConfig(**VISION), make_gpt()), f"encoder:{LAST_HIDDEN}", [START], **ENCODER),
+    "vit-bert": Kind(lambda: pair(T.ViTConfig(**VISION), make_bert()), f"encoder:{LAST_HIDDEN}", [START], **ENCODER, seed=8),
     "swin-gpt2": Kind(
-        lambda: pair(make_swin("SwinConfig"), make_gpt()), f"encoder:{LAST}", [START], **ENCODER, prefix=0, size=64
+        lambda: pair(make_swin("SwinConfig"), make_gpt()), f"encoder:{LAST_HIDDEN}", [START], **ENCODER, prefix=0, size=64
     ),
     "donut": Kind(
-        lambda: pair(make_swin("DonutSwinConfig"), make_mbart()), f"encoder:{LAST}", [START, 8], **ENCODER,
-        given={"decoder_input_ids": [START, 8]}, prefix=0, size=64, seed=10,
+        lambda: pair(make_swin("DonutSwinConfig"), make_mbart()), f"encoder:{LAST_HIDDEN}", [START, 8], **ENCODER,
+        extra_inputs={"decoder_input_ids": [START, 8]}, prefix=0, size=64, seed=10,
     ),
-    "blip": Kind(make_blip, f"vision_model:{LAST}", [START]),
+    "blip": Kind(make_blip, f"vision_model:{LAST_HIDDEN}", [START]),
     "blip-prompt": Kind(
-        make_blip, f"vision_model:{LAST}", [START, 7, 8], given={"input_ids": [3, 7, 8, END], "attention_mask": [1] * 4}
+        make_blip, f"vision_model:{LAST_HIDDEN}", [START, 7, 8],
+        extra_inputs={"input_ids": [3, 7, 8, END], "attention_mask": [1] * 4},
     ),
-    "git": Kind(make_git, f"git.image_encoder:{LAST}", [START]),
-    "git-prompt": Kind(make_git, f"git.image_encoder:{LAST}", [START, 7], given={"input_ids": [START, 7]}),
-    "blip2": Kind(make_blip2, f"vision_model:{LAST}", [PICTURE] * 4 + [START]),
+    "git": Kind(make_git, f"git.image_encoder:{LAST_HIDDEN}", [START]),
+    "git-prompt": Kind(make_git, f"git.image_encoder:{LAST_HIDDEN}", [START, 7], extra_inputs={"input_ids": [START, 7]}),
+    "blip2": Kind(make_blip2, f"vision_model:{LAST_HIDDEN}", [PICTURE] * 4 + [START]),
     "blip2-prompt": Kind(
-        make_blip2, f"vision_model:{LAST}", [PICTURE] * 4 + [START, 6], given={"input_ids": [PICTURE] * 4 + [START, 6]}
+        make_blip2, f"vision_model:{LAST_HIDDEN}", [PICTURE] * 4 + [START, 6],
+        extra_inputs={"input_ids": [PICTURE] * 4 + [START, 6]},
     ),
-    "blip2-t5": Kind(lambda: make_blip2(t5=True), f"vision_model:{LAST}", [0], **ENCODER, seed=13),
+    "blip2-t5": Kind(lambda: make_blip2(t5=True), f"vision_model:{LAST_HIDDEN}", [0], **ENCODER, seed=13),
     "instructblip": Kind(
-        lambda: make_blip2("InstructBlip"), f"vision_model:{LAST}", FOUR, given={**asked(4), "qformer_input_ids": [3, 7]}
+        lambda: make_blip2("InstructBlip"), f"vision_model:{LAST_HIDDEN}", FOUR,
+        extra_inputs={**prompt_inputs(4), "qformer_input_ids": [3, 7]},
     ),
     "llava": Kind(
         lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16), f"{TOWER}.encoder.layers.1",
-        prompt(16, 4, 6), given=asked(16),
+        prompt(16, 4, 6), extra_inputs=prompt_inputs(16),
     ),
     "llava-last": Kind(
         lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16, vision_feature_layer=-1),
-        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), given=asked(16),
+        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), extra_inputs=prompt_inputs(16),
     ),
     "llava-first": Kind(
         lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16, vision_feature_layer=[1, -3]),
-        f"{TOWER}.encoder.layers.0", prompt(16, 4, 6), given=asked(16),
+        f"{TOWER}.encoder.layers.0", prompt(16, 4, 6), extra_inputs=prompt_inputs(16),
     ),
     "vipllava": Kind(
         lambda: make_llava("VipLlava", T.CLIPVisionConfig(**VISION), vision_feature_layers=[-1, -2], image_seq_length=16),
-        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), given=asked(16),
+        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), extra_inputs=prompt_inputs(16),
     ),
-    "aya": Kind(make_aya, f"{TOWER}.encoder.layers.2", FOUR, given=asked(4), prefix=0),
-    "internvl": Kind(make_intern, f"{TOWER}:{LAST}", FOUR, given=asked(4)),
+    "aya": Kind(make_aya, f"{TOWER}.encoder.layers.2", FOUR, extra_inputs=prompt_inputs(4), prefix=0),
+    "internvl": Kind(make_intern, f"{TOWER}:{LAST_HIDDEN}", FOUR, extra_inputs=prompt_inputs(4)),
     "gemma3": Kind(
-        make_gemma, f"{TOWER}:{LAST}", FOUR, given={**asked(4), "token_type_ids": [0, 1, 1, 1, 1, 0, 0]}, prefix=0, seed=18
+        make_gemma, f"{TOWER}:{LAST_HIDDEN}", FOUR,
+        extra_inputs={**prompt_inputs(4), "token_type_ids": [0, 1, 1, 1, 1, 0, 0]}, prefix=0, seed=18,
     ),
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("kind", KINDS)
@@ -207,28 +211,30 @@ def make_pictures(kind: str, images: int = 2) -> Tensor:
 
 
 def make_inputs(kind: str, pictures: Tensor) -> Any:
-    given = {name: torch.tensor([row] * len(pictures)) for name, row in KINDS[kind].given.items()}
-    return {"pixel_values": pictures, **given} if given else pictures
+    extra_inputs = {name: torch.tensor([row] * len(pictures)) for name, row in KINDS[kind].extra_inputs.items()}
+    return {"pixel_values": pictures, **extra_inputs} if extra_inputs else pictures
 
 
 def run_by_hand(kind: str, model: nn.Module, pictures: Tensor, words: list[int]) -> tuple[Tensor, Tensor]:
     """The logits behind the beginning and behind each of the words, and what the layer gave."""
-    own, seen = KINDS[kind], []
-    row = torch.tensor([[*own.begin, *words]] * len(pictures))
-    given = {name: torch.tensor([item] * len(pictures)) for name, item in own.given.items()}
-    given.pop("attention_mask", None)  # nothing is masked
-    if "token_type_ids" in given:
-        given["token_type_ids"] = torch.tensor([own.given["token_type_ids"] + [0] * len(words)] * len(pictures))
+    spec, activations = KINDS[kind], []
+    row = torch.tensor([[*spec.begin, *words]] * len(pictures))
+    extra_inputs = {name: torch.tensor([item] * len(pictures)) for name, item in spec.extra_inputs.items()}
+    extra_inputs.pop("attention_mask", None)  # nothing is masked
+    if "token_type_ids" in extra_inputs:
+        extra_inputs["token_type_ids"] = torch.tensor(
+            [spec.extra_inputs["token_type_ids"] + [0] * len(words)] * len(pictures)
+        )
     if kind == "blip2-t5":
-        given["input_ids"] = torch.tensor([[PICTURE] * 4 + [START]] * len(pictures))
+        extra_inputs["input_ids"] = torch.tensor([[PICTURE] * 4 + [START]] * len(pictures))
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
-        seen.append(output if isinstance(output, Tensor) else output[0])
+        activations.append(output if isinstance(output, Tensor) else output[0])
 
-    handle = model.get_submodule(own.module).register_forward_hook(keep)
-    output = model(**{**given, "pixel_values": pictures, own.row: row})
+    handle = model.get_submodule(spec.module).register_forward_hook(keep)
+    output = model(**{**extra_inputs, "pixel_values": pictures, spec.row: row})
     handle.remove()
-    return output.logits[:, -1 - len(words) :], seen[0]
+    return output.logits[:, -1 - len(words) :], activations[0]
 
 
 def explain_by_hand(kind: str, model: nn.Module, pictures: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,20 +257,20 @@ def explain_by_hand(kind: str, model: nn.Module, pictures: Tensor) -> tuple[Tens
 
 @EVERY
 def test_all_words_of_a_caption(kind: str) -> None:
-    """Of two pictures in one batch."""
+    """Use two images in one batch."""
     model, pictures = make(kind), make_pictures(kind)
     explanation = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION), evidence="signed")
     scores, maps = explain_by_hand(kind, model, pictures)
     assert (explanation.layer, explanation.method) == (KINDS[kind].layer, "hirescam")
     np.testing.assert_allclose(explanation.scores.numpy(), scores.numpy(), rtol=TOLERANCE)
     assert (maps.abs().flatten(2).amax(2) > 0).all()
-    for own, expected in zip(explanation.maps.flatten(0, 1), maps.flatten(0, 1)):
-        np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=0, atol=TOLERANCE * expected.abs().max())
+    for word_map, expected in zip(explanation.maps.flatten(0, 1), maps.flatten(0, 1)):
+        np.testing.assert_allclose(word_map.numpy(), expected.numpy(), rtol=0, atol=TOLERANCE * expected.abs().max())
 
 
 @EVERY
 def test_some_words_alone(kind: str) -> None:
-    """What comes behind a word has no say in it."""
+    """Check that later words do not affect the explanation of a word."""
     model, pictures = make(kind), make_pictures(kind, 1)
     inputs = make_inputs(kind, pictures)
     explanation = gradcam.explain(model, inputs, target=Token(torch.tensor(CAPTION), [2, 0]))
@@ -302,7 +308,7 @@ def test_what_a_model_writes(kind: str) -> None:
 
 @EVERY
 def test_a_painted_square(kind: str) -> None:
-    """Where patches keep to themselves, and black is nothing to them, all evidence is where there is colour."""
+    """Check that all evidence lies on the coloured square: patches do not mix, and black contributes nothing."""
     model, pictures = make(kind), torch.zeros_like(make_pictures(kind, 1))
     tower = model.get_submodule(KINDS[kind].module.partition(".encoder.layers")[0])
     for name, parameter in tower.named_parameters():
@@ -345,8 +351,7 @@ def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_logits_are_those_of_words_alone() -> None:
-    """Of a long prompt, the logits behind its own words are neither computed nor kept, nor is what the model would keep
-    to write on."""
+    """Check that a long prompt adds neither logits nor a key-value cache: only the logits of the explained words exist."""
     explanation = gradcam.explain(make("llava"), make_inputs("llava", make_pictures("llava")), target=Token(CAPTION))
     assert explanation.output.logits.shape == (2, len(CAPTION) + 1, WORDS)
     assert set(explanation.output) == {"logits", "image_outputs"}
@@ -371,8 +376,8 @@ def test_prompts_of_different_lengths() -> None:
 
 def test_one_prompt_for_all_pictures() -> None:
     model, pictures = make("git"), make_pictures("git")
-    one = {"pixel_values": pictures, "input_ids": torch.tensor([[START, 7]])}
-    explanation = gradcam.explain(model, one, target=Token([5]))
+    inputs = {"pixel_values": pictures, "input_ids": torch.tensor([[START, 7]])}
+    explanation = gradcam.explain(model, inputs, target=Token([5]))
     expected = gradcam.explain(model, make_inputs("git-prompt", pictures), target=Token([5]))
     assert torch.equal(explanation.maps, expected.maps)
 
@@ -386,7 +391,9 @@ def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
     model = T.VisionEncoderDecoderModel.from_pretrained(tmp_path, local_files_only=True)
     pictures = make_pictures("vit-gpt2").to(model.dtype)
     explanation = gradcam.explain(model, pictures, target=Token(CAPTION, [0, 1, 3]))
-    assert [[item.name for item in own] for own in explanation.instances or ()] == [["a", "dog", "runs"]] * 2
+    assert [[item.name for item in instances] for instances in explanation.instances or ()] == [
+        ["a", "dog", "runs"]
+    ] * 2
     assert find_family(model, Captioner).decode_tokens([17, 5]) == ["runs", "a"]
 
 
@@ -442,7 +449,7 @@ def test_a_caption_of_no_words() -> None:
 
 
 def test_pictures_that_a_model_takes_in_pieces() -> None:
-    """As rows of patches: there is no picture on which a map could lie."""
+    """Check that rows of patches are refused: without an image, there is nothing to draw a map on."""
     rows = {"pixel_values": torch.rand(16, 192), "input_ids": torch.tensor([[1, 5]])}
     with pytest.raises(ImageError, match="expected a floating-point tensor"):
         gradcam.explain(make("git"), rows, target=Token(CAPTION))

@@ -106,7 +106,7 @@ def get_features(model: Any, pictures: Tensor) -> Tensor:
 
 
 def get_patch_features(model: Any, pictures: Tensor) -> Tensor:
-    """Of SigLIP 2, which takes patches: row after row, and in each its pixels, with their channels last."""
+    """Return the features of SigLIP 2, which takes flattened patches in row order, channels last."""
     rows = []
     for picture in pictures:
         corners = [(top, left) for top in range(0, 32, 8) for left in range(0, 32, 8)]
@@ -307,7 +307,7 @@ def _config(kind: str) -> Any:
 
 
 @functools.cache
-def made(kind: str) -> Any:
+def make_model(kind: str) -> Any:
     return CASES[kind].make()
 
 
@@ -343,16 +343,16 @@ def slow_maps(case: Case, output: Tensor, scores: Tensor, method: str) -> Tensor
     return torch.stack(rows, 1)
 
 
-def assert_maps(found: Tensor, expected: Tensor) -> None:
+def assert_maps(maps: Tensor, expected: Tensor) -> None:
     peak = expected.max().item()
     assert peak > 0
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6 * peak)
+    torch.testing.assert_close(maps.double(), expected, rtol=1e-6, atol=1e-6 * peak)
 
 
 @pytest.mark.parametrize("method", ["gradcam", "hirescam"])
 @pytest.mark.parametrize("kind", CASES)
 def test_maps_of_sentences_equal_autograd_through_the_whole_graph(kind: str, method: str) -> None:
-    case, model = CASES[kind], made(kind)
+    case, model = CASES[kind], make_model(kind)
     output, vectors = look(case, model, PICTURES)
     sentences, against = draw(3, vectors.shape[1]), draw(2, vectors.shape[1], seed=3)
     units = vectors / vectors.square().sum(1, keepdim=True).sqrt()
@@ -369,17 +369,17 @@ def test_maps_of_sentences_equal_autograd_through_the_whole_graph(kind: str, met
 
 @pytest.mark.parametrize("kind", CASES)
 def test_maps_of_a_likeness_lie_on_both_pictures(kind: str) -> None:
-    case, model = CASES[kind], made(kind)
-    other = draw(3, 32, 32, seed=5)
+    case, model = CASES[kind], make_model(kind)
+    second_picture = draw(3, 32, 32, seed=5)
     output, vectors = look(case, model, PICTURES)
-    there, reference = look(case, model, other[None])
+    second_activations, reference = look(case, model, second_picture[None])
     cosines = F.cosine_similarity(vectors, reference.detach())[:, None]
-    explanation = gradcam.explain(model, PICTURES, case.layer, method="hirescam", target=Like(other))
+    explanation = gradcam.explain(model, PICTURES, case.layer, method="hirescam", target=Like(second_picture))
     assert_maps(explanation.maps, slow_maps(case, output, cosines, "hirescam"))
     torch.testing.assert_close(explanation.scores.double(), cosines.detach(), rtol=1e-6, atol=1e-7)
     from_there = torch.stack([F.cosine_similarity(reference, vector.detach()[None]) for vector in vectors], 1)
     assert explanation.reference is not None
-    assert_maps(explanation.reference.maps, slow_maps(case, there, from_there, "hirescam"))
+    assert_maps(explanation.reference.maps, slow_maps(case, second_activations, from_there, "hirescam"))
     torch.testing.assert_close(explanation.reference.scores, explanation.scores.T, rtol=1e-5, atol=1e-6)
     kinds = [[(item.kind, item.name) for item in row] for row in explanation.instances]
     assert kinds == [[("like", "reference")]] * 2
@@ -387,7 +387,7 @@ def test_maps_of_a_likeness_lie_on_both_pictures(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CASES)
 def test_the_method_is_that_of_the_tower(kind: str) -> None:
-    case, model = CASES[kind], made(kind)
+    case, model = CASES[kind], make_model(kind)
     vectors = draw(2, case.embed(model, PICTURES).shape[1])
     before = traces(model)
     explanation = gradcam.explain(model, PICTURES, target=Text(vectors))
@@ -404,19 +404,22 @@ PAINTED = (slice(16, 24), slice(8, 16))  # rows and columns of pixels; a patch, 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_evidence_lies_on_the_painted_square(kind: str) -> None:
-    """Where a picture is black, a first layer without biases gives zeros; what is not zero is of the square."""
-    case, model = CASES[kind], made(kind)
+    """Check that the evidence lies on the square.
+
+    The first layer has no bias, so it is zero wherever the image is black.
+    """
+    case, model = CASES[kind], make_model(kind)
     first = model.get_submodule(case.first)
     bias = getattr(first, "bias", None)
-    kept = None if bias is None else bias.detach().clone()
+    saved_bias = None if bias is None else bias.detach().clone()
     if bias is not None:
         bias.data.zero_()
     picture = torch.zeros(1, 3, 32, 32, dtype=torch.float64)
     picture[(0, slice(None), *PAINTED)] = draw(3, 8, 8, seed=7)
     vectors = draw(8, case.embed(model, picture).shape[1], seed=8)
     maps = gradcam.explain(model, picture, case.first, method="hirescam", target=Text(vectors)).maps
-    if kept is not None:
-        bias.data.copy_(kept)
+    if saved_bias is not None:
+        bias.data.copy_(saved_bias)
     side = maps.shape[-1]
     reach = 0 if side == 4 else 3 * side // 32 + 2  # a convolution sees some of the square from beside it
     rows, columns = (slice(item.start * side // 32 - reach, item.stop * side // 32 + reach) for item in PAINTED)
@@ -429,8 +432,8 @@ def test_evidence_lies_on_the_painted_square(kind: str) -> None:
 
 
 def eager(kind: str) -> Any:
-    """The same model, with attention that tells its probabilities."""
-    model = copy.deepcopy(made(kind))
+    """Return the model with eager attention, which exposes the attention probabilities."""
+    model = copy.deepcopy(make_model(kind))
     for module in model.modules():
         if hasattr(module, "config"):
             module.config._attn_implementation = "eager"
@@ -488,22 +491,22 @@ def test_legrad_and_rollouts_equal_the_loops(kind: str) -> None:
     anatomy = slow.Anatomy(plain.attentions, plain.outputs, head)
     read = list(range(16)) if kind == "SigLIP" else [0]
     for method in ("legrad", "gradient-rollout", "rollout"):
-        maps = gradcam.explain(made(kind), PICTURES, method=method, target=Text(vectors)).maps
+        maps = gradcam.explain(make_model(kind), PICTURES, method=method, target=Text(vectors)).maps
         assert prefix is not None
         assert_maps(maps, slow.maps(method, anatomy, [[0, 1]] * 2, read, (4, 4)))
     assert case.is_transformer
 
 
 def look_into_head(model: Any, pictures: Tensor) -> tuple[Attention, Tensor]:
-    """Of SigLIP, whose head pools by attention: one probe asks all tokens."""
+    """Compute the head of SigLIP by hand: it pools by attention, with one probe as the query for all tokens."""
     tokens = model.vision_model(pictures).last_hidden_state
     head, rows = model.vision_model.head, len(pictures)
     inner = head.attention
     weights, biases = inner.in_proj_weight.chunk(3), inner.in_proj_bias.chunk(3)
-    asked = [head.probe.expand(rows, -1, -1), tokens, tokens]
+    attention_inputs = [head.probe.expand(rows, -1, -1), tokens, tokens]
     query, key, value = (
-        F.linear(given, weight, bias).unflatten(-1, (2, 8)).transpose(1, 2)
-        for given, weight, bias in zip(asked, weights, biases)
+        F.linear(values, weight, bias).unflatten(-1, (2, 8)).transpose(1, 2)
+        for values, weight, bias in zip(attention_inputs, weights, biases)
     )
     attention = Attention(query, key, value, attend(query, key, value))
     pooled_token = inner.out_proj(attention.output.transpose(1, 2).flatten(2))
@@ -516,7 +519,7 @@ def look_into_head(model: Any, pictures: Tensor) -> tuple[Attention, Tensor]:
     ["CLIP", "SigLIP", "open_clip", "DINOv2 with registers", "DINOv3", "timm, registers", "timm, rotated places"],
 )
 def test_grad_eclip_equals_the_loops(kind: str, count: int) -> None:
-    case, model = CASES[kind], made(kind)
+    case, model = CASES[kind], make_model(kind)
     if kind == "SigLIP":
         attention, vectors = look_into_head(model, PICTURES)
     else:
@@ -572,7 +575,7 @@ def test_outputs_without_vectors(wrap: Callable[[Tensor], Any]) -> None:
 
 def test_vectors_of_another_length() -> None:
     with pytest.raises(TargetError, match=r"The model returned \(2, 512\) for 2 image\(s\), expected \(2, 6\)"):
-        gradcam.explain(made("any module"), PICTURES, "layer3", target=Like(draw(6)))
+        gradcam.explain(make_model("any module"), PICTURES, "layer3", target=Like(draw(6)))
 
 
 class Around(nn.Module):
@@ -588,7 +591,7 @@ class Around(nn.Module):
 
 @pytest.mark.parametrize("kind", ["CLIP", "SigLIP", "open_clip", "DINOv2"])
 def test_models_around_a_known_one(kind: str) -> None:
-    case, model = CASES[kind], made(kind)
+    case, model = CASES[kind], make_model(kind)
     outer = Around(model, case.embed)
     vectors = draw(2, case.embed(model, PICTURES).shape[1])
     explanation = gradcam.explain(outer, PICTURES, f"inner.{case.layer}", method="hirescam", target=Text(vectors))
@@ -609,22 +612,22 @@ def test_a_classifiers_backbone_gives_the_vector() -> None:
 
 @pytest.mark.parametrize("kind", ["CLIP", "open_clip"])
 def test_pictures_beside_other_arguments(kind: str) -> None:
-    case, model = CASES[kind], made(kind)
+    case, model = CASES[kind], make_model(kind)
     target = Text(draw(2, 12))
     expected = gradcam.explain(model, PICTURES, case.layer, target=target).maps
     words = torch.zeros(2, 5, dtype=torch.int64)
-    for given in ({"pixel_values": PICTURES, "input_ids": words}, (words, PICTURES), list(PICTURES)):
-        torch.testing.assert_close(gradcam.explain(model, given, case.layer, target=target).maps, expected)
+    for inputs in ({"pixel_values": PICTURES, "input_ids": words}, (words, PICTURES), list(PICTURES)):
+        torch.testing.assert_close(gradcam.explain(model, inputs, case.layer, target=target).maps, expected)
     with pytest.raises(ImageError, match="different sizes"):
         gradcam.explain(model, [PICTURES[0], PICTURES[0, :, :16]], case.layer, target=target)
 
 
 def test_pictures_larger_than_the_models() -> None:
-    model = made("CLIP")
+    model = make_model("CLIP")
     large = draw(1, 3, 40, 48)
     vectors = model.get_image_features(pixel_values=large, interpolate_pos_encoding=True).pooler_output
-    given = {"pixel_values": large, "interpolate_pos_encoding": True}
-    explanation = gradcam.explain(model, given, target=Text(draw(12)))
+    inputs = {"pixel_values": large, "interpolate_pos_encoding": True}
+    explanation = gradcam.explain(model, inputs, target=Text(draw(12)))
     assert explanation.maps.shape == (1, 1, 5, 6)
     torch.testing.assert_close(
         explanation.scores.double()[:, 0], F.cosine_similarity(vectors, draw(1, 12)).detach(), rtol=1e-6, atol=1e-7
@@ -643,7 +646,7 @@ def test_windows_are_no_plain_transformer() -> None:
     }
     swin = transformers.SwinModel(transformers.SwinConfig(**options))
     assert not find_embedder(swin).is_transformer
-    assert find_embedder(made("DINOv3")).is_transformer
+    assert find_embedder(make_model("DINOv3")).is_transformer
 
 
 @pytest.mark.parametrize("is_after", [False, True])

@@ -173,11 +173,11 @@ def ground(logits: Tensor, phrases: Any, threshold: float) -> dict[str, Tensor]:
     return numbers | {"scores": torch.stack(scores) if scores else logits.new_zeros(0)}
 
 
-def assert_found(found: list[Detections], expected: list[dict[str, Tensor]]) -> None:
-    for own, other in zip(found, expected, strict=True):
-        assert torch.equal(own.labels, other["labels"])
-        assert torch.allclose(own.scores, other["scores"], rtol=1e-9, atol=0)
-        assert torch.allclose(own.boxes, other["boxes"], rtol=1e-9, atol=1e-9)
+def assert_found(detections: list[Detections], expected: list[dict[str, Tensor]]) -> None:
+    for actual_detections, expected_detections in zip(detections, expected, strict=True):
+        assert torch.equal(actual_detections.labels, expected_detections["labels"])
+        assert torch.allclose(actual_detections.scores, expected_detections["scores"], rtol=1e-9, atol=0)
+        assert torch.allclose(actual_detections.boxes, expected_detections["boxes"], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,13 +197,16 @@ def test_boxes_are_those_of_transformers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PROCESSORS)
 def test_more_pairs_than_are_kept(kind: str) -> None:
-    """Of a query and a class there are 7 x 60 pairs, of which kinds keep 100, or as many as there are queries. The last
-    class is often the likeliest, which for some is that there is nothing."""
+    """Check the limit on detections.
+
+    Seven queries and 60 classes make 420 pairs; a kind keeps 100, or one per query. The last class often scores
+    highest; in some kinds it means "no object".
+    """
     model = lively(kind)
     queries, classes = 7, 60
-    made = {"logits": torch.randn(1, queries, classes), "pred_boxes": torch.rand(1, queries, 4)}
-    made["logits"][:, :4, -1] += 5
-    output = type(model(**make_inputs(kind)))(**made)
+    outputs = {"logits": torch.randn(1, queries, classes), "pred_boxes": torch.rand(1, queries, 4)}
+    outputs["logits"][:, :4, -1] += 5
+    output = type(model(**make_inputs(kind)))(**outputs)
     family, inputs = find(model, 0.0), make_inputs(kind)
     result = to_batch(inputs).run(family.wrap(model))
     result.calls["model"][-1] = type(result.calls["model"][-1])((), {}, output)
@@ -214,11 +217,11 @@ def test_more_pairs_than_are_kept(kind: str) -> None:
 def by_hand(kind: str, inputs: dict[str, Any], number: int, edge: int | None) -> Tensor:
     """relu(sum over channels of gradient x activation) of each level, resized to the finest, without what falls below
     zero there, and added; of each picture's box of that number, differentiated through the whole graph."""
-    model, taken = lively(kind), []
+    model, activations = lively(kind), []
 
     def keep(module: nn.Module, args: Any, output: Any) -> Any:
         copied = map_tensors(output, Tensor.clone)  # a level is made of the one before it: only what reads it counts
-        taken.extend(tensor for tensor in tensors(copied) if tensor.is_floating_point())
+        activations.extend(tensor for tensor in tensors(copied) if tensor.is_floating_point())
         return copied
 
     inputs = inputs | {"pixel_values": inputs["pixel_values"].clone().requires_grad_()}
@@ -231,8 +234,8 @@ def by_hand(kind: str, inputs: dict[str, Any], number: int, edge: int | None) ->
     maps = []
     for i, item in enumerate(actual):
         value = item["scores"][number] if edge is None else item["boxes"][number, edge]
-        gradients = torch.autograd.grad(value, taken, retain_graph=True, allow_unused=True)
-        levels = [to_grid(kind, a * g)[i].sum(0).relu() for a, g in zip(taken, gradients) if g is not None]
+        gradients = torch.autograd.grad(value, activations, retain_graph=True, allow_unused=True)
+        levels = [to_grid(kind, a * g)[i].sum(0).relu() for a, g in zip(activations, gradients) if g is not None]
         finest = max((tuple(level.shape) for level in levels), key=lambda shape: shape[0] * shape[1])
         maps.append(sum(interpolate(level[None, None], finest, mode="bicubic").clamp(min=0) for level in levels)[0])
     return torch.stack(maps)
@@ -270,14 +273,14 @@ def changed(activations: Tensor) -> Tensor:
 def test_painted_square_is_where_it_was_painted(kind: str) -> None:
     """Most of what it changes at the layer is there, or within the reach of one cell of the coarsest grid."""
     size = {"RfDetr": (256, 256)}.get(kind, (192, 256))  # RfDetr itself mixes up rows of windows that are not square
-    top, left, side, around, least = (32, 0, 16, 0, 0.4) if kind.startswith("Owl") else (96, 32, 64, 32, 0.7)
+    y0, x0, side, around, least = (32, 0, 16, 0, 0.4) if kind.startswith("Owl") else (96, 32, 64, 32, 0.7)
     inputs = make_inputs(kind, size)
     inputs["pixel_values"] *= 0.1
     inputs["pixel_values"][1] = inputs["pixel_values"][0]
-    inputs["pixel_values"][1, :, top : top + side, left : left + side] = 1
+    inputs["pixel_values"][1, :, y0 : y0 + side, x0 : x0 + side] = 1
     energy = explain(kind, inputs, target=Box(0), method=changed).heatmaps[1, 0].double().square()
-    there = energy[top - around : top + side + around, left - around : left + side + around]
-    assert there.sum() > least * energy.sum()
+    square = energy[y0 - around : y0 + side + around, x0 - around : x0 + side + around]
+    assert square.sum() > least * energy.sum()
 
 
 @gradcam.method("reach", summary="how far the score depends on each place")
@@ -308,10 +311,10 @@ def test_box_lies_on_its_map(kind: str) -> None:
     for heatmaps, instances in zip(explanation.heatmaps, explanation.instances):
         for heatmap, instance in zip(heatmaps, instances):
             assert instance.box is not None
-            left, top, right, bottom = instance.box
+            x0, y0, x1, y1 = instance.box
             down, across = divmod(int(heatmap.argmax()), heatmap.shape[1])
-            assert abs(down - (top + bottom) / 2) < 32
-            assert abs(across - (left + right) / 2) < 32
+            assert abs(down - (y0 + y1) / 2) < 32
+            assert abs(across - (x0 + x1) / 2) < 32
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("Owl")])
@@ -355,9 +358,9 @@ def test_candidates_are_all_queries(kind: str) -> None:
     assert torch.allclose(of_one.scores, rated[:, 1 if kind in GROUNDED else 2], rtol=1e-6)
     assert set(of_one.labels.tolist()) == {1 if kind in GROUNDED else 2}
     height, width = batch.size
-    left, top, right, bottom = best.boxes.unbind(1)
-    centres = torch.stack([(left + right) / 2 / width, (top + bottom) / 2 / height], 1)
-    sides = torch.stack([(right - left) / width, (bottom - top) / height], 1)
+    x0, y0, x1, y1 = best.boxes.unbind(1)
+    centres = torch.stack([(x0 + x1) / 2 / width, (y0 + y1) / 2 / height], 1)
+    sides = torch.stack([(x1 - x0) / width, (y1 - y0) / height], 1)
     assert torch.allclose(torch.cat([centres, sides], 1), result.output.pred_boxes[0], rtol=1e-9, atol=1e-12)
 
 
@@ -390,7 +393,7 @@ def test_text_without_a_phrase() -> None:
 
 
 def test_picture_without_such_a_phrase() -> None:
-    """Of the second picture's text there is but one phrase."""
+    """Use a second text with a single phrase."""
     model, inputs = lively("GroundingDino"), make_inputs("GroundingDino")
     family, batch = find(model), to_batch(inputs)
     first, second = family.list_candidates(batch.run(family.wrap(model)), batch, 1)
@@ -439,20 +442,22 @@ def test_threshold_that_a_person_set() -> None:
 
 
 def save_tokenizer(folder: Path, *, is_bert: bool) -> None:
-    """Of words that are numbers: "w20" is 20."""
+    """Write a tokenizer whose words are numbers: "w20" is token 20."""
     tokenizers = pytest.importorskip("tokenizers")
-    named = (
+    special_tokens = (
         {101: "[CLS]", 102: "[SEP]", 1012: ".", 1029: "?", 0: "[PAD]"} if is_bert else {58: "<s>", 59: "</s>", 0: "!"}
     )
-    words = {named.get(index, f"w{index}"): index for index in range(1100 if is_bert else 60)}
+    words = {special_tokens.get(index, f"w{index}"): index for index in range(1100 if is_bert else 60)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     first, last = ("[CLS]", "[SEP]") if is_bert else ("<s>", "</s>")
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{first} $A {last}", special_tokens=[(first, words[first]), (last, words[last])]
     )
-    made = T.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=named[0], bos_token=first, eos_token=last)
-    made.save_pretrained(folder)
+    tokenizer_fast = T.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=special_tokens[0], bos_token=first, eos_token=last
+    )
+    tokenizer_fast.save_pretrained(folder)
 
 
 def load(kind: str, folder: Path) -> nn.Module:

@@ -31,7 +31,7 @@ def model() -> Any:
 
 
 def look(model: Any, pictures: Tensor) -> tuple[Tensor, Tensor]:
-    """What the last stage gives, and the cosines, by the model's own pass alone."""
+    """Return the output of the last stage and the cosines, from the model's own forward pass."""
     results: list[Tensor] = []
     handle = model.visual.layer4.register_forward_hook(lambda *args: results.append(args[2]))
     vectors = model.encode_image(pictures.clone().requires_grad_())
@@ -91,24 +91,24 @@ def test_what_somebody_does_to_the_gradients_is_heeded(model: Any) -> None:
     def doubled(pool: Any, at_inputs: tuple[Tensor, ...], _: Any) -> tuple[Tensor, ...]:
         return (2 * at_inputs[0], *at_inputs[1:])
 
-    how: Any = {"evidence": "signed", "target": Text(SENTENCES)}
-    plain = gradcam.explain(model, PICTURES, **how).maps
+    options: Any = {"evidence": "signed", "target": Text(SENTENCES)}
+    plain = gradcam.explain(model, PICTURES, **options).maps
     model.visual.attnpool.register_full_backward_hook(doubled)
-    torch.testing.assert_close(gradcam.explain(model, PICTURES, **how).maps, 2 * plain, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(gradcam.explain(model, PICTURES, **options).maps, 2 * plain, rtol=1e-6, atol=1e-7)
 
 
 def test_a_second_way_to_the_score_counts(model: Any) -> None:
-    """Of what the pool's input does elsewhere, the mean behind the pool would know nothing."""
-    pool, seen = model.visual.attnpool, []
-    pool.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    pool.register_forward_hook(lambda _, args, output: output + seen[-1].mean((1, 2, 3))[:, None])
+    """Check a second path to the score: the mean after the pool does not see other uses of the pool's input."""
+    pool, pool_inputs = model.visual.attnpool, []
+    pool.register_forward_pre_hook(lambda _, args: pool_inputs.append(args[0]))
+    pool.register_forward_hook(lambda _, args, output: output + pool_inputs[-1].mean((1, 2, 3))[:, None])
     assert_exact(model)
 
 
 def test_second_derivatives_are_those_of_the_pool(model: Any) -> None:
-    how: Any = {"method": "shapleycam", "evidence": "signed"}
-    explanation = gradcam.explain(model, PICTURES, "visual.layer4", target=Text(SENTENCES[:2]), **how)
-    plain = gradcam.explain(Unknown(model), PICTURES, "inner.visual.layer4", target=score_two, **how)
+    options: Any = {"method": "shapleycam", "evidence": "signed"}
+    explanation = gradcam.explain(model, PICTURES, "visual.layer4", target=Text(SENTENCES[:2]), **options)
+    plain = gradcam.explain(Unknown(model), PICTURES, "inner.visual.layer4", target=score_two, **options)
     torch.testing.assert_close(explanation.maps, plain.maps, rtol=1e-5, atol=1e-6 * plain.maps.abs().max().item())
 
 
@@ -137,15 +137,15 @@ def only_cells(pool: Any, grid: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("is_patched", [True, False])
-@pytest.mark.parametrize("other", [only_cells, lambda pool, grid: pool.c_proj(pool.v_proj(grid.mean((2, 3))))])
+@pytest.mark.parametrize("replacement", [only_cells, lambda pool, grid: pool.c_proj(pool.v_proj(grid.mean((2, 3))))])
 def test_a_pool_that_does_something_else_stays_as_it_is(
-    model: Any, other: Callable[[Any, Tensor], Tensor], is_patched: bool
+    model: Any, replacement: Callable[[Any, Tensor], Tensor], is_patched: bool
 ) -> None:
     pool = model.visual.attnpool
     if is_patched:
-        pool.forward = lambda grid: other(pool, grid)
+        pool.forward = lambda grid: replacement(pool, grid)
     else:
-        pool.__class__ = type("OtherPool", (type(pool),), {"forward": other})
+        pool.__class__ = type("OtherPool", (type(pool),), {"forward": replacement})
     assert_exact(model)
 
 

@@ -46,7 +46,7 @@ def place_by_hand(heatmap: Tensor) -> tuple[int, int]:
 
 
 class Watch:
-    """What Keypoint R-CNN's predictor of heatmaps gave in its last run; or gets, where `instead` is given."""
+    """Record the heatmaps of Keypoint R-CNN's predictor, or replace them with the result of `instead`."""
 
     def __init__(self, model: Any, instead: Callable[[Tensor], Tensor] | None = None) -> None:
         self.heatmaps, self.instead = torch.empty(0), instead
@@ -60,14 +60,14 @@ class Watch:
 def explain_boxes(model: nn.Module, pictures: Sequence[Tensor], numbers: Sequence[int], axis: Any, box: int) -> ByHand:
     watch = Watch(model)
 
-    def read(output: Any, seen: object) -> list[list[Tensor]]:
+    def read(output: Any, run_values: object) -> list[list[Tensor]]:
         scores, begin = [], 0
         for results in output:
-            left, top, right, bottom = results["boxes"][box].tolist()
+            x0, y0, x1, y1 = results["boxes"][box].tolist()
             scores.append([])
             for number in numbers:
                 heatmap = watch.heatmaps[begin + box, number]
-                start, end, count = (left, right, heatmap.shape[1]) if axis == "x" else (top, bottom, heatmap.shape[0])
+                start, end, count = (x0, x1, heatmap.shape[1]) if axis == "x" else (y0, y1, heatmap.shape[0])
                 step = (end - start) / count
                 scores[-1].append(measure_by_hand(heatmap, axis, start + step / 2, step))
             begin += len(results["boxes"])
@@ -82,14 +82,14 @@ def explain_boxes(model: nn.Module, pictures: Sequence[Tensor], numbers: Sequenc
 @AXES
 @pytest.mark.parametrize("box", [0, 4])
 def test_keypoints_in_boxes(axis: str | None, box: int) -> None:
-    """Of two pictures of different sizes in one batch."""
+    """Use two images of different sizes in one batch."""
     model, pictures = make_detector("keypointrcnn"), make_pictures()
     explanation = gradcam.explain(model, pictures, target=Keypoint([2, 0], axis, box=box))
     expected = explain_boxes(model, pictures, [2, 0], axis, box)
     assert (explanation.layer, explanation.method) == ("backbone", "hirescam")
-    assert any(item.any() for own in expected.maps for item in own)
-    for i, own in enumerate(expected.maps):
-        for k, entry in enumerate(own):
+    assert any(item.any() for image_maps in expected.maps for item in image_maps)
+    for i, image_maps in enumerate(expected.maps):
+        for k, entry in enumerate(image_maps):
             assert explanation.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=TOLERANCE)
             np.testing.assert_allclose(explanation.maps[i, k].numpy(), entry, rtol=0, atol=TOLERANCE * entry.max())
             heatmap = expected.heatmaps[i][k]
@@ -102,25 +102,28 @@ def test_what_each_map_is_of() -> None:
     output = model(pictures)
     begins = [0, len(output[0]["boxes"])]
     explanation = gradcam.explain(model, pictures, target=Keypoint(all, box=1))
-    for i, own in enumerate(explanation.instances or ()):
-        assert [item.number for item in own] == [0, 1, 2]
-        left, top, right, bottom = output[i]["boxes"][1].tolist()
-        for entry in own:
+    for i, instances in enumerate(explanation.instances or ()):
+        assert [item.number for item in instances] == [0, 1, 2]
+        x0, y0, x1, y1 = output[i]["boxes"][1].tolist()
+        for entry in instances:
             heatmap = watch.heatmaps[begins[i] + 1, entry.number]
             across, down = place_by_hand(heatmap)
             rows, columns = heatmap.shape
-            point = (left + (across + 0.5) * (right - left) / columns, top + (down + 0.5) * (bottom - top) / rows)
+            point = (x0 + (across + 0.5) * (x1 - x0) / columns, y0 + (down + 0.5) * (y1 - y0) / rows)
             assert (entry.kind, entry.name, entry.index) == ("keypoint", f"keypoint {entry.number}", None)
-            assert entry.box == pytest.approx((left, top, right, bottom))
+            assert entry.box == pytest.approx((x0, y0, x1, y1))
             assert entry.point == pytest.approx(point)
             assert entry.score == pytest.approx(output[i]["scores"][1].item())
-    named = gradcam.explain(model, pictures, target=Keypoint(1, "y"))
-    assert [own[0].name for own in named.instances or ()] == ["keypoint 1, y"] * 2
+    explanation_of_y = gradcam.explain(model, pictures, target=Keypoint(1, "y"))
+    assert [instances[0].name for instances in explanation_of_y.instances or ()] == ["keypoint 1, y"] * 2
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])
 def test_places_are_those_of_torchvision(axis: str) -> None:
-    """Where a heatmap is a bell, the keypoint that the model gives is at its top, and so is the mean."""
+    """Check the keypoint against torchvision's.
+
+    For a bell-shaped heatmap, its maximum and its mean are in the same place.
+    """
     model, pictures = make_detector("keypointrcnn"), make_pictures()
 
     def put(output: Tensor) -> Tensor:
@@ -135,19 +138,19 @@ def test_places_are_those_of_torchvision(axis: str) -> None:
     output = model(pictures)
     for box in (0, 3, 6):
         explanation = gradcam.explain(model, pictures, target=Keypoint(all, axis, box=box))
-        for i, own in enumerate(explanation.instances or ()):
-            left, top, right, bottom = output[i]["boxes"][box].tolist()
-            cells = (right - left) / watch.heatmaps.shape[3], (bottom - top) / watch.heatmaps.shape[2]
-            for item, score in zip(own, explanation.scores[i].tolist()):
+        for i, instances in enumerate(explanation.instances or ()):
+            x0, y0, x1, y1 = output[i]["boxes"][box].tolist()
+            cells = (x1 - x0) / watch.heatmaps.shape[3], (y1 - y0) / watch.heatmaps.shape[2]
+            for item, score in zip(instances, explanation.scores[i].tolist()):
                 point = output[i]["keypoints"][box, item.number, :2].tolist()
                 assert item.point is not None
-                # The model looks for the top on whole pixels of what it makes of the picture.
+                # The model searches the maximum on whole pixels of its upsampled heatmap.
                 assert all(abs(item.point[k] - point[k]) <= cells[k] / 2 + 0.5 for k in (0, 1))
                 assert score == pytest.approx(item.point["xy".index(axis)], abs=cells["xy".index(axis)] / 20)
 
 
 def test_the_same_person_in_another_output() -> None:
-    """What runs the model again looks for the box that is most alike and sure; without one, the point is in its middle."""
+    """Check that the most similar high-scoring box is used in another output, and the box's centre if there is none."""
     model, pictures = make_detector("keypointrcnn"), make_pictures()
     batch = to_batch(pictures)
     watch = Watch(model)
@@ -158,8 +161,8 @@ def test_the_same_person_in_another_output() -> None:
         again = first.target.score(bound.model(changed), 2)
         begin = 0
         for i, actual in enumerate(model(changed)):
-            left, top, right, bottom = first.instances[i][0].box
-            alike = overlap(actual["boxes"], (left, top, right, bottom)) * actual["scores"]
+            x0, y0, x1, y1 = first.instances[i][0].box
+            alike = overlap(actual["boxes"], (x0, y0, x1, y1)) * actual["scores"]
             best = int(alike.argmax())
             begin, end, heatmap = begin, begin + len(alike), watch.heatmaps[begin + best, 1]
             start, stop = actual["boxes"][best, [0, 2]].tolist()
@@ -167,12 +170,12 @@ def test_the_same_person_in_another_output() -> None:
             expected = measure_by_hand(heatmap, axis, start + step / 2, step)
             assert float(again.values[i, 0].detach()) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
             begin = end
-        model.roi_heads.score_thresh, kept = 1.0, model.roi_heads.score_thresh
+        model.roi_heads.score_thresh, threshold = 1.0, model.roi_heads.score_thresh
         nothing = first.target.score(bound.model(pictures), 2)
-        model.roi_heads.score_thresh = kept
-        for i, own in enumerate(first.instances):
-            left, _, right, _ = own[0].box
-            assert float(nothing.values[i, 0]) == pytest.approx(0.0 if axis is None else (left + right) / 2)
+        model.roi_heads.score_thresh = threshold
+        for i, instances in enumerate(first.instances):
+            x0, _, x1, _ = instances[0].box
+            assert float(nothing.values[i, 0]) == pytest.approx(0.0 if axis is None else (x0 + x1) / 2)
 
 
 def test_a_painted_square_in_a_box() -> None:
@@ -180,9 +183,9 @@ def test_a_painted_square_in_a_box() -> None:
     model = make_detector("keypointrcnn", is_plain=True)
     pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
     squares = ((34, 26, 42, 34), (20, 30, 28, 38))
-    for picture, (left, top, right, bottom) in zip(pictures, squares):
-        picture[:, top:bottom, left:right] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
-    for i, (left, top, right, bottom) in enumerate(squares):
+    for picture, (x0, y0, x1, y1) in zip(pictures, squares):
+        picture[:, y0:y1, x0:x1] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
+    for i, (x0, y0, x1, y1) in enumerate(squares):
         boxes = model([pictures[i]])[0]["boxes"].detach()
         box = int(overlap(boxes, squares[i]).argmax())
         explanation = gradcam.explain(model, [pictures[i]], target=Keypoint(all, "x", box=box), evidence="signed")
@@ -191,8 +194,8 @@ def test_a_painted_square_in_a_box() -> None:
             assert energy.any()
             down, across = (energy.sum(axis) for axis in (1, 0))
             centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]
-            assert left - 3 < centre[0] < right + 3
-            assert top - 3 < centre[1] < bottom + 3
+            assert x0 - 3 < centre[0] < x1 + 3
+            assert y0 - 3 < centre[1] < y1 + 3
 
 
 # ViTPose: heatmaps over the picture
@@ -224,13 +227,13 @@ def make_people(images: int = 2) -> Tensor:
 @AXES
 @pytest.mark.parametrize("kind", ["simple", "classic", "levels"])
 def test_keypoints_over_pictures(kind: str, axis: str | None) -> None:
-    """Of two pictures in one batch; with several levels, of which the head reads the last."""
+    """Use two images in one batch. If there are several levels, the head reads the last."""
     model = make_vitpose(classic=kind == "classic", **({"out_indices": [1, 3]} if kind == "levels" else {}))
-    pictures, seen = make_people(), []
+    pictures, activations = make_people(), []
     explanation = gradcam.explain(model, pictures, target=Keypoint([3, 1], axis), evidence="signed")
     assert explanation.layer == ("backbone.layernorm#1" if kind == "levels" else "backbone.layernorm")
     assert explanation.method == "hirescam"
-    handle = model.backbone.layernorm.register_forward_hook(lambda module, args, output: seen.append(output))
+    handle = model.backbone.layernorm.register_forward_hook(lambda module, args, output: activations.append(output))
     heatmaps = model(pictures).heatmaps
     handle.remove()
     for i in range(2):
@@ -238,8 +241,8 @@ def test_keypoints_over_pictures(kind: str, axis: str | None) -> None:
             heatmap = heatmaps[i, number]
             side, count = (WIDTH, heatmap.shape[1]) if axis == "x" else (HEIGHT, heatmap.shape[0])
             score = measure_by_hand(heatmap, axis, 0.5, (side - 1) / (count - 1), 0.05)
-            (gradient,) = torch.autograd.grad(score, seen[-1], retain_graph=True)
-            cells = [float(g @ a) for g, a in zip(gradient[i].detach(), seen[-1][i].detach())]
+            (gradient,) = torch.autograd.grad(score, activations[-1], retain_graph=True)
+            cells = [float(g @ a) for g, a in zip(gradient[i].detach(), activations[-1][i].detach())]
             expected = np.array(cells).reshape(HEIGHT // 8, WIDTH // 8)
             assert abs(expected).max() > 0
             assert explanation.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
@@ -259,7 +262,7 @@ def put_bells(model: Any, places: Sequence[tuple[int, int]], height: float = 1.0
 
 
 def test_places_are_those_of_vitpose() -> None:
-    """As its processor puts them: of a crop that is the whole picture."""
+    """Compare with the processor of ViTPose, for a crop that is the whole image."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("scipy")
     model, places = make_vitpose(), [(2, 2), (5, 9), (3, 5), (5, 2)]
@@ -274,11 +277,11 @@ def test_places_are_those_of_vitpose() -> None:
     for axis in ("x", "y"):
         explained = gradcam.explain(model, pictures, target=Keypoint(all, axis))
         for k, instance in enumerate((explained.instances or ())[0]):
-            side, own = (WIDTH, 0) if axis == "x" else (HEIGHT, 1)
+            side, coordinate = (WIDTH, 0) if axis == "x" else (HEIGHT, 1)
             # It counts from the picture's edges, from 0 to its size, what lies between the centres of the outermost pixels.
-            expected = 0.5 + float(points[k, own]) * (side - 1) / side
+            expected = 0.5 + float(points[k, coordinate]) * (side - 1) / side
             assert instance.point is not None
-            assert instance.point[own] == pytest.approx(expected, abs=0.15)
+            assert instance.point[coordinate] == pytest.approx(expected, abs=0.15)
             assert explained.scores[0, k].item() == pytest.approx(expected, abs=0.15)
             assert instance.score == pytest.approx(1.0, abs=1e-3)
 
@@ -344,18 +347,18 @@ class Plain(nn.Module):
     ids=["tensor", "dict", "object"],
 )
 def test_heatmaps_of_any_model(wrap: Callable[[Tensor], Any], axis: str | None) -> None:
-    model, pictures, seen = Plain(wrap), make_people(), []
+    model, pictures, activations = Plain(wrap), make_people(), []
     explanation = gradcam.explain(model, pictures, "body", target=Keypoint([1, 2], axis), evidence="signed")
     assert explanation.method == "hirescam"
-    model.body.register_forward_hook(lambda module, args, output: seen.append(output))
+    model.body.register_forward_hook(lambda module, args, output: activations.append(output))
     model.wrap = lambda item: item
     heatmaps = model(pictures)
     for i in range(2):
         for k, number in enumerate((1, 2)):
             heatmap = heatmaps[i, number]
             score = measure_by_hand(heatmap, axis, 2.0, 4.0)
-            (gradient,) = torch.autograd.grad(score, seen[0], retain_graph=True)
-            expected = (gradient[i] * seen[0][i]).sum(0).detach().numpy()
+            (gradient,) = torch.autograd.grad(score, activations[0], retain_graph=True)
+            expected = (gradient[i] * activations[0][i]).sum(0).detach().numpy()
             assert explanation.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
             tolerance = TOLERANCE * abs(expected).max()
             np.testing.assert_allclose(explanation.maps[i, k].numpy(), expected, rtol=0, atol=tolerance)

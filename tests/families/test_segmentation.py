@@ -23,10 +23,10 @@ CLASSES = 4
 LABELS = {0: "background", 1: "cat", 2: "dog", 3: "red fox"}
 
 
-def first(given: Any) -> Tensor:
+def first(value: Any) -> Tensor:
     """The tensor that a layer gives, alone or before others."""
-    given = getattr(given, "last_hidden_state", given)
-    return given[0] if isinstance(given, tuple) else given
+    value = getattr(value, "last_hidden_state", value)
+    return value[0] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def smp_model(name: str, encoder: str, **options: Any) -> Callable[[], nn.Module
 def hf_model(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         transformers = pytest.importorskip("transformers")
-        made = {key: value(transformers) if callable(value) else value for key, value in options.items()}
-        return getattr(transformers, name)(getattr(transformers, config)(id2label=LABELS, **made))
+        keywords = {key: value(transformers) if callable(value) else value for key, value in options.items()}
+        return getattr(transformers, name)(getattr(transformers, config)(id2label=LABELS, **keywords))
 
     return build
 
@@ -238,9 +238,9 @@ def run(name: str, pictures: Tensor) -> Any:
 
 def by_hand(name: str, pictures: Tensor, index: int, box: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Scores (N,), the last stage and its gradient (N,C,h,w), by a plain hook and autograd through everything."""
-    case, kept = CASES[name], []
+    case, activations = CASES[name], []
     module = case.find_layer(model_of(name))[1]
-    handle = module.register_forward_hook(lambda *it: kept.append(case.pick(it[2])))
+    handle = module.register_forward_hook(lambda *hook_args: activations.append(case.pick(hook_args[2])))
     try:
         output = run(name, pictures)
     finally:
@@ -248,8 +248,8 @@ def by_hand(name: str, pictures: Tensor, index: int, box: Sequence[int]) -> tupl
     large = interpolate(case.logits(output), size=case.size, mode="bilinear", align_corners=False)
     left, top, right, bottom = box
     scores = large[:, index, top:bottom, left:right].mean((1, 2))
-    (gradient,) = torch.autograd.grad(scores.sum(), kept[0])
-    return scores.detach(), case.grid(kept[0]).detach(), case.grid(gradient)
+    (gradient,) = torch.autograd.grad(scores.sum(), activations[0])
+    return scores.detach(), case.grid(activations[0]).detach(), case.grid(gradient)
 
 
 def noise(name: str, images: int = 1) -> Tensor:
@@ -328,12 +328,12 @@ def test_predicted_masks_are_those_of_the_models_own_postprocessing(name: str):
     with torch.no_grad():
         output = run(name, pictures)
     postprocess = getattr(transformers, CASES[name].processor).post_process_semantic_segmentation
-    own = postprocess(None, output, target_sizes=[CASES[name].size] * 2)
-    assert any(len(actual.unique()) > 1 for actual in own)
-    for i, actual in enumerate(own):
-        there = sorted({*actual.flatten().tolist()})
-        explanation = gradcam.explain(model_of(name), inputs_of(name, pictures[i : i + 1]), target=Mask(there))
-        assert [instance.index for instance in explanation.instances[0]] == there
+    predicted_masks = postprocess(None, output, target_sizes=[CASES[name].size] * 2)
+    assert any(len(actual.unique()) > 1 for actual in predicted_masks)
+    for i, actual in enumerate(predicted_masks):
+        classes = sorted({*actual.flatten().tolist()})
+        explanation = gradcam.explain(model_of(name), inputs_of(name, pictures[i : i + 1]), target=Mask(classes))
+        assert [instance.index for instance in explanation.instances[0]] == classes
         for instance in explanation.instances[0]:
             assert torch.equal(instance.mask, actual == instance.index)
             assert instance.name == LABELS[instance.index]

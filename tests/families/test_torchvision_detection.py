@@ -38,14 +38,14 @@ def detector(request: pytest.FixtureRequest) -> nn.Module:
     return make_detector(request.param)
 
 
-def assert_maps(found: gradcam.Explanation, expected: ByHand) -> None:
-    assert any(item.any() for own in expected.maps for item in own)
-    for i, own in enumerate(expected.maps):
-        for k, entry in enumerate(own):
-            assert found.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=1e-6)
-            np.testing.assert_allclose(found.maps[i, k].numpy(), entry, rtol=0, atol=TOLERANCE * entry.max())
+def assert_maps(explanation: gradcam.Explanation, expected: ByHand) -> None:
+    assert any(item.any() for image_maps in expected.maps for item in image_maps)
+    for i, image_maps in enumerate(expected.maps):
+        for k, entry in enumerate(image_maps):
+            assert explanation.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=1e-6)
+            np.testing.assert_allclose(explanation.maps[i, k].numpy(), entry, rtol=0, atol=TOLERANCE * entry.max())
             heatmap = expected.heatmaps[i][k]
-            np.testing.assert_allclose(found.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(explanation.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
 
 
 def scores_of(numbers: Sequence[int]) -> Any:
@@ -62,13 +62,13 @@ def test_every_model_has_its_reader(name: str) -> None:
 
 
 def test_scores_of_boxes(detector: nn.Module) -> None:
-    """Of pictures of two sizes, none of which fills what the model makes of them."""
+    """Use two images of different sizes, both smaller than the canvas that the model pads them to."""
     pictures = make_pictures()
     explanation = gradcam.explain(detector, pictures, target=Box([0, 2, 5]))
     assert (explanation.layer, explanation.method) == ("backbone", "hirescam")
     assert_maps(explanation, explain_by_hand(detector, pictures, scores_of([0, 2, 5])))
-    for own, output in zip(explanation.instances or (), detector(pictures)):
-        for instance, k in zip(own, (0, 2, 5)):
+    for instances, output in zip(explanation.instances or (), detector(pictures)):
+        for instance, k in zip(instances, (0, 2, 5)):
             assert (instance.kind, instance.number, instance.index) == ("box", k, int(output["labels"][k]))
             assert instance.box == pytest.approx(output["boxes"][k].tolist())
             assert instance.score == pytest.approx(output["scores"][k].item())
@@ -83,19 +83,19 @@ def test_where_an_edge_is(detector: nn.Module) -> None:
         )
         explanation = gradcam.explain(detector, pictures, target=Box(range(4), edge=edge))
         assert_maps(explanation, expected)
-        moved += sum(bool(item.any()) for own in expected.maps for item in own)
+        moved += sum(bool(item.any()) for image_maps in expected.maps for item in image_maps)
     assert moved > 4  # others stand at the picture's border
 
 
 def missed(model: nn.Module, pictures: Sequence[Tensor], label: int | None) -> Any:
-    def read(output: Any, seen: Seen) -> list[list[Tensor]]:
+    def read(output: Any, run_values: Seen) -> list[list[Tensor]]:
         first = 0 if "RetinaNet" in type(model).__name__ or "FCOS" in type(model).__name__ else 1
         values = []
-        for boxes, scores in weigh_by_hand(model, seen, pictures):
+        for boxes, scores in weigh_by_hand(model, run_values, pictures):
             best = scores[:, first:].argmax(1) + first
-            chosen = best if label is None else torch.full_like(best, label)
+            labels = best if label is None else torch.full_like(best, label)
             rows = torch.arange(len(scores))
-            values.append([(scores[rows, chosen] * overlap(boxes[rows, chosen], PLACE)).max()])
+            values.append([(scores[rows, labels] * overlap(boxes[rows, labels], PLACE)).max()])
         return values
 
     return read
@@ -217,16 +217,16 @@ def test_the_map_lies_on_a_painted_square(kind: str) -> None:
     detector = make_detector(kind, is_plain=True)
     pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
     squares = ((34, 26, 42, 34), (20, 30, 28, 38))
-    for picture, (left, top, right, bottom) in zip(pictures, squares):
-        picture[:, top:bottom, left:right] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
+    for picture, (x0, y0, x1, y1) in zip(pictures, squares):
+        picture[:, y0:y1, x0:x1] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
     target = MissedBox([tuple(map(float, square)) for square in squares])
     explanation = gradcam.explain(detector, pictures, target=target, evidence="signed")
-    for i, (left, top, right, bottom) in enumerate(squares):
+    for i, (x0, y0, x1, y1) in enumerate(squares):
         energy = explanation.heatmaps[i][i].abs().double()
         assert energy.any()
         down, across = (energy.sum(axis) for axis in (1, 0))
         centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]
-        print("CEN", centre, energy[top - 8 : bottom + 8, left - 8 : right + 8].sum() / energy.sum())
-        assert left - 2 < centre[0] < right + 2
-        assert top - 2 < centre[1] < bottom + 2
-        assert energy[top - 8 : bottom + 8, left - 8 : right + 8].sum() > 0.75 * energy.sum()
+        print("CEN", centre, energy[y0 - 8 : y1 + 8, x0 - 8 : x1 + 8].sum() / energy.sum())
+        assert x0 - 2 < centre[0] < x1 + 2
+        assert y0 - 2 < centre[1] < y1 + 2
+        assert energy[y0 - 8 : y1 + 8, x0 - 8 : x1 + 8].sum() > 0.75 * energy.sum()

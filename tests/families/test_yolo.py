@@ -93,40 +93,42 @@ def test_boxes_are_those_of_ultralytics(ultralytics: Any, head: str, end_to_end:
     for threshold in (0.25, middle):
         find(model).set_threshold(threshold)
         actual, expected = read(model, pictures), suppress(model, model(pictures), threshold)
-        for own, rows in zip(actual, expected, strict=True):
+        for image_detections, rows in zip(actual, expected, strict=True):
             assert len(rows) > 0
-            assert torch.equal(own.labels, rows[:, 5].long())
-            assert torch.allclose(own.scores, rows[:, 4].double(), rtol=1e-6)
-            assert torch.allclose(own.boxes, rows[:, :4].double(), rtol=1e-6, atol=1e-4)
-    assert sum(len(own.scores) for own in actual) < sum(len(own.scores) for own in everything)
+            assert torch.equal(image_detections.labels, rows[:, 5].long())
+            assert torch.allclose(image_detections.scores, rows[:, 4].double(), rtol=1e-6)
+            assert torch.allclose(image_detections.boxes, rows[:, :4].double(), rtol=1e-6, atol=1e-4)
+    assert sum(len(image_detections.scores) for image_detections in actual) < sum(
+        len(image_detections.scores) for image_detections in everything
+    )
 
 
 def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[Tensor, Tensor]]]:
     """For each picture the score and the corners of each box with their graph: the candidate that has the score which
     ultralytics itself says."""
     rows, actual = tensors(output)[0], []
-    for i, kept in enumerate(suppress(model, output, threshold)):
-        own = []
-        for *_, score, label in kept[:, :6].tolist():
+    for i, image_boxes in enumerate(suppress(model, output, threshold)):
+        candidates = []
+        for *_, score, label in image_boxes[:, :6].tolist():
             if model.model[-1].end2end:
                 row = rows[i, int((rows[i, :, 4] - score).abs().argmin())]
-                own.append((row[4], row[:4]))
+                candidates.append((row[4], row[:4]))
             else:
                 place = int((rows[i, 4 + int(label)] - score).abs().argmin())
                 x, y, width, height = rows[i, :4, place]
                 corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2])
-                own.append((rows[i, 4 + int(label), place], corners))
-        actual.append(own)
+                candidates.append((rows[i, 4 + int(label), place], corners))
+        actual.append(candidates)
     return actual
 
 
 def by_hand(model: Any, pictures: Tensor, number: int, edge: int | None, run: Callable[[Tensor], Any]) -> Tensor:
     """relu(sum over channels of gradient x activation) at each level that the head reads, resized and added."""
-    taken: list[Tensor] = []
+    level_outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        taken.append(output.clone())
-        return taken[-1]
+        level_outputs.append(output.clone())
+        return level_outputs[-1]
 
     handles = [model.model[index].register_forward_hook(keep) for index in sorted(model.model[-1].f)]
     try:
@@ -135,10 +137,10 @@ def by_hand(model: Any, pictures: Tensor, number: int, edge: int | None, run: Ca
         for handle in handles:
             handle.remove()
     maps = []
-    for i, own in enumerate(list_by_hand(model, output, 0.25)):
-        value = own[number][0] if edge is None else own[number][1][edge]
-        gradients = torch.autograd.grad(value, taken, retain_graph=True, allow_unused=True)
-        levels = [(a * g)[i].sum(0).relu() for a, g in zip(taken, gradients) if g is not None]
+    for i, candidates in enumerate(list_by_hand(model, output, 0.25)):
+        value = candidates[number][0] if edge is None else candidates[number][1][edge]
+        gradients = torch.autograd.grad(value, level_outputs, retain_graph=True, allow_unused=True)
+        levels = [(a * g)[i].sum(0).relu() for a, g in zip(level_outputs, gradients) if g is not None]
         finest = (SIZE[0] // 8, SIZE[1] // 8)
         maps.append(
             torch.cat([interpolate(level[None, None], finest, mode="bicubic").clamp(min=0) for level in levels]).sum(
@@ -213,7 +215,10 @@ def test_model_is_as_before(ultralytics: Any) -> None:
     before = (head.shape, head.anchors, head.strides)
     assert head.anchors.is_inference()
     explain(model, pictures, Box(0))
-    assert all(one is other for one, other in zip(before, (head.shape, head.anchors, head.strides), strict=True))
+    assert all(
+        before_value is after_value
+        for before_value, after_value in zip(before, (head.shape, head.anchors, head.strides), strict=True)
+    )
     head.shape = None
     output = tensors(model(pictures.requires_grad_()))[0]
     assert torch.autograd.grad(output.sum(), pictures, allow_unused=True) == (None,)
@@ -230,8 +235,11 @@ def test_head_that_has_not_run_has_no_cache_then(ultralytics: Any) -> None:
 @pytest.mark.parametrize("label", [None, 2])
 @pytest.mark.parametrize("head", ["Detect", "v10Detect"])
 def test_candidates_are_all_that_the_head_has(ultralytics: Any, head: str, label: int | None) -> None:
-    """Of the branch that boxes are taken of: without suppression the one head gives them all; the other, once its
-    branches are alike, gives the same as without the choice of 300."""
+    """Check the candidates of both heads.
+
+    Without suppression, the one-to-many head returns them all. With equal branches, the one-to-one head returns the
+    same, without the limit of 300.
+    """
     model, pictures = build(head), make_pictures()
     family, batch = find(model), to_batch(pictures)
     x, y, width, height, *scores = tensors(model(pictures))[0].unbind(1)
@@ -252,8 +260,8 @@ def test_candidates_are_all_that_the_head_has(ultralytics: Any, head: str, label
 def test_missed_box(ultralytics: Any) -> None:
     """The largest product of score and overlap, by a loop."""
     model, pictures = build(), make_pictures()
-    wanted = (20, 10, 70, 50)
-    explanation = explain(model, pictures, MissedBox(wanted, 1))
+    box = (20, 10, 70, 50)
+    explanation = explain(model, pictures, MissedBox(box, 1))
     rows = tensors(model(pictures))[0]
     for i in range(2):
         best = 0.0
@@ -286,13 +294,13 @@ def test_painted_square_is_where_it_was_painted(ultralytics: Any) -> None:
     begin, end = round(left + 30 * scale), round(left + 70 * scale)
     layers = find(model).own_layers
     target = MissedBox((begin, first, end, last))
-    for chosen in (layers, *([layer] for layer in layers)):
-        explanation = gradcam.explain(model, pictures, layers=chosen, join="sum", target=target, method=altered)
+    for target_layers in (layers, *([layer] for layer in layers)):
+        explanation = gradcam.explain(model, pictures, layers=target_layers, join="sum", target=target, method=altered)
         energy = explanation.heatmaps[1, 0].square()
         down, across = divmod(int(energy.argmax()), 256)
         assert first < down < last
         assert begin < across < end
-        if chosen != layers[-1:]:  # which has pooled over all of the picture
+        if target_layers != layers[-1:]:  # which has pooled over all of the picture
             assert energy[first - 32 : last + 32, begin - 32 : end + 32].sum() > 0.9 * energy.sum()
 
 

@@ -56,7 +56,7 @@ def test_colours_are_stretched_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "shown", "note"),
+    ("channels", "expected", "note"),
     [
         (1, [[[51, 51, 51]]], None),
         (2, [[[51, 51, 51]]], "showing channel 1 of 2"),
@@ -64,10 +64,10 @@ def test_colours_are_stretched_together() -> None:
         (5, [[[51, 102, 153]]], "showing channels 1 to 3 of 5"),
     ],
 )
-def test_the_first_channels_are_shown(channels: int, shown: list[list[list[int]]], note: str | None) -> None:
+def test_the_first_channels_are_shown(channels: int, expected: list[list[list[int]]], note: str | None) -> None:
     values = np.array([[[51, 102, 153, 0, 255]]], np.uint8)[..., :channels]
     picture, actual = show(values)
-    np.testing.assert_array_equal(picture, shown)
+    np.testing.assert_array_equal(picture, expected)
     assert actual == note
 
 

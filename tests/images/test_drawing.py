@@ -149,7 +149,7 @@ def test_a_heatmap_may_be_in_half_precision(dtype: torch.dtype) -> None:
 
 
 def centre_of_heat(heat: np.ndarray, region: tuple[int, int, int, int]) -> tuple[float, float]:
-    """Where an overlay is opaque: the centre of mass, in pixels of a picture of 200 x 300, from its top left corner."""
+    """Return the centre of mass of the opaque part of an overlay: pixels from the top left corner of a 200 x 300 image."""
     white, black = np.full((200, 300, 3), 255, np.uint8), np.zeros((200, 300, 3), np.uint8)
     through = gradcam.overlay(white, heat, region=region).astype(int) - gradcam.overlay(black, heat, region=region)
     opacity = 255 - through[..., 0]
@@ -206,7 +206,7 @@ def test_rounding_errors_beyond_the_range_are_cut_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heatmap", "what"),
+    ("heatmap", "message"),
     [
         (np.full((7, 7), np.nan), "nan"),
         (np.array([[0.5, np.nan]]), "nan"),
@@ -225,8 +225,8 @@ def test_rounding_errors_beyond_the_range_are_cut_off() -> None:
         (None, "expected one map"),
     ],
 )
-def test_a_heatmap_of_another_form_is_refused(heatmap: object, what: str) -> None:
-    with pytest.raises(ImageError, match=what):
+def test_a_heatmap_of_another_form_is_refused(heatmap: object, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
         gradcam.overlay(PICTURE, heatmap)
 
 

@@ -336,7 +336,7 @@ def test_a_grey_tiff_is_upright(tmp_path: Path, number: int) -> None:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "dtype"),
     [
         (np.array([[0, 1, 65535]], np.uint16), np.uint16),
         (np.array([[-32768, 1, 32767]], np.int16), np.int32),
@@ -344,10 +344,10 @@ def test_a_grey_tiff_is_upright(tmp_path: Path, number: int) -> None:
         (np.array([[-1.5, 0, 1e30]], np.float32), np.float32),
     ],
 )
-def test_single_channels_keep_their_values(tmp_path: Path, values: np.ndarray, found: type, order: str) -> None:
+def test_single_channels_keep_their_values(tmp_path: Path, values: np.ndarray, dtype: type, order: str) -> None:
     (tmp_path / "a.tif").write_bytes(tiff(values, order=order))
     read = read_values(tmp_path / "a.tif")
-    assert read.dtype == found
+    assert read.dtype == dtype
     assert read.dtype.isnative
     np.testing.assert_array_equal(read, values)
 
@@ -388,15 +388,17 @@ def test_deep_colours_that_opencv_does_not_decode_are_refused(tmp_path: Path, mo
     import cv2
 
     (tmp_path / "a.tif").write_bytes(tiff(DEEP, photometric=2))
-    for found in (None, DEEP.astype(np.uint8), DEEP[..., 0]):
-        monkeypatch.setattr(cv2, "imdecode", lambda *args, found=found: found)
+    for decoded in (None, DEEP.astype(np.uint8), DEEP[..., 0]):
+        monkeypatch.setattr(cv2, "imdecode", lambda *args, decoded=decoded: decoded)
         refuse(tmp_path / "a.tif", "has 16-bit channels that cannot be decoded: save it as PNG")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kept", [0.5, 0.95])
+@pytest.mark.parametrize("fraction", [0.5, 0.95])
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_a_deep_picture_that_was_cut_off_is_refused(tmp_path: Path, channels: int, kept: float, suffix: str) -> None:
+def test_a_deep_picture_that_was_cut_off_is_refused(
+    tmp_path: Path, channels: int, fraction: float, suffix: str
+) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (40, 50, channels), dtype=np.uint16)
     if suffix == "png":
         rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
@@ -406,7 +408,7 @@ def test_a_deep_picture_that_was_cut_off_is_refused(tmp_path: Path, channels: in
     path = tmp_path / f"cut.{suffix}"
     path.write_bytes(data)
     assert read_values(path).shape[:2] == (40, 50)
-    path.write_bytes(data[: int(len(data) * kept)])
+    path.write_bytes(data[: int(len(data) * fraction)])
     refuse(path, "")
 
 
@@ -539,13 +541,13 @@ CUT = [
 
 
 @pytest.mark.parametrize(("suffix", "options"), CUT)
-@pytest.mark.parametrize("kept", [0.5, 0.95])
+@pytest.mark.parametrize("fraction", [0.5, 0.95])
 def test_a_picture_that_was_cut_off_is_refused(
-    tmp_path: Path, photo: Callable[[str], Path], suffix: str, options: dict[str, object], kept: float
+    tmp_path: Path, photo: Callable[[str], Path], suffix: str, options: dict[str, object], fraction: float
 ) -> None:
     path = save(tmp_path / f"cut.{suffix}", Image.open(photo(PHOTO)).reduce(4), **options)
     data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * kept)])
+    path.write_bytes(data[: int(len(data) * fraction)])
     refuse(path, "")
 
 
@@ -622,7 +624,7 @@ def test_reading_takes_no_more_memory_than_it_is_held_to(tmp_path: Path) -> None
     save(tmp_path / "first.png", BLOCKS.astype(np.uint8))
     command = [sys.executable, "-c", MEASURE, tmp_path / "first.png", paths[3], *paths]
     actual = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[2:])
-    item = {name: (taken - 40e6) / side**2 for name, taken in zip(EACH, actual)}
+    item = {name: (memory - 40e6) / side**2 for name, memory in zip(EACH, actual)}
     assert {name: round(entry, 1) for name, entry in item.items() if entry > EACH[name]} == {}
 
 
@@ -806,7 +808,7 @@ def test_a_view_of_a_larger_array_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "what"),
+    ("image", "message"),
     [
         (PIXELS.astype(np.float32), "float32 (2, 3, 3)"),
         (PIXELS.astype(np.int64), "int64 (2, 3, 3)"),
@@ -818,10 +820,10 @@ def test_a_view_of_a_larger_array_is_written(tmp_path: Path) -> None:
         (None, "NoneType"),
     ],
 )
-def test_what_is_no_rgb_array_is_not_written(tmp_path: Path, image: object, what: str) -> None:
+def test_what_is_no_rgb_array_is_not_written(tmp_path: Path, image: object, message: str) -> None:
     with pytest.raises(ImageError, match="expected an RGB array") as caught:
         gradcam.write_image(tmp_path / "a.png", image)
-    assert what in str(caught.value)
+    assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

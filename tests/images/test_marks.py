@@ -45,18 +45,18 @@ def bounds(where: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def plate_of(mark: Mark, picture: np.ndarray = GREY) -> tuple[int, int, int, int]:
-    """Where the label of a mark is: what differs from the mark without it."""
+    """Return the box of a mark's label: the pixels that differ from the same mark without a label."""
     bare = Mark(**{**vars(mark), "text": ""})
     return bounds(changed(draw_marks(picture, [bare]), draw_marks(picture, [mark])))
 
 
 def along(picture: np.ndarray, box: tuple[int, int, int, int], reach: int = 3) -> list[np.ndarray]:
     """The pixels across each of a box's four sides, at each place along it: (place, across, 3)."""
-    left, top, right, bottom = box
+    x0, y0, x1, y1 = box
     across = picture.transpose(1, 0, 2)
     return [
-        *(picture[top + 8 : bottom - 8, at - reach : at + reach] for at in (left, right)),
-        *(across[left + 8 : right - 8, at - reach : at + reach] for at in (top, bottom)),
+        *(picture[y0 + 8 : y1 - 8, at - reach : at + reach] for at in (x0, x1)),
+        *(across[x0 + 8 : x1 - 8, at - reach : at + reach] for at in (y0, y1)),
     ]
 
 
@@ -95,10 +95,10 @@ def test_lines_show_on_every_grey(number: int, weak: bool) -> None:
 
 def test_lines_run_along_the_boxs_sides_and_nothing_else_changes() -> None:
     for weak, width in ((False, STRONG), (True, WEAK)):
-        left, top, right, bottom = BOX
+        x0, y0, x1, y1 = BOX
         expected = np.zeros(SIZE, bool)
-        expected[top - width // 2 : bottom + width // 2, left - width // 2 : right + width // 2] = True
-        expected[top + width // 2 : bottom - width // 2, left + width // 2 : right - width // 2] = False
+        expected[y0 - width // 2 : y1 + width // 2, x0 - width // 2 : x1 + width // 2] = True
+        expected[y0 + width // 2 : y1 - width // 2, x0 + width // 2 : x1 - width // 2] = False
         np.testing.assert_array_equal(changed(GREY, draw_marks(GREY, [Mark(box=BOX, weak=weak)])), expected)
 
 
@@ -132,14 +132,14 @@ def test_what_is_outside_of_the_picture_is_cut() -> None:
 )
 @pytest.mark.parametrize("weak", [False, True])
 def test_boxes_without_an_area_show(box: tuple[float, ...], weak: bool) -> None:
-    left, top, right, bottom = bounds(changed(GREY, draw_marks(GREY, [Mark(box=box, weak=weak)])))
+    x0, y0, x1, y1 = bounds(changed(GREY, draw_marks(GREY, [Mark(box=box, weak=weak)])))
     width = WEAK if weak else STRONG
-    assert min(right - left, bottom - top) >= 2 * width + 2  # a frame with something in it
+    assert min(x1 - x0, y1 - y0) >= 2 * width + 2  # a frame with something in it
     near = [min(max(side, 0), size) for side, size in zip(box, (300, 200, 300, 200))]
-    assert left <= max(near[0], near[2]) + width
-    assert right >= min(near[0], near[2]) - width
-    assert top <= max(near[1], near[3]) + width
-    assert bottom >= min(near[1], near[3]) - width
+    assert x0 <= max(near[0], near[2]) + width
+    assert x1 >= min(near[0], near[2]) - width
+    assert y0 <= max(near[1], near[3]) + width
+    assert y1 >= min(near[1], near[3]) - width
 
 
 @pytest.mark.parametrize(("edge", "side"), [("left", 0), ("top", 2), ("right", 1), ("bottom", 3)])
@@ -148,8 +148,8 @@ def test_the_explained_edge_is_a_bar(edge: str, side: int) -> None:
     widths = [(old != new).any(2).sum(1).mean() for old, new in zip(along(GREY, BOX, 10), along(result, BOX, 10))]
     assert widths[side] == pytest.approx(10, abs=0.5)
     assert [widths[item] for item in range(4) if item != side] == [STRONG] * 3
-    left, top, right, bottom = bounds(changed(GREY, result))
-    assert (right - left) * (bottom - top) < (180 + 2 * 6) * (90 + 2 * 6)  # it stays at the box
+    x0, y0, x1, y1 = bounds(changed(GREY, result))
+    assert (x1 - x0) * (y1 - y0) < (180 + 2 * 6) * (90 + 2 * 6)  # it stays at the box
 
 
 @pytest.mark.parametrize("edge", ["left", "top", "right", "bottom"])
@@ -259,35 +259,35 @@ def test_a_point_at_the_border_shows(point: tuple[float, float]) -> None:
 def test_labels_are_legible(number: int, weak: bool, photo: Callable[[str], Path]) -> None:
     for picture in backgrounds(photo).values():
         mark = Mark("3 person", number=number, box=BOX, weak=weak)
-        left, top, right, bottom = plate_of(mark, picture)
-        plate = draw_marks(picture, [mark])[top:bottom, left:right].reshape(-1, 3)
+        x0, y0, x1, y1 = plate_of(mark, picture)
+        plate = draw_marks(picture, [mark])[y0:y1, x0:x1].reshape(-1, 3)
         colours, counts = np.unique(plate, axis=0, return_counts=True)
         ground = colours[counts.argmax()]
         assert counts.max() > 0.5 * len(plate)
         assert contrast(colours, ground).max() >= 4.5
         assert (contrast(plate, ground) >= 4.5).mean() > 0.05  # strokes, not a few pixels
-        assert bottom - top >= 15
+        assert y1 - y0 >= 15
 
 
 def test_a_label_is_above_its_box() -> None:
-    left, top, right, bottom = plate_of(Mark("0 dog", box=BOX))
-    assert (left, bottom) == (BOX[0] - STRONG // 2, BOX[1] - STRONG // 2)
-    assert right <= 300
-    assert top > 0
+    x0, y0, x1, y1 = plate_of(Mark("0 dog", box=BOX))
+    assert (x0, y1) == (BOX[0] - STRONG // 2, BOX[1] - STRONG // 2)
+    assert x1 <= 300
+    assert y0 > 0
 
 
 def test_a_label_is_inside_where_there_is_no_room_above() -> None:
-    left, top, right, bottom = plate_of(Mark("0 dog", box=(60, 5, 240, 160)))
-    assert 60 + STRONG // 2 <= left < right < 240 - STRONG // 2
-    assert 5 + STRONG // 2 <= top < bottom < 160 - STRONG // 2
-    assert top < 15
+    x0, y0, x1, y1 = plate_of(Mark("0 dog", box=(60, 5, 240, 160)))
+    assert 60 + STRONG // 2 <= x0 < x1 < 240 - STRONG // 2
+    assert 5 + STRONG // 2 <= y0 < y1 < 160 - STRONG // 2
+    assert y0 < 15
 
 
 def test_a_label_is_below_a_small_box_at_the_top() -> None:
-    left, top, _, bottom = plate_of(Mark("0 telephone", box=(60, 5, 80, 30)))
-    assert top == 30 + STRONG // 2
-    assert left == 60 - STRONG // 2
-    assert bottom < 60
+    x0, y0, _, y1 = plate_of(Mark("0 telephone", box=(60, 5, 80, 30)))
+    assert y0 == 30 + STRONG // 2
+    assert x0 == 60 - STRONG // 2
+    assert y1 < 60
 
 
 @pytest.mark.parametrize(
@@ -305,11 +305,11 @@ def test_a_label_is_below_a_small_box_at_the_top() -> None:
     ],
 )
 def test_labels_are_inside_the_picture(mark: Mark) -> None:
-    left, top, right, bottom = plate_of(mark)
-    assert 0 <= left < right <= 300
-    assert 15 <= bottom - top < 20  # its whole height
+    x0, y0, x1, y1 = plate_of(mark)
+    assert 0 <= x0 < x1 <= 300
+    assert 15 <= y1 - y0 < 20  # its whole height
     wide = measure_text(mark.text, 12)
-    assert right - left == (wide + 8 if wide < 200 else pytest.approx(300, abs=15))
+    assert x1 - x0 == (wide + 8 if wide < 200 else pytest.approx(300, abs=15))
 
 
 def test_a_long_label_keeps_its_beginning() -> None:
@@ -326,12 +326,12 @@ def test_texts_are_cut_with_an_ellipsis_where_they_must_be() -> None:
     assert fit_text(text, measure_text(text, 17), 17) == text
     for width in range(20, measure_text(text, 17)):
         cut = fit_text(text, width, 17)
-        kept = cut.removesuffix("…")
-        assert cut != kept
-        assert text.startswith(kept)
+        prefix = cut.removesuffix("…")
+        assert cut != prefix
+        assert text.startswith(prefix)
         assert measure_text(cut, 17) <= width
         assert (
-            measure_text(f"{text[: len(kept) + 2]}…", 17) > width
+            measure_text(f"{text[: len(prefix) + 2]}…", 17) > width
         )  # a letter more (or a space and a letter) is too long
     assert fit_text("word " * 10**6, 100, 17).startswith("word wor")
     assert fit_text("word", 1, 17) == "…"
@@ -343,8 +343,8 @@ def test_labels_do_not_cover_each_other() -> None:
     alone = [plate_of(Mark(f"{item} person 98 %", number=item)) for item in range(7)]
     grounds = [draw_marks(GREY, [Mark(f"{item} person 98 %", number=item)])[0, 0] for item in range(7)]
     places = [bounds((drawn == ground).all(2)) for ground in grounds]
-    for (left, top, right, bottom), (start, high, end, low) in zip(places, alone):
-        assert (right - left, bottom - top) == (end - start, low - high)
+    for (x0, y0, x1, y1), (start, high, end, low) in zip(places, alone):
+        assert (x1 - x0, y1 - y0) == (end - start, low - high)
     for first, second in itertools.combinations(places, 2):
         assert first[3] <= second[1] or second[3] <= first[1]
 
@@ -354,20 +354,20 @@ def test_labels_of_boxes_at_one_place_move_apart() -> None:
     bare = draw_marks(GREY, [Mark(number=number, box=BOX) for number in range(5)])
     difference = changed(bare, draw_marks(GREY, marks))
     sizes = [plate_of(mark) for mark in marks]
-    area = sum((right - left) * (bottom - top) for left, top, right, bottom in sizes)
+    area = sum((x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in sizes)
     assert difference.sum() >= 0.97 * area  # where a plate has the colour of the line below it, nothing changes
-    left, top, right, bottom = bounds(difference)
-    assert 58 <= left < right < 240  # at their box: above it, in its corner, below it, and beside these
-    assert 68 - 3 * 16 <= top < bottom <= 162 + 3 * 16
+    x0, y0, x1, y1 = bounds(difference)
+    assert 58 <= x0 < x1 < 240  # at their box: above it, in its corner, below it, and beside these
+    assert 68 - 3 * 16 <= y0 < y1 <= 162 + 3 * 16
 
 
 def test_more_labels_than_there_is_room_for() -> None:
     picture = GREY[:40, :60]
     marks = [Mark(f"{number} person", box=(5, 5, 40, 30)) for number in range(60)]
     result = draw_marks(picture, marks)
-    left, top, right, bottom = plate_of(marks[0], picture)
+    x0, y0, x1, y1 = plate_of(marks[0], picture)
     first = draw_marks(picture, [Mark("0 person", number=0, box=(5, 5, 40, 30))])
-    np.testing.assert_array_equal(result[top:bottom, left:right], first[top:bottom, left:right])  # on top
+    np.testing.assert_array_equal(result[y0:y1, x0:x1], first[y0:y1, x0:x1])  # on top
 
 
 @pytest.mark.parametrize(
@@ -375,9 +375,9 @@ def test_more_labels_than_there_is_room_for() -> None:
     ["3 кот", "3 猫と犬", "3 📷👩‍👩‍👧", "3 \ud800 x", "3 a\nb\tc\x00", "3 \u202eabc", "3 שלום", " ", "3 e\u0301", "…"],
 )
 def test_any_letters_can_be_written(text: str) -> None:
-    left, top, right, bottom = plate_of(Mark(text, box=BOX))
-    assert 0 <= left < right <= 300
-    assert 15 <= bottom - top < 20
+    x0, y0, x1, y1 = plate_of(Mark(text, box=BOX))
+    assert 0 <= x0 < x1 <= 300
+    assert 15 <= y1 - y0 < 20
 
 
 def test_letters_with_accents_are_written_without_them() -> None:
@@ -417,8 +417,8 @@ def test_lines_and_letters_grow_with_the_picture(side: int, width: int, letters:
     box = (side // 2, side // 4, side, side // 2 - side // 10)
     result = draw_marks(picture, [Mark(box=box)])
     assert changed(picture, result)[box[1] + 10, : side * 3 // 4].sum() == width
-    _, top, _, bottom = plate_of(Mark("0 dog", box=box), picture)
-    assert bottom - top == round(1.3 * letters)
+    _, y0, _, y1 = plate_of(Mark("0 dog", box=box), picture)
+    assert y1 - y0 == round(1.3 * letters)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 90), (90, 1), (3, 5), (12, 12), (20, 40), (7, 4000)])
@@ -467,15 +467,17 @@ def test_a_panel_of_all_boxes() -> None:
     heated = [np.full_like(GREY, 60 * item + 60) for item in range(3)]
     panel = draw_mark_panel(GREY, heated, marks, height=200)
     assert panel.shape == (2 * MARGIN + 200 + GAP + LINE, 2 * MARGIN + 4 * 300 + 3 * GAP, 3)
-    others = [Mark(number=entry, box=mark.box, weak=True) for entry, mark in enumerate(marks)]
+    weak_marks = [Mark(number=entry, box=mark.box, weak=True) for entry, mark in enumerate(marks)]
     expected = [draw_marks(GREY, marks)]
     expected += [
-        draw_marks(heated[item], [*others[:item], Mark(f"{item} dog", item, marks[item].box), *others[item + 1 :]])
+        draw_marks(
+            heated[item], [*weak_marks[:item], Mark(f"{item} dog", item, marks[item].box), *weak_marks[item + 1 :]]
+        )
         for item in range(3)
     ]
     for column, cell in enumerate(expected):
-        left = MARGIN + column * (300 + GAP)
-        np.testing.assert_array_equal(panel[MARGIN : MARGIN + 200, left : left + 300], cell)
+        x0 = MARGIN + column * (300 + GAP)
+        np.testing.assert_array_equal(panel[MARGIN : MARGIN + 200, x0 : x0 + 300], cell)
     assert (panel[:MARGIN] == 255).all()
 
 
@@ -487,8 +489,8 @@ def test_a_panel_has_rows_and_letters_of_its_own_size() -> None:
     small = fit_mark(marks[0], (0, 0, 1000, 1500), 200, 300)
     assert tuple(small.box) == BOX
     cell = panel[MARGIN : MARGIN + 200, MARGIN + 300 + GAP : MARGIN + 600 + GAP]
-    left, top, right, bottom = plate_of(small)
-    np.testing.assert_array_equal(cell[top:bottom, left:right], draw_marks(GREY, [small])[top:bottom, left:right])
+    x0, y0, x1, y1 = plate_of(small)
+    np.testing.assert_array_equal(cell[y0:y1, x0:x1], draw_marks(GREY, [small])[y0:y1, x0:x1])
 
 
 def test_a_panels_legend() -> None:

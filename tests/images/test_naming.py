@@ -1,4 +1,4 @@
-"""What overlays are called: names that say what they are, and never a file that something else writes or reads."""
+"""Test the names of overlays: each name says what the file is, and no name belongs to a file of another purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, join_name, to_plain
 
-LONGEST = 255  # bytes of a name, on nearly every file system
+MAX_NAME_BYTES = 255  # nearly every file system has this limit
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_name_fits_whatever_its_parts(tmp_path: Path, character: str) -> None:
     name = join_name(character * 300, f"-ablationcam-99999-{label}-{label}.png")
     (path,) = OutputNames(tmp_path, [tmp_path / name]).claim([name])
     assert path.name.endswith("-2.png")
-    assert len(os.fsencode(path.name)) <= LONGEST
+    assert len(os.fsencode(path.name)) <= MAX_NAME_BYTES
     path.touch()
 
 
@@ -66,8 +66,8 @@ def test_free_names_are_given_in_order_in_the_folder(tmp_path: Path) -> None:
 
 def test_pictures_of_one_stem_get_numbers(tmp_path: Path) -> None:
     names = OutputNames(tmp_path, [])
-    given = [names.claim(["cat-gradcam.png"])[0].name for _ in range(3)]
-    assert given == ["cat-gradcam.png", "cat-gradcam-2.png", "cat-gradcam-3.png"]
+    claimed = [names.claim(["cat-gradcam.png"])[0].name for _ in range(3)]
+    assert claimed == ["cat-gradcam.png", "cat-gradcam-2.png", "cat-gradcam-3.png"]
 
 
 def test_all_results_of_a_picture_get_the_same_number(tmp_path: Path) -> None:

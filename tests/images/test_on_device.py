@@ -57,7 +57,7 @@ def test_every_orientation_is_that_of_pillow(turn: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("how", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+@pytest.mark.parametrize("resampling_name", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
 @pytest.mark.parametrize(
     ("size", "box"),
     [
@@ -70,12 +70,14 @@ def test_every_orientation_is_that_of_pillow(turn: int) -> None:
         ((7, 5), (1.5, 2.5, 6.5, 9.5)),
     ],
 )
-def test_resizing_gives_the_levels_of_pillow(photo: Any, size: Any, box: Any, how: str, device: str) -> None:
+def test_resizing_gives_the_levels_of_pillow(
+    photo: Any, size: Any, box: Any, resampling_name: str, device: str
+) -> None:
     picture = read(photo("cat_and_espresso.jpg"))
-    resampling = Image.Resampling[how.upper()]
+    resampling = Image.Resampling[resampling_name.upper()]
     expected = np.array(Image.fromarray(picture).resize(size[::-1], resampling, box=box)).astype(float)
     both = torch.stack([to_planes(picture, device)] * 2)
-    first, second = on_device.resize(both, size, box, how)
+    first, second = on_device.resize(both, size, box, resampling_name)
     difference = abs(to_picture(first) - expected)
     assert difference.mean() <= 0.02
     assert difference.max() <= 1
@@ -85,17 +87,22 @@ def test_resizing_gives_the_levels_of_pillow(photo: Any, size: Any, box: Any, ho
 
 def test_a_flat_picture_stays_flat() -> None:
     white = torch.full((1, 3, 33, 47), 255, dtype=torch.uint8)
-    for how in on_device.FILTERS:
-        assert (on_device.resize(white, (20, 60), (1.3, 2.2, 40.1, 30.9), how) == 255).all()
+    for filter_name in on_device.FILTERS:
+        assert (on_device.resize(white, (20, 60), (1.3, 2.2, 40.1, 30.9), filter_name) == 255).all()
 
 
 @pytest.mark.parametrize("resize", [256, (224, 224), 232, (300, 250)])
 def test_what_the_network_takes_is_that_of_the_preprocessing(photo: Any, resize: Any) -> None:
-    own = Preprocessing((224, 224), resize, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
+    preprocessing = Preprocessing((224, 224), resize, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
     picture = read(photo("koala.webp"))
-    top, left, height, width = own.find_part(*picture.shape[:2])
-    resized = on_device.resize(to_planes(picture)[None], own.size, (left, top, left + width, top + height), "bilinear")
-    expected = own(picture) * torch.tensor(own.std)[:, None, None] + torch.tensor(own.mean)[:, None, None]
+    top, left, height, width = preprocessing.find_part(*picture.shape[:2])
+    resized = on_device.resize(
+        to_planes(picture)[None], preprocessing.size, (left, top, left + width, top + height), "bilinear"
+    )
+    expected = (
+        preprocessing(picture) * torch.tensor(preprocessing.std)[:, None, None]
+        + torch.tensor(preprocessing.mean)[:, None, None]
+    )
     difference = (resized[0] / 255 - expected).abs() * 255
     assert difference.mean() <= 0.02
     assert difference.max() <= 1.01
@@ -105,10 +112,12 @@ def test_what_the_network_takes_is_that_of_the_preprocessing(photo: Any, resize:
 def test_maps_are_stretched_as_by_opencv(size: tuple[int, int]) -> None:
     maps = np.random.default_rng(1).random((2, 112, 96), np.float32)
     is_smaller = size[0] <= 112 and size[1] <= 96
-    how = cv2.INTER_AREA if is_smaller else cv2.INTER_CUBIC
+    interpolation = cv2.INTER_AREA if is_smaller else cv2.INTER_CUBIC
     actual = on_device.stretch(torch.from_numpy(maps), *size)
-    for one, other in zip(actual, maps):
-        np.testing.assert_allclose(one.numpy(), cv2.resize(other, size[::-1], interpolation=how), atol=1e-5)
+    for resized, heatmap in zip(actual, maps):
+        np.testing.assert_allclose(
+            resized.numpy(), cv2.resize(heatmap, size[::-1], interpolation=interpolation), atol=1e-5
+        )
 
 
 @pytest.mark.slow
@@ -165,7 +174,7 @@ def set_byte(offset: int, value: int) -> Callable[[bytearray, int], None]:
     return change
 
 
-GREY, PLAIN = jpeg(NOISE[..., 0]), jpeg(NOISE)
+GREY_JPEG, RGB_JPEG = jpeg(NOISE[..., 0]), jpeg(NOISE)
 TURNED = Image.Exif()
 TURNED[0x0112] = 6
 XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
@@ -178,31 +187,31 @@ Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (PLAIN, Header(24, 40, False, 1)),
-        (GREY, Header(24, 40, True, 1)),
+        (RGB_JPEG, Header(24, 40, False, 1)),
+        (GREY_JPEG, Header(24, 40, True, 1)),
         (jpeg(NOISE, exif=TURNED), Header(24, 40, False, 6)),
         (jpeg(NOISE, subsampling=0), Header(24, 40, False, 1)),
         (jpeg(NOISE, subsampling=1), Header(24, 40, False, 1)),
-        (PLAIN + b"what a camera adds", Header(24, 40, False, 1)),
+        (RGB_JPEG + b"what a camera adds", Header(24, 40, False, 1)),
         (jpeg(NOISE, exif=b"Exif\0\0" + b"broken" * 9), Header(24, 40, False, 1)),
         (jpeg(NOISE, xmp=(XMP % 'tiff:Orientation="1"/>').encode()), Header(24, 40, False, 1)),
         (jpeg(NOISE, xmp=(XMP % 'tiff:Orientation="6"/>').encode()), None),
         (jpeg(NOISE, xmp=(XMP % "><tiff:Orientation>8</tiff:Orientation></rdf:Description>").encode()), None),
-        (PLAIN[:2] + EXIF + EXIF + PLAIN[2:], None),
+        (RGB_JPEG[:2] + EXIF + EXIF + RGB_JPEG[2:], None),
         (jpeg(NOISE, progressive=True), None),
         (jpeg(NOISE, keep_rgb=True), None),
         (CMYK.getvalue(), None),
-        (patched(PLAIN, 0xC0, set_byte(4, 12)), None),  # bits
-        (patched(PLAIN, 0xC0, set_byte(11, 0x31)), None),  # a sampling that is rare
-        (PLAIN[:-2], None),
-        (PLAIN[:300], None),
-        (PLAIN[:20], None),
+        (patched(RGB_JPEG, 0xC0, set_byte(4, 12)), None),  # bits
+        (patched(RGB_JPEG, 0xC0, set_byte(11, 0x31)), None),  # a sampling that is rare
+        (RGB_JPEG[:-2], None),
+        (RGB_JPEG[:300], None),
+        (RGB_JPEG[:20], None),
         (b"", None),
         (b"\x89PNG\r\n\x1a\n" + bytes(99), None),
     ],
 )
 def test_which_files_a_device_is_given(data: bytes, expected: Header | None) -> None:
-    if expected is None and data == PLAIN:
+    if expected is None and data == RGB_JPEG:
         pytest.skip("this Pillow writes no XMP, or always YCbCr")
     assert read_header(data) == expected
     if expected is not None:
@@ -210,10 +219,10 @@ def test_which_files_a_device_is_given(data: bytes, expected: Header | None) -> 
         assert gradcam.read_image(data).shape[:2] == upright, "as the processor reads it"
 
 
-@given(st.integers(0, len(PLAIN) - 1), st.binary(min_size=1, max_size=4))
+@given(st.integers(0, len(RGB_JPEG) - 1), st.binary(min_size=1, max_size=4))
 def test_a_damaged_header_never_raises(place: int, damage: bytes) -> None:
-    read_header(PLAIN[:place] + damage + PLAIN[place + len(damage) :])
-    read_header(PLAIN[:place])
+    read_header(RGB_JPEG[:place] + damage + RGB_JPEG[place + len(damage) :])
+    read_header(RGB_JPEG[:place])
 
 
 @pytest.fixture(params=DEVICES)
@@ -227,13 +236,13 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 def test_what_is_decoded_is_what_pillow_decodes(photo: Any, codec: Codec) -> None:
     data = [photo(name).read_bytes() for name in ("cat_and_espresso.jpg", "chelsea.jpg")]
-    for planes, item in zip(codec.decode([to_tensor(one) for one in data], False), data):
+    for planes, item in zip(codec.decode([to_tensor(encoded) for encoded in data], False), data):
         expected = np.array(Image.open(io.BytesIO(item))).astype(int)
         difference = abs(to_picture(planes) - expected)
         assert difference.mean() <= (0.0 if planes.device.type == "cpu" else 2)
-    (grey,) = codec.decode([to_tensor(GREY)], True)
+    (grey,) = codec.decode([to_tensor(GREY_JPEG)], True)
     assert grey.shape == (3, 24, 40)
-    assert abs(to_picture(grey) - np.array(Image.open(io.BytesIO(GREY)).convert("RGB")).astype(int)).max() <= 2
+    assert abs(to_picture(grey) - np.array(Image.open(io.BytesIO(GREY_JPEG)).convert("RGB")).astype(int)).max() <= 2
 
 
 def test_what_is_encoded_is_the_picture(photo: Any, codec: Codec) -> None:

@@ -117,9 +117,9 @@ def test_titles_name_the_class_the_layer_and_the_grid(
 
 def test_what_does_not_go_together(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     explanations = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["gradcam"])
-    other = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["hirescam"], target="wombat")
+    other_comparison = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["hirescam"], target="wombat")
     with pytest.raises(GradcamError, match="different classes: pass the same target="):
-        gradcam.panel({**explanations, **other})
+        gradcam.panel({**explanations, **other_comparison})
 
 
 @pytest.mark.parametrize("height", [0, -3, 2.5, "a", True])

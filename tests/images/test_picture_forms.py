@@ -40,7 +40,7 @@ class Somewhere:
 
 
 class Upload:
-    """As a web framework has them, to be awaited; the file is inside."""
+    """An upload as web frameworks hand it over: its methods are coroutines, and the file is an attribute."""
 
     filename = "upload.png"
 
@@ -106,45 +106,45 @@ def deep(photo: Photo) -> Image.Image:
 def test_a_picture_is_the_same_in_all_its_forms(
     classifier: gradcam.Classifier, photo: Photo, forms: Any, kind: Callable[[Photo], Image.Image]
 ) -> None:
-    given = forms(kind(photo))
-    expected, image = classifier.explain(given["path"]), gradcam.read_image(given["path"])
+    inputs_by_form = forms(kind(photo))
+    expected, image = classifier.explain(inputs_by_form["path"]), gradcam.read_image(inputs_by_form["path"])
     drawn = gradcam.overlay(image, expected.heatmaps[0, 0])
     assert (image.min() < 255).any()
-    prepared = classifier.prepare(given["path"])
+    prepared = classifier.prepare(inputs_by_form["path"])
     for name in FORMS:
         for _ in range(2):  # a file is left where it was
-            actual = classifier.prepare(given[name])
+            actual = classifier.prepare(inputs_by_form[name])
         assert torch.equal(actual.image, prepared.image), name
         np.testing.assert_array_equal(actual.reading.picture, prepared.reading.picture, name)
-        np.testing.assert_array_equal(gradcam.read_image(given[name]), image, name)
-        np.testing.assert_array_equal(gradcam.overlay(given[name], expected.heatmaps[0, 0]), drawn, name)
+        np.testing.assert_array_equal(gradcam.read_image(inputs_by_form[name]), image, name)
+        np.testing.assert_array_equal(gradcam.overlay(inputs_by_form[name], expected.heatmaps[0, 0]), drawn, name)
 
 
 def test_files_in_all_forms_are_explained_in_their_order(
     classifier: gradcam.Classifier, photo: Photo, forms: Any
 ) -> None:
-    given = forms(transparent(photo))
-    inputs = [given[name] for name in FORMS] + [b"", given["path"]]
+    inputs_by_form = forms(transparent(photo))
+    inputs = [inputs_by_form[name] for name in FORMS] + [b"", inputs_by_form["path"]]
     actual = list(gradcam.explain_files(inputs, classifier, workers=2, batch_size=1))
     assert [result.name for result in actual] == [
         "picture.png",
         *(f"inputs[{place}]" for place in range(1, len(FORMS))),
         f"inputs[{len(FORMS)}]",
     ]  # the path leads to the file that the first one has
-    expected = classifier.explain(given["path"])
+    expected = classifier.explain(inputs_by_form["path"])
     for result in actual[:-1]:
         (explanation,) = result.explanations.values()
         assert torch.equal(explanation.maps, expected.maps), result.name
-    assert [result.path for result in actual[:2]] == [Path(given["path"]), None]
+    assert [result.path for result in actual[:2]] == [Path(inputs_by_form["path"]), None]
     assert str(actual[-1].error) == f"inputs[{len(FORMS)}]: the given bytes: is empty"
 
 
 @pytest.mark.parametrize("name", ["bytes", "PIL", "array", "tensor", "file"])
 def test_one_picture_is_no_sequence(classifier: gradcam.Classifier, photo: Photo, forms: Any, name: str) -> None:
-    given = forms(opaque(photo))[name]
-    assert classifier.explain(given).maps.shape[0] == 1
-    assert classifier.explain([given, given]).maps.shape[0] == 2
-    (result,) = gradcam.explain_files(given, classifier)
+    picture = forms(opaque(photo))[name]
+    assert classifier.explain(picture).maps.shape[0] == 1
+    assert classifier.explain([picture, picture]).maps.shape[0] == 2
+    (result,) = gradcam.explain_files(picture, classifier)
     assert (result.name, result.error) == ("inputs[0]", None)
 
 
@@ -172,11 +172,11 @@ def test_floats_from_0_to_1(classifier: gradcam.Classifier, photo: Photo) -> Non
     image = gradcam.read_image(photo("coffee.jpg"))
     tensor = (torch.tensor(image).permute(2, 0, 1) / 255).requires_grad_()
     expected = classifier.explain(image)
-    for given in (tensor, image / 255, tensor.bfloat16().float(), tensor.double()):
-        np.testing.assert_array_equal(classifier.explain(given).classes, expected.classes)
-    for given in (tensor, image / 255, (image / 255).astype(np.float32)):
-        np.testing.assert_array_equal(gradcam.read_image(given), image)
-        drawn = gradcam.overlay(given, expected.heatmaps[0, 0])
+    for pixels in (tensor, image / 255, tensor.bfloat16().float(), tensor.double()):
+        np.testing.assert_array_equal(classifier.explain(pixels).classes, expected.classes)
+    for pixels in (tensor, image / 255, (image / 255).astype(np.float32)):
+        np.testing.assert_array_equal(gradcam.read_image(pixels), image)
+        drawn = gradcam.overlay(pixels, expected.heatmaps[0, 0])
         np.testing.assert_array_equal(drawn, gradcam.overlay(image, expected.heatmaps[0, 0]))
     assert abs(gradcam.read_image(tensor.bfloat16()).astype(int) - image).max() <= 1
     assert tensor.requires_grad
@@ -271,11 +271,11 @@ def test_a_stream_that_cannot_go_back(photo: Photo) -> None:
 
 
 def test_a_reader_of_the_users_gets_a_file_of_bytes(photo: Photo) -> None:
-    seen = []
+    calls = []
 
     def read(path: str | os.PathLike[str]) -> np.ndarray:
-        seen.append((Path(path).suffix, Path(path).read_bytes()))
-        if len(seen) > 2:
+        calls.append((Path(path).suffix, Path(path).read_bytes()))
+        if len(calls) > 2:
             raise ValueError("no more")
         return gradcam.read_image(path)
 
@@ -284,14 +284,14 @@ def test_a_reader_of_the_users_gets_a_file_of_bytes(photo: Photo) -> None:
     with open(photo("coffee.jpg"), "rb") as file:
         assert torch.equal(classifier.explain(file).maps, classifier.explain(data).maps)
     classifier.explain(Image.open(photo("coffee.jpg")))  # is read already
-    assert seen == [(".jpg", data), ("", data)]
+    assert calls == [(".jpg", data), ("", data)]
     with pytest.raises(ImageError, match="^the given bytes: the reader read failed"):
         classifier.explain(data)
 
 
 def test_urls_as_paths(classifier: gradcam.Classifier, photo: Photo) -> None:
     class StorePath:
-        """As universal-pathlib has them: the URL is its text, and it is no os.PathLike."""
+        """A path like those of universal-pathlib: `str` returns the URL, and it is not an `os.PathLike`."""
 
         def __str__(self) -> str:
             return "memory://forms/coffee.jpg"
@@ -301,8 +301,8 @@ def test_urls_as_paths(classifier: gradcam.Classifier, photo: Photo) -> None:
 
     try:
         MemoryFileSystem().pipe_file("/forms/coffee.jpg", photo("coffee.jpg").read_bytes())
-        for given in (Somewhere("memory://forms/coffee.jpg"), StorePath()):
-            (result,) = gradcam.explain_files([given], classifier)
+        for path in (Somewhere("memory://forms/coffee.jpg"), StorePath()):
+            (result,) = gradcam.explain_files([path], classifier)
             assert (result.name, result.error) == ("coffee.jpg", None)
     finally:
         MemoryFileSystem.store.clear()

@@ -430,8 +430,8 @@ def test_an_archive_that_changes_after_it_was_listed(tmp_path: Path, suffix: str
 def test_a_member_behind_the_end(tmp_path: Path) -> None:
     path = make_tar(tmp_path / "a.tar", {"a.jpg": b"x"})
     with open(path, "rb") as file:
-        kept = ArchiveFile(str(path), file)
-    content = TarContent(kept, path.stat().st_size - 5, 10)
+        archive = ArchiveFile(str(path), file)
+    content = TarContent(archive, path.stat().st_size - 5, 10)
     assert find_reason(content) == "is damaged or cut off (the archive ends too early)"
 
 
@@ -506,9 +506,9 @@ def test_members_are_kept_in_half_a_kilobyte(tmp_path: Path, suffix: str) -> Non
     path = make(tmp_path / f"a{suffix}", {f"class_{number % 50:04}/{number:08}.jpg": b"x" for number in range(count)})
     tracemalloc.start()
     items: object = list_inputs([path]).items
-    held, peak = tracemalloc.get_traced_memory()
+    memory, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert isinstance(items, list)
     assert isinstance(items[0], Item)
-    assert held / count < 500
+    assert memory / count < 500
     assert suffix == ".zip" or peak / count < 450, "the list of members that tarfile makes is not kept"

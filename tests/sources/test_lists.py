@@ -227,21 +227,25 @@ def test_a_list_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
         list_inputs(["l.txt"])
 
 
-PLAIN = st.text(st.characters(exclude_characters="\n\r\t\0", exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+TEXT_WITHOUT_SEPARATORS = st.text(
+    st.characters(exclude_characters="\n\r\t\0", exclude_categories=["Cs"]), min_size=1
+).filter(str.strip)
 
 
-@given(st.lists(st.tuples(PLAIN, PLAIN | st.just(""))))
+@given(st.lists(st.tuples(TEXT_WITHOUT_SEPARATORS, TEXT_WITHOUT_SEPARATORS | st.just(""))))
 def test_any_names_and_classes_come_back_from_text(rows: list[tuple[str, str]]) -> None:
-    text = "".join(f"{path}\t{wanted}\n" if wanted else f"{path}\n" for path, wanted in rows)
+    text = "".join(f"{path}\t{label}\n" if label else f"{path}\n" for path, label in rows)
     read = [
-        (path, wanted) for _, path, wanted in _read_lines(decode_text(b"\xef\xbb\xbf" + text.encode(), "l.txt")) if path
+        (path, label) for _, path, label in _read_lines(decode_text(b"\xef\xbb\xbf" + text.encode(), "l.txt")) if path
     ]
     assert read == rows
 
 
-@given(st.lists(st.tuples(PLAIN, PLAIN | st.just(""))), st.sampled_from([",", "\t"]))
+@given(
+    st.lists(st.tuples(TEXT_WITHOUT_SEPARATORS, TEXT_WITHOUT_SEPARATORS | st.just(""))), st.sampled_from([",", "\t"])
+)
 def test_any_names_and_classes_come_back_from_tables(rows: list[tuple[str, str]], delimiter: str) -> None:
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter).writerows([("image", "class"), *rows])
-    read = [(path, wanted) for _, path, wanted in _read_table(text.getvalue(), delimiter, "l.csv")]
+    read = [(path, label) for _, path, label in _read_table(text.getvalue(), delimiter, "l.csv")]
     assert read == rows

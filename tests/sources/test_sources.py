@@ -112,7 +112,7 @@ HIDDEN = (".hidden.jpg", ".git/b.jpg", "sub/.cache/deep/c.jpg", "sub/._d.jpg", "
 
 
 @pytest.mark.parametrize(
-    ("made", "given", "names"),
+    ("files", "inputs", "names"),
     [
         (("a.jpg", "sub/e.jpg", *HIDDEN), [""], ["a.jpg", "sub/e.jpg"]),
         ((".cache/a.jpg",), [".cache"], ["a.jpg"]),  # which is given
@@ -122,9 +122,9 @@ HIDDEN = (".hidden.jpg", ".git/b.jpg", "sub/.cache/deep/c.jpg", "sub/._d.jpg", "
         (("cat/a.jpg", "cats/a.jpg"), ["cat", "cats"], ["cat/a.jpg", "cats/a.jpg"]),  # neither is in the other
     ],
 )
-def test_what_is_listed(tmp_path: Path, made: Sequence[str], given: Sequence[str], names: list[str]) -> None:
-    make(tmp_path, *made)
-    listing = list_inputs([tmp_path / name for name in given])
+def test_what_is_listed(tmp_path: Path, files: Sequence[str], inputs: Sequence[str], names: list[str]) -> None:
+    make(tmp_path, *files)
+    listing = list_inputs([tmp_path / name for name in inputs])
     assert (name_all(listing), listing.left_out) == (names, 0)
 
 
@@ -344,8 +344,8 @@ def test_the_output_folder_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     exclude = Path("link") if through_link else Path("in/out")
     several = [["in/a.jpg", "in/*/*.jpg"], ["in/a.jpg", "in/out", "in/outer"]]
-    for given in (["in"], ["in/*"], ["in/**"], ["in/**/*.jpg"], *several):
-        listing = list_inputs(given, exclude=exclude)
+    for inputs in (["in"], ["in/*"], ["in/**"], ["in/**/*.jpg"], *several):
+        listing = list_inputs(inputs, exclude=exclude)
         assert name_all(listing) == ["a.jpg", "outer/c.jpg"]
         assert listing.left_out == 0
 
@@ -374,12 +374,12 @@ def test_an_input_that_is_the_output_folder(tmp_path: Path) -> None:
 # Nothing to explain
 
 
-@pytest.mark.parametrize("given", ["", None, 3, "a\0b", ["a.jpg"]])
-def test_what_is_no_path_at_all(given: object) -> None:
+@pytest.mark.parametrize("path", ["", None, 3, "a\0b", ["a.jpg"]])
+def test_what_is_no_path_at_all(path: object) -> None:
     with pytest.raises(InputError, match="There is nothing to explain: give files"):
         list_inputs([])
     with pytest.raises(InputError, match="An input is .*, expected the path of a file"):
-        list_inputs([given])
+        list_inputs([path])
 
 
 def test_what_does_not_exist(tmp_path: Path) -> None:
@@ -526,10 +526,10 @@ def test_listing_costs_less_than_half_a_millisecond_and_half_a_kilobyte_a_pictur
     assert (time.process_time() - start) / count < 5e-4
     tracemalloc.start()
     items = list_inputs([tmp_path]).items
-    held, peak = tracemalloc.get_traced_memory()
+    memory, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(items) == count
-    assert held / count < 400
+    assert memory / count < 400
     assert peak / count < 600
 
 

@@ -147,10 +147,10 @@ def test_an_input_that_is_the_output(fs: Any) -> None:
 
 def test_a_folder_takes_one_request_however_much_is_in_it(fs: Any) -> None:
     put(*(f"in/{number % 7}/{number}.jpg" for number in range(500)))
-    for given in (f"{HERE}/in/", f"{HERE}/in", HERE, f"{HERE}/in/*/*.jpg", f"{HERE}/in/**"):
+    for url in (f"{HERE}/in/", f"{HERE}/in", HERE, f"{HERE}/in/*/*.jpg", f"{HERE}/in/**"):
         fs.requests.clear()
-        assert len(list_inputs([given]).items) == 500
-        assert [what for what, _ in fs.requests if what == "list"] == ["list"]
+        assert len(list_inputs([url]).items) == 500
+        assert [request for request, _ in fs.requests if request == "list"] == ["list"]
         assert len(fs.requests) <= 2
 
 
@@ -175,11 +175,11 @@ def test_names_in_several_stores_begin_with_the_bucket(fs: Any, tmp_path: Path) 
     put("z/a.jpg", bucket="memory://bucket")
     (tmp_path / "photos" / "sub").mkdir(parents=True)
     (tmp_path / "photos" / "sub" / "a.jpg").write_text("disk")
-    given = [f"{HERE}/x/", "objects://other/x/a.jpg", tmp_path / "photos", "memory://bucket/z"]
-    listing = list_inputs(given)
+    inputs = [f"{HERE}/x/", "objects://other/x/a.jpg", tmp_path / "photos", "memory://bucket/z"]
+    listing = list_inputs(inputs)
     ours = {f"bucket/{name}": name.encode() for name in ("x/a.jpg", "x/y/b.jpg")}
-    others = {"other/x/a.jpg": b"x/a.jpg", "photos/sub/a.jpg": b"disk", "bucket-2/z/a.jpg": b"z/a.jpg"}
-    assert read_all(listing) == ours | others
+    expected = {"other/x/a.jpg": b"x/a.jpg", "photos/sub/a.jpg": b"disk", "bucket-2/z/a.jpg": b"z/a.jpg"}
+    assert read_all(listing) == ours | expected
     assert listing.root is None
     Store("memory://bucket").remove(["z/a.jpg"])
 
@@ -200,8 +200,8 @@ def test_what_is_reached_twice_is_explained_once_and_counted_once(fs: Any) -> No
 def test_a_file_url_is_a_path(fs: Any, tmp_path: Path) -> None:
     (tmp_path / "a b.jpg").write_text("x")
     (tmp_path / "l.txt").write_text(f"file://{tmp_path}/a%20b.jpg\n")
-    for given in (tmp_path.as_uri(), f"file://{tmp_path}/a%20b.jpg", f"file://{tmp_path}/l.txt"):
-        listing = list_inputs([given])
+    for url in (tmp_path.as_uri(), f"file://{tmp_path}/a%20b.jpg", f"file://{tmp_path}/l.txt"):
+        listing = list_inputs([url])
         assert (name_all(listing), listing.root) == (["a b.jpg"], tmp_path)
 
 
@@ -221,7 +221,7 @@ def test_a_list_in_a_store_names_what_is_beside_it_and_what_is_anywhere(fs: Any,
     ]  # fmt: skip
     assert [item.content.read() for item in listing.items[:3]] == [b"data/a.jpg", b"data/x/b.jpg", b"c.jpg"]
     assert find_reason(listing.items[5]) == "does not exist"
-    assert [what for what, _ in fs.requests if what != "read"] == ["look"], "nothing is asked of each line"
+    assert [request for request, _ in fs.requests if request != "read"] == ["look"], "nothing is asked of each line"
 
 
 def test_urls_in_a_list_on_a_disk_and_on_standard_input(
@@ -231,8 +231,8 @@ def test_urls_in_a_list_on_a_disk_and_on_standard_input(
     text = f"image,class\n{HERE}/in/a.jpg,cat\n{HERE}/in/x/b.jpg,\n"
     (tmp_path / "l.csv").write_text(text)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    for given in (tmp_path / "l.csv", "-"):
-        listing = list_inputs([given])
+    for list_path in (tmp_path / "l.csv", "-"):
+        listing = list_inputs([list_path])
         assert [(item.name, item.wanted) for item in listing.items] == [("a.jpg", "cat"), ("x/b.jpg", None)]
         assert listing.root == Store(f"{HERE}/in")
 
@@ -284,7 +284,7 @@ def test_an_archive_is_not_fetched_picture_by_picture_to_be_listed(fs: Any, tmp_
     for suffix in (".tar", ".zip"):
         url = put_data(f"a{suffix}", make_archive(tmp_path / f"a{suffix}", members).read_bytes())
         assert len(list_inputs([url]).items) == 300
-        assert sum(what == "read" for what, _ in fs.requests) < 15
+        assert sum(request == "read" for request, _ in fs.requests) < 15
 
 
 def test_large_members_are_passed_over(fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,11 +351,11 @@ def test_every_item_can_be_sent(fs: Any, tmp_path: Path, where: str, kind: str) 
         for name, data in DATA.items():
             (tmp_path / "in" / name).write_bytes(data)
             Store(f"{HERE}/in").write(name, data)
-        given = tmp_path / "in" if where == "disk" else f"{HERE}/in"
+        source = tmp_path / "in" if where == "disk" else f"{HERE}/in"
     else:
         path = make_archive(tmp_path / f"a{kind}", DATA)
-        given = path if where == "disk" else put_data(path.name, path.read_bytes())  # type: ignore[assignment]
-    items = list_inputs([given]).items
+        source = path if where == "disk" else put_data(path.name, path.read_bytes())  # type: ignore[assignment]
+    items = list_inputs([source]).items
     # Each on its own, as they would be sent.
     sent = [pickle.loads(pickle.dumps(item)) for item in items]
     assert {item.name: item.content.read() for item in sent} == DATA
@@ -365,17 +365,17 @@ def test_a_compressed_tar_is_unpacked_once_for_all_that_is_sent(
     fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = list_inputs([make_archive(tmp_path / "a.tar.gz", DATA)]).items
-    made = []
+    temporary_files = []
     temporary = tempfile.TemporaryFile
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *args: made.append(1) or temporary(*args))
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *args: temporary_files.append(1) or temporary(*args))
     sent = [pickle.loads(pickle.dumps(item)) for item in items for _ in range(3)]
-    assert made == [], "not before anybody reads"
+    assert temporary_files == [], "not before anybody reads"
     threads = [threading.Thread(target=lambda: [item.content.read() for item in sent]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1
+    assert len(temporary_files) == 1
     changed = pickle.dumps(list_inputs([make_archive(tmp_path / "b.tar.gz", DATA)]).items[0])
     make_archive(tmp_path / "b.tar.gz", DATA | {"more.jpg": b"x"})
     assert find_reason(pickle.loads(changed)) == "is in an archive that changed after it was listed"
@@ -415,24 +415,24 @@ def test_a_glob_takes_nothing_for_a_folder_without_a_name(fs: Any) -> None:
 
 def test_what_cannot_be_listed(fs: Any, hasty: None) -> None:
     put("in/a.jpg")
-    for given in (f"{HERE}/in/", f"{HERE}/in/*.jpg", f"{HERE}/in/a.jpg", f"{HERE}/l.csv", f"{HERE}/a.zip"):
+    for url in (f"{HERE}/in/", f"{HERE}/in/*.jpg", f"{HERE}/in/a.jpg", f"{HERE}/l.csv", f"{HERE}/a.zip"):
         fs.failures[:] = [PermissionError(errno.EACCES, "Access Denied")]
         with pytest.raises(InputError, match=r"the store denies access \(Access Denied\)"):
-            list_inputs([given])
+            list_inputs([url])
         fs.failures[:] = [FileNotFoundError("The specified bucket does not exist")] * 2
         with pytest.raises(InputError, match="does not exist"):
-            list_inputs([given])
+            list_inputs([url])
         fs.failures[:] = [down()]
         with pytest.raises(StoreError, match="the store has not answered correctly"):
-            list_inputs([given])
+            list_inputs([url])
         fs.failures.clear()
 
 
-@pytest.mark.parametrize("given", ["", "a.jpg", "none", "none/", "in/a", "a.zip", "in/b*"])
-def test_where_there_is_nothing(fs: Any, given: str) -> None:
-    put("in/a.jpg" if given else "in/a.doc")
+@pytest.mark.parametrize("name", ["", "a.jpg", "none", "none/", "in/a", "a.zip", "in/b*"])
+def test_where_there_is_nothing(fs: Any, name: str) -> None:
+    put("in/a.jpg" if name else "in/a.doc")
     with pytest.raises(InputError, match="^(objects://.*: does not exist|There are no images in 'objects://bucket/')"):
-        list_inputs([f"{HERE}/{given}"])
+        list_inputs([f"{HERE}/{name}"])
 
 
 def test_urls_that_cannot_be_followed(fs: Any) -> None:
@@ -489,30 +489,30 @@ def test_a_store_that_fails_and_comes_back_and_one_that_stays_down(
     monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
     read, errors = ObjectStore.cat_file, [down(), down()]
 
-    def fail_at_times(self: Any, path: str, *args: Any, **how: Any) -> bytes:
+    def fail_at_times(self: Any, path: str, *args: Any, **kwargs: Any) -> bytes:
         if "in/" in path and errors:
             raise errors.pop()
-        return read(self, path, *args, **how)
+        return read(self, path, *args, **kwargs)
 
     monkeypatch.setattr(ObjectStore, "cat_file", fail_at_times)
-    given = [f"{HERE}/in/{name}" for name in photos]
-    assert run(*given, "-o", tmp_path / "one").status == 0
+    urls = [f"{HERE}/in/{name}" for name in photos]
+    assert run(*urls, "-o", tmp_path / "one").status == 0
     assert errors == []
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.1)
     errors.extend(down() for _ in range(10_000))
-    result = run(*given, "-o", tmp_path / "two", "--workers", 1)
+    result = run(*urls, "-o", tmp_path / "two", "--workers", 1)
     assert result.status == 1
     assert "the store has not answered correctly for" in result.err
     assert "Traceback" not in result.err
     assert [record.status for record in gradcam.read_manifest(tmp_path / "two")] == ["failed"] * len(photos)
     errors.clear()
-    assert run(*given, "-o", tmp_path / "two", "--resume").status == 0
+    assert run(*urls, "-o", tmp_path / "two", "--resume").status == 0
     assert (tmp_path / "one/manifest.jsonl").read_bytes() == (tmp_path / "two/manifest.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("given", ["nonsense://b/x", "objects://bucket/none/", "objects://bucket/none.csv"])
-def test_what_cannot_be_listed_is_one_line_and_status_2(fs: Any, run: Command, tmp_path: Path, given: str) -> None:
-    result = run(given, "-o", tmp_path / "out")
+@pytest.mark.parametrize("url", ["nonsense://b/x", "objects://bucket/none/", "objects://bucket/none.csv"])
+def test_what_cannot_be_listed_is_one_line_and_status_2(fs: Any, run: Command, tmp_path: Path, url: str) -> None:
+    result = run(url, "-o", tmp_path / "out")
     assert result.status == 2
     assert (result.out, result.err.count("\n")) == ("", 1)
     assert not (tmp_path / "out").exists()
@@ -521,16 +521,16 @@ def test_what_cannot_be_listed_is_one_line_and_status_2(fs: Any, run: Command, t
 def test_readers_of_the_users_get_a_file(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from gradcam.models.preprocess import read_picture
 
-    seen = []
+    calls = []
 
     def read(path: Path) -> Any:
-        seen.append((path.suffix, path.read_bytes()))
+        calls.append((path.suffix, path.read_bytes()))
         return read_picture(path)
 
     classifier = gradcam.load_classifier(device="cpu", reader=read)
     (item,) = list_inputs([f"{HERE}/in/{photos[0]}"]).items
     read_item(classifier, item, audit=True)
-    assert seen == [(".jpg", Store(f"{HERE}/in").read(photos[0]))]
+    assert calls == [(".jpg", Store(f"{HERE}/in").read(photos[0]))]
 
 
 def test_features_of_pictures_in_a_store(
@@ -541,7 +541,7 @@ def test_features_of_pictures_in_a_store(
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     (tmp_path / "f.npz").unlink()
 
-    def fail(self: Any, path: str, *args: Any, **how: Any) -> bytes:
+    def fail(self: Any, path: str, *args: Any, **kwargs: Any) -> bytes:
         raise down()
 
     monkeypatch.setattr(ObjectStore, "cat_file", fail)
@@ -564,7 +564,7 @@ def test_one_look_at_an_archive_for_all_that_is_sent(fs: Any, tmp_path: Path) ->
     sent = [pickle.loads(pickle.dumps(item)) for item in items]
     fs.requests.clear()
     assert {item.name: item.content.read() for item in sent} == DATA
-    assert [what for what, _ in fs.requests].count("look") == 1
+    assert [request for request, _ in fs.requests].count("look") == 1
 
 
 def test_an_archive_that_has_another_number_on_another_machine(tmp_path: Path) -> None:
@@ -589,8 +589,8 @@ def test_a_store_that_fails_while_an_archive_is_listed(
     fs.failures[:] = [down(), down()]
     assert read_all(list_inputs([url])) == DATA
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
-    looked = ObjectStore.info(ObjectStore(), "bucket/a.tar")
-    monkeypatch.setattr(ObjectStore, "info", lambda *_, **__: looked)
+    info = ObjectStore.info(ObjectStore(), "bucket/a.tar")
+    monkeypatch.setattr(ObjectStore, "info", lambda *_, **__: info)
     fs.failures[:] = [down()] * 3
     with pytest.raises(StoreError, match=f"^{url}: the store has not answered correctly"):
         list_inputs([url])
@@ -603,12 +603,12 @@ def test_listing_a_store_costs_little(fs: Any, monkeypatch: pytest.MonkeyPatch) 
     count = 3000
     actual = {f"class_{number % 50:04}/picture_{number:08}.JPEG": 1 for number in range(count)}
     monkeypatch.setattr(Store, "find", lambda *_: actual)
-    for given in (HERE, f"{HERE}/**/*.JPEG"):
+    for url in (HERE, f"{HERE}/**/*.JPEG"):
         start = time.process_time()
         tracemalloc.start()
-        items = list_inputs([given]).items
-        held, _ = tracemalloc.get_traced_memory()
+        items = list_inputs([url]).items
+        memory, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert len(items) == count
-        assert held / count < 500
+        assert memory / count < 500
         assert (time.process_time() - start) / count < 5e-4

@@ -100,8 +100,8 @@ def test_other_things_than_classes_come_back_as_they_were() -> None:
     assert [entry.kind for entry in Record.from_json(line).explained] == KINDS
     fields = json.loads(line)
     for entry, expected in zip(fields["explained"], THINGS):
-        named = set(entry) - set(json.loads(make_record().to_json())["explained"][0]) - {"overlay"}
-        assert named == set(expected)
+        extra_fields = set(entry) - set(json.loads(make_record().to_json())["explained"][0]) - {"overlay"}
+        assert extra_fields == set(expected)
 
 
 def test_of_classes_the_line_is_as_it_always_was() -> None:
@@ -174,8 +174,8 @@ def test_a_manifest_is_read_from_its_folder_or_by_itself(tmp_path: Path) -> None
 def test_the_parts_of_all_shards_are_read_together_in_their_order(tmp_path: Path) -> None:
     for index in (10, 2, 1):
         write(tmp_path / f"manifest-{index}-of-12.jsonl", make_record(f"{index}b"), make_record(f"{index}a"))
-    for other in ("manifest-1.jsonl", "manifest-1-of-2.jsonl.bak", "manifest-x-of-2.jsonl", "run-3-of-12.json"):
-        (tmp_path / other).write_text("not a manifest")
+    for name in ("manifest-1.jsonl", "manifest-1-of-2.jsonl.bak", "manifest-x-of-2.jsonl", "run-3-of-12.json"):
+        (tmp_path / name).write_text("not a manifest")
     assert names(tmp_path) == ["1b", "1a", "2b", "2a", "10b", "10a"]
 
 
@@ -280,8 +280,8 @@ def test_a_disk_that_takes_any_part_of_a_line_leaves_whole_lines(tmp_path: Path)
     first, last = write(path, make_record("a"), make_record("b"))
     path.write_bytes(first)
     lines = LineFile(path)
-    for taken in range(len(last)):
-        with no_file_longer_than(len(first) + taken), pytest.raises(OSError, match="too large"):
+    for written in range(len(last)):
+        with no_file_longer_than(len(first) + written), pytest.raises(OSError, match="too large"):
             lines.append(last)
         assert path.read_bytes() == first
     lines.append(last)
@@ -376,10 +376,10 @@ def test_lines_are_brought_into_the_order_of_the_input(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
     records = {name: replace(make_record(name), explained=make_record(name).explained[:1]) for name in "abcdef"}
     namesake = replace(records["f"], image="renamed")  # its file is another picture's by now
-    a, b, c, gone, old, later, double = write(path, *records.values(), namesake)
-    path.write_bytes(gone + c + double + a + old + b + later)
+    a, b, c, removed_line, old, later, double = write(path, *records.values(), namesake)
+    path.write_bytes(removed_line + c + double + a + old + b + later)
     sort_lines(path, ["a", "b", "x", "c", "f"], tmp_path)
-    assert path.read_bytes() == a + b + c + later + gone + old
+    assert path.read_bytes() == a + b + c + later + removed_line + old
     assert os.listdir(tmp_path) == ["manifest.jsonl"]
 
 

@@ -63,9 +63,9 @@ def finish_files(name: str) -> tuple[Record, dict[str, bytes]]:
     return record, {result: f"of {name}".encode()}
 
 
-def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **how: Any) -> OutputFolder:
+def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **kwargs: Any) -> OutputFolder:
     """A run over these pictures, without those that are done."""
-    with OutputFolder.open(path, run, **how) as folder:
+    with OutputFolder.open(path, run, **kwargs) as folder:
         for name in names:
             if name not in folder.done:
                 folder.append(Record(name, "net", error="broken") if name == failing else finish(folder, name))
@@ -87,10 +87,10 @@ def files(path: Path) -> dict[str, bytes]:
 def mounted(path: Path, size: str) -> Iterator[Path]:
     """A disk of its own, of so many bytes."""
     path.mkdir()
-    made = shutil.which("mount") and subprocess.run(
+    completed = shutil.which("mount") and subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False, capture_output=True
     )
-    if not made or made.returncode:
+    if not completed or completed.returncode:
         pytest.skip("a disk can be mounted by root alone, on Linux")
     try:
         yield path
@@ -266,9 +266,9 @@ def test_other_settings_are_refused_and_said(tmp_path: Path) -> None:
     work(tmp_path, ORDER[:2])
     before = files(tmp_path)
     settings = {"alpha": 0.7, "layers": ["layer4"], "preprocessing": {"size": [224, 256], "mean": None}, "audit": True}
-    other = replace(RUN, settings=settings, model="other", weights={**RUN.weights, "sha256": "cd" * 32})
+    changed_run = replace(RUN, settings=settings, model="other", weights={**RUN.weights, "sha256": "cd" * 32})
     with pytest.raises(OutputError) as raised:
-        OutputFolder.open(tmp_path, other, mode="resume")
+        OutputFolder.open(tmp_path, changed_run, mode="resume")
     assert str(raised.value) == (
         f"{tmp_path}/: the earlier run had other settings: model: net → other; weights: {'ab' * 32} → {'cd' * 32}; "
         "alpha: 0.5 → 0.7; preprocessing.size: [224, 224] → [224, 256]; audit: nothing → true. Give the same settings, "
@@ -278,7 +278,7 @@ def test_other_settings_are_refused_and_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"root": None, "inputs": ["b.zip"]}, r'input: ../photos → \["b.zip"\]'),
         ({"device": "cuda:1"}, "device: cpu → cuda"),
@@ -290,9 +290,9 @@ def test_other_settings_are_refused_and_said(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_each_difference_that_counts_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_each_difference_that_counts_is_said(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     work(tmp_path, ORDER[:2])
-    with pytest.raises(OutputError, match=f"other settings: {said}"):
+    with pytest.raises(OutputError, match=f"other settings: {message}"):
         OutputFolder.open(tmp_path, replace(RUN, **changes), mode="resume")
 
 
@@ -398,9 +398,9 @@ def test_temporary_files_are_on_the_same_disk_and_hidden(tmp_path: Path) -> None
 
 
 def test_overwriting_removes_what_the_earlier_run_wrote_and_nothing_else(tmp_path: Path) -> None:
-    path, other = tmp_path / "explained", tmp_path / "other"
+    path, expected_path = tmp_path / "explained", tmp_path / "other"
     work(path, ORDER)
-    work(other, ["c.jpg"])
+    work(expected_path, ["c.jpg"])
     for name in ("index.html", "report/style.css", "report/gallery.js", "report/details-0a1b/0.js"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).touch()
@@ -411,9 +411,9 @@ def test_overwriting_removes_what_the_earlier_run_wrote_and_nothing_else(tmp_pat
     for name in actual:
         (path / name).write_text("mine")
     work(path, ["c.jpg"], mode="overwrite")
-    left = files(path)
-    assert [left.pop(name) for name in actual] == [b"mine"] * len(actual)
-    assert left == files(other)
+    remaining = files(path)
+    assert [remaining.pop(name) for name in actual] == [b"mine"] * len(actual)
+    assert remaining == files(expected_path)
     assert not (path / "report/views/sub").exists()
     (path / "report/notes.txt").unlink()
     (path / "report/views/photo.jpg").rename(path / "report/views/a.small.jpg")
@@ -486,12 +486,12 @@ def test_overwriting_heeds_no_broken_lines(tmp_path: Path) -> None:
 
 def test_shards_share_a_folder(tmp_path: Path) -> None:
     with (
-        OutputFolder.open(tmp_path, RUN, shard=Shard(1, 2)) as one,
-        OutputFolder.open(tmp_path, RUN, shard=Shard(2, 2)) as two,
+        OutputFolder.open(tmp_path, RUN, shard=Shard(1, 2)) as first_shard,
+        OutputFolder.open(tmp_path, RUN, shard=Shard(2, 2)) as second_shard,
     ):
-        two.append(finish(two, "c.jpg"))
-        one.append(finish(one, "a.jpg"))
-        one.log("begun")
+        second_shard.append(finish(second_shard, "c.jpg"))
+        first_shard.append(finish(first_shard, "a.jpg"))
+        first_shard.log("begun")
     assert [record.image for record in read_manifest(tmp_path)] == ["a.jpg", "c.jpg"]
     names = {"manifest-1-of-2.jsonl", "manifest-2-of-2.jsonl", "run-1-of-2.json", "run-2-of-2.json"}
     assert set(files(tmp_path)) == names | {"a-gradcam.jpg", "c-gradcam.jpg"}
@@ -503,10 +503,10 @@ def test_shards_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_shard_meets_only_shards_of_its_own_run(tmp_path: Path) -> None:
     work(tmp_path, ["a.jpg"], shard=Shard(1, 2))
-    other = replace(RUN, settings={**RUN.settings, "alpha": 0.9})
+    changed_run = replace(RUN, settings={**RUN.settings, "alpha": 0.9})
     for mode in ("new", "resume", "overwrite"):
         with pytest.raises(OutputError, match=r"the earlier run \(of shard 1/2\) had other settings: alpha: 0.5 → 0.9"):
-            OutputFolder.open(tmp_path, other, mode=mode, shard=Shard(2, 2))
+            OutputFolder.open(tmp_path, changed_run, mode=mode, shard=Shard(2, 2))
         with pytest.raises(
             OutputError, match=r"contains shard 1/2, with 1 record, but this is shard 1/3; choose another"
         ):
@@ -701,12 +701,12 @@ def test_tensors_of_every_kind_count(classifier: gradcam.Classifier, kind: str) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they will be gone one day
         quantised = torch.quantize_per_tensor(values, 0.1, 2, torch.quint8)
-    made = {
+    tensors = {
         "bfloat16": values.bfloat16(), "transposed": values.T, "empty": values[:0], "scalar": values[1, 1],
         "sparse": values.to_sparse(), "quantised": quantised, "meta": values.to("meta"), "bool": values > 2,
     }  # fmt: skip
     actual = set()
-    for tensor in (made[kind], values + 1):
+    for tensor in (tensors[kind], values + 1):
         model = nn.Module()
         model.register_buffer("values", tensor)
         actual |= {describe_weights(replace(classifier, model=model))["sha256"] for _ in range(2)}

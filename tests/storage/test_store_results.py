@@ -55,9 +55,9 @@ def add(results: StoreResults, name: str, *, failing: str = "") -> None:
     results.append(record)
 
 
-def work(names: list[str], *, failing: str = "", run: Any = RUN, url: str = URL, **how: Any) -> StoreResults:
+def work(names: list[str], *, failing: str = "", run: Any = RUN, url: str = URL, **kwargs: Any) -> StoreResults:
     """A run over these pictures, without those that are done."""
-    results = StoreResults.open(Store(url), run, **how)
+    results = StoreResults.open(Store(url), run, **kwargs)
     for name in names:
         if name not in results.done:
             add(results, name, failing=failing)
@@ -104,10 +104,10 @@ def test_the_log_is_of_pieces_too(fs: Any) -> None:
 def test_a_log_that_cannot_be_written_stops_no_run(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     actual = ObjectStore.pipe_file
 
-    def write(self: Any, path: str, *arguments: Any, **how: Any) -> None:
+    def write(self: Any, path: str, *arguments: Any, **kwargs: Any) -> None:
         if "/log/" in path:
             raise PermissionError("Access Denied")
-        actual(self, path, *arguments, **how)
+        actual(self, path, *arguments, **kwargs)
 
     monkeypatch.setattr(ObjectStore, "pipe_file", write)
     results = StoreResults.open(Store(URL), RUN)
@@ -177,8 +177,8 @@ def test_resuming_lists_once_and_asks_for_no_object_on_its_own(fs: Any) -> None:
     work(ORDER)
     fs.requests.clear()
     StoreResults.open(Store(URL), RUN, mode="resume")
-    assert [what for what, _ in fs.requests].count("list") == 1
-    assert not [path for what, path in fs.requests if what == "look"]
+    assert [request for request, _ in fs.requests].count("list") == 1
+    assert not [path for request, path in fs.requests if request == "look"]
 
 
 @pytest.mark.parametrize("spoil", [lambda fs, name: fs.store.pop(name), lambda fs, name: fs.store[name].truncate(0)])
@@ -201,13 +201,13 @@ def test_what_failed_or_went_away_or_is_empty_is_done_again_in_its_place(fs: Any
 
 
 def _elsewhere(fs: Any) -> dict[str, bytes]:
-    """What a run that was not stopped gives."""
-    kept = dict(fs.store)
+    """Return the results of a run that was not stopped."""
+    saved = dict(fs.store)
     fs.store.clear()
     work(ORDER)
     actual = tree(fs)
     fs.store.clear()
-    fs.store.update(kept)
+    fs.store.update(saved)
     return actual
 
 
@@ -240,11 +240,11 @@ def test_a_stop_while_pieces_are_put_in_order_does_no_harm(
     work(ORDER, failing="a.jpg")
     results = StoreResults.open(Store(URL), RUN, mode="resume")
     add(results, "a.jpg")
-    left = iter(range(stop_at))
+    remaining = iter(range(stop_at))
 
     def stop(actual: Any) -> Any:
         def call(*arguments: Any) -> None:
-            if next(left, None) is None:
+            if next(remaining, None) is None:
                 raise KeyboardInterrupt
             actual(*arguments)
 
@@ -362,7 +362,7 @@ def test_two_at_once_are_found_out(fs: Any) -> None:
 def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(
     fs: Any, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
-    """What is finished meanwhile is another piece: the first may be there although no answer came."""
+    """Check that the run writes its next results to a new part, because an interrupted write may have created its own."""
     actual, cut = Store.write, iter([True])
 
     def write(self: Store, name: str, data: bytes) -> None:
@@ -391,15 +391,15 @@ def test_overwriting_removes_what_was_recorded_and_nothing_else(fs: Any) -> None
     store = Store(URL)
     work(ORDER)
     StoreResults.open(store, RUN, mode="resume").log("x")
-    kept = {"notes.txt": b"n", "a-gradcam.png": b"p", "manifest/notes.txt": b"m", "report/mine.txt": b"r"}
+    unrelated = {"notes.txt": b"n", "a-gradcam.png": b"p", "manifest/notes.txt": b"m", "report/mine.txt": b"r"}
     page = b'<head><meta name="generator" content="gradcam"></head>'
     report = {"index.html": page, "report/style.css": b"s", "report/views/sub/b.large.jpg": b"v"}
-    for name, data in {**kept, **report}.items():
+    for name, data in {**unrelated, **report}.items():
         store.write(name, data)
     Store("objects://bucket/other").write("a-gradcam.jpg", b"o")
     StoreResults.open(store, RUN, mode="overwrite")
     assert {name: data for name, data in tree(fs).items() if name != "run.json"} == {
-        **kept, "/bucket/other/a-gradcam.jpg": b"o",
+        **unrelated, "/bucket/other/a-gradcam.jpg": b"o",
     }  # fmt: skip
 
 
@@ -413,7 +413,7 @@ def test_overwriting_removes_nothing_of_a_record_that_leads_away(fs: Any) -> Non
     fs.requests.clear()
     StoreResults.open(Store(URL), RUN, mode="overwrite")
     assert Store("objects://bucket").read("precious.jpg") == b"p"
-    removed = [path for what, path in fs.requests if what == "remove"]
+    removed = [path for request, path in fs.requests if request == "remove"]
     assert removed == ["/bucket/out/run.json", "/bucket/out/manifest/00001.jsonl"]
 
 
@@ -424,8 +424,8 @@ def test_overwriting_a_share_keeps_the_report_and_the_other_shares(fs: Any) -> N
     Store(URL).write("index.html", page)
     before = tree(fs)
     StoreResults.open(Store(URL), RUN, mode="overwrite", shard=Shard(1, 2))
-    gone = {"a-gradcam.jpg", "sub/b-gradcam.jpg", "manifest-1-of-2/00001.jsonl"}
-    assert tree(fs) == {name: data for name, data in before.items() if name not in gone}
+    removed = {"a-gradcam.jpg", "sub/b-gradcam.jpg", "manifest-1-of-2/00001.jsonl"}
+    assert tree(fs) == {name: data for name, data in before.items() if name not in removed}
 
 
 def test_overwriting_removes_no_input(fs: Any) -> None:
@@ -486,35 +486,35 @@ def test_records_wait_for_the_next_try(fs: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (PermissionError("Access Denied"), r"the credentials do not allow listing, reading or writing it \(Access Denied\)"),
         (FileNotFoundError("The specified bucket does not exist"), "the bucket, or an object in it, does not exist"),
         (OSError(errno.EROFS, "Read-only"), r"cannot be written to \(Read-only\); choose another --output"),
     ],
 )  # fmt: skip
-def test_what_a_store_refuses_is_one_line(fs: Any, error: OSError, said: str) -> None:
-    def refuse(*arguments: Any, **how: Any) -> None:
+def test_what_a_store_refuses_is_one_line(fs: Any, error: OSError, message: str) -> None:
+    def refuse(*arguments: Any, **kwargs: Any) -> None:
         raise error
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ObjectStore, "pipe_file", refuse)
-        with pytest.raises(OutputError, match=f"^{URL}/: {said}") as caught:
+        with pytest.raises(OutputError, match=f"^{URL}/: {message}") as caught:
             StoreResults.open(Store(URL), RUN)
         assert "\n" not in str(caught.value)
-        with pytest.raises(OutputError, match=said):
+        with pytest.raises(OutputError, match=message):
             Bucket(Store(URL)).write({"a.jpg": b"a"}, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ObjectStore, "ls", refuse)
         patch.setattr(ObjectStore, "find", refuse)
-        with pytest.raises(OutputError, match=said):
+        with pytest.raises(OutputError, match=message):
             check_records(Destination(Store(URL), "new"))
 
 
 def test_a_picture_s_files_are_all_there_or_none(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     actual = ObjectStore.pipe_file
 
-    def refuse(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
+    def refuse(self: Any, path: str, value: bytes, *arguments: Any, **kwargs: Any) -> None:
         if path.endswith("long.npy"):
             raise OSError(errno.ENAMETOOLONG, "File name too long")
         actual(self, path, value)
@@ -594,8 +594,8 @@ def test_a_copy_on_a_disk_is_overwritten(fs: Any, tmp_path: Path) -> None:
     results.close()
     copy_out(fs, tmp_path)
     OutputFolder.open(tmp_path, RUN, mode="overwrite").close()
-    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
-    assert left == [".gradcam.lock", "log.jsonl", "manifest.jsonl", "run.json"]
+    remaining = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert remaining == [".gradcam.lock", "log.jsonl", "manifest.jsonl", "run.json"]
 
 
 def test_a_run_on_a_disk_goes_on_in_a_copy_in_a_store(fs: Any, tmp_path: Path) -> None:

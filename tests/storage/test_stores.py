@@ -1,4 +1,4 @@
-"""What lies beyond this machine's disks: a store that refuses, fails and comes back, and a server that speaks S3."""
+"""Test object stores: one that refuses, one that fails and recovers, and a server that speaks S3."""
 
 from __future__ import annotations
 
@@ -204,9 +204,9 @@ def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, wait
     with pytest.raises(StoreError):
         store.read("a.jpg")
     before = len(waits)
-    for other in (store, Store("objects://bucket")):
+    for another_store in (store, Store("objects://bucket")):
         with pytest.raises(StoreError):
-            other.write("b", b"1")
+            another_store.write("b", b"1")
     assert len(waits) == before
     with pytest.raises(StoreError):
         Store("objects://other").read("a.jpg")  # of which nothing is known yet

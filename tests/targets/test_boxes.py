@@ -78,9 +78,9 @@ def test_a_picture_with_fewer_boxes_has_blank_maps_behind_them(kind: str, fewer:
 def test_no_box_above_the_threshold_lists_the_best_candidates() -> None:
     model: Any = make_detector("retinanet")
     model.score_thresh = 1.0
-    output, seen = run(model, FIRST)
+    output, run_values = run(model, FIRST)
     assert len(output[0]["scores"]) == 0
-    ((boxes, scores),) = weigh_by_hand(model, seen, FIRST)
+    ((boxes, scores),) = weigh_by_hand(model, run_values, FIRST)
     boxes, scores = boxes.detach(), scores.detach()
     best = scores.max(1).values.argsort(descending=True)[:3]
     for number in (all, 0):
@@ -121,9 +121,9 @@ MISTAKES: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "said"), MISTAKES)
-def test_what_cannot_be(detector: nn.Module, make: Any, said: str) -> None:
-    with pytest.raises(TargetError, match=said):
+@pytest.mark.parametrize(("make", "message"), MISTAKES)
+def test_what_cannot_be(detector: nn.Module, make: Any, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
         explain(detector, make())
 
 
@@ -185,7 +185,7 @@ def draw_mask(seed: int, size: Sequence[int], cells: int) -> np.ndarray:
 @pytest.mark.parametrize("is_missed", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 def test_drise(kind: str, is_missed: bool, count: int) -> None:
-    """Of one picture, and of two of several sizes, which see the corner of a mask that is theirs."""
+    """Use one image, then two of different sizes. Each image gets the corner of the mask that has its size."""
     masks, model, pictures = 9, make_detector(kind), make_pictures()[:count]
     first = model(pictures)
     place = (10.0, 8.0, 30.0, 26.0)
@@ -197,16 +197,16 @@ def test_drise(kind: str, is_missed: bool, count: int) -> None:
     drawn = [torch.from_numpy(draw_mask(seed, size, 16)) for seed in range(masks)]
     scores: list[list[float]] = []
     for mask in drawn:
-        shown = [picture * mask[: picture.shape[1], : picture.shape[2]] for picture in pictures]
-        _, seen = run(model, shown)
+        masked_pictures = [picture * mask[: picture.shape[1], : picture.shape[2]] for picture in pictures]
+        _, run_values = run(model, masked_pictures)
         scores.append([])
-        for (boxes, values), output in zip(weigh_by_hand(model, seen, shown), first):
+        for (boxes, values), output in zip(weigh_by_hand(model, run_values, masked_pictures), first):
             box = place if is_missed else output["boxes"][1].tolist()
             label = 2 if is_missed else int(output["labels"][1])
             scores[-1].append(float((values[:, label] * overlap(boxes[:, label], box)).max().detach()))
     for i, picture in enumerate(pictures):
         mean = sum(score[i] for score in scores) / masks
-        expected = sum((own[i] - mean) * mask for own, mask in zip(scores, drawn)) / (masks * 0.5)
+        expected = sum((mask_scores[i] - mean) * mask for mask_scores, mask in zip(scores, drawn)) / (masks * 0.5)
         assert isinstance(expected, Tensor)
         expected = expected[: picture.shape[1], : picture.shape[2]]
         if count == 1:
@@ -217,9 +217,9 @@ def test_drise(kind: str, is_missed: bool, count: int) -> None:
 
 
 @pytest.mark.parametrize("target", [Box(0), MissedBox((10.0, 8.0, 30.0, 26.0), 1)])
-@pytest.mark.parametrize("left", [1, 0])
+@pytest.mark.parametrize("candidate_count", [1, 0])
 def test_a_masked_picture_without_a_candidate_scores_nothing(
-    target: Any, left: int, monkeypatch: pytest.MonkeyPatch
+    target: Any, candidate_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no mistake, as it would be in the picture itself."""
     model = make_detector("ssd")
@@ -229,8 +229,12 @@ def test_a_masked_picture_without_a_candidate_scores_nothing(
     def list_candidates(*_: Any) -> list[Candidates]:
         nonlocal passes
         passes += 1
-        corner = torch.tensor([[0.0, 0.0, 1.0, 1.0]] * left, dtype=torch.float64).reshape(left, 4)
-        return [Candidates(corner, torch.ones(left, dtype=torch.float64), torch.ones(left, dtype=torch.int64))]
+        corner = torch.tensor([[0.0, 0.0, 1.0, 1.0]] * candidate_count, dtype=torch.float64).reshape(candidate_count, 4)
+        return [
+            Candidates(
+                corner, torch.ones(candidate_count, dtype=torch.float64), torch.ones(candidate_count, dtype=torch.int64)
+            )
+        ]
 
     bound = target.bind(model, to_batch(FIRST))
     again = bound.target.score(bound.batch.run(bound.model), 1).target

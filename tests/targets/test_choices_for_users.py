@@ -94,9 +94,9 @@ class TestClipseg:
             return output if isinstance(output, Tensor) else output.pooler_output
 
         with torch.no_grad():
-            first, other = (embed(model.get_image_features(pixel_values=x)) for x in (IMAGES, second[None]))
+            first, second_embedding = (embed(model.get_image_features(pixel_values=x)) for x in (IMAGES, second[None]))
             prompt = embed(model.get_text_features(**tokenize(["a cat"])))
-        for target, vector in ((Text("a cat", tokenizer=tokenize), prompt), (Like(second), other)):
+        for target, vector in ((Text("a cat", tokenizer=tokenize), prompt), (Like(second), second_embedding)):
             score = gradcam.explain(model, IMAGES, target=target).scores
             assert torch.allclose(score, torch.cosine_similarity(first, vector)[:, None], atol=1e-5)
 
@@ -155,7 +155,7 @@ class TestWords:
         assert "preprocess" not in str(caught.value)
 
     def test_several_tiles_for_each_sample(self, transformers: Any) -> None:
-        """What the message advises works."""
+        """Check that the advice in the message works."""
         vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
         text = dict(vision, model_type="llama", num_key_value_heads=2, vocab_size=100, pad_token_id=0)
         config = transformers.SmolVLMConfig(

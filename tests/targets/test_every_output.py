@@ -115,7 +115,7 @@ def test_a_map_or_a_line(target: str, output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "output", "named"),
+    ("target", "output", "message"),
     [
         (1, "dense", r"targets\.Mask"),
         (1, "detections", r"targets\.Box"),  # and not the edges of a single box
@@ -126,10 +126,10 @@ def test_a_map_or_a_line(target: str, output: str) -> None:
         (Mask(1), "detections", "function"),
     ],
 )
-def test_alternative_is_named(target: Any, output: str, named: str) -> None:
+def test_alternative_is_named(target: Any, output: str, message: str) -> None:
     images = torch.rand(1, 3, *[SIZE] * (3 if output == "volume" else 2))
     model = Net(OUTPUTS[output], 3 if output == "volume" else 2).eval()
-    with pytest.raises(GradcamError, match=named):
+    with pytest.raises(GradcamError, match=message):
         gradcam.explain(model, images, target=target)
 
 

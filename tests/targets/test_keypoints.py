@@ -28,7 +28,7 @@ def pictures() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("arguments", "message"),
     [
         ({"number": -1}, NOWHERE),
         ({"number": "nose"}, NOWHERE),
@@ -39,17 +39,17 @@ def pictures() -> Tensor:
         ({"number": 0, "temperature": 0}, "The temperature is 0, expected a number above 0"),
     ],
 )
-def test_bad_input(wanted: Any, message: str) -> None:
+def test_bad_input(arguments: Any, message: str) -> None:
     with pytest.raises(TargetError, match=message) as error:
-        Keypoint(**wanted)
+        Keypoint(**arguments)
     assert "\n" not in str(error.value)
 
 
 def test_forms_of_a_number(model: nn.Module, pictures: Tensor) -> None:
     everything = gradcam.explain(model, pictures, "0", target=Keypoint(all))
     assert everything.maps.shape[1] == 5
-    for wanted in ([3, 1], (3, 1), range(3, 0, -2)):
-        explanation = gradcam.explain(model, pictures, "0", target=Keypoint(wanted))
+    for numbers in ([3, 1], (3, 1), range(3, 0, -2)):
+        explanation = gradcam.explain(model, pictures, "0", target=Keypoint(numbers))
         assert torch.equal(explanation.maps, everything.maps[:, [3, 1]])
         assert torch.equal(explanation.scores, everything.scores[:, [3, 1]])
     assert torch.equal(gradcam.explain(model, pictures, "0", target=Keypoint("all")).maps, everything.maps)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import gradcam
 from gradcam.errors import TargetError
 from gradcam.targets.likeness import Like
-from tests.families.test_embedding import PICTURES, draw, hugging_face, made
+from tests.families.test_embedding import PICTURES, draw, hugging_face, make_model
 from tests.helpers import assert_same, traces
 
 OTHER = draw(3, 32, 32, seed=5)
@@ -25,12 +25,12 @@ def explain(model: nn.Module, target: Like, pictures: Any = PICTURES, **options:
     return gradcam.explain(model, pictures, "layer3", method="hirescam", target=target, **options)
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=1e-7)
+def assert_close(maps: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(maps.double(), expected.double(), rtol=1e-6, atol=1e-7)
 
 
 def test_a_picture_and_its_embedding_are_one_target() -> None:
-    model = made("any module")
+    model = make_model("any module")
     vector = model(OTHER[None]).detach()
     expected = explain(model, Like(OTHER))
     for target in (Like(OTHER[None]), Like(vector[0]), Like(vector), Like(3 * vector)):
@@ -42,21 +42,24 @@ def test_a_picture_and_its_embedding_are_one_target() -> None:
 
 
 def test_several_references_give_several_maps() -> None:
-    model, others = made("any module"), torch.stack([OTHER, PICTURES[0]])
-    explanation = explain(model, Like(others, "photo"))
+    model, references = make_model("any module"), torch.stack([OTHER, PICTURES[0]])
+    explanation = explain(model, Like(references, "photo"))
     assert explanation.maps.shape[:2] == (2, 2)
-    for k, other in enumerate(others):
-        assert_close(explanation.maps[:, k : k + 1], explain(model, Like(other)).maps)
+    for k, reference in enumerate(references):
+        assert_close(explanation.maps[:, k : k + 1], explain(model, Like(reference)).maps)
     assert [instance.name for instance in explanation.instances[0]] == ["photo 0", "photo 1"]
-    assert [instance.name for instance in explain(model, Like(others, ["one", "two"])).instances[1]] == ["one", "two"]
+    assert [instance.name for instance in explain(model, Like(references, ["one", "two"])).instances[1]] == [
+        "one",
+        "two",
+    ]
     assert explanation.reference is not None
     assert_close(explanation.reference.scores, explanation.scores.T)
-    by_vectors = explain(model, Like(model(others).detach()))
+    by_vectors = explain(model, Like(model(references).detach()))
     assert_close(by_vectors.maps, explanation.maps)
 
 
 def test_a_picture_is_most_like_itself() -> None:
-    explanation = explain(made("any module"), Like(PICTURES[1]))
+    explanation = explain(make_model("any module"), Like(PICTURES[1]))
     assert explanation.scores[1, 0].item() == pytest.approx(1, abs=1e-6)
     assert explanation.scores[0, 0] < explanation.scores[1, 0]
     assert explanation.instances[1][0].score == pytest.approx(1, abs=1e-6)
@@ -68,7 +71,7 @@ def test_a_picture_is_most_like_itself() -> None:
     "open_clip, ResNet",
 ])  # fmt: skip
 def test_nothing_would_make_a_picture_more_like_itself(kind: str, dtype: torch.dtype) -> None:
-    model = copy.deepcopy(made(kind)).to(dtype)
+    model = copy.deepcopy(make_model(kind)).to(dtype)
     explanation = gradcam.explain(model, PICTURES.to(dtype), target=Like(PICTURES[[1, 0]].to(dtype)))
     assert not explanation.maps[1, 0].any()  # what is left of the gradient is rounding
     assert not explanation.maps[0, 1].any()
@@ -77,12 +80,14 @@ def test_nothing_would_make_a_picture_more_like_itself(kind: str, dtype: torch.d
 
 @pytest.mark.slow
 def test_what_asks_no_gradient_still_shows_how_a_picture_is_like_itself() -> None:
-    explanation = gradcam.explain(made("any module"), PICTURES[:1], target=Like(PICTURES[:1]), method="ablationcam")
+    explanation = gradcam.explain(
+        make_model("any module"), PICTURES[:1], target=Like(PICTURES[:1]), method="ablationcam"
+    )
     assert explanation.maps.any()
 
 
 def test_a_reference_of_another_size() -> None:
-    model, larger = made("any module"), draw(3, 48, 64, seed=6)
+    model, larger = make_model("any module"), draw(3, 48, 64, seed=6)
     explanation = explain(model, Like(larger))
     assert explanation.reference is not None
     assert (explanation.heatmaps.shape, explanation.reference.heatmaps.shape) == ((2, 1, 32, 32), (1, 2, 48, 64))
@@ -90,7 +95,7 @@ def test_a_reference_of_another_size() -> None:
 
 
 def test_other_views_leave_the_reference_as_it_is() -> None:
-    model = made("any module")
+    model = make_model("any module")
     plain, mirrored = (explain(model, Like(OTHER), item, evidence="signed") for item in (PICTURES, PICTURES.flip(-1)))
     flipped = explain(model, Like(OTHER), evidence="signed", augmentation="flip")
     assert plain.reference is not None
@@ -120,7 +125,7 @@ def test_nothing_is_left_behind() -> None:
 def test_files_are_read_by_what_is_loaded(wrong: Any) -> None:
     message = r"The reference is .*, expected a tensor: an image \(C,H,W\).* use gradcam.load_matcher"
     with pytest.raises(TargetError, match=message):
-        explain(made("any module"), Like(wrong))
+        explain(make_model("any module"), Like(wrong))
 
 
 def test_what_is_no_reference() -> None:
@@ -129,6 +134,6 @@ def test_what_is_no_reference() -> None:
         with pytest.raises(TargetError, match=r"The reference is torch\..*, expected a floating-point image \(C,H,W\)"):
             Like(wrong)
     with pytest.raises(TargetError, match="An embedding is zero, infinite or NaN"):
-        explain(made("any module"), Like(torch.zeros(512)))
+        explain(make_model("any module"), Like(torch.zeros(512)))
     with pytest.raises(TargetError, match="There are 2 references, but 1 names"):
-        explain(made("any module"), Like(draw(2, 512), ["one"]))
+        explain(make_model("any module"), Like(draw(2, 512), ["one"]))

@@ -39,7 +39,7 @@ class Colours(nn.Module):
 
 
 class ToyForSemanticSegmentation(Colours):
-    """The same with a configuration as Hugging Face's models have it, and so with labels."""
+    """A toy segmenter with a Hugging Face configuration, which has labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,8 +180,8 @@ def test_several_classes_have_a_map_each_from_one_pass():
 
 
 def test_each_picture_of_a_batch_has_its_own_class_mask_and_score():
-    other = paint((0, 0, 4, 4, BLUE))
-    pair = torch.cat([PICTURE, other])
+    second_picture = paint((0, 0, 4, 4, BLUE))
+    pair = torch.cat([PICTURE, second_picture])
     model = ToyForSemanticSegmentation()
     explanation = explain(Mask(), pair, model=model)
     assert explanation.classes.tolist() == [[RED], [BLUE]]
@@ -240,10 +240,10 @@ def test_what_lies_around_a_padded_picture_is_in_no_mask():
     # Coloured pixels around the pictures are not taken for background, whose logit is 1 where there is no colour.
     assert explain(Mask(0), batch).scores.tolist() == [[1.0], [1.0]]
     # Of green, three rows lie in the second picture, and none in the first one.
-    assert said(Mask(GREEN), batch).startswith("image 0: No pixel")
+    assert read_message(Mask(GREEN), batch).startswith("image 0: No pixel")
     assert explain(Mask(GREEN, (3, 6, 8, 12)), batch).scores.flatten().tolist() == [0.0, pytest.approx(2 * 3 / 5)]
-    assert "9 pixels wide and 10 high and begins at (2, 1)" in said(Mask(mask=(11, 3)), batch)
-    assert "is empty" in said(Mask(RED, (0, 8, 4, 12)), batch)
+    assert "9 pixels wide and 10 high and begins at (2, 1)" in read_message(Mask(mask=(11, 3)), batch)
+    assert "is empty" in read_message(Mask(RED, (0, 8, 4, 12)), batch)
 
 
 class Single(nn.Module):
@@ -292,7 +292,7 @@ def test_the_output_is_the_models_own():
     assert torch.equal(explain(Mask(RED)).output, Colours()(PICTURE).detach())
 
 
-def said(target: Mask, pictures: Tensor = PICTURE, model: nn.Module | None = None) -> str:
+def read_message(target: Mask, pictures: Tensor = PICTURE, model: nn.Module | None = None) -> str:
     with pytest.raises(TargetError) as caught:
         explain(target, pictures, model)
     assert "\n" not in str(caught.value)
@@ -301,46 +301,46 @@ def said(target: Mask, pictures: Tensor = PICTURE, model: nn.Module | None = Non
 
 def test_a_class_without_a_pixel_is_told_with_those_that_are_there():
     share = (HEIGHT * WIDTH - 34 - 20) / (HEIGHT * WIDTH)
-    message = said(Mask("sky"), model=ToyForSemanticSegmentation())
+    message = read_message(Mask("sky"), model=ToyForSemanticSegmentation())
     assert "No pixel is predicted as sky (3)" in message
     assert f"background (0) {100 * share:.1f} %, red fox (1) {3400 / 192:.1f} %, tree (2) {2000 / 192:.1f} %" in message
-    assert said(Mask(BLUE)).startswith("No pixel is predicted as class 3. Predicted: class 0 ")
-    assert said(Mask(GREEN), torch.cat([PICTURE, paint((0, 0, 4, 4, RED))])).startswith("image 1: No pixel")
+    assert read_message(Mask(BLUE)).startswith("No pixel is predicted as class 3. Predicted: class 0 ")
+    assert read_message(Mask(GREEN), torch.cat([PICTURE, paint((0, 0, 4, 4, RED))])).startswith("image 1: No pixel")
 
 
 def test_a_point_where_another_class_is_predicted_is_told_with_that():
-    message = said(Mask("tree", (2, 3)), model=ToyForSemanticSegmentation())
+    message = read_message(Mask("tree", (2, 3)), model=ToyForSemanticSegmentation())
     assert "At the point (2, 3) the model predicts red fox (1), not tree (2)" in message
 
 
 @pytest.mark.parametrize("point", [(WIDTH, 0), (-1, 3), (3, HEIGHT)])
 def test_a_point_outside_of_the_picture(point):
-    message = said(Mask(mask=point))
+    message = read_message(Mask(mask=point))
     assert f"{point} is outside the image, which is {WIDTH} pixels wide and {HEIGHT} high" in message
 
 
 def test_classes_that_do_not_exist():
-    assert "Class 4 does not exist: this model has 4 classes, 0 to 3" in said(Mask(4))
-    assert "Class -1 does not exist" in said(Mask(-1))
-    assert "'tree'" in said(Mask("treee"), model=ToyForSemanticSegmentation())
-    assert "pass the index of" in said(Mask("tree"))
+    assert "Class 4 does not exist: this model has 4 classes, 0 to 3" in read_message(Mask(4))
+    assert "Class -1 does not exist" in read_message(Mask(-1))
+    assert "'tree'" in read_message(Mask("treee"), model=ToyForSemanticSegmentation())
+    assert "pass the index of" in read_message(Mask("tree"))
 
 
 def test_an_empty_mask(tmp_path: Path):
-    assert "is empty" in said(Mask(RED, np.zeros((HEIGHT, WIDTH), bool)))
-    assert "is empty" in said(Mask(RED, (20, 3, 24, 6)))
+    assert "is empty" in read_message(Mask(RED, np.zeros((HEIGHT, WIDTH), bool)))
+    assert "is empty" in read_message(Mask(RED, (20, 3, 24, 6)))
     Image.new("L", (WIDTH, HEIGHT)).save(tmp_path / "black.png")
-    assert "black.png" in said(Mask(RED, tmp_path / "black.png"))
+    assert "black.png" in read_message(Mask(RED, tmp_path / "black.png"))
 
 
 def test_a_mask_of_another_size_is_told_with_both():
-    message = said(Mask(RED, np.ones((WIDTH, HEIGHT), bool)))
+    message = read_message(Mask(RED, np.ones((WIDTH, HEIGHT), bool)))
     assert "12 pixels wide and 16 high" in message
     assert "16 wide and 12 high" in message
 
 
 def test_another_number_of_masks_than_of_images():
-    assert "There are 3 masks for 1 image(s)" in said(Mask(RED, np.ones((3, HEIGHT, WIDTH), bool)))
+    assert "There are 3 masks for 1 image(s)" in read_message(Mask(RED, np.ones((3, HEIGHT, WIDTH), bool)))
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ class Classes(nn.Module):
 
 
 def test_a_model_that_is_no_segmenter():
-    message = said(Mask(1), model=Classes())
+    message = read_message(Mask(1), model=Classes())
     assert "Classes returned a tensor (1, 4)" in message
     assert "(1, classes, h, w)" in message
 

@@ -1,4 +1,4 @@
-"""What a model's output is: logits beside their probabilities, embeddings, values of actions, keypoints and other maps."""
+"""Test how outputs are recognised: logits beside probabilities, embeddings, action values, keypoints, other maps."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def word_tokenizer(longest: int = 12, words: Sequence[str] = WORDS) -> Any:
     inner.post_processor = tokenizers.processors.TemplateProcessing(
         single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 1), ("[EOS]", 2)]
     )
-    named = {"unk_token": "[UNK]", "pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=longest, **named)
+    special_tokens = {"unk_token": "[UNK]", "pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=longest, **special_tokens)
 
 
 def save(model: Any, folder: Path, tokenizer: Any = None) -> Any:
@@ -63,7 +63,7 @@ def see(model: Any) -> Tensor:
 
 
 def count_runs(module: nn.Module) -> list[int]:
-    """How many rows each run of a module had."""
+    """Count the rows of each run of a module."""
     runs: list[int] = []
     module.register_forward_hook(
         lambda module, args, kwargs, output: runs.append(len(kwargs["input_ids"])), with_kwargs=True
@@ -75,8 +75,8 @@ def score(model: Any, text: Any = SENTENCES, **options: Any) -> Tensor:
     return gradcam.explain(model, PICTURES, method="gradcam", target=Text(text, **options)).scores.double()
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+def assert_close(maps: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(maps, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_sentences_are_embedded_by_the_models_own_parts(clip: Any) -> None:
@@ -88,13 +88,13 @@ def test_sentences_are_embedded_by_the_models_own_parts(clip: Any) -> None:
 
 
 def test_against_is_the_mean_of_the_others(clip: Any) -> None:
-    others = ["an empty sofa", "there is one"]
-    plain, rivals = score(clip), score(clip, others)
-    assert_close(score(clip, against=others), plain - rivals.mean(1, keepdim=True))
-    assert_close(score(clip, against=others[0]), plain - rivals[:, :1])
-    explanation = gradcam.explain(clip, PICTURES, method="gradcam", target=Text(SENTENCES, against=others))
+    contrasts = ["an empty sofa", "there is one"]
+    plain, rivals = score(clip), score(clip, contrasts)
+    assert_close(score(clip, against=contrasts), plain - rivals.mean(1, keepdim=True))
+    assert_close(score(clip, against=contrasts[0]), plain - rivals[:, :1])
+    explanation = gradcam.explain(clip, PICTURES, method="gradcam", target=Text(SENTENCES, against=contrasts))
     assert [(instance.kind, instance.name, instance.against) for instance in explanation.instances[0]] == [
-        ("text", sentence, tuple(others)) for sentence in SENTENCES
+        ("text", sentence, tuple(contrasts)) for sentence in SENTENCES
     ]
     message = torch.tensor([[item.score for item in row] for row in explanation.instances], dtype=torch.float64)
     assert_close(message, plain)
@@ -146,11 +146,13 @@ def test_towers_of_a_users_own() -> None:
     [lambda tokens: dict(tokens), lambda tokens: tokens["input_ids"], lambda tokens: tokens["input_ids"].tolist()],
 )
 def test_a_tokenizer_of_ones_own(form: Callable[[Any], Any]) -> None:
-    model, own = towers("CLIP", projection_dim=12), word_tokenizer()
-    tokens = own(SENTENCES, padding=True, return_tensors="pt")
-    given = {"input_ids": tokens["input_ids"]} if isinstance(form(tokens), (Tensor, list)) else dict(tokens)
-    expected = cosines(see(model), embed(model, **given))
-    assert_close(score(model, tokenizer=lambda texts: form(own(texts, padding=True, return_tensors="pt"))), expected)
+    model, tokenizer = towers("CLIP", projection_dim=12), word_tokenizer()
+    tokens = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    text_inputs = {"input_ids": tokens["input_ids"]} if isinstance(form(tokens), (Tensor, list)) else dict(tokens)
+    expected = cosines(see(model), embed(model, **text_inputs))
+    assert_close(
+        score(model, tokenizer=lambda texts: form(tokenizer(texts, padding=True, return_tensors="pt"))), expected
+    )
 
 
 # Once
@@ -217,11 +219,11 @@ def test_the_tower_of_pictures_may_change(clip: Any) -> None:
 
 
 def test_each_tokenizer_has_embeddings_of_its_own(clip: Any) -> None:
-    other = word_tokenizer(words=WORDS[::-1])
-    plain, actual = score(clip), score(clip, tokenizer=other)
+    reversed_tokenizer = word_tokenizer(words=WORDS[::-1])
+    plain, actual = score(clip), score(clip, tokenizer=reversed_tokenizer)
     assert (plain - actual).abs().max() > 1e-3
     assert_close(score(clip), plain)
-    assert_close(score(clip, tokenizer=other), actual)
+    assert_close(score(clip, tokenizer=reversed_tokenizer), actual)
 
 
 def test_nothing_is_left_behind(clip: Any) -> None:

@@ -25,13 +25,15 @@ def model() -> nn.Module:
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     vision = small | {"image_size": 32, "patch_size": 8}
     ends = {"vocab_size": 12, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    made: nn.Module = T.GitForCausalLM(T.GitConfig(vision_config=vision, **small, **ends, max_position_embeddings=16))
+    captioner: nn.Module = T.GitForCausalLM(
+        T.GitConfig(vision_config=vision, **small, **ends, max_position_embeddings=16)
+    )
     generator = torch.Generator().manual_seed(5)
-    for name, parameter in made.named_parameters():
+    for name, parameter in captioner.named_parameters():
         if "norm" not in name.lower():
             deviation = 0.3 if parameter.ndim < 2 else 1.5 / math.sqrt(parameter[0].numel())
             parameter.data = torch.randn(parameter.shape, generator=generator) * deviation
-    return made.double().eval()
+    return captioner.double().eval()
 
 
 @pytest.fixture
@@ -49,8 +51,8 @@ def test_what_each_map_is_of(model: nn.Module, pictures: Tensor) -> None:
     explanation = gradcam.explain(model, pictures, target=Token(CAPTION, [2, 0]))
     assert explanation.classes is not None
     assert explanation.classes.tolist() == [[7, 5]] * 2
-    for i, own in enumerate(explanation.instances or ()):
-        for k, (place, instance) in enumerate(zip((2, 0), own)):
+    for i, instances in enumerate(explanation.instances or ()):
+        for k, (place, instance) in enumerate(zip((2, 0), instances)):
             logits = read_by_hand(model, pictures[i], place)
             word = CAPTION[place]
             exponents = [math.exp(float(logit)) for logit in logits]
@@ -86,10 +88,10 @@ def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -
 
 def test_several_views_and_other_methods(model: nn.Module, pictures: Tensor) -> None:
     """A word has no place, so that it may be looked for in other views; and a caption of one word is a row, too."""
-    one = pictures[:1]
-    flipped = gradcam.explain(model, one, target=Token([5]), augmentation="flip", evidence="signed")
-    upright = gradcam.explain(model, one, target=Token([5]), evidence="signed").maps
-    mirrored = gradcam.explain(model, one.flip(-1), target=Token([5]), evidence="signed").maps.flip(-1)
+    first_picture = pictures[:1]
+    flipped = gradcam.explain(model, first_picture, target=Token([5]), augmentation="flip", evidence="signed")
+    upright = gradcam.explain(model, first_picture, target=Token([5]), evidence="signed").maps
+    mirrored = gradcam.explain(model, first_picture.flip(-1), target=Token([5]), evidence="signed").maps.flip(-1)
     expected = (upright + mirrored) / 2
     np.testing.assert_allclose(flipped.maps.numpy(), expected.numpy(), rtol=0, atol=1e-6 * float(expected.abs().max()))
     layer = flipped.layer
