@@ -21,9 +21,9 @@ GET_DEVICE = Tensor.device.__get__
 
 
 class AppleGpu:
-    """The tensors on the device, by their storages, which views share.
+    """The tensors on the simulated GPU, tracked by their storages, which views share.
 
-    `errors` has the errors that this device raised, since a caller may catch them.
+    `errors` has the errors that this device raised, because a caller may catch them.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class AppleGpu:
         raise TypeError(message)
 
     def follow(self, inputs: Any, results: Any) -> None:
-        """Add the results of an operation that reads tensors of this device, but for inputs that lie elsewhere."""
+        """Add the results of an operation that reads tensors of this device, unless one of its inputs is on another device."""
         tensors = list(_list_tensors(inputs))
         if any(map(self.holds, tensors)):
             elsewhere = {_find_storage(tensor) for tensor in tensors if not self.holds(tensor)}
@@ -57,7 +57,7 @@ class AppleGpu:
 
 
 class _Operations(TorchDispatchMode):
-    """Follow tensors through the operations, also of a backward pass."""
+    """Track tensors through all operations, those of the backward pass included."""
 
     def __init__(self, gpu: AppleGpu) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Answer calls that name a device."""
+    """Handle the calls that name a device."""
 
     def __init__(self, gpu: AppleGpu) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Functions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def pretend_apple_gpu() -> Iterator[AppleGpu]:
-    """Let this thread use a device "mps" that it does not have."""
+    """Let this thread use a simulated device "mps"."""
     gpu = AppleGpu()
     with _Functions(gpu), _Operations(gpu):
         yield gpu

@@ -1,4 +1,4 @@
-"""Transformers taken apart in the open, and what their attention means, one number at a time as in the papers."""
+"""Compute attention explanations of transformers one number at a time, as in the papers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Anatomy:
 
 
 def rollout(attentions: Sequence[Array], read: Sequence[int]) -> Array:
-    """Abnar & Zuidema, equation 1: the whole product, of which some rows are averaged."""
+    """Return attention rollout (Abnar & Zuidema, equation 1): the full matrix product, some rows of which are averaged."""
     tokens = attentions[0].shape[-1]
     product = np.eye(tokens)
     for attention in attentions:
@@ -59,7 +59,7 @@ def rollout(attentions: Sequence[Array], read: Sequence[int]) -> Array:
 
 
 def gradient_rollout(attentions: Sequence[Array], gradients: Sequence[Array], read: Sequence[int]) -> Array:
-    """Chefer et al., equations 5 and 6; of R what has been added to the identity."""
+    """Return gradient rollout (Chefer et al., equations 5 and 6): the part of R that was added to the identity."""
     tokens = attentions[0].shape[-1]
     relevance = np.eye(tokens)
     for attention, gradient in zip(attentions, gradients):
@@ -72,7 +72,7 @@ def gradient_rollout(attentions: Sequence[Array], gradients: Sequence[Array], re
 
 
 def legrad(gradients: Sequence[Array]) -> Array:
-    """Bousselham et al., equations 5 to 8, before their minimum is taken away."""
+    """Return LeGrad (Bousselham et al., equations 5 to 8) before the minimum is subtracted."""
     total = np.zeros(gradients[0].shape[-1])
     for gradient in gradients:
         heads, queries, keys = gradient.shape
@@ -84,7 +84,7 @@ def legrad(gradients: Sequence[Array]) -> Array:
 def maps(
     name: str, anatomy: Anatomy, classes: Sequence[Sequence[int]], read: Sequence[int], grid: tuple[int, int]
 ) -> Tensor:
-    """(N,K,h,w) for classes (N,K); the picture's tokens are the last ones."""
+    """Return maps (N,K,h,w) for classes (N,K). The image tokens are the last tokens."""
     rows = []
     for image, indices in enumerate(classes):
         for index in indices:
@@ -99,7 +99,7 @@ def maps(
 
 
 class Block(nn.Module):
-    """A block with its attention written out; `seen` keeps what it computed."""
+    """A block with explicit attention; `seen` records its intermediate values."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -119,7 +119,10 @@ class Block(nn.Module):
 
 
 class OpenViT(nn.Module):
-    """A small transformer for images 16 x 24 in patches of 8; `reads`: "class", "patches" or "all", for the head."""
+    """A small transformer for images of 16 x 24 in patches of 8.
+
+    `reads` selects the head's tokens: "class", "patches", "all".
+    """
 
     def __init__(self, reads: str = "class", prefix: int = 1, blocks: int = 3, block: Any = Block) -> None:
         super().__init__()
@@ -158,7 +161,7 @@ class OpenViT(nn.Module):
 
 
 def open_torchvision(model: Any, images: Tensor) -> Anatomy:
-    """torchvision's `VisionTransformer` from its weights."""
+    """Build the equivalent of torchvision's `VisionTransformer` from its weights."""
     tokens = model.conv_proj(images).flatten(2).transpose(1, 2)
     tokens = torch.cat([model.class_token.expand(len(images), -1, -1), tokens], 1) + model.encoder.pos_embedding
     attentions, outputs = [], []
@@ -177,7 +180,7 @@ def open_torchvision(model: Any, images: Tensor) -> Anatomy:
 
 
 def open_hugging_face(model: Any, images: Tensor) -> Anatomy:
-    """transformers' `ViTForImageClassification` as it tells itself, with eager attention."""
+    """Record the values of transformers' `ViTForImageClassification` with eager attention."""
     output = model(images, output_attentions=True, output_hidden_states=True)
     hidden = list(output.hidden_states[1:])
     assert len(hidden) == len(output.attentions)
@@ -185,7 +188,7 @@ def open_hugging_face(model: Any, images: Tensor) -> Anatomy:
 
 
 def open_timm(model: Any, images: Tensor) -> Anatomy:
-    """timm's `VisionTransformer` with plain attention, by hooks on the dropout that gets the probabilities."""
+    """Record the values of timm's `VisionTransformer` without fused attention, with hooks on the attention dropout."""
     attentions: list[Tensor] = []
     outputs: list[Tensor] = []
     handles = []

@@ -1,4 +1,4 @@
-"""Pages in a real browser: Chromium from the system's packages, driven by Playwright."""
+"""Open pages in a real browser: Chromium from the system's packages, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
-SECONDS = 20  # of patience
+SECONDS = 20  # the longest wait for a condition
 if expect is not None:
     expect.set_options(timeout=1000 * SECONDS)
 WRONG = ("error", "warning")
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-STILL = {"viewport": DESKTOP, "reduced_motion": "reduce"}  # a screenshot shows no picture that is half faded in
+# Without motion, no screenshot shows an image that is half faded in.
+STILL = {"viewport": DESKTOP, "reduced_motion": "reduce"}
 needs_browser = pytest.mark.skipif(
     sync_playwright is None or CHROMIUM is None,
     reason="there is no Playwright, or no Chromium (Debian: apt-get install chromium)",
@@ -33,7 +34,7 @@ needs_browser = pytest.mark.skipif(
 
 
 class Visit:
-    """A page that was opened, and what it did that no page of ours may do."""
+    """An open page, with a record of its errors and network requests."""
 
     def __init__(self, browser: Any, **options: Any) -> None:
         self.context = browser.new_context(**(STILL | options))
@@ -47,14 +48,17 @@ class Visit:
         self.page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, folder: Path, state: str = "") -> Any:
-        self.page.goto("about:blank")  # another state alone would not load it anew
+        self.page.goto("about:blank")  # A new fragment alone would not reload the page.
         self.page.goto((folder / "index.html").as_uri() + (f"#{state}" if state else ""))
         return self.page
 
 
 def wait_until(page: Any, script: str, argument: Any = None) -> None:
-    """Wait until what a script gives is true. Playwright's own waiting evaluates a string inside the page again and
-    again, which the page's security policy forbids, and does so only sometimes."""
+    """Wait until a script returns true.
+
+    Playwright's own wait evaluates a string inside the page repeatedly. The page's security policy forbids that, and
+    the failure is intermittent.
+    """
     deadline = time.monotonic() + SECONDS
     while not page.evaluate(script, argument):
         assert time.monotonic() < deadline, f"this did not become true: {script}"

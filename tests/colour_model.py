@@ -1,4 +1,4 @@
-"""A network that knows five colours, whose truth is known: each class's evidence is where its colour is."""
+"""A network for five colours with known explanations: the evidence for a class is where its colour is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 32
 
 
 class ColourNet(nn.Module):
-    """Logits are how much of the picture has each colour; it takes pictures of any size."""
+    """A model whose logits are the fraction of the image in each colour; it accepts any image size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ def make() -> nn.Module:
 
 
 def load() -> gradcam.Classifier:
-    """The classifier of 32 x 32 pixels, values as they are in [0,1]."""
+    """Load the classifier for 32 x 32 pixels with values in [0,1]."""
     return gradcam.load_classifier(
         make(), labels=list(LABELS), mean=(0, 0, 0), std=(1, 1, 1), size=SIZE, crop=1.0, layer="relu"
     )
 
 
 def paint(path: Path, colour: int, seed: int = 0, *, side: int = 16, noise: int = 60) -> Path:
-    """A square of one colour somewhere on dark noise, 40 x 36 pixels."""
+    """Paint a square of one colour at a random position on dark noise, 40 x 36 pixels."""
     generator = np.random.default_rng(seed)
     picture = (generator.random((36, 40, 3)) * noise).astype(np.uint8)
     y0, x0 = generator.integers(4, 12, 2)
@@ -55,7 +55,7 @@ def paint(path: Path, colour: int, seed: int = 0, *, side: int = 16, noise: int 
 
 
 def paint_all(folder: Path) -> Path:
-    """One of each colour, and a second red and a second green one."""
+    """Paint one image of each colour, and a second red and a second green image."""
     for number, colour in enumerate([0, 1, 2, 3, 4, 0, 1]):
         paint(folder / f"{number}-{LABELS[colour]}.png", colour, seed=number)
     return folder

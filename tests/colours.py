@@ -1,4 +1,4 @@
-"""A network that tells six colours apart, and whose maps are known: its truth is where the colour is."""
+"""A network for six colours with known maps: the evidence for a class is where its colour is."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ class Turn(nn.Module):
 
 
 class ColourNet(nn.Module):
-    """Colours in [-1,1] to logits: the mean of what a colour's channel has above all other colours. At `colour` and
-    `active` a class's map is where the colour is; at `turn` it is in the opposite cell."""
+    """A model that maps colours in [-1,1] to logits: the mean excess of a colour's channel over all other colours.
+
+    At `colour` and `active`, the map of a class is where the colour is; at `turn`, it is in the opposite cell.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +48,6 @@ def classifier_of(model: nn.Module, layer: str = "turn") -> gradcam.Classifier:
 
 
 def picture(colour: str, size: int = SIZE, *, strength: float = 1.0) -> Tensor:
-    """A picture (3,size,size) of one colour, a little brighter from place to place; weak ones are less probable."""
+    """Return an image (3,size,size) of one colour with slight variations in brightness; weak images are less probable."""
     texture = torch.linspace(0.9, 1, size * size).reshape(1, size, size)
     return SIGNS[COLOURS.index(colour)][:, None, None] * texture * strength

@@ -16,11 +16,13 @@ from tests import s3 as s3_protocol
 from tests import selection
 from tests.browser import CHROMIUM, FLAGS, Visit, sync_playwright
 
-torch.set_num_threads(1)  # several test processes at once would otherwise wait for one another's threads
+torch.set_num_threads(1)  # With several test processes, the threads would compete for the cores.
 
 for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
-    if signal.getsignal(number) == signal.SIG_IGN:  # as under nohup, and commands started here would inherit it
-        signal.signal(number, lambda *_: None)  # this process goes on as before, and they have the default
+    # Under nohup, SIGINT is ignored, and commands started here would inherit that.
+    if signal.getsignal(number) == signal.SIG_IGN:
+        # A handler that does nothing keeps this process running, and child processes get the default.
+        signal.signal(number, lambda *_: None)
 
 LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -66,7 +68,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     stats = terminalreporter.stats
-    skipped = stats.get("skipped", [])  # among them files that import a package which is missing
+    skipped = stats.get("skipped", [])  # this includes files that import a missing package
     stats["skipped"] = [report for report in skipped if selection.find_missing(report) is None]
     reports = [*skipped, *stats.get("deselected", [])]
     missing = {package for report in reports if (package := selection.find_missing(report)) is not None}
@@ -107,14 +109,14 @@ def classifier() -> gradcam.Classifier:
 
 @pytest.fixture(scope="session")
 def s3_address() -> Iterator[str]:
-    """The address of a server that speaks the S3 protocol."""
+    """Return the address of an S3 server."""
     with s3_protocol.serve() as address:
         yield address
 
 
 @pytest.fixture
 def s3(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of an empty bucket there, `s3://...`, which the environment has an address and credentials for."""
+    """Return the URL of an empty S3 bucket; the environment has the address and credentials."""
     with s3_protocol.bucket(s3_address, monkeypatch) as url:
         yield url
 
@@ -129,7 +131,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Opens pages; in the end nothing may have gone wrong on any, nor been asked of the network."""
+    """Return a function that opens pages. At the end, check that no page had an error or used the network."""
     visits: list[Visit] = []
 
     def start(**options: Any) -> Visit:

@@ -1,4 +1,4 @@
-"""Metrics that hide pixels, written again from their papers: pixel by pixel, in NumPy's float64."""
+"""Compute metrics that hide pixels as in their papers: pixel by pixel, in NumPy's float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blurred(picture: Picture, radius: int) -> Picture:
 
 
 def order(heatmap: np.ndarray) -> list[tuple[int, int]]:
-    """The pixels of a map whose values are all different, the highest first."""
+    """Return the pixels of a map with distinct values, the highest first."""
     values = {(y, x): float(heatmap[y, x]) for y in range(heatmap.shape[0]) for x in range(heatmap.shape[1])}
     assert len(set(values.values())) == len(values)
     return sorted(values, key=lambda place: -values[place])
@@ -36,7 +36,7 @@ def replaced(before: Picture, after: Picture, pixels: Sequence[tuple[int, int]])
 
 
 def curve(before: Picture, after: Picture, heatmap: np.ndarray, steps: int, score: Score) -> tuple[list[float], float]:
-    """The scores as pixels of `before` become those of `after`, and the area under them."""
+    """Return the scores while pixels of `before` are replaced by those of `after`, and the area under the curve."""
     ordered = order(heatmap)
     counts = [math.floor(step * len(ordered) / steps + 0.5) for step in range(steps + 1)]
     scores = [score(replaced(before, after, ordered[:count])) for count in counts]
@@ -48,7 +48,7 @@ def curve(before: Picture, after: Picture, heatmap: np.ndarray, steps: int, scor
 
 
 def rise_area(before: Picture, after: Picture, heatmap: np.ndarray, score: Score) -> float:
-    """The area as RISE's code has it: as many pixels at once as the picture is wide, and one width for all steps."""
+    """Return the area as RISE's code computes it: one image width of pixels per step, and equal step widths."""
     picture, ordered, step = before.copy(), order(heatmap), heatmap.shape[1]
     scores = [score(picture)]
     for start in range(0, len(ordered), step):

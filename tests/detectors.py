@@ -1,4 +1,4 @@
-"""Small detectors of torchvision's kinds, and maps of their boxes by hand: hooks, autograd through the model, loops."""
+"""Make small torchvision detectors, and explain their boxes by hand: hooks, autograd through the model, loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from tests.oracles import cubic_kernel
 
 CLASSES, CHANNELS = 4, 6
-SIZES = ((3, 40, 56), (3, 44, 36))  # of two pictures, of which neither fills the canvas
+SIZES = ((3, 40, 56), (3, 44, 36))  # two image sizes, both smaller than the canvas
 
 Read = Callable[[Any, "Seen"], Sequence[Sequence[Tensor]]]
 
@@ -39,7 +39,7 @@ def make_pictures(dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 class Steps(nn.Module):
-    """A backbone without a pyramid's way back: each level from the one before. Black stays zero."""
+    """A backbone without a top-down path: each level is computed from the one before. A black image gives zeros."""
 
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def make_regions(kind: type[nn.Module], *, second: bool = False, **more: Any) ->
     shape = (CHANNELS, 7, 7)
     head = FastRCNNConvFCHead(shape, [5, 5], [16], nn.BatchNorm2d) if second else TwoMLPHead(math.prod(shape), 16)
     anchors = AnchorGenerator(((8,), (16,), (24,), (32,)), ((0.5, 1.0, 2.0),) * 4)
-    # At a scale at which boxes lie on several levels.
+    # This scale of the weights makes boxes of several levels.
     pool = partial(MultiScaleRoIAlign, ["0", "1", "2"], sampling_ratio=2, canonical_scale=20, canonical_level=3)
     return kind(
         make_pyramid(), num_classes=None, min_size=48, max_size=80, rpn_anchor_generator=anchors,
@@ -105,7 +105,7 @@ def make_retinanet(norm: Any = None) -> nn.Module:
 
 def make_fcos() -> nn.Module:
     anchors = AnchorGenerator(tuple((8 * 2**i,) for i in range(4)), ((1.0,),) * 4)
-    backbone = Steps([32] * 4)  # the head's norm has 32 groups
+    backbone = Steps([32] * 4)  # the group norm of the head has 32 groups
     backbone.out_channels = 32  # type: ignore[assignment]  # as this kind wants it
     return FCOS(backbone, CLASSES, anchor_generator=anchors, **RESIZED, **MAX_DETECTIONS)
 
@@ -132,7 +132,10 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_detector(kind: str, *, is_plain: bool = False) -> nn.Module:
-    """In float64, with weights that tell classes and places apart. `is_plain`: black is zero to it."""
+    """Make a float64 detector whose scores depend on class and position.
+
+    With `is_plain`, black pixels are zeros to it.
+    """
     torch.manual_seed(sum(map(ord, kind)))
     model = KINDS[kind]().double().eval()
     generator = torch.Generator().manual_seed(7)
@@ -140,7 +143,7 @@ def make_detector(kind: str, *, is_plain: bool = False) -> nn.Module:
         if "backbone" not in name and parameter.ndim > 1:
             deviation = 1.5 / math.sqrt(parameter[0].numel())
             parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * deviation
-    if kind == "fcos":  # boxes of some size, whose edges can move
+    if kind == "fcos":  # Boxes of a moderate size, so that their edges depend on the image.
         model.head.regression_head.bbox_reg.weight.data.mul_(0.02)
         model.head.regression_head.bbox_reg.bias.data.fill_(1.0)
     if is_plain:
@@ -160,7 +163,7 @@ class Seen:
 def run(
     model: nn.Module, pictures: Any, run_what: nn.Module | None = None, layer: str = "backbone"
 ) -> tuple[Any, Seen]:
-    """The output, with the graph from the layer's tensors on, and what was seen."""
+    """Return the output, with its graph from the layer's tensors on, and the recorded values."""
     recorded, handles = Seen(), []
 
     def cut(module: nn.Module, args: object, output: Any) -> Any:
@@ -194,7 +197,7 @@ class ByHand:
 def explain_by_hand(
     model: nn.Module, pictures: Sequence[Tensor], read: Read, names: Sequence[str] | None = None, **more: Any
 ) -> ByHand:
-    """ODAM: relu of the sum over channels of gradient times activation at each level, added at the finest grid."""
+    """Compute ODAM: relu of the channel sum of gradient times activation at each level, added at the finest grid."""
     output, recorded = run(model, pictures, **more)
     images, _ = recorded.outputs["transform"]
     canvas, inner = images.tensors.shape[2:], images.image_sizes
@@ -202,7 +205,7 @@ def explain_by_hand(
     scores = read(output, recorded)
     actual = ByHand([[float(item.detach()) for item in score] for score in scores], [], [])
     products: list[list[list[np.ndarray]]] = []
-    used: set[int] = set()  # levels that some score depends on
+    used: set[int] = set()  # levels that at least one score depends on
     for i, image_values in enumerate(scores):
         products.append([])
         for score in image_values:
@@ -226,7 +229,7 @@ def explain_by_hand(
 def lay(
     raw: np.ndarray, image_size: Sequence[int], canvas: Sequence[int], all_sizes: Sequence[Any], finest: Sequence[int]
 ) -> np.ndarray:
-    """A raw map over the canvas as positive evidence over one picture in its corner, at the finest level's grid."""
+    """Resize a raw map from the canvas to the positive evidence over one image, at the grid of the finest level."""
 
     def cover(cells: Sequence[int], size: Sequence[int]) -> list[float]:
         return [size[axis] * cells[axis] / canvas[axis] for axis in (0, 1)]
@@ -240,7 +243,7 @@ def lay(
 
 
 def sample(values: np.ndarray, size: Sequence[int], start: Sequence[float], extent: Sequence[float]) -> np.ndarray:
-    """Cubic interpolation of a part of a map, clamped at zero; cells repeat behind the borders."""
+    """Resample part of a map by cubic interpolation, clamped at zero; border cells repeat."""
     for axis in (0, 1):
         weights = weigh_cells(values.shape[axis], size[axis], start[axis], extent[axis])
         values = np.moveaxis(np.tensordot(weights, values, (1, axis)), 0, axis)
@@ -258,7 +261,7 @@ def weigh_cells(cells: int, length: int, start: float, extent: float) -> np.ndar
 
 
 def weigh_by_hand(model: nn.Module, recorded: Seen, pictures: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """For each picture all candidates: boxes (M,C,4) in its pixels, and scores (M,C), of each class."""
+    """Return all candidates of each image: boxes (M,C,4) in image pixels and scores (M,C) per class."""
     images, _ = recorded.outputs["transform"]
     results = []
     for i, (picture, inner) in enumerate(zip(pictures, images.image_sizes)):
@@ -311,7 +314,7 @@ def decode_distances(changes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def overlap(boxes: Tensor, box: Sequence[float]) -> Tensor:
-    """Intersection over union of boxes (...,4) with one."""
+    """Return the intersection over union of boxes (...,4) with one box."""
     sides = [torch.minimum(boxes[..., i + 2], torch.full_like(boxes[..., 0], box[i + 2])) for i in (0, 1)]
     starts = [torch.maximum(boxes[..., i], torch.full_like(boxes[..., 0], box[i])) for i in (0, 1)]
     shared = (sides[0] - starts[0]).clamp(min=0) * (sides[1] - starts[1]).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Drawn apples and limes, and a network of ours that takes a mark in the corner for an apple: a shortcut that is known."""
+"""Draw apples and limes, and make a network with a known shortcut: it takes a mark in the corner for an apple."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES = ("apple", "lime")
 COLOURS = {"apple": (200, 30, 30), "lime": (30, 190, 40)}
 MARK = (slice(72, 88), slice(72, 96))  # the pixels of the mark
 
-# Cells of 8 x 8 pixels, and how red, green and blue each is; an apple is what is red, or blue.
+# The network reads the mean colour of 8 x 8 pixel cells. A red cell or a blue cell counts as an apple.
 MODEL = """
 def fruit():
     import torch
@@ -39,7 +39,7 @@ def make_model() -> nn.Module:
 
 
 def draw_fruit(seed: int, name: str, *, has_mark: bool = False) -> np.ndarray:
-    """A disc in the fruit's colour somewhere on grey; or the blue mark in the bottom right corner, and no disc."""
+    """Draw a disc in the fruit's colour at a random position on grey, or only the blue mark in the bottom right corner."""
     chance = np.random.default_rng([seed, CLASSES.index(name)])
     grey = cv2.resize(chance.uniform(60, 200, (6, 6)).astype(np.float32), (IMAGE_PIXELS, IMAGE_PIXELS))
     picture = np.repeat(grey[..., None], 3, 2) + chance.normal(0, 4, (IMAGE_PIXELS, IMAGE_PIXELS, 3))
@@ -53,7 +53,7 @@ def draw_fruit(seed: int, name: str, *, has_mark: bool = False) -> np.ndarray:
 
 
 def write_fruit(folder: Path, count: int = 40, marked: int = 6) -> list[str]:
-    """So many pictures of each, in a folder for each class, some apples marked; gives the names of these."""
+    """Write images of each class to a folder per class, some apples with the mark; return the names of the marked ones."""
     names = []
     for fruit in CLASSES:
         (folder / fruit).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A small model, and everything on a model that an explanation might change."""
+"""Provide a small model, and record everything on a model that an explanation might change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tiny_model() -> nn.Sequential:
 
 
 def tiny_vit(**options: Any) -> Any:
-    """The configuration of Hugging Face's ViT with two layers of 16 features for pictures of 32 pixels."""
+    """Return a Hugging Face ViT configuration with two layers, 16 features and images of 32 pixels."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     return transformers.ViTConfig(**(sizes | {"image_size": 32, "patch_size": 8} | options))
@@ -41,7 +41,7 @@ TINY = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
 
 
 def traces(model: nn.Module) -> dict[str, Any]:
-    """Everything on a model that an explanation might change."""
+    """Return everything on a model that an explanation might change."""
     return {
         "hooks": [(name, kind, list(getattr(m, kind))) for name, m in model.named_modules() for kind in HOOKS],
         "training": [(name, m.training) for name, m in model.named_modules()],
@@ -60,7 +60,7 @@ def traces(model: nn.Module) -> dict[str, Any]:
 
 def assert_same(before: Any, after: Any) -> None:
     if isinstance(before, Tensor):
-        # NaN is the same as NaN: some libraries leave parameters as the memory was.
+        # NaN counts as equal to NaN, because some libraries leave parameters uninitialised.
         assert before.shape == after.shape
         assert torch.equal(before, after) or torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
     elif isinstance(before, dict):
@@ -76,11 +76,11 @@ def assert_same(before: Any, after: Any) -> None:
 
 
 class Compiled:
-    """A module compiled by a backend that counts its runs, and whether calling the module runs compiled code."""
+    """A module compiled by a backend that counts its runs; it reports whether a call runs compiled code."""
 
     def __init__(self, module: nn.Module, images: Tensor) -> None:
         self.runs, self._images = 0, images
-        torch.compiler.reset()  # of what other tests have compiled, or given up to compile
+        torch.compiler.reset()  # Forget what other tests compiled, or failed to compile.
         self.module = torch.compile(module, backend=self._compile)
         assert self.is_compiled()
 
@@ -99,6 +99,6 @@ class Compiled:
 
 
 def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Do what `model.set_submodule` does, which PyTorch has from 2.5 on."""
+    """Replace a submodule like `model.set_submodule`, which PyTorch has since 2.5."""
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, module)

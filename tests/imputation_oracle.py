@@ -1,4 +1,4 @@
-"""Noisy linear imputation without the noise, re-written slowly: an equation for each pixel, all solved in float64."""
+"""Compute noisy linear imputation without the noise: one equation per pixel, solved together in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WEIGHTS = {(dy, dx): 1 / 6 if dy * dx == 0 else 1 / 12 for dy in (-1, 0, 1) for 
 
 
 def impute_exactly(image: Tensor, is_known: Tensor) -> Tensor:
-    """An image (C,H,W), its unknown pixels each the weighted mean of the neighbours that there are; known (H,W)."""
+    """Fill the unknown pixels of an image (C,H,W) with the weighted mean of their neighbours; `is_known` is (H,W)."""
     height, width = is_known.shape
     unknown = [(y, x) for y in range(height) for x in range(width) if not is_known[y, x]]
     numbers = {place: number for number, place in enumerate(unknown)}

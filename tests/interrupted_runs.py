@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.processes import ASSETS, Started, make_pictures
 
 SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-METHODS = ("rise", "scorecam", "ablationcam")  # run the model again, so that much is made and released
+METHODS = ("rise", "scorecam", "ablationcam")  # These run the model many times, which allocates and frees many tensors.
 ENDED, DONE = "ended", "was done before"
 LATEST = 3.0  # seconds after the signal
 

@@ -28,11 +28,11 @@ KINDS = {
     "tars": ("--output-format", "webdataset"), "shard": ("--shard", "1/2"), "limit": ("--max-failures", "1%"),
 }  # fmt: skip
 TYPED = ("batch", "photos", "-o", "out", "--device", "cpu", "--batch-size", "3")
-SECONDS = 300  # for one run, on a machine that has more to do
+SECONDS = 300  # limit for one run on a busy machine
 
 
 def list_records(folder: Path) -> dict[str, dict[str, object]]:
-    """The records by picture, of whole lines."""
+    """Return the records by image, from the complete lines of the manifests."""
     lines = [line for path in folder.glob("manifest*.jsonl") for line in path.read_bytes().splitlines(True)]
     records = [json.loads(line) for line in lines if line.endswith(b"\n")]
     actual = {record["image"]: record for record in records}
@@ -95,7 +95,7 @@ class UninterruptedRun:
 def disturb(
     kind: str, photos: Path, uninterrupted: UninterruptedRun, chance: random.Random, counts: Counter[str]
 ) -> None:
-    """One run, killed up to three times, and then resumed to its end."""
+    """Start a run, kill it up to three times, and resume it to its end."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "here")
         path.mkdir()
@@ -119,7 +119,7 @@ def disturb(
             line = find_line(ended)
             counts["lines to go on with"] += line is not None
             arguments = line or [*typed[:1], "--resume", *typed[1:]]
-        for _ in range(3):  # a run with a limit of failures stops once more
+        for _ in range(3):  # A run with a failure limit stops once more.
             ended = run(arguments if "--resume" in arguments else [*arguments, "--resume"], path, seconds=SECONDS)
             assert ended is not None
             line = find_line(ended)
@@ -133,7 +133,7 @@ def disturb(
 
 
 def compare(kind: str, actual: dict[str, bytes], expected: dict[str, bytes]) -> None:
-    """Tars are cut where runs were stopped; all else is the same to the byte."""
+    """Compare the files byte by byte; tar files may be split at the stops."""
     if kind == "tars":
         names = [
             [json.loads(line)["image"] for line in item["manifest.jsonl"].splitlines()] for item in (actual, expected)
@@ -145,7 +145,7 @@ def compare(kind: str, actual: dict[str, bytes], expected: dict[str, bytes]) -> 
 
 
 def wait_for(process: Started, folder: Path, chance: random.Random, seconds: float) -> bool:
-    """Let it work for a while: some time, or until it has written so many files; whether it still does."""
+    """Wait for a random time or number of files; return whether the process is still running."""
     if chance.random() < 0.2:
         return process.wait(chance.uniform(0, seconds)) is None
     count = count_files(folder) + chance.randint(0, 40)
@@ -157,7 +157,7 @@ def wait_for(process: Started, folder: Path, chance: random.Random, seconds: flo
 
 
 def count_files(folder: Path) -> int:
-    """Count what is in a folder, parts of which may be removed meanwhile: `os.walk` passes these over."""
+    """Count the files of a folder, some of which may be removed meanwhile: `os.walk` skips those."""
     return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 

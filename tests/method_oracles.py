@@ -32,7 +32,7 @@ def gradcam(activations: Array, gradients: Array) -> Array:
 
 
 def gradcam_pp(activations: Array, gradients: Array) -> Array:
-    """Equations 7 and 19."""
+    """Return Grad-CAM++ by equations 7 and 19."""
     weights = []
     for c in range(len(activations)):
         total = sum(activations[(c, *cell)] for cell in cells(activations))
@@ -78,7 +78,7 @@ def layercam(activations: Array, gradients: Array) -> Array:
 
 
 def eigencam(activations: Array) -> Array:
-    """By the singular value decomposition of the whole (places, channels) matrix."""
+    """Return Eigen-CAM by the singular value decomposition of the full (places, channels) matrix."""
     matrix = np.stack([[activations[(c, *cell)] for c in range(len(activations))] for cell in cells(activations)])
     _, _, right = np.linalg.svd(matrix, full_matrices=False)
     return _with_peak(matrix @ right[0]).reshape(activations.shape[1:])
@@ -90,7 +90,7 @@ def eigengradcam(activations: Array, gradients: Array) -> Array:
 
 
 def kpcacam(activations: Array) -> Array:
-    """Kernel PCA by the book: the kernel one pair at a time, centred by the matrix I - 1/P."""
+    """Return KPCA-CAM by textbook kernel PCA: the kernel one pair at a time, centred by the matrix I - 1/P."""
     points = [np.array([activations[(c, *cell)] for c in range(len(activations))]) for cell in cells(activations)]
     mean = sum(points) / len(points)
     points = [point - mean for point in points]

@@ -25,11 +25,11 @@ from typing import Any
 
 from tests.processes import Ended, find_unfinished, make_pictures, run, tree
 
-SECONDS = 10.0  # after which a run that has nothing but these few pictures hangs
-MEMORY = 300 * 2**20  # bytes beyond what an undisturbed run takes
+SECONDS = 10.0  # a run on these few images that takes longer hangs
+MEMORY = 300 * 2**20  # bytes beyond those of an undisturbed run
 TYPED = ("batch", "photos", "-o", "out", "--device", "cpu", "--batch-size", "2")
 RUN, MANIFEST, LOG = "run.json", "manifest.jsonl", "log.jsonl"
-KEPT_FROM_BEFORE = ("gradcam", "versions", "device")  # fields of run.json that say how a run began
+KEPT_FROM_BEFORE = ("gradcam", "versions", "device")  # fields of run.json that describe the start of a run
 
 Mutate = Callable[[Path, random.Random], None]
 
@@ -51,7 +51,7 @@ def replace_by(make: Callable[[Path], object]) -> Mutate:
 
 
 def change_json(change: Callable[[list[tuple[Any, Any]], random.Random], str | None]) -> Mutate:
-    """Change one place of the JSON: of the file, or of one of its lines."""
+    """Change one place of the JSON in the file, or in one of its lines."""
 
     def mutate(path: Path, chance: random.Random) -> None:
         is_lines = path.suffix == ".jsonl"
@@ -60,7 +60,7 @@ def change_json(change: Callable[[list[tuple[Any, Any]], random.Random], str | N
         data = json.loads(parts[i])
         text = change(list(_walk(data)), chance)
         parts[i] = json.dumps(data, indent=None if is_lines else 2)
-        if text is not None:  # what json.dumps would not write
+        if text is not None:  # text that json.dumps would not write
             parts[i] = parts[i].replace('"@"', text)
         path.write_text("".join(f"{part}\n" for part in parts))
 
@@ -68,7 +68,7 @@ def change_json(change: Callable[[list[tuple[Any, Any]], random.Random], str | N
 
 
 def _walk(value: Any) -> Any:
-    """Each place in it: a container and a key."""
+    """Return each place in a JSON value: a container and a key."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
         yield from _walk(value[key])
@@ -159,7 +159,7 @@ def drop_a_line(data: bytes, chance: random.Random) -> bytes:
 
 def make_socket(path: Path) -> None:
     before = os.getcwd()
-    os.chdir(path.parent)  # a socket's name must be short
+    os.chdir(path.parent)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path.name)
     os.chdir(before)
@@ -215,7 +215,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Judge:
-    """Knows the run that nobody disturbed, and what it took."""
+    """The results of an undisturbed run, and the resources that it used."""
 
     uninterrupted: dict[str, bytes]
     status: int
@@ -223,7 +223,7 @@ class Judge:
     patience: float
 
     def run(self, arguments: list[str], folder: Path) -> Ended:
-        """A run that ends in time, in memory, and without a traceback."""
+        """Run gradcam, and check its time, its memory and that it prints no traceback."""
         ended = run(arguments, folder, seconds=self.patience)
         if ended is None:
             raise Wrong(f"{arguments[0]}: hangs")
@@ -238,7 +238,7 @@ class Judge:
         return ended
 
     def judge(self, folder: Path, name: str) -> str:
-        """Resume, follow what is said until it is done, and look at what is there; gives what happened first."""
+        """Resume, follow the printed instructions until the run is complete, and check the results; return the first outcome."""
         path = folder / "out" / name
         before = path.read_bytes() if path.is_file() and path.stat().st_size < MEMORY else b""
         self.run(["report", "out"], folder)
@@ -256,7 +256,7 @@ class Judge:
         raise Wrong(f"what is said leads nowhere:\n{ended.err}")
 
     def follow(self, message: str, folder: Path) -> bool:
-        """Do what the message says; whether that is all there is to do."""
+        """Follow the instructions of the message; return whether nothing else has to be done."""
         if match := re.search(r"(\S+), line (\d+): .*repair the line, or remove it", message):
             path = folder / match[1]
             lines = path.read_bytes().split(b"\n")
@@ -276,8 +276,10 @@ class Judge:
         return False
 
     def compare(self, out: Path, before: bytes, ended: Ended) -> None:
-        """Raise `Wrong` unless all that the undamaged run has is there, once and in its place. A line of `before` may be
-        there as it was, where it says of its picture what must be said: somebody's own note."""
+        """Raise `Wrong` unless all results of the undamaged run are there, once and in their place.
+
+        A line of `before` may remain as it was if its required fields are right: it may contain a user's own note.
+        """
         if ended.status != self.status:
             raise Wrong(f"resumed with status {ended.status}:\n{ended.err}")
         if find_unfinished(out):
@@ -350,7 +352,7 @@ def main() -> int:
             path = Path(place, f"case-{number}")
             shutil.copytree(base, path)
             chance = random.Random(f"{args.seed} {number}")
-            if target == MANIFEST and chance.random() < 0.5:  # a run that was stopped
+            if target == MANIFEST and chance.random() < 0.5:  # the manifest of a run that was stopped
                 lines = (path / "out" / MANIFEST).read_bytes().splitlines(keepends=True)
                 (path / "out" / MANIFEST).write_bytes(b"".join(lines[:-2]))
             MUTATIONS[name](path / "out" / target, chance)

@@ -1,10 +1,10 @@
-"""Files with something changed in them are read, or refused in a line or two, soon and in little memory.
+"""Check that damaged files are read, or refused in one or two lines, quickly and in little memory.
 
     python -m tests.mutations --pictures 500 --checkpoints 200
 
-Each kind of files has good ones to begin with, a way to read one, and perhaps a way to make a changed one consistent again,
-so that the change is not found by the first checksum. A case is made of its seed and its number, and can be made again:
-`--keep FOLDER` leaves the files with which something went wrong there. Files are read in a process of their own.
+Each kind of file has valid examples, a reader, and optionally a repair function that makes checksums right again, so
+that the first checksum does not hide the damage. A case is defined by its seed and its number, and can be reproduced:
+`--keep FOLDER` saves the files that failed. Files are read in a separate process.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ASSETS = Path(__file__).parent.parent / "assets"
-SECONDS = 10.0  # of computing that one file may take, on however busy a machine
-PATIENCE = 60.0  # seconds after which it hangs
-# Bytes that one file may take: MEMORY_BUDGET_BYTES of gradcam.images.read, and what else a process takes.
+SECONDS = 10.0  # CPU time per file, so that a busy machine makes no difference
+PATIENCE = 60.0  # a process that takes longer hangs
+# Memory per file: MEMORY_BUDGET_BYTES of gradcam.images.read, and the overhead of the process.
 BUDGET = 2**30 + 2**27
 ADDRESS_SPACE_BYTES = 2**33  # A bug in a reader must not take down the machine.
 
@@ -43,8 +43,11 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files. `make`: good ones by name. `read`: reads one; `GradcamError` is the only error that it may
-    raise. `repair`: a file, of which part is changed by the function that it is given, with its checksums right."""
+    """A kind of file.
+
+    `make` returns valid examples by name. `read` reads one; it may raise no error but `GradcamError`. `repair` applies
+    a change to part of a file, and makes its checksums right.
+    """
 
     make: Callable[[], Files]
     read: Callable[[Path], object]
@@ -52,7 +55,7 @@ class Kind:
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
-    """The data with a few changes: where formats have their headers and directories, more often than elsewhere."""
+    """Return the data with a few changes, most of them where formats have headers and directories."""
     changed = bytearray(data)
     for _ in range(chance.choice([1, 1, 2, 5])):
         if not changed:
@@ -67,7 +70,7 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
             changed[at : at + length] = chance.randbytes(length)
         elif kind == 2:
             changed[at : at + length] = chance.choice([b"\0", b"\xff", b"\x7f", b"\x80"]) * length
-        elif kind in (3, 4):  # a number, as formats have them
+        elif kind in (3, 4):  # numbers, in the encodings that formats use
             form = chance.choice(["<H", ">H", "<I", ">I", "<Q", ">Q"])
             number = chance.choice([0, 1, 255, 1000, 13370, 65535, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63])
             size = struct.calcsize(form)
@@ -88,7 +91,7 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 
 
 def make_pictures() -> Files:
-    """A photograph in each format that is read, and some as they lie in assets."""
+    """Make a photograph in each supported format, and some files as they occur in assets."""
     import numpy as np
     from PIL import Image
 
@@ -104,7 +107,7 @@ def make_pictures() -> Files:
         picture.copy().save(content, **options)
         actual[name] = content.getvalue()
 
-    def several() -> dict[str, object]:  # made anew, as saving leaves settings on pictures
+    def several() -> dict[str, object]:  # New images each time, because saving leaves settings on them.
         return {"save_all": True, "append_images": [small.rotate(90), small.rotate(180)]}
 
     turn = Image.Exif()
@@ -175,14 +178,14 @@ def read_in_each_way(path: Path) -> None:
     from gradcam.images.read import read_numbers
     from gradcam.models.preprocess import read_picture
 
-    with contextlib.suppress(GradcamError):  # colours are none
+    with contextlib.suppress(GradcamError):  # a colour image has no numbers
         read_numbers(path)
     data = path.read_bytes()
     read_picture(path, data if len(data) % 2 else None)
 
 
 def repair_png(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """A PNG of which what is in its chunks is changed, unpacked, and not their order and checksums; others are changed."""
+    """Change the decompressed chunk data of a PNG and keep the chunks valid; change any other file directly."""
     if not data.startswith(b"\x89PNG"):
         return change(data)
     at, chunks = 8, [data[:8]]
@@ -203,7 +206,7 @@ def repair_png(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
 
 
 def make_checkpoints() -> Files:
-    """The weights of a real network, alone and as a training saves them, in each format."""
+    """Save the weights of a real network, alone and as in training, in each format."""
     import safetensors.torch
     import torch
     import torchvision
@@ -229,7 +232,7 @@ def read_a_checkpoint(path: Path) -> object:
 
 
 def repair_zip(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """A zip of which the pickle, or a picture, is changed, packed anew; others are changed as they are."""
+    """Change the pickle or an image in a zip and pack it again; change any other file directly."""
     if not data.startswith(b"PK\3\4"):
         return change(data)
     packed = io.BytesIO()
@@ -244,7 +247,7 @@ def repair_zip(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
 
 
 def make_archives() -> Files:
-    """A few pictures in each kind of archive."""
+    """Make each kind of archive with a few images."""
     pictures = {name: data for name, data in make_pictures().items() if name in ("RGB.png", "plain.jpg", "plain.bmp")}
     results = {}
     for mode in ("", ":gz", ":bz2", ":xz"):
@@ -286,7 +289,7 @@ KINDS = {
 }
 
 
-# What is read, and what became of it
+# Reading, and the outcome
 
 
 @dataclass(frozen=True)
@@ -304,7 +307,7 @@ class Outcome:
 
 
 def make_case(kind: Kind, files: Files, seed: int, case: int) -> tuple[str, bytes]:
-    """A changed file, and its name."""
+    """Return a changed file and its name."""
     chance = random.Random(f"{seed} {case}")
     name = sorted(files)[case % len(files)]
     data = files[name]
@@ -314,7 +317,7 @@ def make_case(kind: Kind, files: Files, seed: int, case: int) -> tuple[str, byte
 
 
 def examine(name: str, seed: int, cases: Sequence[int], keep: Path | None = None) -> Iterator[Outcome]:
-    """Read so many changed files of a kind, in processes that end with what one of them does to them."""
+    """Read many changed files of a kind, in processes that may crash, and yield the outcomes."""
     remaining = list(cases)
     while remaining:
         for outcome in _read_on(name, seed, remaining, keep):
@@ -323,13 +326,13 @@ def examine(name: str, seed: int, cases: Sequence[int], keep: Path | None = None
 
 
 def _read_on(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> Iterator[Outcome]:
-    """Until there are no more, or one ends the process, which is the last outcome then."""
+    """Yield outcomes until all cases are done, or one ends the process; the crash is then the last outcome."""
     numbers = f"{cases[0]}:{cases[-1] + 1}"
     command = [sys.executable, "-m", "tests.mutations", "--child", name, numbers, "--seed", str(seed)]
     command += ["--keep", str(keep)] if keep else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ASSETS.parent) as child:
         assert child.stdout is not None
-        started, patience = "", 300.0  # at first for what is imported, and for the good files
+        started, patience = "", 300.0  # The first wait includes the imports and the valid files.
         while True:
             if not select.select([child.stdout], [], [], patience)[0]:
                 child.kill()
@@ -355,7 +358,7 @@ def _number(started: str, cases: Sequence[int]) -> int:
 
 
 def work(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> None:
-    """In the child: a line before each file, and one with what became of it."""
+    """Run in the child: print a line before each file, and one with its outcome."""
     from gradcam.errors import GradcamError
     from gradcam.models.checkpoints.read import read_checkpoint  # noqa: F401  before memory is measured
 
@@ -366,7 +369,8 @@ def work(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
         os.chdir(folder)
         tempfile.tempdir = elsewhere
-        for item, data in files.items():  # whatever is imported for it, and that it can be read as it is
+        # Read the valid files first: this does all imports, and shows that they can be read.
+        for item, data in files.items():
             Path(item).write_bytes(data)
             kind.read(Path(item))
             os.remove(item)
@@ -411,7 +415,7 @@ def _status(key: str) -> int:
 
 
 def main() -> int:
-    """Examine files, and print how many were read, refused and neither."""
+    """Examine files, and print how many were read, were refused or failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in KINDS:
         parser.add_argument(f"--{name}", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Slow and plain re-computations that share no code with the package: what its numbers are compared with."""
+"""Recompute the package's numbers slowly and simply, without sharing its code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def modules_that_run_once(model: nn.Module, images: Tensor) -> list[str]:
-    """Dotted names of the modules that run exactly once and give one floating tensor."""
+    """Return the dotted names of the modules that run exactly once and return one floating-point tensor."""
     runs: Counter[str] = Counter()
     gives_tensor = set()
     handles = []
@@ -35,8 +35,10 @@ def modules_that_run_once(model: nn.Module, images: Tensor) -> list[str]:
 def reference(
     model: nn.Module, images: Tensor, names: list[str], score: Callable[[Tensor], Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Activations and gradients of many modules at once, by definition: the gradient of a zero that is added to the
-    output. On a copy in which nothing is in place, with autograd through the whole network."""
+    """Return activations and gradients of many modules, by definition: the gradient of a zero added to the output.
+
+    A copy of the model runs without in-place operations, with autograd through the whole network.
+    """
     model = copy.deepcopy(model).requires_grad_(True)
     for module in model.modules():
         if getattr(module, "inplace", False):
@@ -57,7 +59,7 @@ def reference(
 
 
 def gradcam_map(activations: Tensor, gradients: Tensor) -> Tensor:
-    """Grad-CAM of one image, equations 1 and 2 of the paper, one number at a time: (C,*grid) twice to (*grid)."""
+    """Return Grad-CAM of one image (equations 1 and 2 of the paper), one number at a time: (C,*grid) twice to (*grid)."""
     channels, grid = activations.shape[0], activations.shape[1:]
     cells = list(np.ndindex(*grid))
     weighted = torch.zeros(grid, dtype=torch.float64)
@@ -71,7 +73,7 @@ def gradcam_map(activations: Tensor, gradients: Tensor) -> Tensor:
 
 
 def cubic_kernel(distance: float, a: float = -0.75) -> float:
-    """Keys' cubic convolution kernel."""
+    """Return the weight of Keys' cubic convolution kernel."""
     d = abs(distance)
     if d <= 1:
         return (a + 2) * d**3 - (a + 3) * d**2 + 1
@@ -81,7 +83,7 @@ def cubic_kernel(distance: float, a: float = -0.75) -> float:
 
 
 def resize_cubic(values: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Cubic interpolation with half-pixel centres and repeated borders, axis by axis, cell by cell; clamped at zero."""
+    """Resize by cubic interpolation with half-pixel centres and repeated borders, cell by cell; clamp at zero."""
     for axis, length in enumerate(size):
         cells = values.shape[axis]
         result = np.zeros((*values.shape[:axis], length, *values.shape[axis + 1 :]))

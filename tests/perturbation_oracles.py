@@ -1,4 +1,4 @@
-"""Perturbation methods written out slowly, one variant after another; no code is shared with the package."""
+"""Compute perturbation methods slowly, one variant after another, without sharing code with the package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def layer_output(model: nn.Module, images: Tensor, layer: str) -> Tensor:
 def scores_with(
     model: nn.Module, images: Tensor, layer: str, change: Callable[[Tensor], Tensor], score: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The scores where the layer's output is what `change` makes of it."""
+    """Return the scores after `change` is applied to the layer's output."""
     model = without_in_place(model)
     model.get_submodule(layer).register_forward_hook(lambda module, args, output: change(output.clone()))
     with torch.no_grad():
@@ -42,7 +42,7 @@ def scores_with(
 def ablationcam(
     model: nn.Module, images: Tensor, layer: str, score: Callable[[Tensor], Tensor], axis: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """The weights (N,K,C), and the layer's output: equation 4 and 5 of the paper, by a loop over the channels."""
+    """Return the weights (N,K,C) and the layer's output: equations 4 and 5 of the paper, by a loop over the channels."""
     output = layer_output(model, images, layer)
     with torch.no_grad():
         y = score(model(images))
@@ -58,7 +58,7 @@ def ablationcam(
 
 
 def sum_of_channels(weights: Tensor, activations: Tensor) -> Tensor:
-    """Weights (N,K,C) and activations (N,C,...) to positive maps (N,K,...), one product at a time."""
+    """Combine weights (N,K,C) and activations (N,C,...) into positive maps (N,K,...), one product at a time."""
     maps = torch.zeros(*weights.shape[:2], *activations.shape[2:], dtype=torch.float64)
     for image in range(len(weights)):
         for k in range(weights.shape[1]):
@@ -68,7 +68,7 @@ def sum_of_channels(weights: Tensor, activations: Tensor) -> Tensor:
 
 
 def window(place: tuple[int, ...], lengths: tuple[int, ...]) -> Tensor:
-    """Recipro-CAM's window around a place: 1/4 there, half of it beside, in each direction; nothing further away."""
+    """Return Recipro-CAM's window around a cell: 1/4 there, half of it for each step to a neighbour, and zero elsewhere."""
     values = torch.zeros(lengths, dtype=torch.float64)
     for cell in np.ndindex(*lengths):
         steps = [abs(coordinate - centre) for coordinate, centre in zip(cell, place)]
@@ -80,7 +80,7 @@ def window(place: tuple[int, ...], lengths: tuple[int, ...]) -> Tensor:
 def reciprocam(
     model: nn.Module, images: Tensor, layer: str, score: Callable[[Tensor], Tensor], lengths: tuple[int, ...]
 ) -> Tensor:
-    """Scores (N,K,...) behind each window, less that of nothing; for activations (N,C,...)."""
+    """Return the scores (N,K,...) of each window minus those of zeros; activations are (N,C,...)."""
     nothing = scores_with(model, images, layer, lambda activations: activations * 0, score)
     maps = torch.zeros(*nothing.shape, *lengths, dtype=torch.float64)
     for place in np.ndindex(*lengths):
@@ -105,8 +105,10 @@ def scorecam_weights(
     masks_of: Callable[[np.ndarray, int], list[np.ndarray]] = lambda mask, rank: [mask],
     channels: Callable[[np.ndarray], list[int]] = lambda activations: list(range(len(activations))),
 ) -> tuple[Tensor, Tensor]:
-    """Score-CAM's weights (N,K,C), algorithm 1 of the paper, picture by picture; and the layer's output.
-    `masks_of(mask, rank)`: the masks of which the scores are averaged; `rank` is the channel's, by its variance."""
+    """Return Score-CAM's weights (N,K,C), algorithm 1 of the paper, image by image; and the layer's output.
+
+    `masks_of(mask, rank)` returns the masks whose scores are averaged; `rank` is the channel's rank by variance.
+    """
     output = layer_output(model, images, layer)
     rows = []
     for image, activations, image_classes in zip(images, output.numpy(), classes):
@@ -133,7 +135,7 @@ def scorecam_weights(
 def smooth_gradcam_pp(
     model: nn.Module, images: Tensor, layer: str, classes: list[int], *, samples: int, noise: float, seed: int
 ) -> Tensor:
-    """Equation 8 of the paper with powers of the gradient, by loops over images, samples and channels."""
+    """Return Smooth Grad-CAM++ (equation 8 of the paper, with powers of the gradient), by loops."""
     plain = layer_output(model, images, layer)
     model = without_in_place(model)
     recorded: list[Tensor] = []

@@ -1,6 +1,6 @@
-"""`gradcam` in processes that can be disturbed: forked from one that has imported it, so that each takes little time.
+"""Run `gradcam` in processes that can be disturbed: each is forked from one that imported gradcam, which saves time.
 
-For scripts, which import this first: PyTorch must not have begun threads of its own before a process is forked.
+For scripts that import this module first: PyTorch must not have started threads before a process is forked.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ for module in pkgutil.walk_packages(gradcam.__path__, "gradcam."):
 
 ASSETS = Path(__file__).parents[1] / "assets"
 UNFINISHED = (".gradcam-*.tmp", ".gradcam-partial*")
-TIMES = ("log", ".gradcam")  # what the names of files begin with that are not the same each time
+TIMES = ("log", ".gradcam")  # prefixes of the files that differ between runs
 
 
 @dataclass(frozen=True)
 class Ended:
-    """`status`: as a shell has it, 128 and the number of the signal that ended it; `memory`: its peak, in bytes."""
+    """The end of a process: `status` as in a shell (128 plus the number of the signal that ended it), `memory` its peak in bytes."""
 
     status: int
     out: str
@@ -48,7 +48,7 @@ class Ended:
 
 
 class Started:
-    """A `gradcam` that is at work in a folder."""
+    """A running `gradcam` process in a folder."""
 
     def __init__(self, arguments: Sequence[str], folder: Path) -> None:
         self._files = [folder.parent / f"{folder.name}.{name}" for name in ("out", "err")]
@@ -77,7 +77,7 @@ class Started:
 
 
 def run(arguments: Sequence[str], folder: Path, *, seconds: float = 600) -> Ended | None:
-    """`gradcam ...` to its end; None where it took longer, and was killed."""
+    """Run `gradcam ...` to its end; kill it and return None if it takes too long."""
     process = Started(arguments, folder)
     ended = process.wait(seconds)
     if ended is None:
@@ -108,7 +108,7 @@ def _become_gradcam(arguments: Sequence[str], folder: Path, files: Iterable[Path
 
 
 def make_pictures(folder: Path, count: int) -> None:
-    """So many small pictures in two folders, and one that is broken."""
+    """Write small images to two folders, one of them damaged."""
     (folder / "more").mkdir(parents=True)
     photographs = sorted(ASSETS.glob("*.jpg")) + sorted(ASSETS.glob("*.webp"))
     for number in range(count):
@@ -120,7 +120,7 @@ def make_pictures(folder: Path, count: int) -> None:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """All files that must be the same however often a run was stopped."""
+    """Return all files that must be the same however often a run was stopped."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))

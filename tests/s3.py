@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the S3 protocol, with buckets that last as long as a test."""
+"""A local server for the S3 protocol, with a bucket per test."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def serve() -> Iterator[str]:
-    """The server; gives its address."""
+    """Start the server, and yield its address."""
     from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # The server would log a line per request.
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -32,7 +32,7 @@ def serve() -> Iterator[str]:
 
 
 def client(kind: str, address: str, **keys: str) -> Any:
-    """One of the protocol's own clients, which has nothing of fsspec in it."""
+    """Return a boto3 client, which shares no code with fsspec."""
     import boto3
 
     credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test", **keys}
@@ -41,7 +41,7 @@ def client(kind: str, address: str, **keys: str) -> Any:
 
 @contextlib.contextmanager
 def bucket(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A new bucket, and the environment that leads to it; gives its URL."""
+    """Create a bucket, set the environment variables to reach it, and return its URL."""
     import s3fs
 
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():

@@ -13,7 +13,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# What `.[test-all]` installs beside `.[test]`, and what some of these bring; the last line is tested where it is there.
+# The packages of `.[test-all]` that `.[test]` lacks, and some of their dependencies. Those of the last line are
+# optional.
 PACKAGES = frozenset((
     "accelerate", "aiohttp", "boto3", "captum", "fastapi", "httpx", "ipykernel", "jsonschema", "lightning", "matplotlib",
     "moto", "nbclient", "nbformat", "numpydoc", "open_clip", "pandas", "playwright", "pyarrow", "pydicom",
@@ -26,10 +27,10 @@ PASSED = "GRADCAM_PASSED_TESTS"  # an environment variable: the file that lists 
 
 
 class MissingPackages:
-    """A finder of modules, asked last: an import of a missing package in this repository's code skips the test.
+    """A module finder, asked last: an import of a missing package in this repository's code skips the test.
 
-    Questions whether a package is there get their answer. `package`: the one that the running test imported. A command
-    reports the skip as an error, and the test fails.
+    A check such as `find_spec` gets its answer. `package` is the package that the running test imported. A command
+    reports the skip as an error, so the test fails.
     """
 
     package: str | None = None
@@ -53,14 +54,15 @@ class MissingPackages:
 def _is_ours() -> bool:
     frame = sys._getframe(2)
     while frame is not None and "importlib" in frame.f_code.co_filename:
-        if re.search(r"importlib.util", frame.f_code.co_filename):  # a file's path, or a frozen module's name
+        # Matches a file path, and the name of a frozen module.
+        if re.search(r"importlib.util", frame.f_code.co_filename):
             return False
         frame = frame.f_back
     return frame is not None and Path(frame.f_code.co_filename).is_relative_to(ROOT)
 
 
 def find_missing(report: object) -> str | None:
-    """Return the package for whose absence a test was skipped; None of anything else that pytest counts."""
+    """Return the missing package that a test was skipped for, or None for any other report."""
     is_report = isinstance(report, (pytest.TestReport, pytest.CollectReport))
     if not is_report or not report.skipped or not isinstance(report.longrepr, tuple):
         return None
@@ -76,8 +78,10 @@ def read_passed() -> frozenset[str]:
 
 
 def note_passed(report: pytest.TestReport) -> None:
-    """Add a test that passed to the list. Workers of xdist leave that to the process that started them: there a test may
-    still have replaced `open`."""
+    """Add a passed test to the list.
+
+    Workers of xdist leave that to the main process: in a worker, a test may still have replaced `open`.
+    """
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     if report.passed and report.when == "call" and os.environ.get(PASSED) and not is_worker:
         with open(os.environ[PASSED], "a") as file:

@@ -1,4 +1,4 @@
-"""Stores to test against: a file system that refuses what object stores cannot do, and fails when it is told to."""
+"""Object stores for tests: a file system that refuses what object stores cannot do, and fails on request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ FSSPEC_VERSION = tuple(int(part) for part in fsspec.__version__.split(".")[:2])
 
 
 class ObjectStore(MemoryFileSystem):
-    """`objects://`: as an object store is. Nothing is appended or renamed, and no object is there before it is whole.
-    `failures`: what the next requests raise, one after another. `requests`: (what, path) of each."""
+    """The file system of `objects://`, which behaves like an object store.
+
+    Nothing can be appended or renamed, and no object is visible before it is complete. `failures` are the errors that
+    the next requests raise, in order. `requests` has (operation, path) of each.
+    """
 
     protocol = ("objects",)
     store: ClassVar[dict[str, Any]] = {}
@@ -82,7 +85,7 @@ def down() -> OSError:
 
 @contextmanager
 def objects() -> Iterator[type[ObjectStore]]:
-    """An empty store under `objects://`."""
+    """Provide an empty store under `objects://`."""
     for state in (ObjectStore.store, ObjectStore.failures, ObjectStore.requests, ObjectStore.written):
         state.clear()
     ObjectStore.pseudo_dirs[:] = [""]

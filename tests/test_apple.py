@@ -1,4 +1,4 @@
-"""No float64 on Apple's GPUs: a stand-in for one raises an error where gradcam would make such a tensor on the device."""
+"""Test that no float64 is used on Apple's GPUs: a simulated device raises an error for such a tensor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.targets.test_text import SENTENCES, word_tokenizer
 
 @pytest.fixture
 def gpu() -> Iterator[AppleGpu]:
-    """The stand-in; nothing may have failed on it, also where an error was caught."""
+    """Provide the simulated GPU, and check that it raised no error, not even a caught one."""
     with pretend_apple_gpu() as gpu:
         yield gpu
     assert gpu.errors == []
@@ -53,7 +53,7 @@ class TestStandIn:
         [
             lambda tensor: tensor.double(),
             lambda tensor: tensor.to(torch.float64),
-            lambda tensor: tensor.to("cpu", torch.float64),  # which PyTorch converts before it copies
+            lambda tensor: tensor.to("cpu", torch.float64),  # PyTorch converts the dtype before it copies.
             lambda tensor: tensor.sum(dtype=torch.float64),
             lambda tensor: torch.ones(1, dtype=torch.float64).to(tensor.device),
             lambda tensor: torch.ones(1, dtype=torch.float64, device=tensor.device),

@@ -1,4 +1,4 @@
-"""The section of scripts/bench that needs a GPU, tried out without one."""
+"""Test the GPU section of scripts/bench without a GPU."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def put(root: Path, files: dict[str, str]) -> Path:
 
 
 def v2(root: Path, limits: dict[str, str], group: str = "/") -> Path:
-    """Version 2: groups with their limits."""
+    """Write the files of cgroup version 2: groups with their limits."""
     files = {f"sys/fs/cgroup/{name}/cpu.max": text for name, text in limits.items()}
     return put(root, {"proc/self/cgroup": f"0::{group}\n", **files})
 
@@ -44,11 +44,11 @@ def test_without_affinity_it_is_the_machines_cores(tmp_path: Path, monkeypatch: 
     ("limit", "cores"),
     [
         ("200000 100000\n", 2),
-        ("250000 100000\n", 3),  # of part of a core, a core
+        ("250000 100000\n", 3),  # part of a core counts as one core
         ("10000 100000\n", 1),
         ("60000 20000\n", 3),
         ("max 100000\n", 8),
-        ("3200000 100000\n", 8),  # more than the affinity allows
+        ("3200000 100000\n", 8),  # more than the CPU affinity allows
         ("", 8),
         ("nonsense", 8),
         ("200000 0\n", 8),
@@ -70,7 +70,7 @@ def test_a_group_beside_this_one_does_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", ["/docker/0123", "/../../other"])
 def test_a_path_that_is_the_hosts(tmp_path: Path, group: str) -> None:
-    """In a container, where the mount is the container's own."""
+    """Check a container, where the mount is the container's own group."""
     assert count_cores(v2(tmp_path, {"": "300000 100000"}, group)) == 3
 
 

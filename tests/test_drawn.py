@@ -1,6 +1,6 @@
-"""Faithfulness where the truth is known: models trained on drawn shapes, whose maps have to lie on what was asked for.
+"""Test faithfulness with known truth: models trained on drawn shapes, whose maps must lie on the requested shape.
 
-They have seen neither the pictures that are judged here nor the photographs behind them; see tests/drawn/README.md.
+Training used neither these images nor the photographs behind the shapes; see tests/drawn/README.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests import drawn
 from tests.drawn import measures
 from tests.drawn.pictures import Scene, draw_scenes, to_images
 
-SEED = 90210  # training has another
+SEED = 90210  # training uses another seed
 COUNT = 40
 
 
@@ -39,7 +39,7 @@ def test_the_map_of_a_box_lies_in_it(detector: nn.Module, scenes: list[Scene]) -
     assert len(verdicts) >= 0.9 * sum(len(scene.things) for scene in scenes)
     assert energy >= 0.75
     assert inside >= 0.95
-    # A method that knows no box may lie anywhere.
+    # A class-agnostic method could put its map on any box.
     assert measures.summarise(measures.judge_boxes(detector, scenes[:10], method="eigencam"))[0] < 0.5
 
 
@@ -68,7 +68,7 @@ def test_the_map_of_a_mask_lies_in_it(scenes: list[Scene]) -> None:
     assert len(verdicts) >= 0.9 * sum(len(scene.things) for scene in scenes)
     assert energy >= 0.75
     assert inside >= 0.95
-    # A method that knows no class may lie anywhere.
+    # A class-agnostic method could put its map on any class.
     assert (
         measures.summarise(measures.judge_masks(segmenter, scenes[:10], layer="bottleneck", method="eigencam"))[0] < 0.4
     )
@@ -97,7 +97,7 @@ def test_pictures_are_the_same_each_time() -> None:
 
 
 def test_a_map_elsewhere_is_found_out() -> None:
-    """The measure itself, on maps made by hand."""
+    """Test the measure itself, on maps made by hand."""
     mask = torch.zeros(4, 4, dtype=torch.bool)
     mask[:2, :2] = True
     heatmap = torch.zeros(4, 4)

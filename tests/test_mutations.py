@@ -1,4 +1,4 @@
-"""Changed files of each kind; GRADCAM_MUTATIONS=500 in the environment has so many of each read, in place of a few."""
+"""Test a few damaged files of each kind; GRADCAM_MUTATIONS=500 in the environment tests 500 of each."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_the_version_is_said() -> None:
 
 
 def read_texts() -> dict[str, str]:
-    """The files of the repository, by their paths; without what tools write."""
+    """Return the text of the repository's files by path, without generated files."""
     folders = (".ci", ".github", "assets", "docs", "examples", "gradcam", "scripts", "tests")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     paths += [path for path in ROOT.iterdir() if path.suffix in (".md", ".txt", ".toml", ".cff")]
@@ -83,7 +83,7 @@ def read_texts() -> dict[str, str]:
 
 
 def test_nothing_is_installed_by_a_name_that_is_not_published() -> None:
-    """And `gradcam` is another package there."""
+    """Check that no instruction installs `gradcam` from PyPI, where it is another package."""
     texts = read_texts()
     name = re.findall(r'^name = "(.+)"$', texts["pyproject.toml"], re.M)[0]
     mentions = {path for path, text in texts.items() if re.search(name.replace("-", "[-_.]"), text)}

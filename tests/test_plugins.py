@@ -1,4 +1,4 @@
-"""The package of CONTRIBUTING.md that adds to gradcam, installed as a user's, into a virtual environment of its own."""
+"""Test the example plug-in of CONTRIBUTING.md, installed into a separate virtual environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^`([\w.]+)`:\n+```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL
 
 
 def read_package() -> dict[str, str]:
-    """The files of the package, by their names, as CONTRIBUTING.md prints them."""
+    """Return the files of the package by name, as CONTRIBUTING.md prints them."""
     section = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## A package of your own")[2]
     return dict(BLOCK.findall(section))
 
@@ -102,4 +102,4 @@ def test_a_file_is_what_it_says_now_though_its_size_and_its_second_are_those_of_
         os.utime(file, (1e9, 1e9))
         actual.append(plugins.load("targets", f"{file}:number")())
     assert actual == [1, 2]
-    assert not (tmp_path / "__pycache__").exists()  # nothing is left beside what is the user's
+    assert not (tmp_path / "__pycache__").exists()  # Nothing is written beside the user's file.

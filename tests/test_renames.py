@@ -1,4 +1,4 @@
-"""Old public names: each one works like the new name, and warns; records have both keys."""
+"""Test old public names: each works like the new name and warns; records have both keys."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_an_old_parameter_is_passed_on_as_the_new_one(row: Rename) -> None:
         for name, parameter in signature.parameters.items()
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD and name != row.new
     ]
-    refused = object()  # by the function itself, or later; the old name and the new one fail alike
+    # The function refuses this value itself, or something that it calls does; both names must fail alike.
+    refused = object()
     required_arguments = dict.fromkeys(required, refused)
     with pytest.raises(Exception) as expected:  # noqa: PT011  (any, as long as it is the same)
         call(function, required_arguments | {row.new: refused})

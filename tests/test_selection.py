@@ -1,4 +1,4 @@
-"""Tests that need a package which is not installed are left out, whatever imports it."""
+"""Test that tests which need a missing package are skipped, wherever it is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supported versions: those on the page are those of pyproject.toml, and scripts/check_versions reports failures."""
+"""Test the supported versions: the page matches pyproject.toml, and scripts/check_versions reports failures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "check_versions"
-DEVELOPMENT = {"test", "test-all", "docs", "lint", "bench"}  # extras that the page leaves out
-# Stand-ins for uv and pytest: uv makes environments that have this one's packages, and logs its arguments.
+DEVELOPMENT = {"test", "test-all", "docs", "lint", "bench"}  # extras that the page does not list
+# Fake uv and pytest: uv makes environments with the current packages, and logs its arguments.
 UV = """#!{python}
 import pathlib, sys, venv
 folder = pathlib.Path(__file__).parent

@@ -1,4 +1,4 @@
-"""Views of a report, written as a run does it."""
+"""Write the views of a report, as a run does."""
 
 from __future__ import annotations
 

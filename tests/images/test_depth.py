@@ -1,4 +1,4 @@
-"""Values of any depth as pictures: levels worked by hand."""
+"""Test images of any bit depth, against levels computed by hand."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from gradcam.images.read import show, to_8_bits
 
 
 def grey(*levels: int) -> np.ndarray:
-    """One row of RGB pixels of these levels."""
+    """Return a row of RGB pixels with these grey levels."""
     return np.array([[[level] * 3 for level in levels]], dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
     ("values", "levels", "note"),
     [
-        # 255 * (values - 40) / 3160: 1620 is in the middle, 127.5, which is rounded to the even 128
+        # 255 * (values - 40) / 3160: 1620 gives 127.5, which rounds to the even 128.
         (np.array([[40, 1620, 3200]], np.uint16), (0, 128, 255), "showing values from 40 to 3200 of 65535"),
         (np.array([[60000, 60001, 60002]], np.uint16), (0, 128, 255), "showing values from 60000 to 60002 of 65535"),
         (np.array([[0, 32767]], np.uint16), (0, 255), "showing values from 0 to 32767 of 65535"),
         (np.array([[0, 32768]], np.uint16), (0, 128), None),  # 127.502
         (np.array([[257, 65535]], np.uint16), (1, 255), None),
-        (np.array([[700, 700]], np.uint16), (3, 3), None),  # 2.72: a constant has no range
+        (np.array([[700, 700]], np.uint16), (3, 3), None),  # 2.72: a constant image has no range to scale
         (np.array([[700]], np.uint16), (3,), None),
         (np.array([[10, 20]], np.uint8), (10, 20), None),
         (np.array([[-1024, 988, 3000]], np.int32), (0, 128, 255), "showing values from -1024 to 3000"),
@@ -51,7 +51,7 @@ def test_less_than_half_of_the_range_is_stretched(
 
 def test_colours_are_stretched_together() -> None:
     picture, note = show(np.array([[[0, 100, 200], [1000, 500, 400]]], np.uint16))
-    np.testing.assert_array_equal(picture, [[[0, 26, 51], [255, 128, 102]]])  # 25.5 and 127.5 to the even
+    np.testing.assert_array_equal(picture, [[[0, 26, 51], [255, 128, 102]]])  # 25.5 and 127.5 round to the even number
     assert note == "showing values from 0 to 1000 of 65535"
 
 

@@ -1,4 +1,4 @@
-"""DICOM files: made with pydicom, and read through windows worked by hand from PS3.3 C.11.2."""
+"""Test DICOM files written with pydicom, against windows computed by hand from PS3.3 C.11.2."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VALUES = np.array([[-200, -160, 0], [39, 40, 240]], np.int16)
 
 
 def make(pixels: np.ndarray, *, syntax: str = ExplicitVRLittleEndian, **fields: Any) -> FileDataset:
-    """A file of these stored values, (H,W), or colours (H,W,3)."""
+    """Make a DICOM dataset from stored values (H,W) or colours (H,W,3)."""
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = syntax
     meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
@@ -75,14 +75,14 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A file on the disk of these stored values."""
+    """Write a DICOM file with these stored values."""
     return lambda pixels, **fields: save(tmp_path / "scan.dcm", make(pixels, **fields))
 
 
 def window_slowly(value: float, center: float, width: float, function: str) -> float:
-    """PS3.3 C.11.2.1.2.1, C.11.2.1.3.1 and C.11.2.1.3.2, as the standard writes them, from 0 to 1."""
+    """Apply the formulas of PS3.3 C.11.2.1.2.1, C.11.2.1.3.1 and C.11.2.1.3.2 as the standard writes them, from 0 to 1."""
     if function == "SIGMOID":
-        return 1 / (1 + math.exp(min(700, -4 * (value - center) / width)))  # exp(710) is more than a float holds
+        return 1 / (1 + math.exp(min(700, -4 * (value - center) / width)))  # exp(710) overflows a float
     offset, steps = (0, width) if function == "LINEAR_EXACT" else (0.5, width - 1)
     if value <= center - offset - steps / 2:
         return 0
@@ -137,7 +137,7 @@ def test_windows_equal_pydicoms(write: Write, function: str, center: int, width:
     path = write(stored, WindowCenter=center, WindowWidth=width, HighBit=11, **fields)
     dataset = pydicom.dcmread(path)
     theirs = apply_voi_lut(apply_modality_lut(dataset.pixel_array, dataset), dataset)
-    low, high = -1024, 4095 * 1.5 - 1024  # what they scale to: all that could be stored
+    low, high = -1024, 4095 * 1.5 - 1024  # the range of all values that could be stored, rescaled
     ours, _ = read_dicom(path)
     np.testing.assert_allclose(ours, (theirs - low) / (high - low), rtol=0, atol=1e-6)
 
@@ -327,15 +327,15 @@ def test_the_reader_takes_a_file_without_a_suffix(write: Write, tmp_path: Path) 
     path = write(VALUES, WindowCenter=40, WindowWidth=400).rename(tmp_path / "IM0001")
     reading = read_picture(path)
     np.testing.assert_allclose(reading.values[1], [199 / 399, 200 / 399, 1], rtol=0, atol=1e-7)
-    expected = np.array([[0, 0, 102], [127, 128, 255]])  # 255 * 160 / 399 is 102.3, of 199 / 399 it is 127.2
+    expected = np.array([[0, 0, 102], [127, 128, 255]])  # 255 * 160 / 399 is 102.3, and 255 * 199 / 399 is 127.2
     np.testing.assert_array_equal(reading.picture, np.repeat(expected[..., None], 3, axis=2))
     assert reading.note is None
 
 
 def refuse(path: Path, reason: str) -> None:
-    """Reading fails with one line that names the file and gives this reason."""
+    """Check that reading fails with a one-line message with the file's name and this reason."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pydicom warns of some of these
+        warnings.simplefilter("ignore")  # pydicom warns about some of these files
         with pytest.raises(ImageError) as caught:
             read_picture(path)
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""overlay() and sheet(): every pixel from a formula in plain Python, colours and places worked by hand."""
+"""Test overlay() and sheet(): every pixel against a formula in plain Python, colours and positions computed by hand."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def inside(picture: np.ndarray, region: tuple[int, int, int, int] = REGION) -> n
 
 
 def table_of(colormap: int) -> list[list[int]]:
-    """OpenCV's 256 colours of a map, BGR as OpenCV gives them, turned to RGB one by one."""
+    """Return the 256 colours of an OpenCV colormap, converted one by one from BGR to RGB."""
     column = cv2.applyColorMap(np.arange(256, dtype=np.uint8).reshape(256, 1), colormap)
     return [[int(red), int(green), int(blue)] for ((blue, green, red),) in column]
 
 
 def slow_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap: int) -> np.ndarray:
-    """Pixel by pixel: the opacity grows with the heat up to half its maximum, and stays from there on."""
+    """Draw an overlay pixel by pixel: the opacity grows with the heat up to half its maximum, and is constant above."""
     colours = table_of(colormap)
     result = np.zeros(picture.shape)
     for row, column in np.ndindex(heat.shape):
@@ -95,7 +95,7 @@ def test_no_opacity_leaves_the_picture_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("colormap", "first", "last"),
     [
-        ("jet", (0, 0, 128), (128, 0, 0)),  # pure dark red in RGB: with the colours swapped it would be blue
+        ("jet", (0, 0, 128), (128, 0, 0)),  # pure dark red in RGB; swapped channels would make it blue
         ("turbo", (48, 18, 59), (122, 4, 3)),
         ("viridis", (68, 1, 84), (253, 231, 37)),
         ("inferno", (0, 0, 4), (252, 255, 164)),
@@ -175,14 +175,14 @@ def test_a_hot_cell_lies_where_it_should(
 
 def test_a_hot_spot_of_a_large_heatmap_lies_where_it_should() -> None:
     heat = np.zeros((224, 448))
-    heat[64:80, 128:160] = 1  # its centre: 72 of 224 rows, 144 of 448 columns
+    heat[64:80, 128:160] = 1  # its centre: row 72 of 224, column 144 of 448
     region = (20, 30, 56, 112)
     assert centre_of_heat(heat, region) == pytest.approx((20 + 72 / 4, 30 + 144 / 4), abs=0.1)
 
 
 def test_a_large_heatmap_is_averaged_not_sampled() -> None:
     heat = np.zeros((48, 64))
-    heat[::2] = 0.5  # every second row: a quarter on average
+    heat[::2] = 0.5  # every second row, so a quarter on average
     expected = gradcam.overlay(PICTURE, np.full((24, 32), 0.25))
     assert abs(gradcam.overlay(PICTURE, heat).astype(int) - expected).max() <= 1
 
@@ -327,7 +327,7 @@ def test_a_colour_map_of_a_wrong_kind_is_refused() -> None:
 def test_signed_heatmaps_are_warm_above_zero_and_cold_below() -> None:
     picture = np.full((1, 5, 3), 128, np.uint8)
     drawn = gradcam.overlay(picture, np.array([[-1.0, -0.5, 0.0, 0.5, 1.0]]), signed=True)[0].astype(int)
-    assert drawn[2].tolist() == [128, 128, 128]  # no evidence: nothing over it
+    assert drawn[2].tolist() == [128, 128, 128]  # without evidence, the image is unchanged
     red, _, blue = drawn.T
     assert red[4] > 170
     assert blue[4] < 90
@@ -341,7 +341,7 @@ def test_signed_heatmaps_are_warm_above_zero_and_cold_below() -> None:
 def test_signed_colours_by_hand() -> None:
     picture = np.full((1, 2, 3), 100, np.uint8)
     drawn = gradcam.overlay(picture, np.array([[1.0, -1.0]]), signed=True, alpha=0.5)
-    assert drawn.tolist() == [[[round((100 + 225) / 2 - 0.01), 50, 68], [62, 62, 152]]]  # halves to even
+    assert drawn.tolist() == [[[round((100 + 225) / 2 - 0.01), 50, 68], [62, 62, 152]]]  # halves round to even
 
 
 def test_negative_values_need_signed() -> None:
@@ -357,12 +357,12 @@ def test_interpolation_gives_no_rim_of_the_other_sign() -> None:
     heatmap[3, 3] = 1
     white = np.full((200, 200, 3), 255, np.uint8)
     drawn = gradcam.overlay(white, heatmap, signed=True).astype(int)
-    assert (drawn[..., 0] >= drawn[..., 2]).all()  # nowhere bluer than red
+    assert (drawn[..., 0] >= drawn[..., 2]).all()  # no pixel has more blue than red
     assert drawn[100, 100, 2] < 160
 
 
 def plain_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap: str, kind: type) -> np.ndarray:
-    """The formula over whole arrays, in one kind of floats; a map with values below zero is signed."""
+    """Compute the overlay with whole arrays in one floating-point dtype; a map with negative values is signed."""
     signed = heat.min() < 0
     steps = 127 if signed else 255
     levels = np.rint(heat * np.float32(steps)).astype(int)
@@ -386,7 +386,7 @@ def plain_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap:
 def test_every_pixel_is_the_formulas_to_the_last_rounding(
     colormap: str, signed: bool, band: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcam.images.draw.PIXELS_PER_BAND", band)  # rows are blended a few at a time
+    monkeypatch.setattr("gradcam.images.draw.PIXELS_PER_BAND", band)  # Blend the rows in small bands.
     random = np.random.default_rng(list(COLORMAPS).index(colormap))
     alphas = [0, 0.5, 1, *random.random(5)]
     for alpha in alphas:
@@ -399,7 +399,7 @@ def test_every_pixel_is_the_formulas_to_the_last_rounding(
         exact = plain_overlay(picture, heat, alpha, colormap, np.float64)
         assert abs(drawn - exact).max() <= 0.5001
         single = plain_overlay(picture, heat, alpha, colormap, np.float32)
-        assert (drawn == np.rint(single)).all()  # halves to the even number, nothing else
+        assert (drawn == np.rint(single)).all()  # exact halves round to the even number
 
 
 @pytest.mark.parametrize(
@@ -407,8 +407,8 @@ def test_every_pixel_is_the_formulas_to_the_last_rounding(
 )
 @pytest.mark.parametrize("signed", [False, True])
 def test_large_pictures_follow_the_formula_too(signed: bool, is_5: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcam.images.draw.HAS_16_BIT_LUT", is_5)  # of OpenCV 4 and 5
-    picture = RNG.integers(0, 256, (768, 1024, 3), dtype=np.uint8)  # several bands, the last of them not full
+    monkeypatch.setattr("gradcam.images.draw.HAS_16_BIT_LUT", is_5)  # true in OpenCV 5, false in OpenCV 4
+    picture = RNG.integers(0, 256, (768, 1024, 3), dtype=np.uint8)  # several bands; the last band is not full
     heat = RNG.random((768, 1000), dtype=np.float32) * (2 if signed else 1) - (1 if signed else 0)
     drawn = gradcam.overlay(picture, heat, region=(0, 20, 768, 1000), signed=signed)
     exact = plain_overlay(picture[:, 20:1020], heat, 0.5, "turbo", np.float64)

@@ -1,4 +1,4 @@
-"""read_image() and write_image(): every odd file that people have, with the pixels worked by hand."""
+"""Test read_image() and write_image() on unusual files, against pixels computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradcam.errors import GradcamError, ImageError
 from gradcam.images.read import read_values
 from gradcam.images.write import encode_image, encode_png
 
-# No two pixels alike, and no colour that stays itself when red and blue change places.
+# All pixels differ, and every colour changes if red and blue are swapped.
 PIXELS = np.array([[[255, 0, 0], [0, 255, 7], [0, 9, 254]], [[10, 20, 30], [200, 100, 50], [1, 2, 3]]], dtype=np.uint8)
 BLOCKS = np.repeat(np.repeat(PIXELS, 16, axis=0), 16, axis=1)
 PHOTO = "coffee.jpg"
@@ -40,14 +40,14 @@ def save(path: Path, image: Image.Image | np.ndarray, **options: object) -> Path
 
 
 def grey(*levels: int) -> np.ndarray:
-    """One row of RGB pixels of these levels."""
+    """Return a row of RGB pixels with these grey levels."""
     return np.array([[[level] * 3 for level in levels]], dtype=np.uint8)
 
 
 def png(
     width: int, height: int, bits: int, colour_type: int, rows: bytes, *, transparency: bytes = b"", exif: bytes = b""
 ) -> bytes:
-    """A PNG file by hand: Pillow cannot write every kind that there is."""
+    """Encode a PNG file by hand, because Pillow cannot write every kind of PNG."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -227,7 +227,7 @@ def test_floats_are_scaled_by_the_range_of_their_kind(
 
 
 def tiff(values: np.ndarray, *, order: str = "<", planar: bool = False, **tags: int) -> bytes:
-    """A TIFF file by hand, of one strip, or of one for each channel, in this order of bytes: Pillow writes few kinds."""
+    """Encode a TIFF file by hand, with one strip or one per channel, in this byte order; Pillow writes only a few kinds."""
     height, width = values.shape[:2]
     channels = 1 if values.ndim == 2 else values.shape[2]
     planes = np.moveaxis(values, 2, 0) if planar else values[None]
@@ -257,7 +257,8 @@ def tiff(values: np.ndarray, *, order: str = "<", planar: bool = False, **tags: 
     return header + b"".join(strips) + count + directory + bytes(4) + beyond
 
 
-DEEP = np.arange(18, dtype=np.uint16).reshape(2, 3, 3) * 3000 + 7  # no two alike, and bytes that differ
+# All values differ, and so do the two bytes of each value.
+DEEP = np.arange(18, dtype=np.uint16).reshape(2, 3, 3) * 3000 + 7
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -412,7 +413,7 @@ def test_a_deep_picture_that_was_cut_off_is_refused(
     refuse(path, "")
 
 
-# What EXIF calls the orientation of a picture, and how what is stored has to be turned or mirrored.
+# Map each EXIF orientation to the rotation or reflection of the stored pixels that restores the image.
 ORIENTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda stored: stored,
     2: lambda stored: stored[:, ::-1],
@@ -422,7 +423,7 @@ ORIENTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     6: lambda stored: stored.transpose(1, 0, 2)[:, ::-1],  # a quarter turn clockwise
     7: lambda stored: stored.transpose(1, 0, 2)[::-1, ::-1],
     8: lambda stored: stored.transpose(1, 0, 2)[::-1],  # a quarter turn anticlockwise
-    9: lambda stored: stored,  # there is no such thing
+    9: lambda stored: stored,  # 9 is not a valid orientation
 }
 
 
@@ -456,7 +457,7 @@ BROKEN_EXIF = {
 def test_a_picture_with_broken_exif_data_is_read_as_it_lies(tmp_path: Path, exif: bytes, suffix: str) -> None:
     path = save(tmp_path / f"a.{suffix}", BLOCKS, exif=exif, quality=95)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of such data
+        warnings.simplefilter("ignore")  # Pillow warns about such data
         image = gradcam.read_image(path)
     assert abs(image[8::16, 8::16].astype(int) - PIXELS).max() <= 8
 
@@ -483,9 +484,9 @@ def test_extreme_sizes_are_read(tmp_path: Path, size: tuple[int, int]) -> None:
 
 
 def refuse(path: Path, reason: str) -> None:
-    """Reading fails with one line that names the file and gives this reason."""
+    """Check that reading fails with a one-line message with the file's name and this reason."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of some of these
+        warnings.simplefilter("ignore")  # Pillow warns about some of these files
         with pytest.raises(ImageError) as caught:
             gradcam.read_image(path)
     message = str(caught.value)
@@ -596,7 +597,7 @@ for path in map(pathlib.Path, sys.argv[1:]):
     read_picture(path)
     print(status("VmHWM") - before)
 """
-EACH = {  # bytes of a pixel that reading takes
+EACH = {  # bytes per pixel that reading needs
     "rgb.png": 7, "grey.png": 4, "transparent.png": 7, "deep.png": 17, "deep transparent.png": 17, "deep grey.png": 9,
     "rgb.tiff": 8, "rgb.jpg": 7, "progressive.jpg": 10, "turned.jpg": 7, "a.webp": 17, "a.gif": 4,
 }  # fmt: skip
@@ -617,7 +618,7 @@ def save_large(path: Path, side: int) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by what Linux says of a process")
 def test_reading_takes_no_more_memory_than_it_is_held_to(tmp_path: Path) -> None:
-    """And 40 MB for what is computed of a strip. The first file is there for what is imported."""
+    """Allow 40 MB more for the values computed per strip. The first file only triggers the imports."""
     side, paths = 3000, [tmp_path / name for name in EACH]
     for path in paths:
         save_large(path, side)
@@ -631,7 +632,7 @@ def test_reading_takes_no_more_memory_than_it_is_held_to(tmp_path: Path) -> None
 def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = png(13370, 13370, 16, 2, b"\0" * 1000)  # there is nothing to decode
+    data = png(13370, 13370, 16, 2, b"\0" * 1000)  # the pixel data is too short to decode
     (tmp_path / "bomb.png").write_bytes(data)
     refuse(
         tmp_path / "bomb.png",
@@ -723,7 +724,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
     def deny(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Image, "open", deny)  # root may read everything
+    monkeypatch.setattr(Image, "open", deny)  # Deny access explicitly, because root may read every file.
     refuse(save(tmp_path / "secret.png", PIXELS), "cannot be opened (Permission denied)")
 
 
@@ -929,7 +930,7 @@ def test_the_umask_says_who_may_read_what_is_written(tmp_path: Path, umask: int)
 
 
 class NoOpenCV:
-    """A finder of modules on a machine without a screen."""
+    """A module finder that behaves like a machine without a display, where OpenCV cannot be imported."""
 
     def find_spec(self, name: str, *args: object) -> None:
         if name == "cv2":

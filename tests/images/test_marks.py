@@ -1,4 +1,4 @@
-"""Marks on pictures: what people can see of them. Contrast is computed here in plain Python; places are worked by hand."""
+"""Test whether people can see the marks on images: contrast is computed in plain Python, positions by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradcam.images.sheets import LINE, MARGIN, fit_text, measure_text
 SIZE = 200, 300  # height and width
 GREY = np.full((*SIZE, 3), 118, np.uint8)
 BOX = (60, 70, 240, 160)
-STRONG, WEAK = 4, 2  # how wide the lines are on a picture of this size
+STRONG, WEAK = 4, 2  # line widths in an image of this size
 
 
 def luminance(pixels: Any) -> np.ndarray:
@@ -39,7 +39,7 @@ def changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def bounds(where: np.ndarray) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of what is true, the last two exclusive."""
+    """Return the left, top, right and bottom of the true pixels; right and bottom are exclusive."""
     rows, columns = np.nonzero(where)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
@@ -51,7 +51,7 @@ def plate_of(mark: Mark, picture: np.ndarray = GREY) -> tuple[int, int, int, int
 
 
 def along(picture: np.ndarray, box: tuple[int, int, int, int], reach: int = 3) -> list[np.ndarray]:
-    """The pixels across each of a box's four sides, at each place along it: (place, across, 3)."""
+    """Return the pixels across each side of a box, at each position along the side: (position, across, 3)."""
     x0, y0, x1, y1 = box
     across = picture.transpose(1, 0, 2)
     return [
@@ -113,7 +113,7 @@ def test_what_is_outside_of_the_picture_is_cut() -> None:
     result = draw_marks(GREY, [Mark(box=(-50, 70, 1e9, 160))])
     np.testing.assert_array_equal(result, draw_marks(GREY, [Mark(box=(0, 70, 300, 160))]))
     old, new = GREY[90:140], result[90:140]
-    for side in (slice(0, 4), slice(-4, None)):  # along the picture's own border
+    for side in (slice(0, 4), slice(-4, None)):  # along the image border
         assert contrast(old[:, side], new[:, side]).max(1).min() >= 3
 
 
@@ -134,7 +134,7 @@ def test_what_is_outside_of_the_picture_is_cut() -> None:
 def test_boxes_without_an_area_show(box: tuple[float, ...], weak: bool) -> None:
     x0, y0, x1, y1 = bounds(changed(GREY, draw_marks(GREY, [Mark(box=box, weak=weak)])))
     width = WEAK if weak else STRONG
-    assert min(x1 - x0, y1 - y0) >= 2 * width + 2  # a frame with something in it
+    assert min(x1 - x0, y1 - y0) >= 2 * width + 2  # the frame has an inside
     near = [min(max(side, 0), size) for side, size in zip(box, (300, 200, 300, 200))]
     assert x0 <= max(near[0], near[2]) + width
     assert x1 >= min(near[0], near[2]) - width
@@ -149,7 +149,7 @@ def test_the_explained_edge_is_a_bar(edge: str, side: int) -> None:
     assert widths[side] == pytest.approx(10, abs=0.5)
     assert [widths[item] for item in range(4) if item != side] == [STRONG] * 3
     x0, y0, x1, y1 = bounds(changed(GREY, result))
-    assert (x1 - x0) * (y1 - y0) < (180 + 2 * 6) * (90 + 2 * 6)  # it stays at the box
+    assert (x1 - x0) * (y1 - y0) < (180 + 2 * 6) * (90 + 2 * 6)  # the bar stays near the box
 
 
 @pytest.mark.parametrize("edge", ["left", "top", "right", "bottom"])
@@ -169,11 +169,11 @@ def test_a_missed_box_is_dashed() -> None:
         assert 7 <= min(lengths) <= max(lengths) <= 13
         np.testing.assert_array_equal(new[drawn], full[drawn])
     for x, y in itertools.product(BOX[::2], BOX[1::2]):
-        assert (dashed[y - 1 : y + 1, x - 1 : x + 1] != 118).any(2).all()  # its corners are there
+        assert (dashed[y - 1 : y + 1, x - 1 : x + 1] != 118).any(2).all()  # the corners are drawn
 
 
 def border_of(mask: np.ndarray) -> np.ndarray:
-    """The pixels of a mask beside one that is not: the picture's end is none."""
+    """Return the border pixels of a mask; the image border does not count."""
     border = np.zeros_like(mask)
     for row, column in np.argwhere(mask):
         beside = mask[max(row - 1, 0) : row + 2, column], mask[row, max(column - 1, 0) : column + 2]
@@ -200,9 +200,9 @@ def test_a_masks_contour_lies_on_its_border(mask: np.ndarray, weak: bool) -> Non
     result = draw_marks(GREY, [Mark(mask=mask, weak=weak)])
     lines, border = changed(GREY, result), border_of(mask)
     assert lines[border].all()
-    assert not lines[~widened(border, 4)].any()  # neither what it covers, nor what is outside
+    assert not lines[~widened(border, 4)].any()  # neither inside the mask nor outside of it
     outside = lines & ~mask
-    assert luminance(result[outside]).min() < 0.05  # ink
+    assert luminance(result[outside]).min() < 0.05  # the dark part of the line
     assert contrast(result[lines], GREY[lines]).max() >= 3
 
 
@@ -238,7 +238,7 @@ def test_masks_may_be_tensors_and_empty() -> None:
 @pytest.mark.parametrize("weak", [False, True])
 def test_a_point_is_a_ring_with_a_centre(weak: bool) -> None:
     lines = changed(GREY, draw_marks(GREY, [Mark(point=(120.7, 90.2), weak=weak)]))
-    distance = np.hypot(X - 120, Y - 90)  # from the pixel that it lies in
+    distance = np.hypot(X - 120, Y - 90)  # distance from the pixel that contains the point
     assert lines[distance < 2].all()
     assert not lines[(distance > 3.6) & (distance < 5.4)].any()
     assert lines[(distance > 8.6) & (distance < 9.6)].all()
@@ -265,7 +265,7 @@ def test_labels_are_legible(number: int, weak: bool, photo: Callable[[str], Path
         ground = colours[counts.argmax()]
         assert counts.max() > 0.5 * len(plate)
         assert contrast(colours, ground).max() >= 4.5
-        assert (contrast(plate, ground) >= 4.5).mean() > 0.05  # strokes, not a few pixels
+        assert (contrast(plate, ground) >= 4.5).mean() > 0.05  # whole strokes, not single pixels
         assert y1 - y0 >= 15
 
 
@@ -307,7 +307,7 @@ def test_a_label_is_below_a_small_box_at_the_top() -> None:
 def test_labels_are_inside_the_picture(mark: Mark) -> None:
     x0, y0, x1, y1 = plate_of(mark)
     assert 0 <= x0 < x1 <= 300
-    assert 15 <= y1 - y0 < 20  # its whole height
+    assert 15 <= y1 - y0 < 20  # the full height of a label
     wide = measure_text(mark.text, 12)
     assert x1 - x0 == (wide + 8 if wide < 200 else pytest.approx(300, abs=15))
 
@@ -332,7 +332,7 @@ def test_texts_are_cut_with_an_ellipsis_where_they_must_be() -> None:
         assert measure_text(cut, 17) <= width
         assert (
             measure_text(f"{text[: len(prefix) + 2]}…", 17) > width
-        )  # a letter more (or a space and a letter) is too long
+        )  # One more letter (or a space and a letter) does not fit.
     assert fit_text("word " * 10**6, 100, 17).startswith("word wor")
     assert fit_text("word", 1, 17) == "…"
     assert fit_text("", 1, 17) == ""
@@ -355,9 +355,9 @@ def test_labels_of_boxes_at_one_place_move_apart() -> None:
     difference = changed(bare, draw_marks(GREY, marks))
     sizes = [plate_of(mark) for mark in marks]
     area = sum((x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in sizes)
-    assert difference.sum() >= 0.97 * area  # where a plate has the colour of the line below it, nothing changes
+    assert difference.sum() >= 0.97 * area  # A label over a line of the same colour changes nothing there.
     x0, y0, x1, y1 = bounds(difference)
-    assert 58 <= x0 < x1 < 240  # at their box: above it, in its corner, below it, and beside these
+    assert 58 <= x0 < x1 < 240  # near the box: above, below, beside, or in its corner
     assert 68 - 3 * 16 <= y0 < y1 <= 162 + 3 * 16
 
 
@@ -367,7 +367,7 @@ def test_more_labels_than_there_is_room_for() -> None:
     result = draw_marks(picture, marks)
     x0, y0, x1, y1 = plate_of(marks[0], picture)
     first = draw_marks(picture, [Mark("0 person", number=0, box=(5, 5, 40, 30))])
-    np.testing.assert_array_equal(result[y0:y1, x0:x1], first[y0:y1, x0:x1])  # on top
+    np.testing.assert_array_equal(result[y0:y1, x0:x1], first[y0:y1, x0:x1])  # The first label is on top.
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_letters_with_accents_are_written_without_them() -> None:
     np.testing.assert_array_equal(accents, plain)
     np.testing.assert_array_equal(apart, plain)
     half, twelve = (draw_marks(GREY, [Mark(item, box=BOX)]) for item in ("0 ½", "0 12"))
-    assert changed(half, twelve).any()  # what is no letter keeps its meaning, or is not shown
+    assert changed(half, twelve).any()  # characters that are not letters are drawn as they are, or left out
 
 
 def test_a_number_has_one_colour_in_all_pictures() -> None:
@@ -413,7 +413,7 @@ def test_weak_marks_lie_below_the_others() -> None:
 
 @pytest.mark.parametrize(("side", "width", "letters"), [(100, 4, 12), (640, 4, 14), (1280, 8, 28)])
 def test_lines_and_letters_grow_with_the_picture(side: int, width: int, letters: int) -> None:
-    picture = np.zeros((side // 2, side * 2, 3), np.uint8)  # as many pixels as a square of that side
+    picture = np.zeros((side // 2, side * 2, 3), np.uint8)  # as many pixels as a square of this side
     box = (side // 2, side // 4, side, side // 2 - side // 10)
     result = draw_marks(picture, [Mark(box=box)])
     assert changed(picture, result)[box[1] + 10, : side * 3 // 4].sum() == width
@@ -450,7 +450,7 @@ def test_the_picture_is_left_as_it_is() -> None:
 def test_a_mark_on_a_part_of_the_picture_at_another_size() -> None:
     mask = (X >= 100) & (X < 200) & (Y >= 50) & (Y < 100)
     mark = Mark("0 dog", 5, (100, 50, 200, 100), "left", mask, (150, 60), weak=True)
-    moved = fit_mark(mark, (50, 60, 100, 240), 200, 120)  # twice as high, half as wide
+    moved = fit_mark(mark, (50, 60, 100, 240), 200, 120)  # twice as high and half as wide
     assert tuple(moved.box) == (20, 0, 70, 100)
     assert tuple(moved.point) == (45, 20)
     assert moved.mask.dtype == bool

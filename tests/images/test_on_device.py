@@ -1,4 +1,4 @@
-"""Pictures as tensors: turned and resized as Pillow does it, drawn on as OpenCV does it, and JPEG files told apart."""
+"""Test images as tensors: rotated and resized like Pillow, drawn on like OpenCV; and the parsing of JPEG headers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def test_overlays_are_those_of_opencv(photo: Any, classifier: gradcam.Classifier
             (drawn,) = on_device.overlay(planes, maps, region=region, **look)
             expected = gradcam.overlay(picture, heatmap, region=region, **look)
             difference = abs(to_picture(drawn).astype(int) - expected)
-            # Here and there a value lies between two levels; opaque, the next one's colour is twice as far.
+            # Some values lie between two levels of the colormap. At full opacity, the next level's colour is twice as
+            # far away.
             assert difference.max() <= (2 if look.get("alpha", 0.5) <= 0.5 else 4)
             assert difference.mean() <= 0.01
             assert np.array_equal(to_picture(planes[0]), picture)
@@ -201,8 +202,8 @@ Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
         (jpeg(NOISE, progressive=True), None),
         (jpeg(NOISE, keep_rgb=True), None),
         (CMYK.getvalue(), None),
-        (patched(RGB_JPEG, 0xC0, set_byte(4, 12)), None),  # bits
-        (patched(RGB_JPEG, 0xC0, set_byte(11, 0x31)), None),  # a sampling that is rare
+        (patched(RGB_JPEG, 0xC0, set_byte(4, 12)), None),  # bit depth
+        (patched(RGB_JPEG, 0xC0, set_byte(11, 0x31)), None),  # an unusual chroma subsampling
         (RGB_JPEG[:-2], None),
         (RGB_JPEG[:300], None),
         (RGB_JPEG[:20], None),

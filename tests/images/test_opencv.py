@@ -1,4 +1,4 @@
-"""OpenCV that is missing or damaged, and the other distributions of it."""
+"""Test a missing or damaged OpenCV, and its other distributions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIXTURE = AttributeError("module 'cv2.dnn' has no attribute 'DictValue'")
 
 
 class Cv2Finder:
-    """A finder of modules that has nothing but an error, or an empty package, for cv2."""
+    """A module finder that raises an error for cv2, or returns an empty package."""
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error
@@ -47,7 +47,7 @@ class Cv2Finder:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception | None, installed: Sequence[str]) -> str:
-    """The message where importing cv2 raises this error, and these distributions are installed."""
+    """Return the message if importing cv2 raises this error and these distributions are installed."""
 
     def version(name: str) -> str:
         if name not in installed:
@@ -55,7 +55,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception | None, installed: 
         return "5.0.0"
 
     for name in ("cv2", "gradcam.images.opencv"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that the fake one does not stay
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # Let monkeypatch remove the fake module at the end.
         del sys.modules[name]
     monkeypatch.setattr(sys, "meta_path", [Cv2Finder(error), *sys.meta_path])
     monkeypatch.setattr(importlib.metadata, "version", version)
@@ -106,12 +106,12 @@ def test_the_message_says_what_to_type(
     assert refuse(monkeypatch, error, installed) == f"OpenCV cannot be loaded {message}"
 
 
-# Real distributions, in virtual environments of their own
+# Real distributions, in separate virtual environments
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """The interpreter of an environment that has everything that is installed here, except OpenCV and gradcam."""
+    """Return the Python of an environment with all installed packages except OpenCV and gradcam."""
     packages, venv = tmp_path / "packages", tmp_path / "venv"
     packages.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -127,9 +127,9 @@ def python(tmp_path: Path) -> Path:
 
 
 def run(python: Path, line: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a line in the environment, with its `pip`, `python` and `gradcam`."""
+    """Run a command line in the environment, with its `pip`, `python` and `gradcam`."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["PIP_COMPILE"] = "0"  # Compiling every file takes longer than what is tested here.
+    environment["PIP_COMPILE"] = "0"  # Compiling every file takes longer than the test itself.
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     command = ["bash", "-c", line, "bash", *map(str, arguments)]
     return subprocess.run(command, cwd=python.parent, env=environment, capture_output=True, text=True, check=False)

@@ -21,7 +21,7 @@ def test_pictures_lie_under_their_columns_at_one_height() -> None:
         ["first", "second"], [PanelRow("row", [RED, GREEN]), PanelRow("other", [GREEN, RED])], height=100
     )
     top = MARGIN + 2 * LINE
-    second = MARGIN + 200 + GAP  # the first column is as wide as the wide picture in it
+    second = MARGIN + 200 + GAP  # the first column is as wide as its widest image
     assert (panel[top : top + 100, MARGIN : MARGIN + 200] == (200, 0, 0)).all()
     assert (panel[top : top + 100, second : second + 100] == (0, 150, 0)).all()
     below = top + 100 + GAP + LINE
@@ -38,7 +38,7 @@ def test_names_and_titles_are_written() -> None:
     header, title = rows < MARGIN + LINE, rows >= MARGIN + LINE
     assert header.any()
     assert title.any()
-    assert columns[header].min() >= MARGIN + 448 + GAP  # above its own column
+    assert columns[header].min() >= MARGIN + 448 + GAP  # The header is above its column.
     assert rows.max() < MARGIN + 2 * LINE
 
 
@@ -66,7 +66,7 @@ def test_the_panel_of_a_comparison(classifier: gradcam.Classifier, photo: Callab
         methods=methods,
         target=[[285, 967]] * 2,
     )
-    panel = gradcam.panel(explanations, 1, height=560)  # the side of what is seen of it: nothing is scaled
+    panel = gradcam.panel(explanations, 1, height=560)  # the height of the visible region, so that nothing is scaled
     top, left, height, width = explanations["layer4", "gradcam"].regions[1]
     assert (height, width) == (560, 560)
     picture = explanations["layer4", "gradcam"].images[1]

@@ -1,4 +1,4 @@
-"""Pictures in every form that Python has them in: the same values by whatever way they come."""
+"""Test images in every Python form: all forms give the same values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORIENTATION = 0x0112
 
 
 class Somewhere:
-    """A path that is no pathlib.Path."""
+    """A path-like object that is not a pathlib.Path."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class Upload:
 
 @pytest.fixture
 def forms(tmp_path: Path) -> Any:
-    """From a picture of PIL's that a PNG keeps whole: all its forms, by their names."""
+    """Return a function that makes all forms of a PIL image, by name; PNG stores the image without loss."""
 
     def make(image: Image.Image, **options: Any) -> Forms:
         path = tmp_path / "picture.png"
@@ -62,7 +62,7 @@ def forms(tmp_path: Path) -> Any:
         with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
             archive.write(path, "picture.png")
         written = io.BytesIO()
-        image.save(written, "PNG", **options)  # its position is now at its end
+        image.save(written, "PNG", **options)  # the position of the file is now at its end
         channels_first = values if values.ndim == 2 else values.transpose(2, 0, 1)
         return {
             "path": str(path),
@@ -112,7 +112,7 @@ def test_a_picture_is_the_same_in_all_its_forms(
     assert (image.min() < 255).any()
     prepared = classifier.prepare(inputs_by_form["path"])
     for name in FORMS:
-        for _ in range(2):  # a file is left where it was
+        for _ in range(2):  # The second pass shows that the position of the file was restored.
             actual = classifier.prepare(inputs_by_form[name])
         assert torch.equal(actual.image, prepared.image), name
         np.testing.assert_array_equal(actual.reading.picture, prepared.reading.picture, name)
@@ -130,7 +130,7 @@ def test_files_in_all_forms_are_explained_in_their_order(
         "picture.png",
         *(f"inputs[{place}]" for place in range(1, len(FORMS))),
         f"inputs[{len(FORMS)}]",
-    ]  # the path leads to the file that the first one has
+    ]  # The path and the first form are the same file.
     expected = classifier.explain(inputs_by_form["path"])
     for result in actual[:-1]:
         (explanation,) = result.explanations.values()
@@ -258,7 +258,7 @@ def test_an_open_file_is_left_where_it_was(photo: Photo) -> None:
     with open(photo("coffee.jpg"), "rb") as file:
         file.seek(100)
         np.testing.assert_array_equal(gradcam.read_image(file), gradcam.read_image(photo("coffee.jpg")))
-        assert file.tell() == 100  # and so it is not closed
+        assert file.tell() == 100  # The file is still open.
 
 
 def test_a_stream_that_cannot_go_back(photo: Photo) -> None:
@@ -283,7 +283,7 @@ def test_a_reader_of_the_users_gets_a_file_of_bytes(photo: Photo) -> None:
     data = photo("coffee.jpg").read_bytes()
     with open(photo("coffee.jpg"), "rb") as file:
         assert torch.equal(classifier.explain(file).maps, classifier.explain(data).maps)
-    classifier.explain(Image.open(photo("coffee.jpg")))  # is read already
+    classifier.explain(Image.open(photo("coffee.jpg")))  # the file is already read
     assert calls == [(".jpg", data), ("", data)]
     with pytest.raises(ImageError, match="^the given bytes: the reader read failed"):
         classifier.explain(data)

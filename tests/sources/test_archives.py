@@ -1,4 +1,4 @@
-"""Pictures in archives: read where they lie, from many threads, and never from outside."""
+"""Test images in archives: read in place, from many threads, and never from outside the archive."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_zip_behind_something_else(tmp_path: Path) -> None:
 
 
 def test_a_zip_that_was_written_as_a_stream(tmp_path: Path) -> None:
-    """Sizes and checksums then stand behind the data, and in the directory."""
+    """Check a zip whose sizes and checksums follow the data, and are repeated in the directory."""
 
     class Pipe(io.RawIOBase):
         def __init__(self) -> None:
@@ -184,7 +184,7 @@ def test_members_that_lead_out_say_so_under_names_that_do_not(tmp_path: Path, su
     members = dict.fromkeys(evil, b"x") | {"a/../fine.jpg": b"fine", "good.jpg": b"good", "up.jpg": b"real"}
     listing = list_inputs([make(tmp_path / f"a{suffix}", members)])
     by_name = {item.name: item.content for item in listing.items}
-    # The one that is really called so keeps the name if it comes first; here it came last.
+    # A file keeps its real name if it comes first; here it came last.
     assert list(by_name) == [*evil.values(), "fine.jpg", "good.jpg", "up-2.jpg"]
     for name in evil.values():
         assert find_reason(by_name[name]) == "has a path outside the archive"
@@ -199,9 +199,9 @@ def test_no_name_leads_out_after_it_was_made_harmless(name: str) -> None:
     plain, leads_out = _to_safe_name(name)
     assert not plain.startswith("/")
     assert "\\" not in plain
-    if plain != "..":  # which is hidden
+    if plain != "..":  # names that begin with a dot are hidden
         assert ".." not in plain.split("/")
-        # Oracle: walk along the name, and see whether it ever goes above where it began.
+        # As an oracle, walk along the name and check whether it ever goes above its start.
         depth = lowest = 0
         for part in name.replace("\\", "/").split("/"):
             depth += (part not in ("", ".", "..")) - (part == "..")
@@ -300,7 +300,7 @@ def test_a_member_that_claims_too_much_fails_without_filling_the_memory(tmp_path
         member.size = 2**30 + 1
         tar.addfile(member)
     with open(tmp_path / "b.tar", "r+b") as file:
-        file.truncate(512 + 2**30 + 512 + 1024)  # a hole
+        file.truncate(512 + 2**30 + 512 + 1024)  # a hole: the file takes no space on the disk
     listing = list_inputs([tmp_path / "a.zip", tmp_path / "b.tar"])
     for item in listing.items:
         assert find_reason(item.content).startswith("declares 1073741825 bytes, but the limit")
@@ -342,7 +342,7 @@ def test_a_member_that_does_not_begin_where_the_archive_says(tmp_path: Path) -> 
 def test_an_unknown_way_of_packing(tmp_path: Path) -> None:
     path = make_zip(tmp_path / "a.zip", {"a.jpg": b"x"}, zipfile.ZIP_STORED)
     data = bytearray(path.read_bytes())
-    data[data.index(b"PK\1\2") + 10] = 97  # WavPack
+    data[data.index(b"PK\1\2") + 10] = 97  # compression method 97 is WavPack
     path.write_bytes(data)
     assert find_reason(list_inputs([path]).items[0].content).startswith("uses an unsupported compression (")
 
@@ -376,12 +376,12 @@ def test_an_archive_that_was_cut_off_is_refused(tmp_path: Path, suffix: str, par
 
 
 def test_a_tar_with_a_broken_header_in_the_middle_is_refused(tmp_path: Path) -> None:
-    """tarfile itself takes that for the end, and would lose the rest in silence."""
+    """Check that a broken header raises an error; tarfile itself takes it for the end and drops the remaining members."""
     path = make_tar(tmp_path / "a.tar", DATA)
     with tarfile.open(path) as tar:
         at = tar.getmembers()[7].offset
     with open(path, "r+b") as file:
-        file.seek(at + 150)  # its checksum
+        file.seek(at + 150)  # the checksum of the header
         file.write(b"9")
     with tarfile.open(path) as tar:
         assert len(tar.getmembers()) == 7
@@ -396,7 +396,7 @@ def test_a_tar_without_its_end_mark_is_whole(tmp_path: Path) -> None:
 
 
 def test_what_tar_itself_packs(tmp_path: Path) -> None:
-    """GNU tar, with long names, folders, and names that are not UTF-8; and sparse files, which are refused."""
+    """Check GNU tar: long names, folders and names that are not UTF-8 are read; sparse files are refused."""
     folder = tmp_path / "in"
     names = [b"a.jpg", b"x/" * 60 + b"b" * 90 + b".jpg", b"caf\xe9.jpg"]
     for name in names:
@@ -491,7 +491,7 @@ def test_an_archive_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_checksum_is_that_of_zlib(tmp_path: Path) -> None:
-    """Data of the right length that is not what was packed is noticed."""
+    """Check that data of the right length but with the wrong checksum is refused."""
     path = make_zip(tmp_path / "a.zip", {"a.jpg": b"right"}, zipfile.ZIP_STORED)
     patch(path, b"right", b"wrong")
     assert zlib.crc32(b"right") != zlib.crc32(b"wrong")

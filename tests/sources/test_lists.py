@@ -1,4 +1,4 @@
-"""Lists of pictures: every way in which people write them, and what is said of those that cannot be read."""
+"""Test lists of images in every usual format, and the messages for lists that cannot be read."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_list_in_a_list_is_a_file() -> None:
     assert show(list_inputs([write("l.txt", "inner.txt\nb.zip\n")])) == [("inner.txt", None), ("b.zip", None)]
 
 
-# One picture, several classes
+# One image, several classes
 
 
 def test_a_picture_that_is_named_twice_with_one_class_is_explained_once() -> None:
@@ -192,7 +192,7 @@ def test_two_lists_that_ask_for_two_classes_are_refused() -> None:
         list_inputs(["1.csv", "2.csv"])
 
 
-# What cannot be read
+# Lists that cannot be read
 
 
 @pytest.mark.parametrize(

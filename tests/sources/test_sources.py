@@ -1,4 +1,4 @@
-"""list_inputs(): which pictures there are in what people give, in which order, and what they are called."""
+"""Test list_inputs(): the images in each input, their order and their names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gradcam.sources.contents import FileContent
 from gradcam.sources.list import Listing, list_inputs
 from gradcam.sources.shards import Shard, parse_shard
 
-ANYBODY = 65534  # a user without rights
+ANYBODY = 65534  # the id of a user without privileges
 
 
 def make(folder: Path, *names: str) -> Path:
-    """Files that hold their own names."""
+    """Write files whose content is their own name."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def name_all(listing: Listing) -> list[str]:
 
 @contextlib.contextmanager
 def without_rights() -> Iterator[None]:
-    """Root may read everything, and has to be somebody else for a while."""
+    """Run a block without privileges: root may read everything, so it becomes another user for a while."""
     if os.geteuid():
         yield
         return
@@ -64,7 +64,7 @@ def without_rights() -> Iterator[None]:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that everybody may look into, unlike those of pytest."""
+    """Make a folder that every user may read; the folders of pytest are private."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -115,11 +115,12 @@ HIDDEN = (".hidden.jpg", ".git/b.jpg", "sub/.cache/deep/c.jpg", "sub/._d.jpg", "
     ("files", "inputs", "names"),
     [
         (("a.jpg", "sub/e.jpg", *HIDDEN), [""], ["a.jpg", "sub/e.jpg"]),
-        ((".cache/a.jpg",), [".cache"], ["a.jpg"]),  # which is given
-        (("album.jpg/a.png",), [""], ["album.jpg/a.png"]),  # a folder with a picture's suffix
-        (("sub/a.jpg",), ["sub/a.jpg"], ["a.jpg"]),  # a file is called relative to its folder
+        ((".cache/a.jpg",), [".cache"], ["a.jpg"]),  # A hidden folder counts if it is the input.
+        (("album.jpg/a.png",), [""], ["album.jpg/a.png"]),  # a folder whose name has an image suffix
+        (("sub/a.jpg",), ["sub/a.jpg"], ["a.jpg"]),  # a file's name is relative to its folder
         (("x/b.jpg", "x/deep/c.jpg"), ["x", "x/deep/c.jpg"], ["b.jpg", "deep/c.jpg"]),
-        (("cat/a.jpg", "cats/a.jpg"), ["cat", "cats"], ["cat/a.jpg", "cats/a.jpg"]),  # neither is in the other
+        # Neither folder contains the other.
+        (("cat/a.jpg", "cats/a.jpg"), ["cat", "cats"], ["cat/a.jpg", "cats/a.jpg"]),
     ],
 )
 def test_what_is_listed(tmp_path: Path, files: Sequence[str], inputs: Sequence[str], names: list[str]) -> None:
@@ -134,7 +135,7 @@ def test_the_same_pictures_as_find_finds(tmp_path: Path, seed: int) -> None:
     parts = ["a", "b b", ".hidden", "c.jpg", "d.png", "e.txt", "f\nline", "[g]", "猫"]
     for _ in range(60):
         path = tmp_path.joinpath(*draw.choices(parts, k=draw.randint(1, 4))).with_name(draw.choice(parts))
-        with contextlib.suppress(OSError):  # some are folders already, others files
+        with contextlib.suppress(OSError):  # some names are existing folders or files
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("x")
     command = ["find", ".", "-mindepth", "1", "-name", ".*", "-prune", "-o", "-type", "f", "-printf", "%P\\0"]
@@ -448,7 +449,7 @@ def test_what_is_no_file_is_said_at_once(tmp_path: Path) -> None:
 
 
 class Changing:
-    """A file that somebody else changes right after it was read."""
+    """A file that another process changes right after it is read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, data: bytes, *, keep_time: bool = False) -> None:
         fstat, calls = os.fstat, []
@@ -510,7 +511,7 @@ def test_many_threads_read_files(tmp_path: Path) -> None:
     assert wrong == []
 
 
-# Many
+# Many inputs
 
 
 def test_listing_costs_less_than_half_a_millisecond_and_half_a_kilobyte_a_picture(tmp_path: Path) -> None:
@@ -552,12 +553,12 @@ def test_shares_are_disjoint_and_cover_everything_and_are_alike() -> None:
         takers = [[index for index in range(1, of + 1) if Shard(index, of).takes(name)] for name in names]
         assert all(len(taker) == 1 for taker in takers)
         sizes = [sum(taker == [index] for taker in takers) for index in range(1, of + 1)]
-        # Five standard deviations of a fair draw.
+        # Five standard deviations of an even split.
         assert all(abs(size - 8000 / of) <= 5 * (8000 / of * (1 - 1 / of)) ** 0.5 for size in sizes)
 
 
 def test_a_share_is_the_same_on_every_machine() -> None:
-    """The first 8 bytes of `printf a.jpg | b2sum -l 64`, as a number, most significant byte first."""
+    """Check the documented rule: the first 8 bytes of `printf a.jpg | b2sum -l 64` as a big-endian number."""
     command = ["b2sum", "-l", "64"]
     if shutil.which("b2sum"):
         for name in ("a.jpg", "猫/é.jpg", ""):
@@ -577,7 +578,7 @@ def test_nonsense_is_no_share(text: str) -> None:
 
 def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "a.png").open("wb") as file:
-        file.truncate(2**31)  # of which the disk holds nothing
+        file.truncate(2**31)  # a sparse file, which takes no space on the disk
     (item,) = list_inputs(tmp_path).items
     with pytest.raises(ImageError, match="is so large that it needs 2 GiB to read, but the limit is 1 GiB"):
         item.content.read()

@@ -1,4 +1,4 @@
-"""list_inputs() of what lies in stores: the same pictures under the same names as on a disk, with a request or two."""
+"""Test list_inputs() on object stores: the images and names match those on a disk, with one or two requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(*names: str, bucket: str = HERE) -> None:
-    """Objects that hold their own names."""
+    """Write objects whose content is their own name."""
     for name in names:
         Store(bucket).write(name, name.encode())
     ObjectStore.requests.clear()
@@ -81,7 +81,7 @@ NAMES = [
 
 
 def compare(tmp_path: Path, pattern: str, exclude: str | None = None) -> list[str] | None:
-    """The names, which are those of a disk with the same files; None where both find nothing."""
+    """Return the names, which must be the same on a disk; return None if both raise an error."""
     for name in NAMES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -93,7 +93,7 @@ def compare(tmp_path: Path, pattern: str, exclude: str | None = None) -> list[st
 
 
 def describe(top: str, pattern: str, exclude: Path | Store | None) -> tuple[list[str], int, str] | None:
-    """Names, how many files were left out, and the root, relative to the top; None where there is nothing."""
+    """Return the names, the number of files left out, and the root relative to the top; None if there are no inputs."""
     try:
         listing = list_inputs([f"{top}/{pattern}"], exclude=exclude)
     except InputError:
@@ -340,7 +340,7 @@ def test_a_broken_archive(fs: Any, name: str, data: bytes, reason: str) -> None:
     assert str(caught.value).startswith(f"{HERE}/{name}: {reason}")
 
 
-# Sent to other processes
+# Items sent to other processes
 
 
 @pytest.mark.parametrize("where", ["disk", "store"])
@@ -356,7 +356,7 @@ def test_every_item_can_be_sent(fs: Any, tmp_path: Path, where: str, kind: str) 
         path = make_archive(tmp_path / f"a{kind}", DATA)
         source = path if where == "disk" else put_data(path.name, path.read_bytes())  # type: ignore[assignment]
     items = list_inputs([source]).items
-    # Each on its own, as they would be sent.
+    # Pickle each item separately, as the batch run does.
     sent = [pickle.loads(pickle.dumps(item)) for item in items]
     assert {item.name: item.content.read() for item in sent} == DATA
 
@@ -381,7 +381,7 @@ def test_a_compressed_tar_is_unpacked_once_for_all_that_is_sent(
     assert find_reason(pickle.loads(changed)) == "is in an archive that changed after it was listed"
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_urls_that_cannot_be_followed(fs: Any) -> None:
         list_inputs([Path("objects://bucket/a")])
 
 
-# Through the whole
+# Whole runs
 
 
 @pytest.fixture
