@@ -47,7 +47,7 @@ class AppleGpu:
         raise TypeError(message)
 
     def follow(self, inputs: Any, results: Any) -> None:
-        """Add the results of an operation that reads tensors of this device, unless one of its inputs is on another device."""
+        """Add the results of an operation on tensors of this device, unless one of its inputs is on another device."""
         tensors = list(_list_tensors(inputs))
         if any(map(self.holds, tensors)):
             elsewhere = {_find_storage(tensor) for tensor in tensors if not self.holds(tensor)}

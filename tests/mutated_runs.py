@@ -238,7 +238,7 @@ class Judge:
         return ended
 
     def judge(self, folder: Path, name: str) -> str:
-        """Resume, follow the printed instructions until the run is complete, and check the results; return the first outcome."""
+        """Resume, follow the printed instructions, and check the complete run; return the first outcome."""
         path = folder / "out" / name
         before = path.read_bytes() if path.is_file() and path.stat().st_size < MEMORY else b""
         self.run(["report", "out"], folder)

@@ -38,7 +38,7 @@ TIMES = ("log", ".gradcam")  # prefixes of the files that differ between runs
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a process: `status` as in a shell (128 plus the number of the signal that ended it), `memory` its peak in bytes."""
+    """The result of a process: `status` as in a shell (128 plus the number of a signal), `memory` its peak in bytes."""
 
     status: int
     out: str

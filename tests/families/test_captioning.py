@@ -1,4 +1,4 @@
-"""Words of captions: against autograd by hand through the whole model, against its own writing, and on the right patches."""
+"""Test captioners: words against autograd by hand through the full model, and against the model's own captions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS, PICTURE, START, END = (
     29,
     1,
     2,
-)  # tokens: how many there are, that of a picture's places, and those at the ends
+)  # tokens: the size of the vocabulary, the image token, and the start and end tokens
 CAPTION = [5, 9, 9, 17]
 TOLERANCE = 1e-6
 
@@ -110,9 +110,12 @@ def make_blip2(kind: str = "Blip2", *, t5: bool = False) -> nn.Module:
 
 @dataclass(frozen=True)
 class Kind:
-    """A family. `layer`: what is explained by default; `module`: what gives that by hand, in its first run. `begin`: the
-    tokens before the first word, in the argument `row`; `extra_inputs`: inputs besides the images. `prefix`: tokens before
-    those of patches. `seed`: of weights with which it writes some words."""
+    """A family of captioners.
+
+    `layer` is the default layer, and `module` the module whose first run computes it. `begin` are the tokens before the
+    first word, which the argument `row` takes; `extra_inputs` are the inputs besides the images. `prefix` is the number
+    of tokens before those of patches. With weights of `seed`, the model writes a few words.
+    """
 
     make: Callable[[], nn.Module]
     layer: str
@@ -194,7 +197,7 @@ EVERY = pytest.mark.parametrize("kind", KINDS)
 
 
 def make(kind: str) -> nn.Module:
-    """In float64, with weights that tell pictures and words apart."""
+    """Return the model in float64, with weights whose output depends on the image and on the words."""
     torch.manual_seed(0)
     model = KINDS[kind].make().double().eval()
     generator = torch.Generator().manual_seed(KINDS[kind].seed)
@@ -216,7 +219,7 @@ def make_inputs(kind: str, pictures: Tensor) -> Any:
 
 
 def run_by_hand(kind: str, model: nn.Module, pictures: Tensor, words: list[int]) -> tuple[Tensor, Tensor]:
-    """The logits behind the beginning and behind each of the words, and what the layer gave."""
+    """Return the logits after the beginning and after each word, and the output of the layer."""
     spec, activations = KINDS[kind], []
     row = torch.tensor([[*spec.begin, *words]] * len(pictures))
     extra_inputs = {name: torch.tensor([item] * len(pictures)) for name, item in spec.extra_inputs.items()}
@@ -238,7 +241,7 @@ def run_by_hand(kind: str, model: nn.Module, pictures: Tensor, words: list[int])
 
 
 def explain_by_hand(kind: str, model: nn.Module, pictures: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (N,K) and maps (N,K,h,w), word by word and cell by cell, each picture alone."""
+    """Compute scores (N,K) and maps (N,K,h,w) word by word and cell by cell, with one image at a time."""
     scores, maps = [], []
     for picture in pictures:
         logits, tokens = run_by_hand(kind, model, picture[None], CAPTION[:-1])
@@ -283,7 +286,7 @@ def test_some_words_alone(kind: str) -> None:
 
 @EVERY
 def test_what_a_model_writes(kind: str) -> None:
-    """Word by word the largest logit, by hand, up to the end of the text; the model stays as it was."""
+    """Compare with greedy search by hand, up to the end of the text; the model must not change."""
     model, pictures = make(kind).train(), make_pictures(kind, 1)
     family = find_family(model, Captioner)
     assert family is not None
@@ -327,7 +330,7 @@ def test_a_painted_square(kind: str) -> None:
 
 
 def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And fused attention stays."""
+    """Check that one forward and one backward pass are enough, and that attention stays fused."""
     model, runs, passes, fused = make("vit-gpt2"), [], [], []
     model.encoder.register_forward_hook(lambda *_: runs.append(1))
     grad, attend = torch.autograd.grad, nn.functional.scaled_dot_product_attention
@@ -341,13 +344,14 @@ def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
         return attend(*args, **kwargs)
 
     pictures = make_pictures("vit-gpt2", 1)
-    gradcam.explain(model, pictures, target=Token(CAPTION))  # how its layer lies on the picture is tried out once
+    # The position of the layer's cells on the image is measured once.
+    gradcam.explain(model, pictures, target=Token(CAPTION))
     runs.clear()
     monkeypatch.setattr(torch.autograd, "grad", count)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watch)
     gradcam.explain(model, pictures, target=Token(CAPTION))
     assert (len(runs), passes) == (1, [True])
-    assert len(fused) == 3 + 2 * 2  # of the encoder, and two in each block of the decoder
+    assert len(fused) == 3 + 2 * 2  # the encoder's three blocks, and two attentions in each block of the decoder
 
 
 def test_logits_are_those_of_words_alone() -> None:
@@ -358,7 +362,7 @@ def test_logits_are_those_of_words_alone() -> None:
 
 
 def test_prompts_of_different_lengths() -> None:
-    """Padded at the left, each is as it is alone; at the right nothing can follow."""
+    """Check that a prompt padded on the left has the same map as alone, and that padding on the right is refused."""
     model, pictures = make("llava"), make_pictures("llava")
     rows = torch.tensor([[0, *prompt(16, 4)], prompt(16, 4, 6)])
     mask = torch.tensor([[0] + [1] * 18, [1] * 19])

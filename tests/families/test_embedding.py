@@ -1,4 +1,4 @@
-"""Vectors of pictures, of every family: maps against plain hooks and autograd through the whole graph; where they lie."""
+"""Test image embeddings of every family: maps against plain hooks and autograd through the full graph."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1),
 
 
 def awake(model: nn.Module) -> nn.Module:
-    """With weights large enough that no block does nothing; those of norms stay near 1."""
+    """Scale the weights so that every block changes its input; the weights of norms stay near 1."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         with torch.no_grad():
@@ -83,7 +83,7 @@ def resnet() -> nn.Module:
 
 
 class Own(nn.Module):
-    """Somebody's own towers, with open_clip's names."""
+    """User-defined towers with the attribute names of open_clip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,8 +131,11 @@ def run(model: Any, pictures: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A model; its vectors, as its users ask for them; a layer, the tokens before its grid (None for a map), and whether
-    Grad-ECLIP is its method; the first layer, whose outputs are its patches."""
+    """A model with its expected properties.
+
+    The function that returns its vectors, a layer, the number of tokens before its grid (None for a map), whether its
+    default method is Grad-ECLIP, and the first layer, whose outputs are the patches.
+    """
 
     make: Callable[[], Any]
     embed: Callable[[Any, Tensor], Tensor]
@@ -316,7 +319,7 @@ def draw(*shape: int, seed: int = 2) -> Tensor:
 
 
 def look(case: Case, model: Any, pictures: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer's output and the vectors, with the graph of the whole model."""
+    """Return the output of a layer and the vectors, with the graph of the full model."""
     results: list[Tensor] = []
     handle = model.get_submodule(case.layer).register_forward_hook(lambda *args: results.append(args[2]))
     vectors = case.embed(model, pictures.clone().requires_grad_())
@@ -333,7 +336,7 @@ def lay(case: Case, tensor: Tensor) -> Tensor:
 
 
 def slow_maps(case: Case, output: Tensor, scores: Tensor, method: str) -> Tensor:
-    """(N,K,h,w) of scores (N,K): Grad-CAM or HiResCAM."""
+    """Compute maps (N,K,h,w) of scores (N,K) by Grad-CAM or HiResCAM."""
     rows = []
     for k in range(scores.shape[1]):
         (gradient,) = torch.autograd.grad(scores[:, k].sum(), output, retain_graph=True)
@@ -399,7 +402,7 @@ def test_the_method_is_that_of_the_tower(kind: str) -> None:
     assert case.is_transformer or explanation.layer in dict(model.named_modules())
 
 
-PAINTED = (slice(16, 24), slice(8, 16))  # rows and columns of pixels; a patch, and in no symmetry
+PAINTED = (slice(16, 24), slice(8, 16))  # rows and columns of pixels: one patch, at a position without symmetry
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -421,14 +424,14 @@ def test_evidence_lies_on_the_painted_square(kind: str) -> None:
     if saved_bias is not None:
         bias.data.copy_(saved_bias)
     side = maps.shape[-1]
-    reach = 0 if side == 4 else 3 * side // 32 + 2  # a convolution sees some of the square from beside it
+    reach = 0 if side == 4 else 3 * side // 32 + 2  # the cells of a convolution beside the square also see part of it
     rows, columns = (slice(item.start * side // 32 - reach, item.stop * side // 32 + reach) for item in PAINTED)
     inside = maps[..., max(rows.start, 0) : rows.stop, max(columns.start, 0) : columns.stop].sum()
     assert maps.sum() > 0
     assert inside / maps.sum() > 1 - 1e-6
 
 
-# Attention, against loops over what it computed in the open
+# Attention methods, against loops over recorded attention
 
 
 def eager(kind: str) -> Any:
@@ -533,11 +536,11 @@ def test_grad_eclip_equals_the_loops(kind: str, count: int) -> None:
         assert_maps(gradcam.explain(model, PICTURES, method="grad-eclip", target=Text(sentences)).maps, expected)
 
 
-# Other outputs, and what cannot be read
+# Other outputs, and models that cannot be read
 
 
 class Giving(nn.Module):
-    """A convolution, whose output is wrapped up somehow."""
+    """A convolution with any form of output."""
 
     def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -579,7 +582,7 @@ def test_vectors_of_another_length() -> None:
 
 
 class Around(nn.Module):
-    """A model of a user's, around a known one."""
+    """A user's model around a supported one."""
 
     def __init__(self, inner: nn.Module, ask: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
@@ -651,7 +654,7 @@ def test_windows_are_no_plain_transformer() -> None:
 
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_mean_of_tokens_is_explained_where_it_is_taken(is_after: bool) -> None:
-    """Each of the last tokens has the same gradient there, so that fifty sentences cost little more than one."""
+    """Check that each of the last tokens has the same gradient, so that fifty sentences cost little more than one."""
     model = open_clip(pool_type="avg", final_ln_after_pool=is_after)
     explanation = gradcam.explain(model, PICTURES, target=Text(draw(3, 12)))
     assert (explanation.method, explanation.layer) == (

@@ -1,4 +1,4 @@
-"""Boxes of transformers' detectors: against its own postprocessing, and against autograd by hand through the whole model."""
+"""Test the detectors of transformers, against their own postprocessing and autograd by hand through the full model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradcam.targets.boxes import Box
 T = pytest.importorskip("transformers")
 
 CLASSES, QUERIES, SIZE = 5, 9, (64, 96)
-# Each kind, and the kind whose image processor its checkpoints come with.
+# Each kind, and the kind whose image processor its checkpoints use.
 PROCESSORS = {
     "Detr": "Detr", "TableTransformer": "Detr", "Yolos": "Yolos", "ConditionalDetr": "ConditionalDetr",
     "DabDetr": "ConditionalDetr", "DeformableDetr": "DeformableDetr", "LwDetr": "DeformableDetr", "RfDetr": "RfDetr",
@@ -30,16 +30,17 @@ PROCESSORS = {
 }  # fmt: skip
 GROUNDED = ("GroundingDino", "MMGroundingDino")
 KINDS = (*PROCESSORS, *GROUNDED)
-OF_CANVAS = ("RTDetr", "RTDetrV2", "DFine", "Deimv2")  # boxes are shares of the input, padding and all
-SAMPLING = ("DeformableDetr", "LwDetr", "RfDetr", *OF_CANVAS, *GROUNDED)  # queries look at places beside a point
+OF_CANVAS = ("RTDetr", "RTDetrV2", "DFine", "Deimv2")  # boxes are relative to the input, padding included
+# Queries sample features near a reference point.
+SAMPLING = ("DeformableDetr", "LwDetr", "RfDetr", *OF_CANVAS, *GROUNDED)
 
-# "20 21 . 22 ." and "23 ." between BERT's first and last token, and where the tokens of their phrases stand.
+# "20 21 . 22 ." and "23 ." between BERT's first and last token, and the positions of the tokens of their phrases.
 TEXTS = {
     "input_ids": torch.tensor([[101, 20, 21, 1012, 22, 1012, 102], [101, 23, 1012, 102, 0, 0, 0]]),
     "attention_mask": torch.tensor([[1] * 7, [1] * 4 + [0] * 3]),
 }
 PHRASES = (((1, 2), (4,)), ((1,),))
-# Three queries for each of two pictures, of which the second has two: the third row there is padding.
+# Three queries for each of two images. The second image has two queries; its third row is padding.
 QUERIED = {
     "input_ids": torch.tensor(
         [[58, 3, 4, 59], [58, 5, 59, 0], [58, 9, 8, 59], [58, 3, 4, 59], [58, 5, 59, 0], [0] * 4]
@@ -50,7 +51,7 @@ QUERIED = {
 
 @pytest.fixture(autouse=True)
 def _in_float64() -> Iterator[None]:
-    """Some of these models make tensors of the default dtype inside."""
+    """Set the default dtype to float64, because some of these models create tensors in the default dtype."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -110,7 +111,7 @@ def build(kind: str) -> nn.Module:
 
 @functools.cache
 def lively(kind: str) -> nn.Module:
-    """A model whose scores are above the threshold, and differ: those of fresh weights are nearly the same for all."""
+    """Return a model with distinct scores above the threshold; with fresh weights, all scores are nearly equal."""
     model = build(kind)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -126,14 +127,14 @@ def lively(kind: str) -> nn.Module:
 
 
 def make_inputs(kind: str, size: tuple[int, int] = SIZE) -> dict[str, Any]:
-    """Two pictures, and two texts where the kind takes such."""
-    generator = torch.Generator().manual_seed(1)  # whatever was built before
+    """Return two images, and two texts if the kind takes texts."""
+    generator = torch.Generator().manual_seed(1)  # independent of the models built before
     pictures = torch.rand(2, 3, *((64, 64) if kind.startswith("Owl") else size), generator=generator)
     return {"pixel_values": pictures, **(QUERIED if kind.startswith("Owl") else TEXTS if kind in GROUNDED else {})}
 
 
 def find(model: nn.Module, threshold: float | None = None) -> Any:
-    """The reader; transformers is asked for its own threshold where none is said."""
+    """Return the reader; its default threshold is that of transformers."""
     family: Any = families.find_family(model, Detector)
     family.threshold = family.threshold if threshold is None else threshold
     return family
@@ -145,7 +146,7 @@ def read(family: Any, inputs: Any) -> list[Detections]:
 
 
 def by_transformers(kind: str, output: Any, sizes: Any, threshold: float | None) -> list[dict[str, Tensor]]:
-    """Boxes as the processor of transformers reads them, the surest first."""
+    """Return the boxes that the processor of transformers reads, the highest-scoring first."""
     options = {} if threshold is None else {"threshold": threshold}
     if kind in GROUNDED:
         actual = [ground(*item, 0.25 if threshold is None else threshold) for item in zip(output.logits, PHRASES)]
@@ -160,7 +161,7 @@ def by_transformers(kind: str, output: Any, sizes: Any, threshold: float | None)
 
 
 def ground(logits: Tensor, phrases: Any, threshold: float) -> dict[str, Tensor]:
-    """Each query's best phrase, whose score is its best token's, by loops: the processor of transformers gives words."""
+    """Return each query's best phrase, scored by its best token, by loops: the processor of transformers returns words."""
     rows, scores, labels = [], [], []
     for row, tokens in enumerate(logits):
         rated = [max(1 / (1 + (-tokens[place]).exp()) for place in phrase) for phrase in phrases]
@@ -215,12 +216,16 @@ def test_more_pairs_than_are_kept(kind: str) -> None:
 
 
 def by_hand(kind: str, inputs: dict[str, Any], number: int, edge: int | None) -> Tensor:
-    """relu(sum over channels of gradient x activation) of each level, resized to the finest, without what falls below
-    zero there, and added; of each picture's box of that number, differentiated through the whole graph."""
+    """Compute relu(sum over channels of gradient x activation) of each level by hand, resized to the finest and added.
+
+    Negative values are clamped before they are added. The box of this number in each image is differentiated through
+    the full graph.
+    """
     model, activations = lively(kind), []
 
     def keep(module: nn.Module, args: Any, output: Any) -> Any:
-        copied = map_tensors(output, Tensor.clone)  # a level is made of the one before it: only what reads it counts
+        # Levels are computed from one another, so only the gradient of their readers may count.
+        copied = map_tensors(output, Tensor.clone)
         activations.extend(tensor for tensor in tensors(copied) if tensor.is_floating_point())
         return copied
 
@@ -271,8 +276,9 @@ def changed(activations: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:The heatmap at layer")
 @pytest.mark.parametrize("kind", KINDS)
 def test_painted_square_is_where_it_was_painted(kind: str) -> None:
-    """Most of what it changes at the layer is there, or within the reach of one cell of the coarsest grid."""
-    size = {"RfDetr": (256, 256)}.get(kind, (192, 256))  # RfDetr itself mixes up rows of windows that are not square
+    """Check that most changes at the layer lie on the square, or within one cell of the coarsest grid."""
+    # RfDetr itself mixes up the rows of windows that are not square.
+    size = {"RfDetr": (256, 256)}.get(kind, (192, 256))
     y0, x0, side, around, least = (32, 0, 16, 0, 0.4) if kind.startswith("Owl") else (96, 32, 64, 32, 0.7)
     inputs = make_inputs(kind, size)
     inputs["pixel_values"] *= 0.1
@@ -290,9 +296,11 @@ def reach(activations: Tensor, gradients: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", SAMPLING)
 def test_box_lies_on_its_map(kind: str) -> None:
-    """Queries that look at one point alone, and boxes that have their centres there: with fresh weights boxes are the
-    proposals, and without offsets a query reads the features in the middle of its own. They meet within one cell of the
-    coarsest grid."""
+    """Check queries that sample a single point, with boxes centred there.
+
+    With fresh weights, the boxes are the proposals. Without offsets, a query reads the features at the centre of its
+    proposal. The two agree within one cell of the coarsest grid.
+    """
     model = build(kind)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -319,7 +327,7 @@ def test_box_lies_on_its_map(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("Owl")])
 def test_boxes_of_padded_pictures(kind: str) -> None:
-    """The second picture is 40 x 64 of 64 x 96."""
+    """Use a second image of 40 x 64 pixels in a batch of 64 x 96."""
     model, inputs = lively(kind), make_inputs(kind)
     inputs["pixel_mask"] = torch.ones(2, *SIZE, dtype=torch.int64)
     inputs["pixel_mask"][1, 40:] = 0
@@ -353,7 +361,7 @@ def test_candidates_are_all_queries(kind: str) -> None:
         family.list_candidates(result, batch, None)[0],
         family.list_candidates(result, batch, 1 if kind in GROUNDED else 2)[0],
     )
-    assert torch.allclose(best.scores, rated.max(1).values, rtol=1e-6)  # OWL's logits are in float32
+    assert torch.allclose(best.scores, rated.max(1).values, rtol=1e-6)  # OWL computes its logits in float32
     assert torch.equal(best.labels, rated.max(1).indices)
     assert torch.allclose(of_one.scores, rated[:, 1 if kind in GROUNDED else 2], rtol=1e-6)
     assert set(of_one.labels.tolist()) == {1 if kind in GROUNDED else 2}
@@ -378,7 +386,7 @@ def test_phrases_end_at_full_stops_and_question_marks() -> None:
 
 
 def test_padding_is_no_phrase() -> None:
-    """Both pictures are given the second text, whose last three tokens are masked."""
+    """Give both images the second text, whose last three tokens are masked."""
     model = lively("GroundingDino")
     texts = {name: rows[[1, 1]] for name, rows in TEXTS.items()}
     family, batch = find(model), to_batch({"pixel_values": torch.rand(2, 3, *SIZE), **texts})
@@ -410,7 +418,7 @@ def test_picture_without_such_a_phrase() -> None:
         ("RTDetr", "model.backbone"),
         ("Deimv2", "model.conv_encoder"),
         ("GroundingDino", "model.backbone.conv_encoder"),
-        ("Yolos", "vit.encoder.layer.1.layernorm_before"),  # in front of the last attention
+        ("Yolos", "vit.encoder.layer.1.layernorm_before"),  # before the last attention
         ("OwlViT", "owlvit.vision_model.encoder.layers.1.layer_norm1"),
         ("Owlv2", "owlv2.vision_model.encoder.layers.1.layer_norm1"),
     ],
@@ -434,7 +442,7 @@ def test_pictures_alone() -> None:
 
 
 def test_threshold_that_a_person_set() -> None:
-    """It is of the model, for whatever reads it; another model has its own."""
+    """Check that the threshold belongs to the model, for every reader; another model has its own threshold."""
     model = build("Detr")
     find(model).set_threshold(0.125)
     assert find(model).threshold == 0.125
@@ -509,7 +517,7 @@ def test_model_that_gives_a_tuple() -> None:
 
 def test_arguments_by_their_place_in_a_model_that_has_it_inside() -> None:
     class Outer(nn.Module):
-        """Takes pictures of twice the size."""
+        """A module that takes images of twice the size."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""The pool of CLIP's ResNets: the gradients that it is given another way are those that it has."""
+"""Test the attention pool of CLIP's ResNets: gradients by the short cut equal those of autograd."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def look(model: Any, pictures: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def slow_maps(activations: Tensor, scores: Tensor, method: str) -> Tensor:
-    """Maps of scores (N,K), one after another through the model's own graph."""
+    """Compute maps of scores (N,K) one by one through the graph of the model."""
     rows = []
     for k in range(scores.shape[1]):
         (gradient,) = torch.autograd.grad(scores[:, k].sum(), activations, retain_graph=True)
@@ -55,7 +55,7 @@ def assert_exact(model: Any, pictures: Tensor = PICTURES) -> None:
     for method in ("hirescam", "gradcam"):
         expected = slow_maps(activations, scores, method)
         assert expected.flatten(2).any(2).all()
-        for _ in range(2):  # a pool that is known by then
+        for _ in range(2):  # the second time, the pool is already known
             explanation = gradcam.explain(model, pictures, method=method, evidence="signed", target=Text(SENTENCES))
             assert explanation.layer == "visual.layer4"
             atol = 1e-6 * expected.abs().max().item()
@@ -113,7 +113,7 @@ def test_second_derivatives_are_those_of_the_pool(model: Any) -> None:
 
 
 class Unknown(torch.nn.Module):
-    """A model around the towers, which runs them as a whole."""
+    """A model around the towers, which runs them as a unit."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def score_two(vectors: Tensor) -> Tensor:
 
 
 def only_cells(pool: Any, grid: Tensor) -> Tensor:
-    """A pool with the same parts, in which the mean asks, and is no answer."""
+    """Pool with the same parts, but use the mean only as the query, not as a value."""
     cells = grid.flatten(2).permute(2, 0, 1)
     query, places = cells.mean(0, keepdim=True), pool.positional_embedding[1:, None]
     keys = pool.k_proj(cells + places)

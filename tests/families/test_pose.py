@@ -1,4 +1,4 @@
-"""Keypoints: against autograd by hand, against where the models' own postprocessing puts them, and on the right pixels."""
+"""Test keypoints: against autograd by hand, against the models' own postprocessing, and on painted squares."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.detectors import ByHand, explain_by_hand, make_detector, make_picture
 
 TOLERANCE = 1e-6
 AXES = pytest.mark.parametrize("axis", [None, "x", "y"])
-HEIGHT, WIDTH = 48, 32  # of ViTPose's pictures, of patches of 8
+HEIGHT, WIDTH = 48, 32  # the size of ViTPose's images; patches have 8 pixels
 
 
 def measure_by_hand(heatmap: Tensor, axis: str | None, first: float, step: float, temperature: float = 1.0) -> Tensor:
-    """The largest value, or the mean of the cells' centres, the first at `first` and `step` apart, weighted by softmax."""
+    """Return the maximum, or the softmax-weighted mean of the cell centres, which begin at `first` and are `step` apart."""
     if axis is None:
         return heatmap.max()
     weights = (heatmap / temperature).exp()
@@ -37,7 +37,7 @@ def measure_by_hand(heatmap: Tensor, axis: str | None, first: float, step: float
 
 
 def place_by_hand(heatmap: Tensor) -> tuple[int, int]:
-    """The cell with the largest value: across and down."""
+    """Return the cell with the maximum: across and down."""
     cells = [(float(heatmap[y, x].detach()), x, y) for y in range(heatmap.shape[0]) for x in range(heatmap.shape[1])]
     return max(cells)[1:]
 
@@ -179,7 +179,7 @@ def test_the_same_person_in_another_output() -> None:
 
 
 def test_a_painted_square_in_a_box() -> None:
-    """All else is black, which is zero at every layer."""
+    """Paint a square on black, which is zero at every layer."""
     model = make_detector("keypointrcnn", is_plain=True)
     pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
     squares = ((34, 26, 42, 34), (20, 30, 28, 38))
@@ -251,7 +251,7 @@ def test_keypoints_over_pictures(kind: str, axis: str | None) -> None:
 
 
 def put_bells(model: Any, places: Sequence[tuple[int, int]], height: float = 1.0) -> None:
-    """Each heatmap a bell of this height around a cell, as such models are trained to give."""
+    """Add a bell of this height around a cell to each heatmap, as such models are trained to do."""
 
     def put(module: nn.Module, args: object, output: Tensor) -> Tensor:
         rows, columns = (torch.arange(size, dtype=output.dtype) for size in output.shape[2:])
@@ -269,7 +269,7 @@ def test_places_are_those_of_vitpose() -> None:
     put_bells(model, places)
     pictures = make_people(1)
     processor = transformers.VitPoseImageProcessor(size={"height": HEIGHT, "width": WIDTH})
-    box = (WIDTH * 0.1, HEIGHT * 0.1, WIDTH * 0.8, HEIGHT * 0.8)  # which it enlarges by a quarter
+    box = (WIDTH * 0.1, HEIGHT * 0.1, WIDTH * 0.8, HEIGHT * 0.8)  # the processor enlarges this box by a quarter
     with torch.no_grad():
         output = model(pictures)
     actual = processor.post_process_pose_estimation(output, boxes=[[box]])
@@ -278,7 +278,7 @@ def test_places_are_those_of_vitpose() -> None:
         explained = gradcam.explain(model, pictures, target=Keypoint(all, axis))
         for k, instance in enumerate((explained.instances or ())[0]):
             side, coordinate = (WIDTH, 0) if axis == "x" else (HEIGHT, 1)
-            # It counts from the picture's edges, from 0 to its size, what lies between the centres of the outermost pixels.
+            # The processor scales the distance between the outermost pixel centres to the full size of the image.
             expected = 0.5 + float(points[k, coordinate]) * (side - 1) / side
             assert instance.point is not None
             assert instance.point[coordinate] == pytest.approx(expected, abs=0.15)
@@ -287,7 +287,7 @@ def test_places_are_those_of_vitpose() -> None:
 
 
 def test_softmax_of_bells() -> None:
-    """At a temperature of 1 their mean is near the middle of the picture, wherever they are."""
+    """Check that at a temperature of 1 the mean is near the centre of the image, wherever the bells are."""
     model = make_vitpose()
     put_bells(model, [(1, 2), (6, 2), (3, 9), (6, 9)])
     pictures = make_people(1)
@@ -309,7 +309,7 @@ def test_keypoints_are_called_as_the_model_does() -> None:
 
 
 def test_a_painted_square() -> None:
-    """With a backbone whose patches keep to themselves, and to which black is nothing; each begins 2 pixels early."""
+    """Use a backbone whose patches do not mix and for which black is zero; each patch begins 2 pixels early."""
     model, pictures = make_vitpose(), torch.zeros(1, 3, HEIGHT, WIDTH, dtype=torch.float64)
     for name, parameter in model.named_parameters():
         if any(item in name for item in ("bias", "position", "cls", "attention")):
@@ -322,7 +322,7 @@ def test_a_painted_square() -> None:
         assert not raw.any()
 
 
-# Any other model
+# Other models
 
 
 class Plain(nn.Module):
@@ -371,7 +371,7 @@ def test_heatmaps_of_any_model(wrap: Callable[[Tensor], Any], axis: str | None) 
 
 
 def test_the_layer_of_any_model() -> None:
-    """The last of the coarsest grid: behind it, the closer a layer is to the heatmaps, the more the map is one of them."""
+    """Check that the default is the last layer of the coarsest grid: after it, the map resembles one of the heatmaps."""
     torch.manual_seed(0)
     narrow = [nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU()]
     model = nn.Sequential(*narrow, nn.ConvTranspose2d(8, 8, 2, 2), nn.ReLU(), nn.Conv2d(8, 4, 1)).double().eval()

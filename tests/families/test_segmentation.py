@@ -1,4 +1,4 @@
-"""Segmentation models of all families, small and with random weights: what is read, where maps lie, and every number."""
+"""Test segmentation models of all families, small and with random weights: outputs, positions of maps, all values."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ LABELS = {0: "background", 1: "cat", 2: "dog", 3: "red fox"}
 
 
 def first(value: Any) -> Tensor:
-    """The tensor that a layer gives, alone or before others."""
+    """Return the first tensor of a module's output."""
     value = getattr(value, "last_hidden_state", value)
     return value[0] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of a family. `layers`: the one that is explained by default; another one where an earlier version of the
-    library is built otherwise. `pick`: its tensor, of what the module gives, and `grid` makes (N,C,h,w) of that.
-    `logits`: of the model's output, (N,C,h,w)."""
+    """A model of a family.
+
+    `layers` are the names of the default layer, which differ between versions of the library. `pick` takes its tensor
+    from the output of the module, and `grid` turns that into (N,C,h,w). `logits` takes (N,C,h,w) from the output of the
+    model.
+    """
 
     build: Callable[[], nn.Module]
     layers: str | tuple[str, str]
@@ -45,7 +48,7 @@ class Case:
     seed: int = 3
 
     def find_layer(self, model: nn.Module) -> tuple[str, nn.Module]:
-        """Its name and its module."""
+        """Return the name of the layer, and its module."""
         modules = dict(model.named_modules())
         names = (self.layers,) if isinstance(self.layers, str) else self.layers
         return next((name, modules[item]) for name in names if (item := name.partition(":")[0]) in modules)
@@ -84,7 +87,7 @@ def tokens(prefix: int, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
 
 
 def add_up(size: Sequence[int] | None) -> Callable[[Any], Tensor]:
-    """The semantic scores, query by query; masks get a size before they are probabilities."""
+    """Sum the semantic scores query by query; masks are resized before the sigmoid."""
 
     def score(output: Any) -> Tensor:
         total: Any = 0
@@ -110,7 +113,7 @@ def out(output: Any) -> Tensor:
 VIT = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
 BEIT = VIT | {"image_size": 64, "patch_size": 8, "out_indices": [1, 2, 3, 4], "pool_scales": [1, 2]}
 PYRAMID = {"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2, "num_queries": 5, "dim_feedforward": 16}
-WIDE = 64  # channels, of which each group of a GroupNorm has two: with one, pooled gradients would be zero
+WIDE = 64  # channels: each group of a GroupNorm has two, because with one channel the pooled gradients would be zero
 ENCODER = "model.pixel_level_module.encoder"
 
 CASES = {
@@ -200,13 +203,13 @@ CASES = {
 }  # fmt: skip
 
 
-# Parts of names: of what says which class a query or a pixel is of, so that not all of them are of one.
+# Parts of the names of the layers that classify a query or a pixel. Their weights are scaled, so that classes differ.
 DECIDING = ("class_predictor", "class_embed", "queries_", "query_embed")
 
 
 @functools.cache
 def model_of(name: str) -> nn.Module:
-    """With weights that keep the size of values, so that a picture makes a difference, and statistics that matter."""
+    """Return the model with weights that preserve the scale of activations, so that the output depends on the image."""
     model = CASES[name].build()
     generator = torch.Generator().manual_seed(CASES[name].seed)
     with torch.no_grad():
@@ -237,7 +240,7 @@ def run(name: str, pictures: Tensor) -> Any:
 
 
 def by_hand(name: str, pictures: Tensor, index: int, box: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (N,), the last stage and its gradient (N,C,h,w), by a plain hook and autograd through everything."""
+    """Return scores (N,), the last stage and its gradient (N,C,h,w), by a plain hook and autograd through the model."""
     case, activations = CASES[name], []
     module = case.find_layer(model_of(name))[1]
     handle = module.register_forward_hook(lambda *hook_args: activations.append(case.pick(hook_args[2])))
@@ -280,13 +283,16 @@ def test_maps_of_the_last_stage_are_those_of_plain_autograd(name: str):
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 
 
-# Parts of names: of where a token is, of what is sampled elsewhere, of a query's class, and of what attention gives.
+# Parts of the names of layers for positions, sampling offsets, the classes of queries, and attention outputs.
 SILENT = ("position", "pos_", "offsets", "class_", "attn.proj", ".out_proj", ".o_proj", "attention.output")
 
 
 def transparent(name: str) -> nn.Module:
-    """Light passes through it where it is: every weight is positive, convolutions look at their middle alone, attention
-    between places gives nothing, and nothing is normalised. What is black stays zero."""
+    """Make each position depend only on the pixels there.
+
+    All weights are positive, convolutions use only their centre, attention between positions returns zero, and nothing
+    is normalised. Black stays zero.
+    """
     model = CASES[name].build().eval()
     for module in model.modules():
         if isinstance(module, NORMS):
@@ -340,7 +346,7 @@ def test_predicted_masks_are_those_of_the_models_own_postprocessing(name: str):
 
 
 class Plain(nn.Module):
-    """A model of somebody's own, which gives its logits in one form or another."""
+    """A user-defined model that returns its logits in one form or another."""
 
     def __init__(self, form: Callable[[Tensor], Any], classes: int = 3) -> None:
         super().__init__()
@@ -411,7 +417,7 @@ def test_class_0_is_the_background_of_torchvisions_models():
     model, picture = torchvision_model("lraspp_mobilenet_v3_large")().eval(), noise("lraspp").float()
     with torch.no_grad():
         logits = model(picture)["out"]
-        # So that three pixels of four are background.
+        # Now three of four pixels are background.
         model.classifier.low_classifier.bias[0] += (logits[:, 1:].amax(1) - logits[:, 0]).quantile(0.75)
         counts = model(picture)["out"].argmax(1).flatten().bincount(minlength=CLASSES)
         assert counts[0] > counts[1:].max() > 0

@@ -1,4 +1,4 @@
-"""Boxes of torchvision's detectors: against autograd by hand through the whole model, and on the right pixels."""
+"""Test torchvision's detectors: boxes against autograd by hand through the full model, and on painted squares."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_where_an_edge_is(detector: nn.Module) -> None:
         explanation = gradcam.explain(detector, pictures, target=Box(range(4), edge=edge))
         assert_maps(explanation, expected)
         moved += sum(bool(item.any()) for image_maps in expected.maps for item in image_maps)
-    assert moved > 4  # others stand at the picture's border
+    assert moved > 4  # the other boxes touch the border of the image
 
 
 def missed(model: nn.Module, pictures: Sequence[Tensor], label: int | None) -> Any:
@@ -161,7 +161,7 @@ def test_gradients_of_all_boxes_come_from_their_own_parts(
 
 
 class Relative(nn.Module):
-    """A head in which each region counts by what it has more than the others."""
+    """A head that compares regions: each counts by its difference to the others."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_where_heads_do_more_the_whole_of_them_is_differentiated(kind: str, monk
 @pytest.mark.parametrize("kind", ["fasterrcnn", "retinanet"])
 @pytest.mark.parametrize("layer", ["backbone.body.c", "backbone.fpn"])
 def test_at_other_layers(kind: str, layer: str) -> None:
-    """Before the levels the gradient goes through the pyramid, and not through windows of it."""
+    """Check layers before the pyramid levels, whose gradient goes through the pyramid."""
     detector, pictures = make_detector(kind), make_pictures()
     explanation = gradcam.explain(detector, pictures, layer, target=Box([0, 1]))
     assert_maps(explanation, explain_by_hand(detector, pictures, scores_of([0, 1]), layer=layer))
@@ -212,8 +212,10 @@ def test_pictures_of_one_size_may_come_as_a_tensor(kind: str) -> None:
 
 @ALL_KINDS
 def test_the_map_lies_on_a_painted_square(kind: str) -> None:
-    """All else is black, which is zero at every layer: activations are there, and around it as far as a layer's cells
-    reach. A map that was laid over the padded canvas would lie elsewhere."""
+    """Paint squares on black, which is zero at every layer: activations lie only on the square and within a cell of it.
+
+    A map that covered the padded canvas would lie elsewhere.
+    """
     detector = make_detector(kind, is_plain=True)
     pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
     squares = ((34, 26, 42, 34), (20, 30, 28, 38))

@@ -1,5 +1,7 @@
-"""Boxes of ultralytics' networks, where that is installed: against its own suppression, and against autograd by hand.
-Letterboxing needs nothing but this package."""
+"""Test ultralytics' networks if that is installed: against its own suppression, and autograd by hand.
+
+The letterbox tests need only this package.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from gradcam.targets.boxes import Box, MissedBox
 
 CLASSES, SIZE = 4, (64, 96)
 EXTRA = {"Segment": ["nc", 8, 16], "Pose": ["nc", [5, 3]]}
-# Heads, and whether their boxes come of the branch that needs no suppression.
+# Each head, and whether its boxes come from the branch that needs no suppression.
 CASES = [("Detect", False), ("v10Detect", False), ("v10Detect", True), ("Segment", False), ("Pose", False)]
 
 
@@ -36,7 +38,7 @@ def ultralytics() -> Any:
 
 
 def configure(head: str) -> dict[str, Any]:
-    """A backbone of three levels, and the way back down to the second of them."""
+    """Return the configuration of a backbone with three levels, and the top-down path to the second level."""
     backbone = [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C2f", [16, True]]]
     backbone += [[-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [24, 3, 2]], [-1, 1, "Conv", [32, 3, 2]]]
     upward = [[-1, 1, "nn.Upsample", [None, 2, "nearest"]], [[-1, 4], 1, "Concat", [1]], [-1, 1, "C2f", [24]]]
@@ -78,7 +80,7 @@ def explain(model: Any, pictures: Tensor, target: Any) -> gradcam.Explanation:
 
 
 def suppress(model: Any, output: Any, threshold: float) -> list[Tensor]:
-    """Rows of corners, score and label, as ultralytics itself has them of what a network gave."""
+    """Return rows of corners, score and label as ultralytics computes them from the output of a network."""
     is_new = importlib.util.find_spec("ultralytics.utils.nms") is not None
     module = importlib.import_module(f"ultralytics.utils.{'nms' if is_new else 'ops'}")
     rows = tensors(output)[0].detach().clone()
@@ -104,8 +106,10 @@ def test_boxes_are_those_of_ultralytics(ultralytics: Any, head: str, end_to_end:
 
 
 def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[Tensor, Tensor]]]:
-    """For each picture the score and the corners of each box with their graph: the candidate that has the score which
-    ultralytics itself says."""
+    """Return the score and the corners of each box of each image, with their graph.
+
+    The box is the candidate whose score ultralytics itself reports.
+    """
     rows, actual = tensors(output)[0], []
     for i, image_boxes in enumerate(suppress(model, output, threshold)):
         candidates = []
@@ -123,7 +127,7 @@ def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[T
 
 
 def by_hand(model: Any, pictures: Tensor, number: int, edge: int | None, run: Callable[[Tensor], Any]) -> Tensor:
-    """relu(sum over channels of gradient x activation) at each level that the head reads, resized and added."""
+    """Compute relu(sum over channels of gradient x activation) at each level that the head reads, resized and added."""
     level_outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -160,7 +164,7 @@ def assert_alike(maps: Tensor, expected: Tensor) -> None:
 def test_maps_are_autograd_by_hand(ultralytics: Any, head: str, end_to_end: bool, edge: str | None) -> None:
     model, pictures = build(head, end_to_end=end_to_end), make_pictures()
     if end_to_end:
-        detach(model)  # which older versions do anyway
+        detach(model)  # older versions do this anyway
         by_itself = build(head, end_to_end=True)
         by_itself.load_state_dict(model.state_dict())
         connect(by_itself)
@@ -173,14 +177,14 @@ def test_maps_are_autograd_by_hand(ultralytics: Any, head: str, end_to_end: bool
 
 
 def detach(model: Any) -> None:
-    """Let the head detach what it reads for the branch that it takes boxes of, as versions up to 8.3 do."""
+    """Make the head detach the input of its one-to-one branch, as versions up to 8.3 do."""
     head = model.model[-1]
     run = head.forward
     head.forward = lambda levels: run([level.detach() for level in levels])
 
 
 def connect(model: Any) -> None:
-    """Let the head be without that, by a loop over its own branch."""
+    """Make the head compute its one-to-one branch without detaching, by a loop."""
     head = model.model[-1]
 
     def run(levels: list[Tensor]) -> Any:
@@ -210,7 +214,7 @@ def test_model_is_as_before(ultralytics: Any) -> None:
     model, pictures = build("v10Detect", end_to_end=True), make_pictures()
     detach(model)
     with torch.inference_mode():
-        model(pictures)  # as predictions do: what the head caches has no gradient
+        model(pictures)  # Predict without gradients first: the values that the head caches then have no gradient.
     head = model.model[-1]
     before = (head.shape, head.anchors, head.strides)
     assert head.anchors.is_inference()
@@ -258,7 +262,7 @@ def test_candidates_are_all_that_the_head_has(ultralytics: Any, head: str, label
 
 
 def test_missed_box(ultralytics: Any) -> None:
-    """The largest product of score and overlap, by a loop."""
+    """Compute the largest product of score and overlap by a loop."""
     model, pictures = build(), make_pictures()
     box = (20, 10, 70, 50)
     explanation = explain(model, pictures, MissedBox(box, 1))
@@ -279,7 +283,7 @@ def altered(activations: Tensor) -> Tensor:
 
 
 def test_painted_square_is_where_it_was_painted(ultralytics: Any) -> None:
-    """In the letterbox, of the whole network with its way up and down; seen at each level, and at all of them."""
+    """Check the full network on a letterboxed image, at each level and at all levels."""
     tasks = importlib.import_module("ultralytics.nn.tasks")
     torch.manual_seed(0)
     model = tasks.DetectionModel("yolov8n.yaml", verbose=False).eval()
@@ -300,7 +304,7 @@ def test_painted_square_is_where_it_was_painted(ultralytics: Any) -> None:
         down, across = divmod(int(energy.argmax()), 256)
         assert first < down < last
         assert begin < across < end
-        if target_layers != layers[-1:]:  # which has pooled over all of the picture
+        if target_layers != layers[-1:]:  # the last level has pooled over the full image
             assert energy[first - 32 : last + 32, begin - 32 : end + 32].sum() > 0.9 * energy.sum()
 
 
@@ -371,7 +375,7 @@ def test_window(size: tuple[int, int], window: tuple[int, int, int, int]) -> Non
 
 @pytest.mark.parametrize("size", [(100, 200), (37, 23), (200, 150), (64, 64)])
 def test_letterbox_is_that_of_ultralytics(ultralytics: Any, size: tuple[int, int]) -> None:
-    """But for the last bit: it computes in whole numbers."""
+    """Compare up to the last bit, because ultralytics computes in integers."""
     augment = importlib.import_module("ultralytics.data.augment")
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     expected = augment.LetterBox((96, 96), auto=False)(image=image)

@@ -1,4 +1,4 @@
-"""The manifest: whole lines, whatever happens, and readers that get back what was written."""
+"""Test the manifest: lines stay complete after any failure, and readers return what was written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names(path: Path) -> list[str]:
 
 @contextmanager
 def no_file_longer_than(size: int) -> Iterator[None]:
-    """The system takes what fits, and refuses the rest: as a disk does that gets full."""
+    """Limit the size of files: the system writes the part that fits and refuses the remainder, like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -191,7 +191,7 @@ def test_a_last_line_is_left_out_wherever_it_is_cut(tmp_path: Path) -> None:
     first, last = write(path, make_record("a"), make_record("b"))
     for length in range(len(last) + 1):
         path.write_bytes(first + last[:length])
-        is_whole = length >= len(last) - 1  # its end apart, which no information is in
+        is_whole = length >= len(last) - 1  # only the end of the line is missing, which holds no information
         assert names(path) == (["a", "b"] if is_whole else ["a"])
 
 
@@ -201,7 +201,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_bytes(first + second[:20] + b"\n" + third)
     with pytest.raises(OutputError, match=f"{path}, line 2: it is not valid JSON; repair the line, or remove it"):
         read_manifest(tmp_path)
-    path.write_bytes(first + second[:20] + b"\n")  # it was ended, and is no unfinished one
+    path.write_bytes(first + second[:20] + b"\n")  # this line ends with a newline, so it is not an unfinished one
     with pytest.raises(OutputError, match="line 2"):
         read_manifest(tmp_path)
     path.write_bytes(first.replace(b'"schema": 1', b'"schema": 2'))
@@ -336,13 +336,13 @@ def test_a_line_of_any_length_that_was_cut_is_found(tmp_path: Path, size: int) -
     assert find_line_end(path) == 0
     path.write_bytes(b"b" * size + b"\n")
     assert find_line_end(path) == size + 1
-    path.write_bytes(b"a\nb\n" + bytes(size))  # what a power cut may leave behind
+    path.write_bytes(b"a\nb\n" + bytes(size))  # null bytes, as a power cut may leave them
     LineFile(path).close()
     assert path.read_bytes() == b"a\nb\n"
 
 
 def test_what_is_done_is_kept_wherever_the_last_line_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of times, it would take long
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # fsync hundreds of times would be slow
     path = tmp_path / "manifest.jsonl"
     first, last = write(path, make_record("a"), make_record("b"))
     for length in range(len(last) + 1):
@@ -375,7 +375,7 @@ def test_lines_that_stay_are_not_written_again(tmp_path: Path) -> None:
 def test_lines_are_brought_into_the_order_of_the_input(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
     records = {name: replace(make_record(name), explained=make_record(name).explained[:1]) for name in "abcdef"}
-    namesake = replace(records["f"], image="renamed")  # its file is another picture's by now
+    namesake = replace(records["f"], image="renamed")  # a later image has the same file name
     a, b, c, removed_line, old, later, double = write(path, *records.values(), namesake)
     path.write_bytes(removed_line + c + double + a + old + b + later)
     sort_lines(path, ["a", "b", "x", "c", "f"], tmp_path)

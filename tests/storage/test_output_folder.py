@@ -1,4 +1,4 @@
-"""The output folder: one run at a time, nothing lost and nothing twice, and one clear line where it cannot be used."""
+"""Test the output folder: one run at a time, no results lost or repeated, and a one-line message if it cannot be used."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Shard:
 
 
 def finish(folder: OutputFolder, name: str) -> Record:
-    """Write a result, as whoever draws does, and give its record."""
+    """Write the result of an image as the drawing step does, and return its record."""
     record, files = finish_files(name)
     for result, data in files.items():
         (folder.path / result).parent.mkdir(exist_ok=True)
@@ -57,14 +57,14 @@ def finish(folder: OutputFolder, name: str) -> Record:
 
 
 def finish_files(name: str) -> tuple[Record, dict[str, bytes]]:
-    """The record of a picture, and its result."""
+    """Return the record of an image, and write its result."""
     result = f"{name.removesuffix('.jpg')}-gradcam.jpg"
     record = Record(name, "net", explained=(Explained(1, "cat", 2.0, "layer4", "gradcam", result, False),))
     return record, {result: f"of {name}".encode()}
 
 
 def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **kwargs: Any) -> OutputFolder:
-    """A run over these pictures, without those that are done."""
+    """Run over these images, except those that are done."""
     with OutputFolder.open(path, run, **kwargs) as folder:
         for name in names:
             if name not in folder.done:
@@ -74,7 +74,7 @@ def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **k
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """All that a person keeps: not the log, which has times in it, nor the lock."""
+    """Return the files that the user keeps: not the log, which contains times, and not the lock."""
     actual = (entry for entry in path.rglob("*") if entry.is_file())
     return {
         entry.relative_to(path).as_posix(): entry.read_bytes()
@@ -85,7 +85,7 @@ def files(path: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def mounted(path: Path, size: str) -> Iterator[Path]:
-    """A disk of its own, of so many bytes."""
+    """Mount a separate disk of this size in bytes."""
     path.mkdir()
     completed = shutil.which("mount") and subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False, capture_output=True
@@ -213,7 +213,7 @@ def test_resuming_does_the_rest_once_and_gives_the_same_bytes(tmp_path: Path, fi
 def test_a_run_stopped_anywhere_in_its_manifest_is_resumed_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of times, it would take long
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # fsync hundreds of times would be slow
     path, plain = tmp_path / "stopped", tmp_path / "plain"
     work(plain, ORDER)
     work(path, ORDER)
@@ -437,7 +437,7 @@ def test_overwriting_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
     work(path, [], mode="overwrite")
     assert files(outside) == dict.fromkeys(files(outside), b"precious")
     assert len(files(outside)) == 4
-    assert not (path / "own.jpg").is_symlink()  # a link is removed, not what it leads to
+    assert not (path / "own.jpg").is_symlink()  # The link is removed, not its target.
     assert (path / "sub").is_dir()
 
 
@@ -450,7 +450,7 @@ def test_overwriting_removes_no_input(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"a-gradcam.jpg: is an input image, but also a result of the earlier"):
             OutputFolder.open(path, RUN, mode="overwrite", inputs=[tmp_path / "x.jpg", picture])
     (path / "sub").rename(path / "real")
-    (path / "sub").symlink_to(path / "real")  # by which a result's path leads to the picture
+    (path / "sub").symlink_to(path / "real")  # Now the path of a result leads to the image through a link.
     with pytest.raises(OutputError, match=r"b-gradcam.jpg: is an input image"):
         OutputFolder.open(path, RUN, mode="overwrite", inputs=[path / "real" / "b-gradcam.jpg"])
     (path / "sub").unlink()
@@ -637,7 +637,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_can_go_on(tmp_path: Path) -
 
 def test_a_folder_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").mkdir()
-    errors = []  # they are kept, and all that they know of with them
+    errors = []  # Holding the errors also keeps everything that they refer to alive.
     for _ in range(2):
         with pytest.raises(OutputError, match=r"log.jsonl: is not a file, .*; move it, or choose") as raised:
             OutputFolder.open(tmp_path, RUN, mode="resume")
@@ -675,10 +675,10 @@ def test_a_model_is_told_by_its_tensors(classifier: gradcam.Classifier, tmp_path
 
     actual = describe_weights(classifier)
     digest = hashlib.sha256()
-    for name, tensor in classifier.model.state_dict().items():  # an oracle of its own
+    for name, tensor in classifier.model.state_dict().items():  # an independent oracle
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
     assert actual == {"file": None, "sha256": digest.hexdigest(), "of": "tensors"}
-    assert describe_weights(classifier, tmp_path)["of"] == "tensors"  # a folder of several files
+    assert describe_weights(classifier, tmp_path)["of"] == "tensors"  # a folder with several files
 
     weight = next(iter(classifier.model.state_dict().values()))
     first = weight[0, 0, 0, 0].clone()
@@ -699,7 +699,7 @@ def test_tensors_of_every_kind_count(classifier: gradcam.Classifier, kind: str) 
 
     values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they will be gone one day
+        warnings.simplefilter("ignore")  # PyTorch deprecates some of these tensors
         quantised = torch.quantize_per_tensor(values, 0.1, 2, torch.quint8)
     tensors = {
         "bfloat16": values.bfloat16(), "transposed": values.T, "empty": values[:0], "scalar": values[1, 1],

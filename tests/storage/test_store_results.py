@@ -1,4 +1,4 @@
-"""OpenRun in a store: nothing added to or renamed, nothing lost and nothing twice, and one clear line in trouble."""
+"""Test results in a store: no object is appended to or renamed, and no results are lost or repeated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fs() -> Iterator[type[ObjectStore]]:
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is down is given up at once."""
+    """Give up on a store that fails without waiting."""
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
 
@@ -56,7 +56,7 @@ def add(results: StoreResults, name: str, *, failing: str = "") -> None:
 
 
 def work(names: list[str], *, failing: str = "", run: Any = RUN, url: str = URL, **kwargs: Any) -> StoreResults:
-    """A run over these pictures, without those that are done."""
+    """Run over these images, except those that are done."""
     results = StoreResults.open(Store(url), run, **kwargs)
     for name in names:
         if name not in results.done:
@@ -66,7 +66,7 @@ def work(names: list[str], *, failing: str = "", run: Any = RUN, url: str = URL,
 
 
 def tree(fs: type[ObjectStore]) -> dict[str, bytes]:
-    """All that a person keeps, by its name below the bucket's folder: not the log, which has times in it."""
+    """Return the files that the user keeps, relative to the bucket's folder: not the log, which contains times."""
     actual = {name.removeprefix("/bucket/out/"): file.getvalue() for name, file in fs.store.items()}
     return {name: actual[name] for name in sorted(actual) if not name.startswith("log")}
 
@@ -83,7 +83,7 @@ def test_a_run_leaves_pieces_of_its_manifest_its_settings_and_its_log(fs: Any) -
     assert list(tree(fs)) == sorted([*RESULTS, "manifest/00001.jsonl", "run.json"])
     assert images() == ORDER
     assert (results.recorded, results.manifest, results.notes) == (4, f"{URL}/manifest/", [])
-    assert "/bucket/out/log/00001.jsonl" not in fs.store  # nothing was noted
+    assert "/bucket/out/log/00001.jsonl" not in fs.store  # nothing was logged
 
 
 def test_run_json_is_written_before_all_else(fs: Any) -> None:
@@ -160,7 +160,7 @@ def test_closing_twice_does_no_harm(fs: Any) -> None:
     assert tree(fs) == before
 
 
-# Going on
+# Resuming
 
 
 def test_what_is_done_is_not_done_again(fs: Any) -> None:
@@ -196,7 +196,7 @@ def test_what_failed_or_went_away_or_is_empty_is_done_again_in_its_place(fs: Any
         name: data for name, data in expected.items() if "manifest" not in name
     }
     pieces = [name for name in now if name.startswith("manifest/")]
-    assert pieces == ["manifest/00003.jsonl"]  # the second was of the new records
+    assert pieces == ["manifest/00003.jsonl"]  # the second part has the new records
     assert now[pieces[0]] == expected["manifest/00001.jsonl"]
 
 
@@ -250,7 +250,7 @@ def test_a_stop_while_pieces_are_put_in_order_does_no_harm(
 
         return call
 
-    with monkeypatch.context() as patch:  # one write of the last record, four of the pieces, and two removals
+    with monkeypatch.context() as patch:  # one write of the last record, four of the parts, and two removals
         patch.setattr(Store, "write", stop(Store.write))
         patch.setattr(fs, "rm_file", stop(fs.rm_file))
         with pytest.raises(KeyboardInterrupt):
@@ -384,7 +384,7 @@ def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(
     assert images() == ORDER[:3]
 
 
-# Starting anew
+# Overwriting
 
 
 def test_overwriting_removes_what_was_recorded_and_nothing_else(fs: Any) -> None:
@@ -538,7 +538,7 @@ def test_of_a_picture_that_was_done_twice_the_last_record_counts(fs: Any, monkey
     work(ORDER, failing="a.jpg")
     results = StoreResults.open(Store(URL), RUN, mode="resume")
     add(results, "a.jpg")
-    results.close()  # stopped: it has no order
+    results.close()  # a stopped run, whose records are not in input order
     manifest = gradcam.read_manifest(URL)
     assert ([record.image for record in manifest], manifest[0].error) == (ORDER, None)
 
@@ -571,7 +571,7 @@ def test_numbers_of_pieces_are_read_as_numbers() -> None:
     assert find_shard_files(names) == [ShardFiles(), ShardFiles(2, 1)]
 
 
-# Copied from a disk to a store, or back
+# Copies from a disk to a store, and back
 
 
 def test_a_run_in_a_store_goes_on_in_a_copy_on_a_disk(fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

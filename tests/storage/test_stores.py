@@ -29,7 +29,7 @@ def fs() -> Iterator[type[ObjectStore]]:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that would have been waited."""
+    """Record the seconds that retries would wait."""
     now, slept = [0.0], []
 
     def sleep(seconds: float) -> None:
@@ -147,7 +147,7 @@ def test_a_store_that_stays_down_is_said_to_be(fs: Any, waits: list[float]) -> N
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits is told so soon."""
+    """Make the messages about waiting appear soon."""
     monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.4)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)
 
@@ -163,7 +163,7 @@ def test_what_is_waited_for_is_said_once_for_each_outage(
         fs.failures += [down() for _ in range(6)]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(store.read, "aaaa")) == [b"1"] * 4
-        assert store.read("a") == b"1"  # it is back
+        assert store.read("a") == b"1"  # The store works again.
         assert [record.getMessage() for record in caplog.records] == [
             "objects://outage/a: the store does not answer correctly (Connection refused); still waiting"
         ] * (number + 1)
@@ -171,7 +171,7 @@ def test_what_is_waited_for_is_said_once_for_each_outage(
 
 
 def test_a_store_that_is_silent_is_said_to_be_waited_for(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("a", "b"):  # longer than a look that began before the test
+    for name in ("a", "b"):  # longer than a request that began before the test
         assert failures.call_with_retries(lambda: time.sleep(0.8) or 1, f"objects://silent/{name}") == 1
     assert [record.getMessage() for record in caplog.records] == [
         "objects://silent/a: no complete answer from the store for 0 s; still waiting"
@@ -194,7 +194,7 @@ def test_a_client_does_not_try_again_for_minutes_by_itself(monkeypatch: pytest.M
     start = time.monotonic()
     with pytest.raises(StoreError, match="has not answered correctly"):
         Store("s3://patience").find()
-    assert time.monotonic() - start < 15  # 1 s at most between its two tries
+    assert time.monotonic() - start < 15  # at most 1 s between the two attempts
     s3fs.S3FileSystem.clear_instance_cache()
 
 
@@ -209,10 +209,10 @@ def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, wait
             another_store.write("b", b"1")
     assert len(waits) == before
     with pytest.raises(StoreError):
-        Store("objects://other").read("a.jpg")  # of which nothing is known yet
+        Store("objects://other").read("a.jpg")  # a bucket that has not failed yet
     assert sum(waits[before:]) == pytest.approx(failures.RETRY_SECONDS)
     fs.failures.clear()
-    store.write("b", b"1")  # it is back
+    store.write("b", b"1")  # the store works again
     fs.failures.append(down())
     assert store.read("b") == b"1"
 
@@ -221,7 +221,10 @@ def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, wait
 def test_a_store_that_was_given_up_for_its_silence_is_not_asked_again_at_once(
     fs: Any, waits: list[float], monkeypatch: pytest.MonkeyPatch, error: OSError, tries: int
 ) -> None:
-    """Each try would take as long as the client waits. Of a store that refuses, it may be about one object."""
+    """Check that a store that timed out is not tried for each object.
+
+    If a store refuses a request, the reason may be one object.
+    """
     fs.failures += [error] * 99
     with pytest.raises(StoreError):
         Store("objects://bucket").read("a.jpg")
@@ -231,7 +234,7 @@ def test_a_store_that_was_given_up_for_its_silence_is_not_asked_again_at_once(
     assert len(fs.requests) - before == tries
     monkeypatch.setattr(failures.time, "monotonic", lambda: 2.1 * failures.RETRY_SECONDS)
     fs.failures.clear()
-    Store("objects://bucket").write("b.jpg", b"1")  # it is asked again a minute later
+    Store("objects://bucket").write("b.jpg", b"1")  # A minute later, the store is tried again.
 
 
 def test_a_reader_in_a_hurry_leaves_patience_to_others(fs: Any, waits: list[float]) -> None:
@@ -281,7 +284,7 @@ def test_a_server_that_speaks_the_protocol(s3: str, tmp_path: Path) -> None:
         store.write(name, data)
     store.write_all({"c/1": b"c", "c/2": b""})
     Store(s3).write("a folder-2/x", b"x")
-    Store(s3).write("a folder/", b"")  # what consoles make of an empty folder
+    Store(s3).write("a folder/", b"")  # the empty object that consoles create for an empty folder
     assert store.find() == {"[a]*?.jpg": 4, "b.jpg": 1, "b/ü #1.jpg": 3, "c/1": 1, "c/2": 0}
     assert store.list_names() == ["[a]*?.jpg", "b.jpg", "b/", "c/"]
     assert (store.read("[a]*?.jpg"), store.read_range("b/ü #1.jpg", 1, 9)) == (b"two!", b"ne")

@@ -1,4 +1,4 @@
-"""Boxes and places as targets: which are meant, what is said where there are none, and D-RISE."""
+"""Test boxes and places as targets: which boxes they select, the messages without a match, and D-RISE."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_no_box_above_the_threshold_lists_the_best_candidates() -> None:
 
 
 def test_each_listed_candidate_is_a_box_that_can_be_explained() -> None:
-    """Candidates may reach beyond the image, where no missed box may begin."""
+    """Check that candidates may extend beyond the image, although the place of a missed box may not."""
     boxes = [(-3.4, 2.0, 20.0, 18.6), (-9.0, 2.0, -1.0, 8.0), (5.0, -2.0, 9.0, 7.0)]
     candidates = [Instance("box", f"class {i}", i, box=box, score=0.5) for i, box in enumerate(boxes)]
     message = str(NoBoxError.of("No box was found", 0, candidates))
@@ -150,14 +150,14 @@ def test_other_views_have_the_place_elsewhere(detector: nn.Module, target: Any) 
 
 
 def test_where_no_candidate_is() -> None:
-    """Anchors of one level that lie in the upper left corner alone."""
+    """Use a model whose anchors of one level all lie in the upper left corner."""
     model: Any = make_detector("fasterrcnn")
     model.rpn._pre_nms_top_n = {"training": 1, "testing": 1}
     model.rpn._post_nms_top_n = {"training": 1, "testing": 1}
     model.roi_heads.box_predictor.bbox_pred.weight.data.zero_()
     model.roi_heads.box_predictor.bbox_pred.bias.data.zero_()
     (actual,) = explain(model, Box(0)).instances[0]  # type: ignore[index]  # of one picture
-    left, top, right, bottom = actual.box or ()  # which all candidates have: they are of the only proposal
+    left, top, right, bottom = actual.box or ()  # All candidates have this box, because there is a single proposal.
     corner = (right + 1, bottom + 1, 56, 40) if right < 50 and bottom < 34 else (0, 0, left - 1, top - 1)
     with pytest.raises(TargetError, match="No candidate box of the model overlaps this box"):
         explain(model, MissedBox(corner, 1))
@@ -172,7 +172,7 @@ def test_several_places_at_once(detector: nn.Module) -> None:
 
 
 def draw_mask(seed: int, size: Sequence[int], cells: int) -> np.ndarray:
-    """Section 3.2 of RISE's paper, with OpenCV's resizing, and a half of the cells open."""
+    """Make a mask by section 3.2 of the RISE paper, resized by OpenCV, with half of the cells open."""
     generator = torch.Generator().manual_seed(seed)
     is_open = (torch.rand(cells, cells, generator=generator) < 0.5).double().numpy()
     cell = [math.ceil(length / cells) for length in size]
@@ -213,7 +213,8 @@ def test_drise(kind: str, is_missed: bool, count: int) -> None:
             np.testing.assert_allclose(explanation.maps[i, 0].numpy(), expected.numpy(), rtol=0, atol=1e-6)
         heatmap = explanation.heatmaps[i][0].double()
         assert heatmap.shape == expected.shape
-        assert np.corrcoef(heatmap.flatten(), expected.flatten())[0, 1] > 0.998  # the map was at the larger one's size
+        # The map was computed at the size of the larger image.
+        assert np.corrcoef(heatmap.flatten(), expected.flatten())[0, 1] > 0.998
 
 
 @pytest.mark.parametrize("target", [Box(0), MissedBox((10.0, 8.0, 30.0, 26.0), 1)])
@@ -221,7 +222,7 @@ def test_drise(kind: str, is_missed: bool, count: int) -> None:
 def test_a_masked_picture_without_a_candidate_scores_nothing(
     target: Any, candidate_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no mistake, as it would be in the picture itself."""
+    """Check that this is not an error, although it would be one for the unmasked image."""
     model = make_detector("ssd")
     explained = explain(model, target)
     passes = 0

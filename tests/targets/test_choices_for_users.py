@@ -1,4 +1,4 @@
-"""Targets on models of other libraries: maps, messages, and what functions take by default."""
+"""Test targets on models of other libraries: maps, messages and default arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestDetectorsWithMasks:
         assert gradcam.explain(panoptic, IMAGES, target=MissedBox((0, 0, 64, 64))).heatmaps.any()
 
     def test_part_that_does_not_run(self, panoptic: Any) -> None:
-        """A module around a detector may call the detector's parts itself."""
+        """Use a module around a detector that calls the detector's parts itself."""
 
         class Around(nn.Module):
             def __init__(self) -> None:
@@ -114,7 +114,7 @@ class TestClipseg:
 
 
 def test_candidates_are_in_pixels_of_the_image(transformers: Any, tmp_path: Path) -> None:
-    """The boxes of the message can be passed to --missed, whatever the processor resizes the image to."""
+    """Check that the boxes of the message can be passed to --missed, even if the processor resizes the image."""
     config = transformers.YolosConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=[64, 64],
         patch_size=16, num_detection_tokens=4, num_labels=3,
@@ -139,7 +139,7 @@ def test_candidates_are_in_pixels_of_the_image(transformers: Any, tmp_path: Path
 
 class TestWords:
     def test_network_inside_of_wrappers(self) -> None:
-        """RF-DETR's own class has a network two objects deep."""
+        """Use RF-DETR's own class, which holds the network two objects deep."""
         network = types.SimpleNamespace(model=types.SimpleNamespace(model=nn.Conv2d(3, 3, 1)))
         with pytest.raises(ModelError, match=r"its \.model\.model\.") as caught:
             gradcam.explain(network, IMAGES)
@@ -209,7 +209,7 @@ class Decoder(nn.Module):
 
 class TestFunctions:
     def test_dense_output(self) -> None:
-        """A function and a mask of the same score have the same map where nothing is named."""
+        """Check that a function and a mask of the same score have the same map if no layer is named."""
         model = Decoder().eval()
         mask, function = (
             gradcam.explain(model, IMAGES, target=target)

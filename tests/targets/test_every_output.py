@@ -1,4 +1,4 @@
-"""Every kind of target on every kind of output: a map, or an error of one line that says what to use instead."""
+"""Test each kind of target on each kind of output: a map, or a one-line error that says what to use instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADVICE = re.compile(
 
 
 class Net(nn.Module):
-    """A network of two convolutions, of images or volumes, with an output of any form."""
+    """A network of two convolutions, for images or volumes, with any form of output."""
 
     def __init__(self, finish: Callable[[Tensor], Any], dimensions: int = 2) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_a_map_or_a_line(target: str, output: str) -> None:
     ("target", "output", "message"),
     [
         (1, "dense", r"targets\.Mask"),
-        (1, "detections", r"targets\.Box"),  # and not the edges of a single box
+        (1, "detections", r"targets\.Box"),  # but not the edges of a single box
         (1, "queries", r"targets\.Box"),
         (1, "volume", "function"),
         (Mask(1), "volume", "function"),
@@ -134,7 +134,7 @@ def test_alternative_is_named(target: Any, output: str, message: str) -> None:
 
 
 def test_mask_without_channels() -> None:
-    """A mask (N,h,w) is that of one class, such as CLIPSeg's for a prompt."""
+    """Check a mask (N,h,w), which is that of one class, such as CLIPSeg's for a prompt."""
     images = torch.rand(1, 3, SIZE, SIZE)
     expected, without = (
         gradcam.explain(Net(finish).eval(), images, "body", target=Mask(1, (2, 2, 20, 20)))
@@ -145,7 +145,7 @@ def test_mask_without_channels() -> None:
 
 
 def test_probability_of_probabilities() -> None:
-    """Rows that sum to 1 are probabilities already, whose softmax would be nearly uniform."""
+    """Check that rows that sum to 1 count as probabilities. Their softmax would be nearly uniform."""
     model, images = Net(OUTPUTS["probabilities"]).eval(), torch.rand(2, 3, SIZE, SIZE)
     explanation = gradcam.explain(model, images, "body", target=ClassTarget(2, score="probability"))
     assert torch.allclose(explanation.scores[:, 0], explanation.output[:, 2])

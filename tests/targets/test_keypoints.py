@@ -1,4 +1,4 @@
-"""The target of keypoints: what cannot be asked, and what is not there."""
+"""Test the keypoint target: invalid arguments, and models without keypoints."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_is_not_there(model: nn.Module, pictures: Tensor) -> None:
 )
 def test_a_model_without_heatmaps(tail: nn.Module, message: str | None, pictures: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 4, 1), nn.ReLU(), tail).eval()
-    if message is None:  # whatever the axes are called, these are maps
+    if message is None:  # these are maps, whatever the axes are called
         assert gradcam.explain(model, pictures, "0", target=Keypoint(0)).maps.shape[0] == 2
         return
     with pytest.raises(TargetError, match=message):

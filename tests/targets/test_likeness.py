@@ -1,4 +1,4 @@
-"""Another picture as the target: what it may be given as, and the maps on it."""
+"""Test another image as the target: its possible forms, and the maps on it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_picture_is_most_like_itself() -> None:
 def test_nothing_would_make_a_picture_more_like_itself(kind: str, dtype: torch.dtype) -> None:
     model = copy.deepcopy(make_model(kind)).to(dtype)
     explanation = gradcam.explain(model, PICTURES.to(dtype), target=Like(PICTURES[[1, 0]].to(dtype)))
-    assert not explanation.maps[1, 0].any()  # what is left of the gradient is rounding
+    assert not explanation.maps[1, 0].any()  # rounding errors are all that remains of the gradient
     assert not explanation.maps[0, 1].any()
     assert explanation.maps[0, 0].any() or explanation.maps[1, 1].any()
 

@@ -22,7 +22,7 @@ NAMES = {0: "background", 1: "red fox", 2: "tree", 3: "sky"}
 
 
 class Colours(nn.Module):
-    """A class for each colour, and 0, the background, where there is none."""
+    """A segmenter with a class per colour, and class 0 for the background."""
 
     def __init__(self, coarse: int = 1) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ ToyForSemanticSegmentation.__module__ = "transformers.models.toy.modeling_toy"
 
 
 def paint(*boxes: tuple[int, int, int, int, int]) -> Tensor:
-    """Black, with boxes (left, top, right, bottom) of a class's colour."""
+    """Paint boxes (left, top, right, bottom) in the colours of their classes on black."""
     picture = torch.zeros(1, 3, HEIGHT, WIDTH)
     for left, top, right, bottom, colour in boxes:
         picture[0, :, top:bottom, left:right] = 0
@@ -61,7 +61,7 @@ def paint(*boxes: tuple[int, int, int, int, int]) -> Tensor:
     return picture
 
 
-# Two red ones, of which the second continues at a corner, and a green one.
+# Two red regions, which touch at a corner, and a green one.
 PICTURE = paint((1, 2, 5, 6, RED), (9, 1, 12, 4, RED), (12, 4, 15, 7, RED), (3, 8, 8, 12, GREEN))
 
 
@@ -90,7 +90,7 @@ def test_all_pixels_of_a_class_are_its_mask_and_the_map_is_of_them():
     assert actual.score == pytest.approx(np.exp(2) / (np.exp(2) + np.exp(0.5) + 2), rel=1e-6)
     assert explanation.classes.tolist() == [[RED]]
     assert explanation.scores.tolist() == [[2.0]]
-    # The weight of red is 2, spread over the mask; of the other channels it is zero.
+    # The weight of red is 2, spread over the mask; the weights of the other channels are zero.
     weight = 2 * actual.mask / (16 + 9 + 9)
     assert torch.allclose(explanation.maps[0, 0], weight * PICTURE[0, 0], rtol=1e-6, atol=0)
     pooled = explain(Mask(RED), method="gradcam").maps[0, 0]
@@ -150,7 +150,7 @@ def test_transparent_pixels_are_outside(tmp_path: Path, hidden: tuple[int, int, 
 
 
 def test_without_a_class_it_is_the_most_frequent_one_in_the_mask():
-    # Without labels nothing is known of a background.
+    # Without labels, no class is known to be the background.
     assert only(explain(Mask())).index == 0
     assert only(explain(Mask(mask=(8, 0, 16, 8)))).index == 0
     assert only(explain(Mask(mask=(2, 3, 5, 10)))).index == RED
@@ -199,7 +199,7 @@ def test_there_may_be_one_array_for_each_picture():
 
 
 def enlarge(values: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear interpolation of (h,w) with half-pixel centres and repeated borders, pixel by pixel."""
+    """Enlarge (h,w) by bilinear interpolation with half-pixel centres and repeated borders, pixel by pixel."""
     result = np.zeros((height, width))
     for row in range(height):
         for column in range(width):
@@ -232,14 +232,14 @@ def test_what_lies_around_a_padded_picture_is_in_no_mask():
     pair = torch.cat([PICTURE, PICTURE])
     windows = ((0, 0, 7, WIDTH), (1, 2, 10, 9))
     batch = replace(to_batch(pair), windows=windows)
-    # What is explained is told in pixels of the pictures themselves.
+    # Explanations refer to pixels of the original images.
     first, second = (row[0] for row in explain(Mask(RED), batch).instances)
     assert torch.equal(first.mask, pixels((1, 2, 5, 6), (9, 1, 12, 4), (12, 4, 15, 7))[:7])
     assert torch.equal(second.mask, pixels((1, 2, 5, 6), (9, 1, 11, 4))[1:11, 2:11])
     assert second.box == (0.0, 0.0, 9.0, 5.0)
-    # Coloured pixels around the pictures are not taken for background, whose logit is 1 where there is no colour.
+    # Coloured padding does not count as background, whose logit is 1 where there is no colour.
     assert explain(Mask(0), batch).scores.tolist() == [[1.0], [1.0]]
-    # Of green, three rows lie in the second picture, and none in the first one.
+    # The second image has three rows of green, and the first image has none.
     assert read_message(Mask(GREEN), batch).startswith("image 0: No pixel")
     assert explain(Mask(GREEN, (3, 6, 8, 12)), batch).scores.flatten().tolist() == [0.0, pytest.approx(2 * 3 / 5)]
     assert "9 pixels wide and 10 high and begins at (2, 1)" in read_message(Mask(mask=(11, 3)), batch)
@@ -247,7 +247,7 @@ def test_what_lies_around_a_padded_picture_is_in_no_mask():
 
 
 class Single(nn.Module):
-    """One logit for each pixel: bright or not."""
+    """A segmenter with one logit per pixel, which says whether the pixel is bright."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,9 +273,9 @@ def test_a_single_logit_is_for_class_1_and_against_class_0():
 
 
 def test_reruns_keep_the_pixels_that_were_chosen():
-    # Without red no pixel is predicted to be red, and there would be no mask to take.
+    # If red is removed, no pixel is predicted as red, and there would be no mask.
     explanation = explain(Mask(RED), method="ablationcam")
-    # Without red the logit falls from 2 to 0, without green or blue it stays.
+    # Without red, the logit falls from 2 to 0; without green or blue, it does not change.
     assert torch.allclose(explanation.maps[0, 0], PICTURE[0, 0], rtol=1e-6, atol=0)
 
 

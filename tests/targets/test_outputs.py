@@ -30,7 +30,7 @@ class Record:
 
 
 class Net(nn.Module):
-    """A small classifier of five classes, whose logits and eight features go through a function."""
+    """A small classifier of five classes, with a function that arranges its logits and eight features as the output."""
 
     def __init__(self, finish: Callable[[Tensor, Tensor], Any] = lambda z, f: z) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_a_cut_network_may_give_an_embedding() -> None:
 
 
 class Prototypes(nn.Module):
-    """Cosine similarities to prototypes, which make scores of an embedding."""
+    """A head that returns cosine similarities to prototypes: class scores from an embedding."""
 
     def __init__(self, is_trained: bool) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def test_backbones_of_hugging_face() -> None:
             gradcam.explain(model, IMAGES)
 
 
-# Models of other tasks
+# Models for other tasks
 
 
 def test_models_of_hugging_face_for_other_tasks_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Sentences: how they are tokenised, embedded once, and what is said where that cannot be."""
+"""Test sentences as targets: their tokenisation, one embedding per run, and the messages if that is impossible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENTENCES = ["a dog", "the red cat sits on a sofa"]
 
 
 def word_tokenizer(longest: int = 12, words: Sequence[str] = WORDS) -> Any:
-    """Hugging Face's, of these words."""
+    """Return a Hugging Face tokenizer with these words."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[BOS]", "[EOS]", "[UNK]", *words])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -38,7 +38,7 @@ def word_tokenizer(longest: int = 12, words: Sequence[str] = WORDS) -> Any:
 
 
 def save(model: Any, folder: Path, tokenizer: Any = None) -> Any:
-    """A model as it is loaded from a folder, with a tokenizer in it or without."""
+    """Save a model to a folder, with or without a tokenizer, and load it."""
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -155,13 +155,13 @@ def test_a_tokenizer_of_ones_own(form: Callable[[Any], Any]) -> None:
     )
 
 
-# Once
+# Embedded once
 
 
 def test_sentences_are_embedded_once(clip: Any) -> None:
     runs = count_runs(clip.text_model)
     first = score(clip)
-    assert runs == [2]  # in one batch
+    assert runs == [2]  # a single batch of two rows
     assert_close(score(clip), first)
     assert runs == [2]
     both = score(clip, [SENTENCES[1], "a cat", "a cat"])
@@ -233,7 +233,7 @@ def test_nothing_is_left_behind(clip: Any) -> None:
     for layer in clip.text_model.encoder.layers:
         layer.self_attn.dropout = 0.5
     with torch.no_grad():
-        clip.text_projection.weight.mul_(1.0)  # which counts as a change
+        clip.text_projection.weight.mul_(1.0)  # this in-place operation counts as a change
     runs = count_runs(clip.text_model)
     before = traces(clip)
     with torch.inference_mode():
@@ -279,7 +279,7 @@ def test_views_of_the_pictures(clip: Any) -> None:
     torch.testing.assert_close(maps(PICTURES, "flip"), expected, rtol=1e-5, atol=1e-8)
 
 
-# What cannot be
+# Errors
 
 
 def test_a_sentence_that_is_too_long(clip: Any) -> None:
@@ -289,8 +289,8 @@ def test_a_sentence_that_is_too_long(clip: Any) -> None:
         score(clip, text)
     with pytest.raises(TargetError, match=message):
         score(clip, ["a dog", text])
-    assert score(clip, " ".join(text.split()[:10])).shape == (2, 1)  # the most that fit
-    with pytest.raises(TargetError, match="the model takes 12"):  # which the tower alone says
+    assert score(clip, " ".join(text.split()[:10])).shape == (2, 1)  # the longest sentence that fits
+    with pytest.raises(TargetError, match="the model takes 12"):  # only the text tower knows this limit
         score(clip, text, tokenizer=word_tokenizer(longest=10**9))
 
 
@@ -307,7 +307,7 @@ def test_a_model_without_a_tokenizer_folder(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=message):
         score(model)
     word_tokenizer().save_pretrained(tmp_path)
-    assert score(model).shape == (2, 2)  # now there is one
+    assert score(model).shape == (2, 2)  # now the model has a tokenizer
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:

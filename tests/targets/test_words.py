@@ -1,4 +1,4 @@
-"""The target of a caption's words: what is asked for, what each map is said to be of, and what cannot be asked."""
+"""Test the words of a caption as targets: the selected words, the names of the maps, and the errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pictures() -> Tensor:
 
 
 def read_by_hand(model: nn.Module, picture: Tensor, place: int, caption: list[int] = CAPTION) -> Tensor:
-    """The logits of the word at a place, given the words before it alone."""
+    """Return the logits of a word from the words before it."""
     row = torch.tensor([[1, *caption[:place]]])
     return model(pixel_values=picture[None], input_ids=row).logits[0, -1].detach()
 
@@ -87,7 +87,7 @@ def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -
 
 
 def test_several_views_and_other_methods(model: nn.Module, pictures: Tensor) -> None:
-    """A word has no place, so that it may be looked for in other views; and a caption of one word is a row, too."""
+    """Check that words can be explained in flipped views, because a word has no position; a caption may have one word."""
     first_picture = pictures[:1]
     flipped = gradcam.explain(model, first_picture, target=Token([5]), augmentation="flip", evidence="signed")
     upright = gradcam.explain(model, first_picture, target=Token([5]), evidence="signed").maps
@@ -103,7 +103,7 @@ def test_several_views_and_other_methods(model: nn.Module, pictures: Tensor) -> 
 
 
 def test_what_is_erased_counts(model: nn.Module, pictures: Tensor) -> None:
-    """Ablation by hand: the loss of the word's logit where one channel of the layer is zero."""
+    """Compute ablation by hand: the drop in the word's logit when one channel of the layer is zero."""
     tower = model.git.image_encoder
     layer = "git.image_encoder:last_hidden_state"
     explanation = gradcam.explain(
