@@ -654,7 +654,7 @@ def test_windows_are_no_plain_transformer() -> None:
 
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_mean_of_tokens_is_explained_where_it_is_taken(is_after: bool) -> None:
-    """Check that each of the last tokens has the same gradient, so that fifty sentences cost little more than one."""
+    """Check that the layer is the one that is averaged: all its tokens have the same gradient, which makes sentences cheap."""
     model = open_clip(pool_type="avg", final_ln_after_pool=is_after)
     explanation = gradcam.explain(model, PICTURES, target=Text(draw(3, 12)))
     assert (explanation.method, explanation.layer) == (

@@ -50,7 +50,7 @@ def test_the_order_of_edits_of_one_kind_does_not_matter_and_the_picture_is_left(
 
 
 def test_a_brush_wider_than_any_line_covers_what_is_near_its_path() -> None:
-    """Check a long image: the brush covers all pixels within its radius of any part of the path."""
+    """Draw a path far to the left of a long image: the brush covers all pixels within its radius of any part of the path."""
     picture = noise(8, 9000)
     actual = edit_image(picture, ["erase:20500:-20000,-3000+-20000,3000"])
     assert not actual[:, :495].any()

@@ -200,7 +200,7 @@ def test_a_masks_contour_lies_on_its_border(mask: np.ndarray, weak: bool) -> Non
     result = draw_marks(GREY, [Mark(mask=mask, weak=weak)])
     lines, border = changed(GREY, result), border_of(mask)
     assert lines[border].all()
-    assert not lines[~widened(border, 4)].any()  # neither inside the mask nor outside of it
+    assert not lines[~widened(border, 4)].any()  # the contour stays near the border, on both sides
     outside = lines & ~mask
     assert luminance(result[outside]).min() < 0.05  # the dark part of the line
     assert contrast(result[lines], GREY[lines]).max() >= 3
@@ -388,7 +388,7 @@ def test_letters_with_accents_are_written_without_them() -> None:
     np.testing.assert_array_equal(accents, plain)
     np.testing.assert_array_equal(apart, plain)
     half, twelve = (draw_marks(GREY, [Mark(item, box=BOX)]) for item in ("0 ½", "0 12"))
-    assert changed(half, twelve).any()  # characters that are not letters are drawn as they are, or left out
+    assert changed(half, twelve).any()  # written as 12, one half would change its meaning
 
 
 def test_a_number_has_one_colour_in_all_pictures() -> None:

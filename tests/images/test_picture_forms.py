@@ -130,7 +130,7 @@ def test_files_in_all_forms_are_explained_in_their_order(
         "picture.png",
         *(f"inputs[{place}]" for place in range(1, len(FORMS))),
         f"inputs[{len(FORMS)}]",
-    ]  # The path and the first form are the same file.
+    ]  # The last path is left out, because it is the same file as the first input.
     expected = classifier.explain(inputs_by_form["path"])
     for result in actual[:-1]:
         (explanation,) = result.explanations.values()

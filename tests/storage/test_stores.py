@@ -223,7 +223,7 @@ def test_a_store_that_was_given_up_for_its_silence_is_not_asked_again_at_once(
 ) -> None:
     """Check that a store that timed out is not tried for each object.
 
-    If a store refuses a request, the reason may be one object.
+    Each attempt would take as long as the client's time-out. A refusal is different: it may concern a single object.
     """
     fs.failures += [error] * 99
     with pytest.raises(StoreError):
