@@ -30,7 +30,7 @@ from tests.oracles import cubic_kernel
 CLASSES, CHANNELS = 4, 6
 SIZES = ((3, 40, 56), (3, 44, 36))  # two image sizes, both smaller than the canvas
 
-Read = Callable[[Any, "Seen"], Sequence[Sequence[Tensor]]]
+Read = Callable[[Any, "RecordedValues"], Sequence[Sequence[Tensor]]]
 
 
 def make_pictures(dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -152,7 +152,7 @@ def make_detector(kind: str, *, is_plain: bool = False) -> nn.Module:
 
 
 @dataclass
-class Seen:
+class RecordedValues:
     """The values that hooks record in one run."""
 
     levels: dict[str, Tensor] = field(default_factory=dict)
@@ -162,9 +162,9 @@ class Seen:
 
 def run(
     model: nn.Module, pictures: Any, run_what: nn.Module | None = None, layer: str = "backbone"
-) -> tuple[Any, Seen]:
+) -> tuple[Any, RecordedValues]:
     """Return the output, with its graph from the layer's tensors on, and the recorded values."""
-    recorded, handles = Seen(), []
+    recorded, handles = RecordedValues(), []
 
     def cut(module: nn.Module, args: object, output: Any) -> Any:
         for name, level in output.items() if isinstance(output, dict) else [("0", output)]:
@@ -186,7 +186,7 @@ def run(
 
 
 @dataclass
-class ByHand:
+class ExpectedMaps:
     """The expected results per image and score: the map, from -inf to inf, and its heatmap."""
 
     scores: list[list[float]]
@@ -196,14 +196,14 @@ class ByHand:
 
 def explain_by_hand(
     model: nn.Module, pictures: Sequence[Tensor], read: Read, names: Sequence[str] | None = None, **more: Any
-) -> ByHand:
+) -> ExpectedMaps:
     """Compute ODAM: relu of the channel sum of gradient times activation at each level, added at the finest grid."""
     output, recorded = run(model, pictures, **more)
     images, _ = recorded.outputs["transform"]
     canvas, inner = images.tensors.shape[2:], images.image_sizes
     levels = [recorded.levels[name] for name in names or recorded.levels]
     scores = read(output, recorded)
-    actual = ByHand([[float(item.detach()) for item in score] for score in scores], [], [])
+    actual = ExpectedMaps([[float(item.detach()) for item in score] for score in scores], [], [])
     products: list[list[list[np.ndarray]]] = []
     used: set[int] = set()  # levels that at least one score depends on
     for i, image_values in enumerate(scores):
@@ -260,7 +260,9 @@ def weigh_cells(cells: int, length: int, start: float, extent: float) -> np.ndar
     return weights
 
 
-def weigh_by_hand(model: nn.Module, recorded: Seen, pictures: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def weigh_by_hand(
+    model: nn.Module, recorded: RecordedValues, pictures: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
     """Return all candidates of each image: boxes (M,C,4) in image pixels and scores (M,C) per class."""
     images, _ = recorded.outputs["transform"]
     results = []

@@ -209,7 +209,7 @@ MUTATIONS: dict[str, Mutate] = {
 }
 
 
-class Wrong(Exception):
+class BrokenGuarantee(Exception):
     """Raised if the package breaks a guarantee."""
 
 
@@ -226,15 +226,15 @@ class Judge:
         """Run gradcam, and check its time, its memory and that it prints no traceback."""
         ended = run(arguments, folder, seconds=self.patience)
         if ended is None:
-            raise Wrong(f"{arguments[0]}: hangs")
+            raise BrokenGuarantee(f"{arguments[0]}: hangs")
         if "Traceback" in ended.err or ended.status not in (0, 1, 2):
-            raise Wrong(f"{arguments[0]}: ends with {ended.status}:\n{ended.err}")
+            raise BrokenGuarantee(f"{arguments[0]}: ends with {ended.status}:\n{ended.err}")
         if ended.memory > self.memory + MEMORY:
-            raise Wrong(
+            raise BrokenGuarantee(
                 f"{arguments[0]}: takes {ended.memory / 2**20:.0f} MB, and {self.memory / 2**20:.0f} undisturbed"
             )
         if any(len(line) > 600 for line in ended.err.splitlines()):
-            raise Wrong(f"a line of {max(map(len, ended.err.splitlines()))} characters: {ended.err[:300]}")
+            raise BrokenGuarantee(f"a line of {max(map(len, ended.err.splitlines()))} characters: {ended.err[:300]}")
         return ended
 
     def judge(self, folder: Path, name: str) -> str:
@@ -250,10 +250,10 @@ class Judge:
                 self.compare(folder / "out", before if first == "resumed" else b"", ended)
                 return first
             if not 1 <= len(ended.err.splitlines()) <= 2:
-                raise Wrong(f"refused in {len(ended.err.splitlines())} lines:\n{ended.err}")
+                raise BrokenGuarantee(f"refused in {len(ended.err.splitlines())} lines:\n{ended.err}")
             if self.follow(ended.err, folder):
                 return first
-        raise Wrong(f"what is said leads nowhere:\n{ended.err}")
+        raise BrokenGuarantee(f"what is said leads nowhere:\n{ended.err}")
 
     def follow(self, message: str, folder: Path) -> bool:
         """Follow the instructions of the message; return whether nothing else has to be done."""
@@ -268,27 +268,27 @@ class Judge:
         elif "--overwrite" in message:
             ended = self.run([TYPED[0], "--overwrite", *TYPED[1:]], folder)
             if ended.status != self.status:
-                raise Wrong(f"--overwrite, as it says, ends with {ended.status}:\n{ended.err}")
+                raise BrokenGuarantee(f"--overwrite, as it says, ends with {ended.status}:\n{ended.err}")
             self.compare(folder / "out", b"", ended)
             return True
         else:
-            raise Wrong(f"refused without a way out:\n{message}")
+            raise BrokenGuarantee(f"refused without a way out:\n{message}")
         return False
 
     def compare(self, out: Path, before: bytes, ended: Ended) -> None:
-        """Raise `Wrong` unless all results of the undamaged run are there, once and in their place.
+        """Raise `BrokenGuarantee` unless all results of the undamaged run are there, once and in their place.
 
         A line of `before` may remain as it was if its required fields are right: it may contain a user's own note.
         """
         if ended.status != self.status:
-            raise Wrong(f"resumed with status {ended.status}:\n{ended.err}")
+            raise BrokenGuarantee(f"resumed with status {ended.status}:\n{ended.err}")
         if find_unfinished(out):
-            raise Wrong(f"left half done: {find_unfinished(out)}")
+            raise BrokenGuarantee(f"left half done: {find_unfinished(out)}")
         actual = {name: data for name, data in tree(out).items() if not name.startswith(("report", "index"))}
         ours = [json.loads(line) for line in actual.pop(MANIFEST).splitlines()]
         theirs = [json.loads(line) for line in self.uninterrupted[MANIFEST].splitlines()]
         if [our["image"] for our in ours] != [their["image"] for their in theirs]:
-            raise Wrong(f"the manifest has {[our['image'] for our in ours]}")
+            raise BrokenGuarantee(f"the manifest has {[our['image'] for our in ours]}")
         changed = [
             (our_record, their_record) for our_record, their_record in zip(ours, theirs) if our_record != their_record
         ]
@@ -299,20 +299,20 @@ class Judge:
                 if line.startswith(b"{") and _is_json(line)
             )
             if not is_kept or _summarise(our_record) != _summarise(their_record):
-                raise Wrong(f"a record is {our_record}\nand not {their_record}")
+                raise BrokenGuarantee(f"a record is {our_record}\nand not {their_record}")
         if len(changed) > 1 and before:
-            raise Wrong(f"{len(changed)} records are others")
+            raise BrokenGuarantee(f"{len(changed)} records are others")
         self._compare_runs(json.loads(actual.pop(RUN)), json.loads(self.uninterrupted[RUN]), ended)
         expected = {name: data for name, data in self.uninterrupted.items() if name not in (RUN, MANIFEST)}
         if actual != expected:
-            raise Wrong(
+            raise BrokenGuarantee(
                 f"files differ: {sorted(name for name in {**actual, **expected} if actual.get(name) != expected.get(name))}"
             )
 
     def _compare_runs(self, ours: dict[str, Any], theirs: dict[str, Any], ended: Ended) -> None:
         names = {name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)}
         if names - set(KEPT_FROM_BEFORE) or (names - {"device"} and "different versions" not in ended.err):
-            raise Wrong(f"run.json differs in {names}: {ended.err}")
+            raise BrokenGuarantee(f"run.json differs in {names}: {ended.err}")
 
 
 def _is_json(line: bytes) -> bool:
@@ -358,7 +358,7 @@ def main() -> int:
             MUTATIONS[name](path / "out" / target, chance)
             try:
                 messages[judge.judge(path, target)] += 1
-            except Wrong as error:
+            except BrokenGuarantee as error:
                 messages["wrong"] += 1
                 sys.stderr.write(f"{number}: {target}, {name}: {error}\n")
             shutil.rmtree(path)

@@ -539,7 +539,7 @@ def test_grad_eclip_equals_the_loops(kind: str, count: int) -> None:
 # Other outputs, and models that cannot be read
 
 
-class Giving(nn.Module):
+class ConvWithOutput(nn.Module):
     """A convolution with any form of output."""
 
     def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
@@ -564,7 +564,7 @@ class Giving(nn.Module):
     ],
 )
 def test_outputs_of_other_forms(wrap: Callable[[Tensor], Any]) -> None:
-    model, vector = Giving(wrap), draw(6)
+    model, vector = ConvWithOutput(wrap), draw(6)
     scores = gradcam.explain(model, PICTURES, "conv", method="hirescam", target=Text(vector)).scores
     expected = F.cosine_similarity(model.conv(PICTURES).mean((2, 3)), vector[None])
     torch.testing.assert_close(scores.double()[:, 0], expected.detach(), rtol=1e-6, atol=1e-7)
@@ -573,7 +573,7 @@ def test_outputs_of_other_forms(wrap: Callable[[Tensor], Any]) -> None:
 @pytest.mark.parametrize("wrap", [lambda maps: maps.mean((1, 2, 3)), lambda _: "nothing"])
 def test_outputs_without_vectors(wrap: Callable[[Tensor], Any]) -> None:
     with pytest.raises(TargetError, match=r"The model returned .*, expected one vector per image \(N, D\)"):
-        gradcam.explain(Giving(wrap), PICTURES, "conv", target=Text(draw(6)))
+        gradcam.explain(ConvWithOutput(wrap), PICTURES, "conv", target=Text(draw(6)))
 
 
 def test_vectors_of_another_length() -> None:
@@ -581,7 +581,7 @@ def test_vectors_of_another_length() -> None:
         gradcam.explain(make_model("any module"), PICTURES, "layer3", target=Like(draw(6)))
 
 
-class Around(nn.Module):
+class Wrapper(nn.Module):
     """A user's model around a supported one."""
 
     def __init__(self, inner: nn.Module, ask: Callable[[Any, Tensor], Any]) -> None:
@@ -595,7 +595,7 @@ class Around(nn.Module):
 @pytest.mark.parametrize("kind", ["CLIP", "SigLIP", "open_clip", "DINOv2"])
 def test_models_around_a_known_one(kind: str) -> None:
     case, model = CASES[kind], make_model(kind)
-    outer = Around(model, case.embed)
+    outer = Wrapper(model, case.embed)
     vectors = draw(2, case.embed(model, PICTURES).shape[1])
     explanation = gradcam.explain(outer, PICTURES, f"inner.{case.layer}", method="hirescam", target=Text(vectors))
     expected = gradcam.explain(model, PICTURES * 0.5, case.layer, method="hirescam", target=Text(vectors))
@@ -654,7 +654,7 @@ def test_windows_are_no_plain_transformer() -> None:
 
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_mean_of_tokens_is_explained_where_it_is_taken(is_after: bool) -> None:
-    """Check that the layer is the one that is averaged: all its tokens have the same gradient, which makes sentences cheap."""
+    """Check that the averaged layer is explained: all its tokens have the same gradient, so many sentences are cheap."""
     model = open_clip(pool_type="avg", final_ln_after_pool=is_after)
     explanation = gradcam.explain(model, PICTURES, target=Text(draw(3, 12)))
     assert (explanation.method, explanation.layer) == (

@@ -17,7 +17,7 @@ from gradcam.families import find_family
 from gradcam.families.base import PoseFinder
 from gradcam.hooks.nested import to_batch
 from gradcam.targets.keypoints import Keypoint
-from tests.detectors import ByHand, explain_by_hand, make_detector, make_pictures, overlap
+from tests.detectors import ExpectedMaps, explain_by_hand, make_detector, make_pictures, overlap
 
 TOLERANCE = 1e-6
 AXES = pytest.mark.parametrize("axis", [None, "x", "y"])
@@ -57,10 +57,12 @@ class Watch:
         return None if self.instead is None else self.heatmaps
 
 
-def explain_boxes(model: nn.Module, pictures: Sequence[Tensor], numbers: Sequence[int], axis: Any, box: int) -> ByHand:
+def explain_boxes(
+    model: nn.Module, pictures: Sequence[Tensor], numbers: Sequence[int], axis: Any, box: int
+) -> ExpectedMaps:
     watch = Watch(model)
 
-    def read(output: Any, run_values: object) -> list[list[Tensor]]:
+    def read(output: Any, recorded: object) -> list[list[Tensor]]:
         scores, begin = [], 0
         for results in output:
             x0, y0, x1, y1 = results["boxes"][box].tolist()
@@ -251,7 +253,7 @@ def test_keypoints_over_pictures(kind: str, axis: str | None) -> None:
 
 
 def put_bells(model: Any, places: Sequence[tuple[int, int]], height: float = 1.0) -> None:
-    """Add a bell of this height around a cell to each heatmap, as such models are trained to do."""
+    """Replace each heatmap with a bell of this height around a cell, the output that these models are trained for."""
 
     def put(module: nn.Module, args: object, output: Tensor) -> Tensor:
         rows, columns = (torch.arange(size, dtype=output.dtype) for size in output.shape[2:])

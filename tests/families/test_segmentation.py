@@ -386,7 +386,7 @@ def test_a_model_of_ones_own_may_give_its_logits_in_any_usual_form(form: str):
 
 
 def test_a_models_own_layer_is_found_inside_a_module_around_it():
-    class Around(nn.Module):
+    class Wrapper(nn.Module):
         def __init__(self, net: nn.Module) -> None:
             super().__init__()
             self.net = net
@@ -395,7 +395,7 @@ def test_a_models_own_layer_is_found_inside_a_module_around_it():
             return self.net(pictures)["out"].argmax(1)
 
     net, pictures = model_of("lraspp"), noise("lraspp")
-    inner, outer = (gradcam.explain(item, pictures, target=Mask(1, BOX)) for item in (net, Around(net)))
+    inner, outer = (gradcam.explain(item, pictures, target=Mask(1, BOX)) for item in (net, Wrapper(net)))
     assert outer.layer == "net.backbone:high"
     assert torch.equal(outer.maps, inner.maps)
     assert outer.output.shape == (1, 64, 96)

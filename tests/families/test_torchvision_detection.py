@@ -19,8 +19,8 @@ from gradcam.targets import Box, MissedBox
 from gradcam.targets.boxes import EDGES
 from tests.detectors import (
     KINDS,
-    ByHand,
-    Seen,
+    ExpectedMaps,
+    RecordedValues,
     explain_by_hand,
     make_detector,
     make_pictures,
@@ -38,7 +38,7 @@ def detector(request: pytest.FixtureRequest) -> nn.Module:
     return make_detector(request.param)
 
 
-def assert_maps(explanation: gradcam.Explanation, expected: ByHand) -> None:
+def assert_maps(explanation: gradcam.Explanation, expected: ExpectedMaps) -> None:
     assert any(item.any() for image_maps in expected.maps for item in image_maps)
     for i, image_maps in enumerate(expected.maps):
         for k, entry in enumerate(image_maps):
@@ -88,10 +88,10 @@ def test_where_an_edge_is(detector: nn.Module) -> None:
 
 
 def missed(model: nn.Module, pictures: Sequence[Tensor], label: int | None) -> Any:
-    def read(output: Any, run_values: Seen) -> list[list[Tensor]]:
+    def read(output: Any, recorded: RecordedValues) -> list[list[Tensor]]:
         first = 0 if "RetinaNet" in type(model).__name__ or "FCOS" in type(model).__name__ else 1
         values = []
-        for boxes, scores in weigh_by_hand(model, run_values, pictures):
+        for boxes, scores in weigh_by_hand(model, recorded, pictures):
             best = scores[:, first:].argmax(1) + first
             labels = best if label is None else torch.full_like(best, label)
             rows = torch.arange(len(scores))
@@ -117,7 +117,7 @@ def test_one_level_alone(detector: nn.Module) -> None:
     assert_maps(explanation, expected)
 
 
-class Around(nn.Module):
+class Wrapper(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.inner = model
@@ -129,7 +129,7 @@ class Around(nn.Module):
 @ALL_KINDS
 def test_a_model_inside_another(kind: str) -> None:
     detector, pictures = make_detector(kind), make_pictures()
-    around = Around(detector)
+    around = Wrapper(detector)
     explanation = gradcam.explain(around, pictures, target=Box([0, 1]))
     assert explanation.layer == "inner.backbone"
     assert_maps(explanation, explain_by_hand(detector, pictures, scores_of([0, 1]), run_what=around))

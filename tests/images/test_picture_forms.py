@@ -29,7 +29,7 @@ FORMS = ("PathLike", "bytes", "bytearray", "memoryview", "BytesIO", "file", "PIL
 ORIENTATION = 0x0112
 
 
-class Somewhere:
+class CustomPath:
     """A path-like object that is not a pathlib.Path."""
 
     def __init__(self, path: str) -> None:
@@ -66,7 +66,7 @@ def forms(tmp_path: Path) -> Any:
         channels_first = values if values.ndim == 2 else values.transpose(2, 0, 1)
         return {
             "path": str(path),
-            "PathLike": Somewhere(str(path)),
+            "PathLike": CustomPath(str(path)),
             "bytes": data,
             "bytearray": bytearray(data),
             "memoryview": memoryview(data),
@@ -301,7 +301,7 @@ def test_urls_as_paths(classifier: gradcam.Classifier, photo: Photo) -> None:
 
     try:
         MemoryFileSystem().pipe_file("/forms/coffee.jpg", photo("coffee.jpg").read_bytes())
-        for path in (Somewhere("memory://forms/coffee.jpg"), StorePath()):
+        for path in (CustomPath("memory://forms/coffee.jpg"), StorePath()):
             (result,) = gradcam.explain_files([path], classifier)
             assert (result.name, result.error) == ("coffee.jpg", None)
     finally:
@@ -333,7 +333,7 @@ def closed_picture(photo: Photo) -> Any:
         (lambda photo: photo("coffee.jpg").read_bytes()[:5000], "the given bytes: is damaged or cut off"),
         (lambda photo: Image.open(io.BytesIO(photo("coffee.jpg").read_bytes()[:5000])), "is damaged or cut off"),
         (lambda photo: "https://example.org/a.jpg", r"^https://example\.org/a\.jpg: is a URL\. Give a file or its bytes"),
-        (lambda photo: Somewhere("s3://bucket/a.jpg"), "^s3://bucket/a.jpg: is a URL"),
+        (lambda photo: CustomPath("s3://bucket/a.jpg"), "^s3://bucket/a.jpg: is a URL"),
         (lambda photo: torch.randn(3, 8, 8), r"float32 \(8, 8, 3\) with values from .*, expected uint8, .* from 0 to 1"),
         (lambda photo: torch.full((3, 8, 8), 255.0), "expected uint8, uint16, or floats from 0 to 1"),
         (lambda photo: torch.full((3, 8, 8), torch.nan), "expected uint8, uint16, or floats from 0 to 1"),

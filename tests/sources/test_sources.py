@@ -448,7 +448,7 @@ def test_what_is_no_file_is_said_at_once(tmp_path: Path) -> None:
     assert name_all(list_inputs([tmp_path])) == ["empty.jpg", "pipe.jpg"]
 
 
-class Changing:
+class FileChangedAfterRead:
     """A file that another process changes right after it is read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, data: bytes, *, keep_time: bool = False) -> None:
@@ -477,7 +477,7 @@ def test_a_file_that_changes_while_it_is_read(
     path = tmp_path / "a.jpg"
     path.write_bytes(b"eleven byte")
     os.utime(path, ns=(1, 1))
-    Changing(monkeypatch, path, data, keep_time=keep_time)
+    FileChangedAfterRead(monkeypatch, path, data, keep_time=keep_time)
     with pytest.raises(ImageError, match="^changed while it was read$"):
         FileContent(str(path)).read()
     assert FileContent(str(path)).read() == data

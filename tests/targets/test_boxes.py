@@ -78,9 +78,9 @@ def test_a_picture_with_fewer_boxes_has_blank_maps_behind_them(kind: str, fewer:
 def test_no_box_above_the_threshold_lists_the_best_candidates() -> None:
     model: Any = make_detector("retinanet")
     model.score_thresh = 1.0
-    output, run_values = run(model, FIRST)
+    output, recorded = run(model, FIRST)
     assert len(output[0]["scores"]) == 0
-    ((boxes, scores),) = weigh_by_hand(model, run_values, FIRST)
+    ((boxes, scores),) = weigh_by_hand(model, recorded, FIRST)
     boxes, scores = boxes.detach(), scores.detach()
     best = scores.max(1).values.argsort(descending=True)[:3]
     for number in (all, 0):
@@ -198,9 +198,9 @@ def test_drise(kind: str, is_missed: bool, count: int) -> None:
     scores: list[list[float]] = []
     for mask in drawn:
         masked_pictures = [picture * mask[: picture.shape[1], : picture.shape[2]] for picture in pictures]
-        _, run_values = run(model, masked_pictures)
+        _, recorded = run(model, masked_pictures)
         scores.append([])
-        for (boxes, values), output in zip(weigh_by_hand(model, run_values, masked_pictures), first):
+        for (boxes, values), output in zip(weigh_by_hand(model, recorded, masked_pictures), first):
             box = place if is_missed else output["boxes"][1].tolist()
             label = 2 if is_missed else int(output["labels"][1])
             scores[-1].append(float((values[:, label] * overlap(boxes[:, label], box)).max().detach()))

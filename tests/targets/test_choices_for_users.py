@@ -74,7 +74,7 @@ class TestDetectorsWithMasks:
     def test_part_that_does_not_run(self, panoptic: Any) -> None:
         """Use a module around a detector that calls the detector's parts itself."""
 
-        class Around(nn.Module):
+        class Wrapper(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.inner = panoptic
@@ -83,7 +83,7 @@ class TestDetectorsWithMasks:
                 return self.inner.detr.class_labels_classifier(self.inner.detr.model(images).last_hidden_state)
 
         with pytest.raises(GradcamError, match="function of the model's output"):
-            gradcam.explain(Around().eval(), IMAGES, target=Box(0))
+            gradcam.explain(Wrapper().eval(), IMAGES, target=Box(0))
 
 
 class TestClipseg:

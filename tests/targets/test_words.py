@@ -127,7 +127,7 @@ def test_what_is_erased_counts(model: nn.Module, pictures: Tensor) -> None:
 
 
 def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
-    class Around(nn.Module):
+    class Wrapper(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -135,7 +135,7 @@ def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
         def forward(self, **inputs: Tensor) -> Tensor:
             return self.model(**inputs).logits.argmax(-1)
 
-    explanation = gradcam.explain(Around(), pictures, target=Token(CAPTION))
+    explanation = gradcam.explain(Wrapper(), pictures, target=Token(CAPTION))
     assert explanation.layer == "model.git.image_encoder:last_hidden_state"
     assert torch.equal(explanation.maps, gradcam.explain(model, pictures, target=Token(CAPTION)).maps)
 
