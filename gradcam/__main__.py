@@ -1,12 +1,12 @@
 """The command in a process of its own, which ends with it: `gradcam`, and `python -m gradcam`."""
 
 from gradcam.cli import main
-from gradcam.cli._process import end_with
+from gradcam.cli._process import run_and_exit
 
 
 def start() -> None:
     """Run the command, and end the process."""
-    end_with(main)
+    run_and_exit(main)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from typing import Any
 MAX_VALUE_CHARACTERS = 60  # of a user's value in a message
 MAX_REPR_CHARACTERS = 180  # of a result at a Python prompt
 # Characters that move a terminal's cursor, change its state or reverse the text; and bytes of names that are not text.
-CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return a text, such as a file's name, in one line, with control characters escaped as in Python."""
-    return CONTROLS.sub(_escape, text)
+    return CONTROL_CHARACTERS.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -48,7 +48,7 @@ class GradcamError(Exception):
     """
 
     def __str__(self) -> str:
-        return "\n".join(printable(str(line)) for line in self.args)
+        return "\n".join(escape_controls(str(line)) for line in self.args)
 
 
 class ModelError(GradcamError):
@@ -207,7 +207,7 @@ def warn(message: str) -> None:
     warnings.warn(message, GradcamWarning, stacklevel=level)
 
 
-def nearest(name: str, names: Iterable[str], count: int = 5) -> list[str]:
+def find_similar_names(name: str, names: Iterable[str], count: int = 5) -> list[str]:
     """Return the known names that are most similar to `name`, best first, as suggestions for an error message."""
     by_lower_case = {candidate.lower(): candidate for candidate in names}
     lower_name = name.lower()
@@ -245,7 +245,7 @@ def shorten(value: object) -> str:
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "..."
 
 
-def show_fields(result: object) -> str:
+def format_fields(result: object) -> str:
     """Return the repr of a dataclass in one line that fits a prompt, with arrays by their shapes."""
     # Every caller passes a dataclass.
     names = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]
@@ -278,7 +278,7 @@ def describe_failure(name: str, error: BaseException) -> str:
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
     reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-    name = printable(name)
+    name = escape_controls(name)
     line = reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
     return " ".join(line.split())
 
@@ -286,4 +286,4 @@ def describe_failure(name: str, error: BaseException) -> str:
 def describe_unexpected(error: BaseException) -> str:
     """Return the type and the reason of an unexpected error, and how to see where it was raised."""
     reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-    return f"{printable(reason)} (GRADCAM_TRACEBACK=1 shows where)"
+    return f"{escape_controls(reason)} (GRADCAM_TRACEBACK=1 shows where)"

@@ -64,7 +64,7 @@ EDIT_FORM = (
 
 # The part of an image that the network sees (the centre crop of its own preprocessing, the whole image, or tiles), and
 # the input for the predictions (the model's default crop, or what the network sees).
-FITS = ("crop", "whole", "tiles")
+FIT_KINDS = ("crop", "whole", "tiles")
 PREDICTIONS = ("own", "seen")
 
 # The order of a layer's channels, and the maximum that scales each channel.
@@ -75,7 +75,7 @@ CHANNEL_SCALES = ("channel", "layer")
 MAX_PIXELS = "GRADCAM_MAX_PIXELS"
 
 # What `gradcam batch` can write for an image, and in which formats.
-SAVED = {
+OUTPUT_KINDS = {
     "overlay": "the heatmap over the image",
     "heatmap": "the heatmap alone",
     "map": "the method's raw values, float32 (h,w), as .npy",
@@ -84,7 +84,7 @@ SAVED = {
 FORMATS = ("jpg", "png", "webp")
 
 # Where `gradcam batch` decodes, resizes, draws and encodes. "device" is experimental, so "auto" means "cpu".
-PIXELS = ("auto", "cpu", "device")
+PIXEL_DEVICES = ("auto", "cpu", "device")
 
 
 Progress = Callable[[int, int], None]  # It is called with the number of finished passes and of all passes.
@@ -143,25 +143,27 @@ class Fit:
         return self.kind if self.side is None else f"{self.kind}:{self.side}"
 
 
-def to_fit(value: Any) -> Fit:
+def parse_fit(value: Any) -> Fit:
     """Parse "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
     kind, _, side = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_MAGNITUDE)):
+    if kind not in FIT_KINDS or (
+        side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_MAGNITUDE)
+    ):
         raise GradcamError(
-            f"fit is {shorten(value)}, expected {join_names(FITS)}, or 'tiles:512' for tiles of 512 image pixels."
+            f"fit is {shorten(value)}, expected {join_names(FIT_KINDS)}, or 'tiles:512' for tiles of 512 image pixels."
         )
     return Fit(kind, int(side) if side else None)
 
 
 def to_fit_word(text: str) -> str:
     """Return a fit in its normal form. Raises `GradcamError` for an invalid one."""
-    return str(to_fit(text))
+    return str(parse_fit(text))
 
 
-Kind = type[GradcamError]
+ErrorType = type[GradcamError]
 
 
-def refuse(value: object, name: str, expected: str, error: Kind = GradcamError) -> GradcamError:
+def argument_error(value: object, name: str, expected: str, error: ErrorType = GradcamError) -> GradcamError:
     """Return the error for an invalid argument of that name."""
     return error(f"{name} is {shorten(value)}, expected {expected}")
 
@@ -173,34 +175,34 @@ def check_count(
     *,
     least: int = 1,
     most: float = math.inf,
-    error: Kind = GradcamError,
+    error: ErrorType = GradcamError,
 ) -> int:
     """Return a whole number from `least` to `most`. Raises `error` otherwise; its message ends with `expected`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise refuse(value, name, expected, error)
+        raise argument_error(value, name, expected, error)
     return value
 
 
 def check_number(
-    value: Any, name: str, expected: str, *, least: float = 0, most: float = math.inf, error: Kind = GradcamError
+    value: Any, name: str, expected: str, *, least: float = 0, most: float = math.inf, error: ErrorType = GradcamError
 ) -> float:
     """Return a finite number from `least` to `most`. Raises `error` otherwise; its message ends with `expected`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not least <= value <= most:
-        raise refuse(value, name, expected, error)
+        raise argument_error(value, name, expected, error)
     return float(value)
 
 
 def check_progress(value: Any) -> None:
     """Raise `GradcamError` if the value cannot be called to report progress."""
     if value is not None and not callable(value):
-        raise refuse(value, "progress", "a function of two numbers: passes done, passes in total.")
+        raise argument_error(value, "progress", "a function of two numbers: passes done, passes in total.")
 
 
-def check_choice(value: Any, name: str, choices: Iterable[str], error: Kind = GradcamError) -> str:
+def check_choice(value: Any, name: str, choices: Iterable[str], error: ErrorType = GradcamError) -> str:
     """Return one of the known words. Raises `error`, which lists them, for anything else."""
     if not isinstance(value, str) or value not in choices:
-        raise refuse(value, name, f"one of {join_names(choices)}.", error)
+        raise argument_error(value, name, f"one of {join_names(choices)}.", error)
     return value
 
 
@@ -285,7 +287,7 @@ def _make_alias(owner: str, row: Rename) -> property:
     return property(read, doc=f"Deprecated: use `{row.new}`.")
 
 
-def load_late(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
+def import_function(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
     """Return a function, or import the function "module:name" of a package."""
     if not isinstance(function, str):
         return function

@@ -23,15 +23,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal
 
-from gradcam.errors import GradcamError, ModelError, describe_unexpected, join_names, nearest, shorten
+from gradcam.errors import GradcamError, ModelError, describe_unexpected, find_similar_names, join_names, shorten
 
-FORMS = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+FUNCTION_NAME_FORMS = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 
-Kind = Literal["methods", "metrics", "targets", "models", "formats", "commands"]
+PluginKind = Literal["methods", "metrics", "targets", "models", "formats", "commands"]
 
 
 @functools.cache
-def installed(kind: Kind) -> dict[str, EntryPoint]:
+def list_entry_points(kind: PluginKind) -> dict[str, EntryPoint]:
     """Return the entry points of a kind by their names, without importing them."""
     return {
         entry.name: entry
@@ -42,7 +42,7 @@ def installed(kind: Kind) -> dict[str, EntryPoint]:
 _read_entry_points = functools.cache(entry_points)  # This reads the metadata of all installed distributions.
 
 
-def is_own(name: object) -> bool:
+def is_custom(name: object) -> bool:
     """Return whether the name has the form of an object in a user's file or module."""
     return isinstance(name, str) and ":" in name
 
@@ -50,12 +50,12 @@ def is_own(name: object) -> bool:
 _loaded_names = set[str]()  # names of the user's objects that were loaded
 
 
-def has_loaded() -> bool:
+def has_loaded_custom_code() -> bool:
     """Return whether this process has run a user's code, or a package that adds to gradcam."""
     return bool(_loaded_names)
 
 
-def load(kind: Kind, name: str) -> Any:
+def load_plugin(kind: PluginKind, name: str) -> Any:
     """Return the object of that name, from a file, a module, or an installed package.
 
     A file that has not changed is run once, so that the same name gives the same object.
@@ -65,16 +65,16 @@ def load(kind: Kind, name: str) -> Any:
     GradcamError
         If the file, module or name does not exist, or cannot be imported. The message names it.
     """
-    if is_own(name):
+    if is_custom(name):
         location = _split_name(name)[0]
         path = _expand_path(location)
         if not location.endswith(".py") or not path.is_file():
-            return find_function(name)
+            return import_object(name)
         path = path.resolve()
         return _load_once(name, path, hashlib.sha256(path.read_bytes()).hexdigest(), os.getcwd())
-    if name not in installed(kind):
+    if name not in list_entry_points(kind):
         raise GradcamError(f"There is no entry point {shorten(name)} in the group gradcam.{kind}.")
-    entry, matches = installed(kind)[name], _read_entry_points().select(group=f"gradcam.{kind}", name=name)
+    entry, matches = list_entry_points(kind)[name], _read_entry_points().select(group=f"gradcam.{kind}", name=name)
     packages = sorted({match.dist.name for match in matches if match.dist})
     if len(packages) > 1:
         packages_text = f"several packages, {join_names(packages)}"
@@ -92,7 +92,7 @@ def load(kind: Kind, name: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _load_once(name: str, path: Path, sha256: str, folder: str) -> Any:
-    return find_function(name)
+    return import_object(name)
 
 
 def fingerprint(user_object: Any) -> dict[str, str] | None:
@@ -113,7 +113,7 @@ def fingerprint(user_object: Any) -> dict[str, str] | None:
     return {"file": os.path.basename(file), "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
 
 
-def find_function(name: str) -> Any:
+def import_object(name: str) -> Any:
     """Return the named object in a module or a file. Imports from the file's folder work meanwhile.
 
     Raises `ModelError` if the module or file does not exist or cannot be imported, and if it does not contain the name.
@@ -126,19 +126,21 @@ def find_function(name: str) -> Any:
         if not hasattr(value, part):
             names = [name for name, member in vars(module).items() if callable(member) and not name.startswith("__")]
             local_names = [name for name in names if getattr(vars(module)[name], "__module__", None) == module.__name__]
-            suggestions = nearest(attribute, names) or local_names
+            suggestions = find_similar_names(attribute, names) or local_names
             hint = f" Nearest: {join_names(suggestions[:5])}." if suggestions else " It has no functions."
             raise ModelError(f"There is no {shorten(attribute)} in {location}.{hint}")
         value = getattr(value, part)
     return value
 
 
-PREFIX = "_gradcam_"  # of the names of modules that are users' files
+USER_MODULE_PREFIX = "_gradcam_"  # of the names of modules that are users' files
 
 
 def list_files() -> list[str]:
     """Return the users' files that were imported and still exist, for `load_files` in another process."""
-    files = (getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(PREFIX))
+    files = (
+        getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)
+    )
     return [file for file in files if file is not None and os.path.isfile(file)]
 
 
@@ -149,7 +151,7 @@ def load_files(files: Iterable[str]) -> None:
         _import_file(Path(file))
 
 
-def call(function: Any, name: str) -> Any:
+def call_user_function(function: Any, name: str) -> Any:
     """Call a function without arguments. Raises `ModelError` with the line if it raises an error."""
     location = name.rpartition(":")[0]  # It is empty for an entry point.
     with _importable_folder(location), _translate_errors(f"{name} raised"):
@@ -160,7 +162,7 @@ def _split_name(name: str) -> tuple[str, str]:
     location, _, attribute = name.rpartition(":")
     if not location or location.endswith(":") or not attribute:
         file = name.rstrip(":") or "FILE.py"
-        raise ModelError(f"{shorten(name)} names no function: expected {FORMS}, such as {file}:make.")
+        raise ModelError(f"{shorten(name)} names no function: expected {FUNCTION_NAME_FORMS}, such as {file}:make.")
     return location, attribute
 
 
@@ -180,7 +182,7 @@ def _import_module(name: str) -> ModuleType:
             text = f"There is no module {shorten(name)}: Python searched {searched}. For a file, pass FILE.py:FUNCTION."
             raise ModelError(text) from error
         except ValueError as error:  # The name has an empty part between dots.
-            raise ModelError(f"There is no module {shorten(name)}: expected {FORMS}.") from error
+            raise ModelError(f"There is no module {shorten(name)}: expected {FUNCTION_NAME_FORMS}.") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -188,7 +190,7 @@ def _import_file(path: Path) -> ModuleType:
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     # The file's own name may be that of an installed module, or of a file in another folder.
-    name = f"{PREFIX}{path.stem}_{digest}"
+    name = f"{USER_MODULE_PREFIX}{path.stem}_{digest}"
     loader = _UncachedLoader(name, str(path))
     spec = importlib.machinery.ModuleSpec(name, loader, origin=str(path))
     spec.has_location = True  # The module gets its `__file__` only then.

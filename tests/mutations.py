@@ -175,13 +175,13 @@ def make_dicom(values: object) -> Files:
 def read_in_each_way(path: Path) -> None:
     """Read a file, and the bytes read from it elsewhere, for a model and as numbers."""
     from gradcam.errors import GradcamError
-    from gradcam.images.read import read_numbers
-    from gradcam.models.preprocess import read_picture
+    from gradcam.images.read import read_label_mask
+    from gradcam.models.preprocess import read_image_file
 
     with contextlib.suppress(GradcamError):  # a colour image has no numbers
-        read_numbers(path)
+        read_label_mask(path)
     data = path.read_bytes()
-    read_picture(path, data if len(data) % 2 else None)
+    read_image_file(path, data if len(data) % 2 else None)
 
 
 def repair_png(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
@@ -269,13 +269,13 @@ def make_archives() -> Files:
 
 def read_archive(path: Path) -> None:
     from gradcam.errors import GradcamError
-    from gradcam.models.preprocess import read_picture
+    from gradcam.models.preprocess import read_image_file
     from gradcam.sources.list import list_inputs
 
     errors = []
     for item in list_inputs(path).items:
         try:
-            read_picture(Path(item.name), item.content.read())
+            read_image_file(Path(item.name), item.content.read())
         except GradcamError as error:
             errors.append(error)
     if errors:

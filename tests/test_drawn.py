@@ -29,7 +29,7 @@ def detector() -> nn.Module:
 
 
 def test_the_detector_knows_the_shapes(detector: nn.Module, scenes: list[Scene]) -> None:
-    actual, right = measures.share_found(detector, scenes)
+    actual, right = measures.measure_detection(detector, scenes)
     assert min(actual, right) >= 0.9
 
 
@@ -60,7 +60,7 @@ def test_the_map_of_a_shape_that_is_too_faint_to_be_found_lies_on_it(detector: n
 @pytest.mark.slow
 def test_the_map_of_a_mask_lies_in_it(scenes: list[Scene]) -> None:
     segmenter = drawn.load("segmenter")
-    pixels, overlap = measures.share_of_pixels(segmenter, scenes)
+    pixels, overlap = measures.measure_segmentation(segmenter, scenes)
     assert pixels >= 0.97
     assert overlap >= 0.8
     verdicts = measures.judge_masks(segmenter, scenes, layer="bottleneck")
@@ -79,15 +79,15 @@ def test_the_map_of_a_mask_lies_in_it(scenes: list[Scene]) -> None:
 def test_the_map_of_a_sentence_is_of_the_shape_that_it_names(alike: bool) -> None:
     """Use three shapes, of which others share the shape or the colour of the named one."""
     verdicts = measures.judge_texts(drawn.load("convolutional"), list(measures.draw_three(SEED, COUNT, alike=alike)))
-    assert measures.share_right(verdicts) >= 0.9
+    assert measures.compute_accuracy(verdicts) >= 0.9
 
 
 @pytest.mark.slow
 def test_what_follows_attention_through_all_blocks_finds_the_shape_in_a_transformer() -> None:
     """Check methods that follow attention through all blocks: the last block no longer knows where things are."""
     tower, scenes = drawn.load("transformer"), list(measures.draw_three(SEED, COUNT, alike=False))
-    assert measures.share_right(measures.judge_texts(tower, scenes, method="gradient-rollout")) >= 0.9
-    assert measures.share_right(measures.judge_texts(tower, scenes, method="grad-eclip")) < 0.6
+    assert measures.compute_accuracy(measures.judge_texts(tower, scenes, method="gradient-rollout")) >= 0.9
+    assert measures.compute_accuracy(measures.judge_texts(tower, scenes, method="grad-eclip")) < 0.6
 
 
 def test_pictures_are_the_same_each_time() -> None:
@@ -102,7 +102,7 @@ def test_a_map_elsewhere_is_found_out() -> None:
     mask[:2, :2] = True
     heatmap = torch.zeros(4, 4)
     heatmap[0, 0], heatmap[3, 3] = 1.0, 3.0
-    assert measures.judge(heatmap, mask) == measures.Verdict(0.25, False, True)
-    assert measures.judge(heatmap, mask, [mask.flip(0, 1)]) == measures.Verdict(0.25, False, False)
-    assert measures.judge(heatmap.flip(0, 1), mask, [mask.flip(0, 1)]) == measures.Verdict(0.75, True, True)
-    assert measures.judge(torch.zeros(4, 4), mask) == measures.Verdict(0.0, False, False)
+    assert measures.score_map(heatmap, mask) == measures.MapScore(0.25, False, True)
+    assert measures.score_map(heatmap, mask, [mask.flip(0, 1)]) == measures.MapScore(0.25, False, False)
+    assert measures.score_map(heatmap.flip(0, 1), mask, [mask.flip(0, 1)]) == measures.MapScore(0.75, True, True)
+    assert measures.score_map(torch.zeros(4, 4), mask) == measures.MapScore(0.0, False, False)

@@ -100,6 +100,6 @@ def test_a_file_is_what_it_says_now_though_its_size_and_its_second_are_those_of_
     for number in (1, 2):
         file.write_text(f"def number():\n    return {number}\n")
         os.utime(file, (1e9, 1e9))
-        actual.append(plugins.load("targets", f"{file}:number")())
+        actual.append(plugins.load_plugin("targets", f"{file}:number")())
     assert actual == [1, 2]
     assert not (tmp_path / "__pycache__").exists()  # Nothing is written beside the user's file.

@@ -14,22 +14,22 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_statistics
 from gradcam.cam.grid import at_least_float32
-from gradcam.cam.readings import check_range
+from gradcam.cam.readings import read_range
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import IN_A_MODEL, jacobian, known_failures
-from gradcam.hooks.nested import Batch, caller_keeps, has_rows, map_tensors, take_rows, to_batch
+from gradcam.hooks.autograd import ADVICE_IN_MODEL, jacobian, translate_torch_errors
+from gradcam.hooks.nested import Batch, detach_input, has_rows, map_tensors, take_rows, to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
+from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap
 from gradcam.options import Progress
-from gradcam.targets.base import Reader, bind
+from gradcam.targets.base import ScoreExtractor, bind_target
 from gradcam.targets.classes import ClassTarget, compute_scores
 
 # Limits the number of classes that share a backward pass. The budget counts the gradients at the images; the gradients
 # inside a network need up to twenty times as much memory.
 GRADIENT_BUDGET_BYTES = 2**23
-INPUT_FAILURES = IN_A_MODEL | {
+INPUT_FAILURES = ADVICE_IN_MODEL | {
     "the derivative for": (
         "The model contains an operation without a derivative, so the image has no gradient: use gradcam.explain() at a "
         "layer after that operation."
@@ -107,7 +107,7 @@ class Attribution:
             If the suffix is neither ``.npz`` nor ``.npy``, if an ``.npy`` file would hold more than one score, if there
             is no such image or score, or if the file cannot be written.
         """
-        if check_suffix(path) not in SUFFIXES:
+        if check_suffix(path) not in ARRAY_SUFFIXES:
             raise ImageError(
                 f"{path}: this attribution has no image to draw on. Use gradcam.write_image({os.fspath(path)!r}, "
                 "gradcam.attributions.draw_attribution(attribution.values[0, 0])), or save it as .npz"
@@ -117,7 +117,7 @@ class Attribution:
 
 
 @dataclass(frozen=True)
-class RecordedPass:
+class AttributionPass:
     """A forward pass recorded by autograd, from the leaf (N,C,...) to the scores (N,K)."""
 
     leaf: Tensor
@@ -142,7 +142,7 @@ class DifferentiableModel:
     target: Any
     own_output: Callable[[Any], Any] | None
 
-    def run(self, images: Tensor, target: Any) -> RecordedPass:
+    def run(self, images: Tensor, target: Any) -> AttributionPass:
         """Record a forward pass of these images, in place of the caller's.
 
         The batch may hold several versions of the caller's images, concatenated. The target is applied to the output of
@@ -155,15 +155,15 @@ class DifferentiableModel:
 
         def copy_input(tensor: Tensor) -> Tensor:
             """Copy a tensor of the caller, because a pass may change it in place, and repeat it for each version."""
-            tensor = caller_keeps(tensor).clone()
+            tensor = detach_input(tensor).clone()
             return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == count else tensor
 
         output = self.batch.copy(copy_input, pictures=model_input).run(self.model)
         scored = [compute_scores(target, part_output, count) for part_output in _split(output, len(images), count)]
         scores = torch.cat([part.values for part in scored])
-        return RecordedPass(leaf, model_input, output, scores, scored[0].classes, scored[0].target)
+        return AttributionPass(leaf, model_input, output, scores, scored[0].classes, scored[0].target)
 
-    def gradients(self, run: RecordedPass) -> Tensor:
+    def gradients(self, run: AttributionPass) -> Tensor:
         """Return the gradients (N,K,C,...) at the images, at least float32. Raise `ModelError` if there are none."""
         gradients: list[Tensor] = []
         if run.scores.requires_grad:
@@ -181,14 +181,14 @@ class DifferentiableModel:
         return at_least_float32(torch.cat(gradients).transpose(0, 1))
 
     def attribution(
-        self, run: RecordedPass, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
+        self, run: AttributionPass, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
     ) -> Attribution:
         """Return the result, with the scores and output of `run`, a pass of the caller's images.
 
         Raise `ModelError` if a score or a value is NaN or infinite.
         """
-        check_range(run.scores.detach(), "The scores are")
-        check_range(values, "The attributions are")
+        read_range(run.scores.detach(), "The scores are")
+        read_range(values, "The attributions are")
         device = self.batch.device
         return Attribution(
             values=values.detach().float().contiguous().to(device),
@@ -207,22 +207,22 @@ class DifferentiableModel:
 def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[DifferentiableModel]:
     """Enable gradients, preserve the model's state until the context ends, and explain known PyTorch errors."""
     model = unwrap(model)
-    bound = bind(target, model, to_batch(images))
+    bound = bind_target(target, model, to_batch(images))
     batch = bound.batch
     if batch.windows is not None:
         raise ImageError(
             "The model's processor pads images, which pixel attributions do not support: use a CAM method."
         )
-    with preserve_state(bound.model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
+    with preserve_state(bound.model) as modules, torch.enable_grad(), translate_torch_errors(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
         yield DifferentiableModel(
-            bound.model, modules, batch, caller_keeps(batch.pictures), bound.target, bound.own_output
+            bound.model, modules, batch, detach_input(batch.pictures), bound.target, bound.own_output
         )
 
 
-def fix_target(target: Any, run: RecordedPass) -> Any:
+def fix_target(target: Any, run: AttributionPass) -> Any:
     """Return a target that explains the classes or objects of `run` in other images. A function stays as it is."""
-    if isinstance(target, Reader):
+    if isinstance(target, ScoreExtractor):
         return run.target
     return target if run.classes is None else fix_classes(target, run.classes)
 
@@ -234,7 +234,7 @@ def fix_classes(target: Any, classes: Tensor) -> ClassTarget:
 
 def require_nonzero(gradients: Tensor) -> None:
     """Raise `ModelError` if the gradients of all images and classes are zero, or if one is not finite."""
-    if check_range(gradients, "The gradients at the images are") == (0, 0):
+    if read_range(gradients, "The gradients at the images are") == (0, 0):
         raise ModelError(
             "The gradient at the images is exactly zero. Possible causes: an operation such as rounding, only dead units, "
             "or a probability of exactly 0 or 1. Choose another score, or use gradcam.explain() at a layer after the "

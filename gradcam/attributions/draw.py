@@ -59,7 +59,7 @@ def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
     return np.ascontiguousarray(np.rint(levels).astype(np.uint8).transpose(1, 2, 0))
 
 
-def place(picture: Pixels, region: Region, height: int, width: int) -> Pixels:
+def place_in_image(picture: Pixels, region: Region, height: int, width: int) -> Pixels:
     """Stretch an image over a region (top, left, height, width) of a grey image (H,W,3)."""
     result = np.full((height, width, 3), GREY, np.uint8)
     crop(result, region)[...] = resize(picture, *region[2:])

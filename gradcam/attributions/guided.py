@@ -40,7 +40,7 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
         if output.requires_grad:
             hooks.at_gradient(output, lambda gradient: gradient.clamp(min=0))
             if output.grad_fn is not None:
-                base = pytorch.base_of(output)
+                base = pytorch.get_view_base(output)
                 outputs.append((output.grad_fn, None if base is None else base.grad_fn))
 
     with hooks:

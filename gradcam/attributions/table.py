@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradcam.cam.methods import papers
-from gradcam.errors import GradcamError, join_names, nearest
+from gradcam.errors import GradcamError, find_similar_names, join_names
 
 if TYPE_CHECKING:
     from gradcam.attributions.base import Attribution
@@ -114,6 +114,6 @@ def find_attribution(name: str) -> AttributionMethod:
     True
     """
     if not isinstance(name, str) or name not in ATTRIBUTIONS:
-        suggestions = (nearest(name, ATTRIBUTIONS) if isinstance(name, str) else []) or list(ATTRIBUTIONS)
+        suggestions = (find_similar_names(name, ATTRIBUTIONS) if isinstance(name, str) else []) or list(ATTRIBUTIONS)
         raise GradcamError(f"There is no attribution method {name!r}. Nearest: {join_names(suggestions)}.")
     return ATTRIBUTIONS[name]

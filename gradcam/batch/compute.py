@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
-from gradcam.batch.read import Read, receive
+from gradcam.batch.read import ReadItem, receive
 from gradcam.errors import GradcamError, ImageError, describe_failure
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.device import check_device
@@ -43,15 +43,15 @@ class BatchExplainer(Generic[ResultT]):
         self._run_batch, self._device, self._max_size, self._log_event = run_batch, device, max_size, log_event
         self._cores = count_cores()
 
-    def explain(self, batch: Sequence[Read]) -> list[ResultT | GradcamError]:
+    def explain(self, batch: Sequence[ReadItem]) -> list[ResultT | GradcamError]:
         """Return a result or an error for each image, in the order of the batch."""
         # The images of a group can be stacked, and are explained with the same kind of target.
-        groups: dict[object, list[Read]] = {}
+        groups: dict[object, list[ReadItem]] = {}
         for read in batch:
             if isinstance(read.picture, Prepared):
                 image = read.picture.image
                 groups.setdefault((image.shape, image.dtype, read.wanted is None), []).append(read)
-        results: dict[Read, ResultT | GradcamError] = {}
+        results: dict[ReadItem, ResultT | GradcamError] = {}
         with contextlib.ExitStack() as stack:
             if (before := torch.get_num_threads()) > self._cores:  # PyTorch ignores container CPU quotas.
                 torch.set_num_threads(self._cores)
@@ -63,7 +63,7 @@ class BatchExplainer(Generic[ResultT]):
                 results.update(zip(group, group_results))
         return [results[read] if read in results else cast(GradcamError, read.picture) for read in batch]
 
-    def _run_part(self, part: Sequence[Read]) -> list[ResultT | GradcamError]:
+    def _run_part(self, part: Sequence[ReadItem]) -> list[ResultT | GradcamError]:
         """Return the results of one part of a batch, or an empty list if it does not fit into memory.
 
         The caller then continues with smaller parts.
@@ -95,7 +95,7 @@ class BatchExplainer(Generic[ResultT]):
         return [result for read in part for result in self._run_part([read])]
 
 
-def _to_error(read: Read, error: BaseException) -> GradcamError:
+def _to_error(read: ReadItem, error: BaseException) -> GradcamError:
     """Return a new error that names the image. The original error would keep the tensors of its traceback alive."""
     name = read.fetched.item.name
     if is_out_of_memory(error):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gradcam.batch.compute import LogEvent
-from gradcam.batch.findings import DrawnImage, MapResult, PictureResult, Request
-from gradcam.batch.names import Saving
-from gradcam.batch.read import PendingImage, Read, prepare_on_cpu
+from gradcam.batch.findings import DrawnImage, ExplainedImage, ExplainRequest, ExplanationResult
+from gradcam.batch.names import OutputOptions
+from gradcam.batch.read import PendingImage, ReadItem, prepare_on_cpu
 from gradcam.errors import DeviceError
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images import on_device
@@ -25,9 +25,9 @@ from gradcam.images.jpeg import Codec, find_codec, to_tensor
 from gradcam.images.read import Pixels, to_numpy
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import check_device
-from gradcam.models.preprocess import Prepared, Preprocessing, Reading, read_picture
+from gradcam.models.preprocess import Prepared, Preprocessing, Reading, read_image_file
 from gradcam.models.results import ImageExplanation
-from gradcam.options import PIXELS, check_choice
+from gradcam.options import PIXEL_DEVICES, check_choice
 
 ItemT = TypeVar("ItemT")
 OutputT = TypeVar("OutputT")
@@ -45,15 +45,15 @@ RESIZER = "PyTorch"
 EMPTY_HEATMAP = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
-def find_pixels(
-    pixels: str, classifier: Classifier, request: Request | None = None, device: str | None = None
+def find_device_codec(
+    pixels: str, classifier: Classifier, request: ExplainRequest | None = None, device: str | None = None
 ) -> Codec | None:
     """Return the codec for decoding and encoding on the device, or None if images are processed on the CPU.
 
     `device` is where the models run, if that is not the classifier's device. Raises `DeviceError` if `pixels` is
     "device" and the device cannot process the images.
     """
-    check_choice(pixels, "pixels", PIXELS)
+    check_choice(pixels, "pixels", PIXEL_DEVICES)
     if pixels != "device":
         return None
     target_device = classifier.device if device is None else torch.device(device)
@@ -67,20 +67,20 @@ def find_pixels(
     return codec
 
 
-def _find_device_obstacle(classifier: Classifier, request: Request | None) -> str | None:
+def _find_device_obstacle(classifier: Classifier, request: ExplainRequest | None) -> str | None:
     preprocess = classifier.preprocess
     if classifier.task != "classification":
         return f"this needs a classifier, but {classifier.name} is a model for {classifier.task}"
     if classifier.fit != "crop":
         return f"this needs the fit 'crop', but the fit is '{classifier.fit}'"
-    if classifier.reader is not read_picture:
+    if classifier.reader is not read_image_file:
         return "the reader is user-defined"
     if not isinstance(preprocess, Preprocessing) or preprocess.channels != 3:
         return "the model's preprocessing is not a plain resize and crop of RGB images"
     return None if request is None or request.make_page is None else "pages are made on the CPU"
 
 
-def describe_pixels(codec: Codec, saving: Saving) -> dict[str, str]:
+def describe_image_processing(codec: Codec, saving: OutputOptions) -> dict[str, str]:
     """Return the libraries that influence the last digits of results, for run.json."""
     return {
         "decoder": codec.name,
@@ -89,11 +89,11 @@ def describe_pixels(codec: Codec, saving: Saving) -> dict[str, str]:
     }
 
 
-def _encodes_on_device(saving: Saving | None) -> bool:
+def _encodes_on_device(saving: OutputOptions | None) -> bool:
     return _draws_on_device(saving) and saving is not None and saving.suffix in JPEG_SUFFIXES
 
 
-def _draws_on_device(saving: Saving | None) -> bool:
+def _draws_on_device(saving: OutputOptions | None) -> bool:
     """Return True if only overlays are written. All other outputs are drawn on the CPU."""
     return saving is not None and saving.kinds == ("overlay",) and not saving.views
 
@@ -199,7 +199,7 @@ class DevicePixels:
         codec: Codec,
         *,
         log_event: LogEvent,
-        saving: Saving | None = None,
+        saving: OutputOptions | None = None,
         budget: int | None = None,
     ) -> None:
         self._classifier, self._codec, self._saving = classifier, codec, saving
@@ -235,7 +235,7 @@ class DevicePixels:
                 check_device(self._device, error)
                 raise
 
-    def prepare(self, reads: Sequence[Read]) -> list[Read]:
+    def prepare(self, reads: Sequence[ReadItem]) -> list[ReadItem]:
         """Return the images with pending ones decoded and preprocessed.
 
         Their pixels and model inputs are on the device.
@@ -270,7 +270,7 @@ class DevicePixels:
         headers = [cast(Any, item.header) for item in part]
         images = self._codec.decode([to_tensor(cast(bytes, item.data)) for item in part], headers[0].is_grey)
         turns = [1 if self._codec.turns else header.turn for header in headers]
-        return [on_device.turn_upright(pixels, turn) for pixels, turn in zip(images, turns)]
+        return [on_device.apply_orientation(pixels, turn) for pixels, turn in zip(images, turns)]
 
     def _upload(self, array: Pixels) -> Tensor:
         pixels = torch.from_numpy(np.ascontiguousarray(array))
@@ -298,15 +298,15 @@ class DevicePixels:
         If only overlays are saved, they are drawn and encoded on the device. Otherwise images and heatmaps are copied
         to the CPU.
         """
-        image_results = [result for result in results if isinstance(result, PictureResult)]
+        image_results = [result for result in results if isinstance(result, ExplainedImage)]
         with self.on_stream("draw"):
             drawn = self._draw(image_results) if _draws_on_device(self._saving) else {}
             finished = iter(
                 [_move_result_to_cpu(result, drawn.get(position)) for position, result in enumerate(image_results)]
             )
-        return [next(finished) if isinstance(result, PictureResult) else result for result in results]
+        return [next(finished) if isinstance(result, ExplainedImage) else result for result in results]
 
-    def _draw(self, results: Sequence[PictureResult]) -> Mapping[int, Sequence[DrawnImage]]:
+    def _draw(self, results: Sequence[ExplainedImage]) -> Mapping[int, Sequence[DrawnImage]]:
         """Return the overlays of each result by its position, without results that cannot be drawn on the device."""
         jobs = [
             (position, map_result)
@@ -339,8 +339,11 @@ class DevicePixels:
         }
         return cast(Mapping[int, Sequence[DrawnImage]], complete)
 
-    def _overlay(self, results: Sequence[MapResult]) -> list[Tensor | None]:
-        sources, saving = [cast(ImageExplanation, result.source) for result in results], cast(Saving, self._saving)
+    def _overlay(self, results: Sequence[ExplanationResult]) -> list[Tensor | None]:
+        sources, saving = (
+            [cast(ImageExplanation, result.source) for result in results],
+            cast(OutputOptions, self._saving),
+        )
         images = torch.stack([cast(Tensor, source.images[0]).permute(2, 0, 1) for source in sources])
         heatmaps = torch.stack([source.heatmaps[0, result.k] for source, result in zip(sources, results)])
         style: Any = {"alpha": saving.alpha, "colormap": saving.colormap, "outline": True}
@@ -348,22 +351,22 @@ class DevicePixels:
         return [*on_device.overlay(images, heatmaps, region=sources[0].regions[0], signed=signed, **style)]
 
     def _encode(self, overlays: Sequence[Tensor]) -> list[bytes]:
-        return self._codec.encode(overlays, cast(Saving, self._saving).quality)
+        return self._codec.encode(overlays, cast(OutputOptions, self._saving).quality)
 
 
 def open_device_pixels(
     pixels: str,
     classifier: Classifier,
-    request: Request,
+    request: ExplainRequest,
     *,
     log_event: LogEvent | None = None,
-    saving: Saving | None = None,
+    saving: OutputOptions | None = None,
 ) -> DevicePixels | None:
     """Return the image processing on the classifier's device, or None on the CPU.
 
     Raises `DeviceError` as `find_pixels` does.
     """
-    codec = find_pixels(pixels, classifier, request)
+    codec = find_device_codec(pixels, classifier, request)
     if codec is None:
         return None
     return DevicePixels(classifier, codec, log_event=log_event or (lambda event, **details: None), saving=saving)
@@ -382,17 +385,17 @@ def _group(items: Sequence[ItemT], key: Callable[[ItemT], object]) -> list[list[
     return list(groups.values())
 
 
-def _is_drawable(result: PictureResult) -> bool:
+def _is_drawable(result: ExplainedImage) -> bool:
     sources = [map_result.source for map_result in result.results]
     return all(isinstance(source, ImageExplanation) and isinstance(source.images[0], Tensor) for source in sources)
 
 
-def _find_overlay_group(result: MapResult) -> object:
+def _find_overlay_group(result: ExplanationResult) -> object:
     source = cast(ImageExplanation, result.source)
     return source.images[0].shape, source.heatmaps.shape[2:], source.regions[0], source.evidence
 
 
-def _count_bytes(result: MapResult) -> int:
+def _count_bytes(result: ExplanationResult) -> int:
     return cast(Tensor, result.source.images[0]).numel()
 
 
@@ -401,7 +404,7 @@ def _to_pixels(image: Tensor) -> Pixels:
     return np.ascontiguousarray(to_numpy(image.permute(1, 2, 0)))
 
 
-def _move_result_to_cpu(result: PictureResult, overlays: Sequence[DrawnImage] | None) -> PictureResult:
+def _move_result_to_cpu(result: ExplainedImage, overlays: Sequence[DrawnImage] | None) -> ExplainedImage:
     """Return the result without any data on the device.
 
     If the overlays are drawn, only the size of the image is still needed.

@@ -10,20 +10,20 @@ from typing import Any, Protocol
 
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.device import open_device_pixels
-from gradcam.batch.findings import Request, find
+from gradcam.batch.findings import ExplainRequest, explain_batch
 from gradcam.batch.formats import OpenRun
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.save import Saver
 from gradcam.errors import OutputError, StoreError
 from gradcam.models.classifier import Classifier
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.sources.shards import FailureLimit, TooManyFailuresError
-from gradcam.storage.disk import uninterrupted
-from gradcam.storage.records import Record, Report
+from gradcam.storage.disk import delay_signals
+from gradcam.storage.records import ImageOutcome, Record
 
 
 @dataclass(frozen=True)
-class Work:
+class BatchWork:
     """The settings of a run: the images, in the order of the manifest, and how to explain them.
 
     `workers` is the number of threads per model. `device` is where models run, if that is not the device of
@@ -32,8 +32,8 @@ class Work:
     """
 
     classifier: Classifier
-    request: Request
-    items: Sequence[Item]
+    request: ExplainRequest
+    items: Sequence[InputImage]
     batch_size: int
     workers: int
     audit: bool = False
@@ -43,9 +43,9 @@ class Work:
     resumed_layers: Mapping[str, Any] = field(default_factory=dict)
 
 
-IsNeeded = Callable[[Item], bool]
-OnLeftover = Callable[[Report], None] | None
-Reports = Generator[Report, None, None]
+IsNeeded = Callable[[InputImage], bool]
+OnLeftover = Callable[[ImageOutcome], None] | None
+Reports = Generator[ImageOutcome, None, None]
 
 
 class Engine(Protocol):
@@ -56,12 +56,12 @@ class Engine(Protocol):
     """
 
     def __call__(
-        self, work: Work, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+        self, work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
     ) -> Reports: ...
 
 
-def explain_here(
-    work: Work, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+def explain_locally(
+    work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
 ) -> Reports:
     """Explain images in this process.
 
@@ -69,7 +69,7 @@ def explain_here(
     """
     return compute_items(
         work.classifier,
-        partial(find, work.classifier, work.request),
+        partial(explain_batch, work.classifier, work.request),
         work.items,
         finish=saver.save,
         is_needed=is_needed,
@@ -82,8 +82,13 @@ def explain_here(
     )
 
 
-def explain_into(
-    results: OpenRun, saver: Saver, work: Work, limit: FailureLimit | None = None, *, engine: Engine = explain_here
+def explain_to_run(
+    results: OpenRun,
+    saver: Saver,
+    work: BatchWork,
+    limit: FailureLimit | None = None,
+    *,
+    engine: Engine = explain_locally,
 ) -> Generator[Record, None, None]:
     """Explain the images that have no record yet, and yield each record once it is stored.
 
@@ -92,12 +97,12 @@ def explain_into(
     """
     failures, max_failures = 0, None if limit is None else limit.count(len(work.items))
     remaining = sum(item.name not in results.done for item in work.items)
-    leftovers: list[Report] = []
-    last_stored: Report | None = None
+    leftovers: list[ImageOutcome] = []
+    last_stored: ImageOutcome | None = None
 
-    def store(report: Report) -> Record:
+    def store(report: ImageOutcome) -> Record:
         nonlocal last_stored
-        with uninterrupted():
+        with delay_signals():
             record = results.append(report.record, report.files)
             last_stored = report
         results.log("picture", image=record.image, status=record.status, seconds=report.seconds)

@@ -12,13 +12,13 @@ from typing_extensions import Unpack
 
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.batch.device import open_device_pixels
-from gradcam.batch.findings import PictureResult, Request, find
+from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
-from gradcam.batch.read import Fetched
+from gradcam.batch.read import HashedItem
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, shorten, show_fields
+from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, format_fields, shorten
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
@@ -48,7 +48,7 @@ class FileResult:
     predictions: Sequence[Prediction] = field(default=(), repr=False)
     note: str | None = None
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 def explain_files(
@@ -144,13 +144,13 @@ def explain_files(
         maps = [method for method in method_objects if not isinstance(method, AttributionMethod)]
     map_methods = find_methods(maps) if methods is not None and (maps or not attributions) else []
     extra: dict[str, Any] = {"layers": layer_names, "attributions": attributions}
-    request = Request.of(map_methods, _to_target(classifier, target), options, "explain_files", **extra)
+    request = ExplainRequest.of(map_methods, _to_target(classifier, target), options, "explain_files", **extra)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     thread_count = count_cores() if workers is None else workers
     device_pixels = open_device_pixels(pixels, classifier, request)
     return compute_items(
         classifier,
-        partial(find, classifier, request),
+        partial(explain_batch, classifier, request),
         list_inputs(inputs).items,
         finish=_to_result,
         batch_size=check_count(size, "batch_size", "a number of images, 1 or more."),
@@ -159,7 +159,7 @@ def explain_files(
     )
 
 
-def _to_result(fetched: Fetched, result: PictureResult | GradcamError) -> FileResult:
+def _to_result(fetched: HashedItem, result: ExplainedImage | GradcamError) -> FileResult:
     name, path = fetched.item.name, fetched.item.content.path
     if isinstance(result, GradcamError):
         return FileResult(name, path, result)

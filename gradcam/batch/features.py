@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from gradcam.batch.pipeline import compute_items
-from gradcam.batch.read import Fetched
+from gradcam.batch.read import HashedItem
 from gradcam.errors import GradcamError, LayerError, OutputError
 from gradcam.hooks.nested import to_batch
-from gradcam.images.files import replacing
+from gradcam.images.files import open_replacement
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers.find import unwrap
-from gradcam.layers.layout import Axes, find_patches
+from gradcam.layers.layout import AxisResolver, find_patches
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.models.preprocess import Prepared
 from gradcam.models.probe import make_noise
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.storage.disk import describe_os_error
 
 Row = dict[str, Tensor]  # The output of each layer for one image, on the CPU.
@@ -77,7 +77,7 @@ class Extractor:
         model = unwrap(self.classifier.model)
         module = select_layers(model, name)[name]
         patches = find_patches(model.modules()) if tensor.ndim == 3 else ()
-        layout = Axes(model, to_batch(images), patches).find_layout(tensor.shape, module, self.reshape)
+        layout = AxisResolver(model, to_batch(images), patches).find_layout(tensor.shape, module, self.reshape)
         if layout is None:
             raise LayerError(
                 f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images, and its grid cannot be determined: "
@@ -108,11 +108,11 @@ def prepare_extractor(
 
 
 def extract_items(
-    extractor: Extractor, items: Iterable[Item], *, batch_size: int, workers: int
+    extractor: Extractor, items: Iterable[InputImage], *, batch_size: int, workers: int
 ) -> Generator[tuple[str, Row | GradcamError], None, None]:
     """Yield the name of each image with its features or an error, in the order of the items."""
 
-    def to_row(fetched: Fetched, row: Row | GradcamError) -> tuple[str, Row | GradcamError]:
+    def to_row(fetched: HashedItem, row: Row | GradcamError) -> tuple[str, Row | GradcamError]:
         return fetched.item.name, row
 
     items_without_class = (replace(item, wanted=None) for item in items)  # Features do not depend on a class.
@@ -193,7 +193,7 @@ class FeatureFile:
         self.names.append(name)
 
     def write(self, metadata: Mapping[str, str]) -> None:
-        with _convert_os_errors(self.path), replacing(self.path) as file:
+        with _convert_os_errors(self.path), open_replacement(self.path) as file:
             if self._dtype_names is SAFETENSORS_DTYPES:
                 self._write_safetensors(file, metadata)
             else:
@@ -238,7 +238,7 @@ def check_feature_file(path: Path, names: Sequence[str]) -> None:
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
-def check_layers(path: Path, layers: Sequence[str]) -> None:
+def check_layer_names(path: Path, layers: Sequence[str]) -> None:
     """Raise `GradcamError` for a layer name that is reserved in this file format."""
     name, is_npz = RESERVED_NAMES[path.suffix.lower()], path.suffix.lower() == ".npz"
     if name in layers:

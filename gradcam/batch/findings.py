@@ -19,7 +19,7 @@ from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS
-from gradcam.errors import GradcamError, TargetError, show_fields
+from gradcam.errors import GradcamError, TargetError, format_fields
 from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.read import Pixels, Region
 from gradcam.layers.find import find_layer
@@ -27,7 +27,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
 from gradcam.models.results import ImageAttribution, ImageExplanation
 from gradcam.storage.records import Explained, Prediction, Record
-from gradcam.storage.run_file import list_places
+from gradcam.storage.run_file import list_layers_and_methods
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
 from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
@@ -43,7 +43,7 @@ DETECTED_KINDS = ("box", "word", "keypoint")
 
 
 @dataclass(frozen=True)
-class Request(Plan):
+class ExplainRequest(Plan):
     """The explanations to compute for each image.
 
     `methods` are CAM methods, run at `layers` or else at each method's default layer (`Classifier.layer_for`).
@@ -113,7 +113,7 @@ def count_scores(target: Any) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class MapResult:
+class ExplanationResult:
     """One explanation of an image: its record (without file names), its grid, and how to draw it.
 
     `drawn_overlay` is the overlay if it was drawn on the device.
@@ -125,7 +125,7 @@ class MapResult:
     k: int = 0
     drawn_overlay: DrawnImage | None = field(default=None, repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def values(self) -> Tensor:
@@ -163,7 +163,7 @@ class MapResult:
 
 
 @dataclass(frozen=True, eq=False)
-class PictureResult:
+class ExplainedImage:
     """The result of one image: maps as `Classifier.compare` returns them, attributions, and the most probable classes.
 
     The image may be a tensor (H,W,3) on a device; its heatmaps are then on that device. `drawn_results` are the results
@@ -175,9 +175,9 @@ class PictureResult:
     predictions: Sequence[Prediction]
     target: ClassTarget | Target | Callable[[Any], Any] | None = None
     page: Page | None = None
-    drawn_results: Sequence[MapResult] | None = field(default=None, repr=False)
+    drawn_results: Sequence[ExplanationResult] | None = field(default=None, repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def picture(self) -> Pixels:
@@ -193,7 +193,7 @@ class PictureResult:
         return self._sources[0].notes[0]
 
     @cached_property
-    def results(self) -> list[MapResult]:
+    def results(self) -> list[ExplanationResult]:
         """Return all results of the image, followed by those on a reference image."""
         if self.drawn_results is not None:
             return list(self.drawn_results)
@@ -228,7 +228,7 @@ class PictureResult:
         return [*self.maps.values(), *self.attributions]
 
 
-def resolve(classifier: Classifier, request: Request) -> dict[str, Any]:
+def resolve_settings(classifier: Classifier, request: ExplainRequest) -> dict[str, Any]:
     """Return the layers, methods, layouts and output of a run, determined by explaining a noise image.
 
     The noise is always the same, so a difference between two runs means that gradcam's rules have changed.
@@ -247,19 +247,23 @@ def resolve(classifier: Classifier, request: Request) -> dict[str, Any]:
         results = classifier.run_plan(noise, layers, plan)
         layouts = {layer: result.layout for (layer, _), result in results.items() if result.layout is not None}
         output = next(iter(results.values())).output_name
-        return {**(resolved or list_places(results)), "layouts": layouts, "output": output}
+        return {**(resolved or list_layers_and_methods(results)), "layouts": layouts, "output": output}
     return resolved
 
 
-def name_target(target: Any) -> str:
+def name_target_function(target: Any) -> str:
     """Return the name of a user-defined target function, or "" for gradcam's own targets."""
     is_built_in = target is None or isinstance(target, (ClassTarget, Target))
     return "" if is_built_in else getattr(target, "__name__", type(target).__name__)
 
 
-def find(
-    classifier: Classifier, request: Request, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None
-) -> list[PictureResult | GradcamError]:
+def explain_batch(
+    classifier: Classifier,
+    request: ExplainRequest,
+    pictures: Sequence[Prepared],
+    *,
+    classes: Sequence[int] | None = None,
+) -> list[ExplainedImage | GradcamError]:
     """Explain images of one size in one batch; return an error for each image whose output is NaN or infinite.
 
     `classes` gives one class per image, and replaces the request's classes. Raises as `Classifier.compare` does.
@@ -269,7 +273,7 @@ def find(
         return [
             result
             for prepared, class_ in zip(pictures, classes_per_image)
-            for result in find(classifier, request, [prepared], classes=class_)
+            for result in explain_batch(classifier, request, [prepared], classes=class_)
         ]
     target = _to_target(request.target, classes, len(pictures))
     maps: dict[tuple[str, str], ImageExplanation] = {}
@@ -284,12 +288,12 @@ def find(
     first: Any = [*maps.values(), *attributions][0]
     predictions = _predict_all(classifier, first, target, len(pictures))
     maps, attributions = {key: _move_to_cpu(item) for key, item in maps.items()}, [item.cpu() for item in attributions]
-    results: list[PictureResult | GradcamError] = []
+    results: list[ExplainedImage | GradcamError] = []
     for i, image_predictions in enumerate(predictions):
         if image_predictions is None:
             results.append(GradcamError("The model's output contains NaN or infinite values: check its weights."))
             continue
-        result = PictureResult(maps, attributions, image_predictions, request.target)
+        result = ExplainedImage(maps, attributions, image_predictions, request.target)
         if len(pictures) > 1:
             maps_of_image = {key: explanation.select(i) for key, explanation in maps.items()}
             result = replace(
@@ -297,7 +301,7 @@ def find(
             )
         is_empty = not result.results and len(pictures) > 1
         results.append(_explain_alone(classifier, request, pictures[i], classes) if is_empty else result)
-        if request.make_page is not None and isinstance(results[i], PictureResult):
+        if request.make_page is not None and isinstance(results[i], ExplainedImage):
             results[i] = _with_page(classifier, request.make_page, pictures[i], result)
     return results
 
@@ -312,8 +316,8 @@ def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
 
 
 def _with_page(
-    classifier: Classifier, make_page: MakePage, prepared: Prepared, result: PictureResult
-) -> PictureResult | GradcamError:
+    classifier: Classifier, make_page: MakePage, prepared: Prepared, result: ExplainedImage
+) -> ExplainedImage | GradcamError:
     try:
         return replace(result, page=make_page(classifier, prepared))
     except GradcamError as error:
@@ -346,11 +350,11 @@ def _to_target(target: Any, classes: Sequence[int] | None, image_count: int) -> 
 
 
 def _explain_alone(
-    classifier: Classifier, request: Request, prepared: Prepared, classes: Sequence[int] | None
-) -> PictureResult | GradcamError:
+    classifier: Classifier, request: ExplainRequest, prepared: Prepared, classes: Sequence[int] | None
+) -> ExplainedImage | GradcamError:
     """Explain one image alone, so that the message says why there is nothing to explain."""
     try:
-        return find(classifier, request, [prepared], classes=classes)[0]
+        return explain_batch(classifier, request, [prepared], classes=classes)[0]
     except GradcamError as error:
         # A new error, because the original would keep the tensors of its traceback alive.
         return GradcamError(str(error))
@@ -401,9 +405,9 @@ def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | 
     return predictions
 
 
-def _to_result(source: ImageExplanation | ImageAttribution, k: int, target: Any) -> MapResult:
+def _to_result(source: ImageExplanation | ImageAttribution, k: int, target: Any) -> ExplanationResult:
     instance = source.instances[0][k] if isinstance(source, ImageExplanation) and source.instances is not None else None
-    name = name_target(target) if source.scores.shape[1] == 1 else f"{name_target(target)} {k}"
+    name = name_target_function(target) if source.scores.shape[1] == 1 else f"{name_target_function(target)} {k}"
     index = None if source.classes is None else int(source.classes[0, k])
     label = name if index is None else None if source.labels is None else source.labels[index]
     if instance is not None:
@@ -420,7 +424,7 @@ def _to_result(source: ImageExplanation | ImageAttribution, k: int, target: Any)
         evidence=source.evidence if isinstance(source, ImageExplanation) else "signed",
         **({} if instance is None else describe_instance(instance, target)),
     )
-    return MapResult(entry, tuple(values.shape[2:]), source, k)
+    return ExplanationResult(entry, tuple(values.shape[2:]), source, k)
 
 
 def _name(instance: Instance, target: Any) -> str:

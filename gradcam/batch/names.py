@@ -17,22 +17,24 @@ from typing import TYPE_CHECKING, Any
 
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
-from gradcam.images.files import LONGEST_NAME, cut, join_name, to_plain
-from gradcam.options import FORMATS, SAVED, check_choice, check_count, check_number
-from gradcam.sources.contents import Item, find_url
+from gradcam.images.files import MAX_NAME_BYTES, join_name, to_safe_name, truncate_bytes
+from gradcam.options import FORMATS, OUTPUT_KINDS, check_choice, check_count, check_number
+from gradcam.sources.contents import InputImage, get_store_url
 from gradcam.storage.output import to_reader
 from gradcam.storage.records import Explained
 from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
     from gradcam.attributions.table import AttributionMethod
-    from gradcam.batch.findings import MapResult, Request
+    from gradcam.batch.findings import ExplainRequest, ExplanationResult
     from gradcam.cam.methods.base import Method
 
-COMPARISON = "compare"  # In the name of a panel, this replaces the method.
+COMPARISON_NAME = "compare"  # In the name of a panel, this replaces the method.
 
 
-def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = "", suffix: str = ".png") -> list[str]:
+def list_endings(
+    request: ExplainRequest, results: Sequence[ExplanationResult], *, stem: str = "", suffix: str = ".png"
+) -> list[str]:
     """Return the file name of each result of one image, or only the part after the stem if there is no stem.
 
     The name includes the target if the user named it or if there are several, and the layer if there are several. With
@@ -48,7 +50,7 @@ def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = 
     for entry in entries:
         evidence = name_evidence(entry.evidence) if entry.method in map_methods else None
         words = [entry.method, *(_describe_target(entry, stem) if includes_target else [])]
-        words += [to_plain(entry.layer)] if entry.method in methods_with_layer else []
+        words += [to_safe_name(entry.layer)] if entry.method in methods_with_layer else []
         words += [] if evidence is None else [evidence]
         entry_stem = PurePath(entry.like or "").stem if entry.on and stem else stem
         names.append(join_name(entry_stem, "".join(f"-{word}" for word in words) + suffix))
@@ -74,7 +76,7 @@ def _names_target(target: Any) -> bool:
     return target is not None and not (isinstance(target, Token) and target.position is None)
 
 
-def _list_map_methods(request: Request) -> list[Method]:
+def _list_map_methods(request: ExplainRequest) -> list[Method]:
     """Return the requested map methods. Without any method, the target chooses one, so all are possible."""
     return list(request.methods) or ([] if request.attributions else list(METHODS.values()))
 
@@ -94,23 +96,27 @@ def _describe_target(entry: Explained, stem: str = "") -> list[str]:
     if entry.kind == "class":
         parts = [
             None if entry.index is None else str(entry.index),
-            None if entry.label is None else to_plain(entry.label),
+            None if entry.label is None else to_safe_name(entry.label),
         ]
         return [part for part in parts if part is not None]
     if entry.kind == "like":
-        reference = to_plain(PurePath(entry.like or "").stem)
-        return ["like", to_plain(stem)] if entry.on and stem else ["like", reference, *([entry.on] if entry.on else [])]
+        reference = to_safe_name(PurePath(entry.like or "").stem)
+        return (
+            ["like", to_safe_name(stem)]
+            if entry.on and stem
+            else ["like", reference, *([entry.on] if entry.on else [])]
+        )
     number = next((value for value in (entry.number, entry.word, entry.keypoint) if value is not None), "")
     label = "" if entry.kind == "keypoint" else entry.text or entry.label
     place = ",".join(f"{side:.0f}" for side in entry.box or ()) if entry.missed else entry.mask
     details = [place if place != "predicted" else None, label, entry.edge or entry.axis]
-    return [f"{entry.kind}{number}", *(to_plain(detail) for detail in details if detail)]
+    return [f"{entry.kind}{number}", *(to_safe_name(detail) for detail in details if detail)]
 
 
-def panel_ending(evidence: str, *, suffix: str) -> str:
+def panel_suffix(evidence: str, *, suffix: str) -> str:
     """Return the part of a panel's name after the stem."""
     kind = name_evidence(evidence)
-    return f"-{COMPARISON}-{kind}{suffix}" if kind else f"-{COMPARISON}{suffix}"
+    return f"-{COMPARISON_NAME}-{kind}{suffix}" if kind else f"-{COMPARISON_NAME}{suffix}"
 
 
 def name_evidence(evidence: str) -> str | None:
@@ -124,10 +130,10 @@ def name_result(stem: str, ending: str) -> str:
     A name that is too long is shortened and gets a hash of the full name, so that it stays unique.
     """
     folders, slash, name = stem.rpartition("/")
-    max_bytes = LONGEST_NAME - len(os.fsencode(ending))
+    max_bytes = MAX_NAME_BYTES - len(os.fsencode(ending))
     if len(os.fsencode(name)) > max_bytes:
         hash_ending = "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
-        name = cut(name, max_bytes - len(hash_ending)) + hash_ending
+        name = truncate_bytes(name, max_bytes - len(hash_ending)) + hash_ending
     return folders + slash + name + ending
 
 
@@ -142,7 +148,7 @@ MAP_SUFFIX = ".npy"
 
 
 @dataclass(frozen=True)
-class Saving:
+class OutputOptions:
     """The files to write for each result, and their settings.
 
     `kinds` are keys of `options.SAVED`; "map" is the raw values as a float32 NumPy array. `quality` (1 to 100) is for
@@ -159,8 +165,10 @@ class Saving:
     def __post_init__(self) -> None:
         from gradcam.images.draw import find_colormap
 
-        if not self.kinds or not set(self.kinds) <= set(SAVED):
-            raise GradcamError(f"The outputs to save are {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
+        if not self.kinds or not set(self.kinds) <= set(OUTPUT_KINDS):
+            raise GradcamError(
+                f"The outputs to save are {shorten(self.kinds)}, expected some of {join_names(OUTPUT_KINDS)}."
+            )
         check_choice(self.format, "The format", FORMATS)
         check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
         check_number(self.alpha, "alpha", "an opacity from 0 to 1.", most=1)
@@ -171,7 +179,7 @@ class Saving:
         return f".{self.format}"
 
 
-def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
+def name_kinds(overlay: str, saving: OutputOptions) -> dict[str, str]:
     """Return the file name of each requested kind except the panel, derived from the name of the overlay."""
     base = overlay.removesuffix(saving.suffix)
     names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP_ENDING}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
@@ -179,7 +187,7 @@ def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
 
 
 def name_files(
-    stem: str, request: Request, results: Sequence[MapResult], saving: Saving, *, suffix: str
+    stem: str, request: ExplainRequest, results: Sequence[ExplanationResult], saving: OutputOptions, *, suffix: str
 ) -> list[dict[str, str]]:
     """Return the file names of each result of one image, as `name_kinds` does."""
     overlays = list_endings(request, results, stem=stem, suffix=suffix)
@@ -188,11 +196,11 @@ def name_files(
 
 def check_outputs(
     folder: Path | Store,
-    items: Sequence[Item],
+    items: Sequence[InputImage],
     stems: Mapping[str, str],
     *,
-    saving: Saving,
-    request: Request,
+    saving: OutputOptions,
+    request: ExplainRequest,
     others: Sequence[Path] = (),
 ) -> None:
     """Raise `OutputError` if two results could have one name, or if a result could overwrite an input.
@@ -222,7 +230,7 @@ def check_outputs(
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
         output_folder = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
         output_folders.setdefault(output_folder.casefold(), []).append(parent.casefold())
-    starts = (*method_names, COMPARISON) if "panel" in saving.kinds else tuple(method_names)
+    starts = (*method_names, COMPARISON_NAME) if "panel" in saving.kinds else tuple(method_names)
     suffixes = {MAP_SUFFIX if kind == "map" else saving.suffix for kind in saving.kinds}
     for path, input_folder, file in _list_places(items, folder, others):
         for parent in output_folders.get(input_folder, ()):
@@ -236,7 +244,7 @@ def check_outputs(
                 )
 
 
-def check_panel(saving: Saving, request: Request) -> None:
+def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
     """Raise `GradcamError` if a panel is requested and there are no maps for it."""
     unsuitable = [
         method.name for method in request.methods or request.attributions if not request.methods or not method.has_layer
@@ -249,9 +257,9 @@ def check_panel(saving: Saving, request: Request) -> None:
 
 
 def _list_places(
-    items: Iterable[Item], folder: Path | Store, others: Sequence[Path]
+    items: Iterable[InputImage], folder: Path | Store, others: Sequence[Path]
 ) -> Iterator[tuple[Path | str, str, str]]:
-    for url in () if isinstance(folder, Path) else filter(None, map(find_url, items)):
+    for url in () if isinstance(folder, Path) else filter(None, map(get_store_url, items)):
         input_folder, _, name = url.rpartition("/")
         yield url, input_folder.casefold(), name.casefold()
     resolve = cache(os.path.realpath)  # Resolve each folder only once.
@@ -278,7 +286,7 @@ MAX_FOLDERS_BYTES = 700  # Some systems limit paths to 1024 bytes.
 UNSAFE_CHARACTERS = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
 
 
-def plan_stems(items: Iterable[Item], *, ending: int = MAX_ENDING_BYTES) -> dict[str, str]:
+def plan_stems(items: Iterable[InputImage], *, ending: int = MAX_ENDING_BYTES) -> dict[str, str]:
     """Return the stem of each item: the path in the output folder that the names of its results begin with.
 
     A stem is `<folders>/<name without suffix>`. If two stems would be equal, ignoring case and Unicode forms, each gets
@@ -286,7 +294,7 @@ def plan_stems(items: Iterable[Item], *, ending: int = MAX_ENDING_BYTES) -> dict
     images with other stems. Stems and folders that are too long are shortened, and end in a hash of the full name.
     `ending` is the number of bytes that may follow a stem without further shortening.
     """
-    max_bytes = LONGEST_NAME - ending - MAX_NUMBER_BYTES
+    max_bytes = MAX_NAME_BYTES - ending - MAX_NUMBER_BYTES
     stems = {item.name: _to_stem(item.name, max_bytes, with_suffix=False) for item in items}
     collisions = _find_collisions(stems)
     used_stems = {_fold_case(stem) for name, stem in stems.items() if name not in collisions} if collisions else set()
@@ -324,7 +332,7 @@ def _to_stem(name: str, max_bytes: int, *, with_suffix: bool) -> str:
     stem, suffix = posixpath.splitext(file)
     if with_suffix and suffix:
         stem = f"{stem}-{suffix[1:]}"
-    path = "/".join(_shorten(_make_safe(folder).rstrip(". ") or "_", LONGEST_NAME) for folder in folders)
+    path = "/".join(_shorten(_make_safe(folder).rstrip(". ") or "_", MAX_NAME_BYTES) for folder in folders)
     if len(path.encode()) > MAX_FOLDERS_BYTES:
         path = _hash(path)
     return posixpath.join(path, _shorten(_make_safe(stem), max_bytes))

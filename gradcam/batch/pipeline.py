@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 from gradcam.batch.compute import BatchExplainer, BatchFunction, LogEvent, ResultT
 from gradcam.batch.device import DevicePixels
 from gradcam.batch.pool import LATER, URGENT, ItemBatch, Pool, cut_batches, one_opencv_thread
-from gradcam.batch.read import IMAGE_NOT_LOADED, Fetched, Read, find_upload, read_item, to_image_error
+from gradcam.batch.read import IMAGE_NOT_LOADED, HashedItem, ReadItem, find_upload, read_item, to_image_error
 from gradcam.errors import GradcamError, ImageError, StoreError
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, check_count
-from gradcam.sources.contents import Item, find_url
-from gradcam.storage.retry import hurrying
+from gradcam.sources.contents import InputImage, get_store_url
+from gradcam.storage.retry import limit_retries
 
 T = TypeVar("T")
 LOG = logging.getLogger("gradcam")
@@ -41,10 +41,10 @@ MAX_BATCHES_BEHIND = 1
 def compute_items(
     classifier: Classifier,
     run_batch: BatchFunction[ResultT],
-    items: Iterable[Item],
+    items: Iterable[InputImage],
     *,
-    finish: Callable[[Fetched, ResultT | GradcamError], T],
-    is_needed: Callable[[Item], bool] = lambda item: True,
+    finish: Callable[[HashedItem, ResultT | GradcamError], T],
+    is_needed: Callable[[InputImage], bool] = lambda item: True,
     batch_size: int,
     workers: int,
     log_event: LogEvent | None = None,
@@ -75,7 +75,9 @@ def compute_items(
     log_event = log_event or (lambda event, **details: None)
     explainer = BatchExplainer(run_batch, classifier.device, max_size=batch_size, log_event=log_event)
     upload = find_upload(classifier.device)
-    read: Callable[[Item], Read] = partial(read_item, classifier, audit=audit, upload=upload, waits=pixels is not None)
+    read: Callable[[InputImage], ReadItem] = partial(
+        read_item, classifier, audit=audit, upload=upload, waits=pixels is not None
+    )
     finishing: deque[Future[T]] = deque()
     reads = [partial(_read_quickly if skip_slow_stores else _read_patiently, read)]
     if unanswered is None:
@@ -109,22 +111,22 @@ def log_unanswered(images: int) -> None:
     LOG.warning("Reading %d image(s) again, because their object store did not answer", images)
 
 
-def _read_quickly(read: Callable[[Item], Read], item: Item) -> Read:
+def _read_quickly(read: Callable[[InputImage], ReadItem], item: InputImage) -> ReadItem:
     """Read an item. If its store does not answer quickly, return the error in place of the image."""
     try:
-        with hurrying():
+        with limit_retries():
             return read(item)
     except StoreError as error:
-        return Read(Fetched(item), error)
+        return ReadItem(HashedItem(item), error)
 
 
-def _read_patiently(read: Callable[[Item], Read], item: Item) -> Read:
+def _read_patiently(read: Callable[[InputImage], ReadItem], item: InputImage) -> ReadItem:
     """Read an item, waiting for its store as long as possible. If the store does not answer, the item fails."""
     try:
         return read(item)
     except StoreError as error:
-        reason = str(error).removeprefix(f"{find_url(item)}: ")
-        return Read(Fetched(item), to_image_error(item.name, ImageError(reason)))
+        reason = str(error).removeprefix(f"{get_store_url(item)}: ")
+        return ReadItem(HashedItem(item), to_image_error(item.name, ImageError(reason)))
 
 
 def _look_ahead(items: Iterator[T]) -> Iterator[T]:
@@ -143,7 +145,12 @@ class _StartedBatch:
     """
 
     def __init__(
-        self, pool: Pool, batch: ItemBatch, number: int, read: Callable[[Item], Read], pixels: DevicePixels | None
+        self,
+        pool: Pool,
+        batch: ItemBatch,
+        number: int,
+        read: Callable[[InputImage], ReadItem],
+        pixels: DevicePixels | None,
     ) -> None:
         self.batch, self._pool, self._pixels, self._size = batch, pool, pixels, 0
         futures = [pool.submit(LATER, partial(read, item)) for item in batch.items]
@@ -152,10 +159,12 @@ class _StartedBatch:
             self.reading = [Future()]
             _call_when_done(futures, partial(self._prepare, pixels, number, futures, self.reading[0]))
 
-    def _prepare(self, pixels: DevicePixels, number: int, futures: list[Future[Read]], prepared: Future[Any]) -> None:
+    def _prepare(
+        self, pixels: DevicePixels, number: int, futures: list[Future[ReadItem]], prepared: Future[Any]
+    ) -> None:
         """Submit the preparation of all images on the device, once there is memory for them."""
 
-        def prepare() -> list[Read]:
+        def prepare() -> list[ReadItem]:
             reads = [future.result() for future in futures]
             # The futures refer to this function, which refers to the prepared images: clear them to free memory.
             futures.clear()
@@ -173,7 +182,7 @@ class _StartedBatch:
     def explain(
         self,
         explainer: BatchExplainer[ResultT],
-        finish: Callable[[Fetched, ResultT | GradcamError], T],
+        finish: Callable[[HashedItem, ResultT | GradcamError], T],
         finishing: deque[Future[T]],
     ) -> list[ItemBatch]:
         """Explain the images, and append a future of the output of `finish` to `finishing` for each needed image.
@@ -210,9 +219,9 @@ class _StartedBatch:
     def _finish(
         self,
         pixels: DevicePixels,
-        reads: Sequence[Read],
+        reads: Sequence[ReadItem],
         results: list[Any],
-        finish: Callable[[Fetched, Any], T],
+        finish: Callable[[HashedItem, Any], T],
         futures: Sequence[Future[T]],
     ) -> None:
         try:
@@ -227,7 +236,7 @@ class _StartedBatch:
                     future.set_exception(error)
 
     def _list_tasks(
-        self, reads: Sequence[Read], results: Sequence[Any], finish: Callable[[Fetched, Any], T]
+        self, reads: Sequence[ReadItem], results: Sequence[Any], finish: Callable[[HashedItem, Any], T]
     ) -> list[Callable[[], T]]:
         reads_with_results = zip(reads, results, self.batch.needed)
         return [partial(finish, read.fetched, result) for read, result, is_needed in reads_with_results if is_needed]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from gradcam.models.classifier import Classifier
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 
 # Larger batches are hardly faster on a CPU, and keep more decoded images in memory.
 CPU_BATCH_SIZE = 8
@@ -32,11 +32,11 @@ class ItemBatch:
     """
 
     start: int
-    items: list[Item]
+    items: list[InputImage]
     needed: list[bool]
 
 
-def cut_batches(items: Iterable[Item], size: int, is_needed: Callable[[Item], bool]) -> Iterator[ItemBatch]:
+def cut_batches(items: Iterable[InputImage], size: int, is_needed: Callable[[InputImage], bool]) -> Iterator[ItemBatch]:
     """Cut the items into batches of this size, and leave out batches of which no item is needed.
 
     Numbers depend slightly on the batch, so an image is always explained together with the same other images.

@@ -23,7 +23,7 @@ from typing import Any
 
 from gradcam import plugins
 from gradcam.batch.compute import LogEvent
-from gradcam.batch.engine import IsNeeded, OnLeftover, Reports, Work
+from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
 from gradcam.batch.ray.actor import (
     Actor,
     ActorJob,
@@ -64,7 +64,7 @@ class ProcessEngine:
     workers: int | None = None
 
     def __call__(
-        self, work: Work, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+        self, work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
     ) -> Reports:
         """Run as an `Engine` does.
 

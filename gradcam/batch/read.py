@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure, printable
+from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure, escape_controls
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images.files import hash_file
-from gradcam.images.jpeg import Header, read_header
+from gradcam.images.jpeg import JpegHeader, read_header
 from gradcam.images.read import check_memory
 from gradcam.models.classifier import Classifier
-from gradcam.models.preprocess import Prepared, Reading, read_bytes, read_picture
-from gradcam.sources.contents import GivenContent, Item
+from gradcam.models.preprocess import Prepared, Reading, read_bytes, read_image_file
+from gradcam.sources.contents import InMemoryImage, InputImage
 
 Upload = Callable[[Tensor], Tensor]
 
@@ -60,10 +60,10 @@ def receive(prepared: Prepared, device: torch.device) -> Prepared:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class HashedItem:
     """An item, and the SHA-256 of its bytes if it was requested and available."""
 
-    item: Item
+    item: InputImage
     sha256: str | None = None
 
 
@@ -73,7 +73,7 @@ class PendingImage:
 
     name: str
     data: bytes | Reading = field(repr=False)
-    header: Header | None = None
+    header: JpegHeader | None = None
 
     @property
     def size(self) -> int:
@@ -84,13 +84,13 @@ class PendingImage:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class ReadItem:
     """The outcome of reading an item: an image for the model, or an error.
 
     `wanted` is the index of the class that the item requests. `pending` is an image that the device has yet to prepare.
     """
 
-    fetched: Fetched
+    fetched: HashedItem
     picture: Prepared | GradcamError
     wanted: int | None = None
     pending: PendingImage | None = None
@@ -114,47 +114,47 @@ def to_pending(name: str, data: bytes | Reading) -> PendingImage | None:
 
 
 def read_item(
-    classifier: Classifier, item: Item, *, audit: bool = False, upload: Upload | None = None, waits: bool = False
-) -> Read:
+    classifier: Classifier, item: InputImage, *, audit: bool = False, upload: Upload | None = None, waits: bool = False
+) -> ReadItem:
     """Read and preprocess one image. If `waits`, leave out the steps that a device can do.
 
     An error of the image is part of the return value, as one line that names the image. Raises `StoreError` if the
     store is the reason, since that would affect other images as well.
     """
-    fetched = Fetched(item)
+    fetched = HashedItem(item)
     try:
         class_index = None if item.wanted is None else classifier.find_class(item.wanted)
-        if isinstance(item.content, GivenContent):
+        if isinstance(item.content, InMemoryImage):
             prepared = classifier.prepare(item.content.picture)
             if audit:
-                fetched = Fetched(item, hashlib.sha256(prepared.reading.values.tobytes()).hexdigest())
-        elif classifier.reader is read_picture or item.content.path is None:
+                fetched = HashedItem(item, hashlib.sha256(prepared.reading.values.tobytes()).hexdigest())
+        elif classifier.reader is read_image_file or item.content.path is None:
             content = item.content.read()
             if audit:
-                fetched = Fetched(item, hashlib.sha256(content).hexdigest())
+                fetched = HashedItem(item, hashlib.sha256(content).hexdigest())
             if waits and (pending := to_pending(item.name, content)) is not None:
-                return Read(fetched, IMAGE_NOT_LOADED, class_index, pending)
+                return ReadItem(fetched, IMAGE_NOT_LOADED, class_index, pending)
             reading = _read_with_item_name(
                 item.name, Path(item.name), partial(read_bytes, data=content, reader=classifier.reader)
             )
             if waits and (pending := to_pending(item.name, reading)) is not None:
-                return Read(fetched, IMAGE_NOT_LOADED, class_index, pending)
+                return ReadItem(fetched, IMAGE_NOT_LOADED, class_index, pending)
             prepared = classifier.prepare(reading)
         else:  # A user-defined reader reads files by path.
             path = item.content.path
             state_before, digest = _read_file_state(path, hashes=audit)
-            fetched = Fetched(item, digest)
+            fetched = HashedItem(item, digest)
             reading = _read_with_item_name(item.name, path, classifier.reader)
             if _read_file_state(path)[0] != state_before:
                 raise ImageError("changed while it was read: try again when it is complete")
             prepared = classifier.prepare(reading)
-        return Read(
+        return ReadItem(
             fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), class_index
         )
     except StoreError:
         raise
     except (Exception, SystemExit) as error:  # A user-defined reader may raise any exception.
-        return Read(fetched, to_image_error(item.name, error))
+        return ReadItem(fetched, to_image_error(item.name, error))
 
 
 def prepare_on_cpu(classifier: Classifier, pending: PendingImage) -> Prepared | GradcamError:
@@ -190,6 +190,6 @@ def _read_with_item_name(name: str, path: Path, reader: Callable[[Path], Reading
     try:
         return reader(path)
     except GradcamError as error:
-        path_text = printable(str(path))
+        path_text = escape_controls(str(path))
         text = str(error).removeprefix(f"{path_text}: ")
         raise ImageError(text.replace(path_text, name) if path.is_absolute() else text) from error

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcam.batch.findings import MapResult, PictureResult, Request
-from gradcam.batch.names import Saving, list_endings, name_kinds, name_page, name_result, panel_ending
+from gradcam.batch.findings import ExplainedImage, ExplainRequest, ExplanationResult
+from gradcam.batch.names import OutputOptions, list_endings, name_kinds, name_page, name_result, panel_suffix
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
 from gradcam.images.files import OutputNames
 from gradcam.images.write import encode_image
@@ -21,13 +21,13 @@ from gradcam.models.checkpoints.read import hash_weights
 from gradcam.models.classifier import Classifier
 from gradcam.models.panels import panel
 from gradcam.models.results import ImageExplanation
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.storage.clear import PAGE
-from gradcam.storage.output import ResultWriter
-from gradcam.storage.records import Record, Report
+from gradcam.storage.output import OutputWriter
+from gradcam.storage.records import ImageOutcome, Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.read import Fetched
+    from gradcam.batch.read import HashedItem
 
 
 DrawViews = Callable[..., Mapping[str, bytes]]  # `report.draw_views`: (stem, image, overlays) to files by name.
@@ -41,14 +41,14 @@ class Saver:
     name. `draw_views` is `report.draw_views`.
     """
 
-    place: ResultWriter | None
+    place: OutputWriter | None
     stems: Mapping[str, str]
-    saving: Saving
+    saving: OutputOptions
     classifier: Classifier
-    request: Request
+    request: ExplainRequest
     draw_views: DrawViews | None = None
 
-    def save(self, fetched: Fetched, result: PictureResult | GradcamError) -> Report:
+    def save(self, fetched: HashedItem, result: ExplainedImage | GradcamError) -> ImageOutcome:
         """Write the results of one image. An error of the image becomes part of its record.
 
         Raises `OutputError` or `StoreError` if the output place is the reason, since that would affect other images as
@@ -65,9 +65,9 @@ class Saver:
                 raise
             except Exception as error:  # An error in one image does not stop the run.
                 record = Record(item.name, model, error=describe_failure(item.name, error))
-        return Report(replace(record, sha256=fetched.sha256), time.perf_counter() - start, files)
+        return ImageOutcome(replace(record, sha256=fetched.sha256), time.perf_counter() - start, files)
 
-    def _save(self, item: Item, result: PictureResult) -> tuple[Record, Mapping[str, bytes]]:
+    def _save(self, item: InputImage, result: ExplainedImage) -> tuple[Record, Mapping[str, bytes]]:
         stem, saving = self.stems[item.name], self.saving
         needs_overlay = "overlay" in saving.kinds or saving.views
         # Results on a reference image are not part of the panel.
@@ -81,7 +81,7 @@ class Saver:
         files: dict[str, bytes] = {}  # All files are encoded before the first one is written.
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
         if "panel" in saving.kinds:
-            panel_name = name_result(stem, panel_ending(self.request.options["evidence"], suffix=saving.suffix))
+            panel_name = name_result(stem, panel_suffix(self.request.options["evidence"], suffix=saving.suffix))
             files[panel_name] = encode(panel(result.maps, alpha=saving.alpha, colormap=saving.colormap))
         names_per_result: list[dict[str, str | None]] = []
         for map_result, name, overlay in zip(results, self._name(stem, results), overlays):
@@ -100,7 +100,7 @@ class Saver:
             files = {}
         return replace(result.to_record(item.name, self.classifier.name, names_per_result), page=page), files
 
-    def _name(self, stem: str, results: Sequence[MapResult]) -> list[str]:
+    def _name(self, stem: str, results: Sequence[ExplanationResult]) -> list[str]:
         """Return the names of the overlays.
 
         Equal names, as of layers that differ only in special characters, get numbers.

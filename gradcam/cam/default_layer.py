@@ -17,11 +17,11 @@ from gradcam.cam.places import MisplacedError
 from gradcam.cam.suggest import OUTPUT_NOTE, find_suggestion
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import jacobian
-from gradcam.hooks.facts import PLAIN, Facts
+from gradcam.hooks.facts import SIMPLE_TYPES, ModelFacts
 from gradcam.hooks.nested import Batch
 from gradcam.layers.find import find_layers
-from gradcam.layers.layout import Reshape
-from gradcam.targets.base import Bound, Reader, Target
+from gradcam.layers.layout import ReshapeSpec
+from gradcam.targets.base import BoundTarget, ScoreExtractor, Target
 from gradcam.targets.classes import is_function
 
 Result = TypeVar("Result")
@@ -70,7 +70,7 @@ class DefaultLayer:
 
 def make_cache_key(batch: Batch, target: Any, *settings: Any) -> Hashable | None:
     """Return the cache key of a default layer; None if the target is code or the inputs have no key."""
-    if is_function(target) or isinstance(target, (Reader, Target)):
+    if is_function(target) or isinstance(target, (ScoreExtractor, Target)):
         return None
     target_fields = (
         {name: value for name, value in vars(target).items() if name != "classes"} if is_dataclass(target) else None
@@ -85,7 +85,7 @@ def _to_key(value: Any) -> Hashable:
     """Return a key that is equal for inputs of the same form; raise `TypeError` for objects of unknown kinds."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
-    if type(value) in PLAIN:
+    if type(value) in SIMPLE_TYPES:
         return type(value), value
     if isinstance(value, Mapping):
         return tuple((key, _to_key(item)) for key, item in value.items())
@@ -109,12 +109,12 @@ class DefaultLayerSearch:
     """
 
     model: nn.Module
-    bound: Bound
-    facts: Facts
+    bound: BoundTarget
+    facts: ModelFacts
     reshape: Any  # Never a function: a function fits only the tensor of one layer.
     is_positive: bool
 
-    def explain(self, explain_at: Callable[[Bound, str, dict[str, Any]], Result]) -> Result:
+    def explain(self, explain_at: Callable[[BoundTarget, str, dict[str, Any]], Result]) -> Result:
         """Explain at the cached layer, or search for one and explain there.
 
         `explain_at` takes the target, the layer, and keyword arguments that say how to record its pass.
@@ -229,13 +229,13 @@ def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
     )
 
 
-def _copy(bound: Bound) -> Bound:
+def _copy(bound: BoundTarget) -> BoundTarget:
     """Copy the inputs for one of several passes, because a model may change them in place."""
     return replace(bound, batch=bound.batch.copy())
 
 
 def find_layer_with_gradient(
-    model: nn.Module, bound: Bound, names: Sequence[str], facts: Facts, reshape: Reshape = None
+    model: nn.Module, bound: BoundTarget, names: Sequence[str], facts: ModelFacts, reshape: ReshapeSpec = None
 ) -> str | None:
     """Return the first of these layers whose cells have a gradient; None if there is none."""
     with recorded_pass(bound.model, bound.batch, find_layers(model, names), bound.target, facts=facts) as recorded:

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError
-from gradcam.hooks.hooks import Hooks, recording_off
+from gradcam.hooks.hooks import Hooks, grad_mode_off
 from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.targets.classes import ClassTarget
@@ -45,7 +45,7 @@ MAX_MAP_DIFFERENCE = 1 / 254
 
 
 @dataclass(frozen=True)
-class Products:
+class ChannelProducts:
     """Signed maps as sums of channels: the weights (K,C) of the classes, and the channels (C,h,w)."""
 
     weights: Tensor
@@ -57,7 +57,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Values:
+class ClassMaps:
     """Signed maps (K,h,w)."""
 
     maps: Tensor
@@ -68,7 +68,7 @@ class Values:
 
 
 @contextmanager
-def recording(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor | None]]]:
+def record_layer_outputs(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor | None]]]:
     """Record the outputs of layers by name, one per run: a tensor, or None for any other output."""
     outputs: dict[str, list[Tensor | None]] = {name: [] for name in layers}
 
@@ -82,7 +82,7 @@ def recording(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor
         yield outputs
 
 
-def explain_every_class(
+def explain_all_classes(
     model: nn.Module,
     images: Any,
     layer: nn.Module,
@@ -92,7 +92,7 @@ def explain_every_class(
     known: Tensor,
     classes: Tensor,
     told: Callable[[], None] | None = None,
-) -> Products | Values | None:
+) -> ChannelProducts | ClassMaps | None:
     """Return the signed maps of all logits of one image, at a layer that returns a tensor (1,C,h,w).
 
     Return None if this shortcut does not apply: for other methods, for a grid with too many cells and channels, for a
@@ -103,7 +103,7 @@ def explain_every_class(
     if method.name not in DIRECTIONS or method.options or method.join is not None:
         return None
     try:
-        with preserve_state(unwrap(model)), recording_off(), plain_attention():
+        with preserve_state(unwrap(model)), grad_mode_off(), plain_attention():
             class_maps = _differentiate(unwrap(model), images, layer, activations, method=method.name, told=told)
     except (GradcamError, RuntimeError, TypeError, ValueError, IndexError):  # Some operation has no second derivative.
         return None
@@ -136,7 +136,7 @@ def _differentiate(
     *,
     method: str,
     told: Callable[[], None] | None,
-) -> Products | Values | None:
+) -> ChannelProducts | ClassMaps | None:
     count = count_directions(activations, method)
     if count is None:
         return None
@@ -159,8 +159,8 @@ def _differentiate(
                 told()
     slopes = slopes.T.contiguous()  # (K, cells or channels)
     if by_channel:
-        return Products(slopes, activations[0])
-    return Values(slopes.unflatten(1, activations.shape[2:]))
+        return ChannelProducts(slopes, activations[0])
+    return ClassMaps(slopes.unflatten(1, activations.shape[2:]))
 
 
 class _FrozenParameters(TorchFunctionMode):

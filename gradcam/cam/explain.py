@@ -23,9 +23,9 @@ from gradcam.cam.grid import (
 from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find_methods, smooth
+from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method, find_methods
 from gradcam.cam.places import MisplacedError
-from gradcam.cam.postprocess import make_views, take_windows, to_heatmaps_of_sizes
+from gradcam.cam.postprocess import crop_to_windows, make_views, to_heatmaps_of_sizes
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion, reads_rows
 from gradcam.errors import (
@@ -36,17 +36,17 @@ from gradcam.errors import (
     shorten,
     warn,
 )
-from gradcam.hooks.facts import Facts, changing_models
+from gradcam.hooks.facts import ModelFacts, self_changing_models
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch, to_batch
-from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
+from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options, keep_old_names
-from gradcam.targets.base import LOCAL, Bound, Instance, Scored, Target, bind
-from gradcam.targets.classes import is_custom_function, is_function, name_output
-from gradcam.targets.heads import refuse_features
+from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, Target, TargetScores, bind_target
+from gradcam.targets.classes import find_output_name, is_custom_function, is_function
+from gradcam.targets.heads import require_class_head
 
 
 @keep_old_names
@@ -156,7 +156,7 @@ class Explanation:
         >>> numpy.load("map.npy").shape
         (2, 2)
         """
-        if check_suffix(path) not in SUFFIXES:
+        if check_suffix(path) not in ARRAY_SUFFIXES:
             raise ImageError(
                 f"{path}: this explanation has no image to draw on. Explain the image file: "
                 f"gradcam.load_classifier(model).explain('photo.jpg').save({os.fspath(path)!r}). Or draw one heatmap: "
@@ -278,10 +278,12 @@ def explain(
     equations 1 and 2. `gradcam methods` lists the papers of the others.
     """
     plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
-    return next(iter(carry_out(model, images, one_map(layer, layers, plan.options["join"]) or [], plan).values()))
+    return next(
+        iter(execute_plan(model, images, check_one_map(layer, layers, plan.options["join"]) or [], plan).values())
+    )
 
 
-def one_map(
+def check_one_map(
     layer: str | nn.Module | None, layers: Sequence[str | nn.Module] | None, join: str | None
 ) -> Sequence[str | nn.Module] | None:
     """Return the layers of one map: a single layer, or several to be joined; None if no layer is named.
@@ -353,7 +355,7 @@ def compare(
     plan = Plan.of(find_methods(methods), target, options, "compare")
     if plan.needs_layers:
         check_layers(layers)
-    return carry_out(model, images, layers, plan)
+    return execute_plan(model, images, layers, plan)
 
 
 @dataclass(frozen=True)
@@ -379,7 +381,7 @@ class Plan:
         would.
         """
         filled = fill_options(options, function)
-        smoothed = smooth(methods, filled["smoothing"])
+        smoothed = apply_smoothing(methods, filled["smoothing"])
         if filled["join"] is not None and filled["join"] not in JOINS:
             raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
         check_evidence(filled["evidence"], smoothed)
@@ -389,11 +391,13 @@ class Plan:
         """Return the plan with this method if it has none. Raises `GradcamError` as `of` does."""
         if self.methods:
             return self
-        methods, options = smooth([METHODS[method]], self.options["smoothing"]), self.options
+        methods, options = apply_smoothing([METHODS[method]], self.options["smoothing"]), self.options
         if self.prefers_signed and methods[0].is_signed:
             options = options | {"evidence": "signed"}
         check_evidence(options["evidence"], methods)
-        for_places = smooth([METHODS[LOCAL]], options["smoothing"]) if is_custom_function(self.target) else ()
+        for_places = (
+            apply_smoothing([METHODS[LOCAL_METHOD]], options["smoothing"]) if is_custom_function(self.target) else ()
+        )
         return replace(self, methods=methods, options=options, methods_for_places=for_places)
 
     @property
@@ -412,16 +416,19 @@ class Plan:
         return any(method.runs_again for method in self.methods)
 
 
-def carry_out(
+def execute_plan(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
     """Explain as `compare` does, with a checked plan; without layers, at the best layer for the target."""
     model, batch = unwrap(model), to_batch(images)
     if not is_function(plan.target):
-        refuse_features(model)
+        require_class_head(model)
     is_plain = not isinstance(plan.target, Target)
-    bound, facts = Bound(model, batch, plan.target) if is_plain else bind(plan.target, model, batch), Facts(model)
-    if model in changing_models:
+    bound, facts = (
+        BoundTarget(model, batch, plan.target) if is_plain else bind_target(plan.target, model, batch),
+        ModelFacts(model),
+    )
+    if model in self_changing_models:
         facts.read()
     # A user who names a layer wants a map of it, which methods that follow attention do not give.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
@@ -454,10 +461,10 @@ def carry_out(
 
 def _explain_at(
     model: nn.Module,
-    bound: Bound,
+    bound: BoundTarget,
     layers: Sequence[str | nn.Module],
     plan: Plan,
-    facts: Facts,
+    facts: ModelFacts,
     *,
     verify: Literal["nothing", "guesses", "all", "strictly"] = "nothing",
     on_recorded: Callable[[RecordedPass], None] | None = None,
@@ -502,7 +509,7 @@ def _explain_at(
         sizes = batch.sizes
         is_single = isinstance(recorded.output, Tensor)
         logits = None if is_single else scored.logits
-        shared["output_name"] = None if logits is None else name_output(recorded.output, logits)
+        shared["output_name"] = None if logits is None else find_output_name(recorded.output, logits)
         detections = None if bound.list_found is None else bound.list_found(recorded.output)
         shared["detections"], shared["instances"] = (
             _move_instances(rows, batch) for rows in (detections, scored.instances)
@@ -524,7 +531,7 @@ def _explain_at(
     if "_cache" in vars(facts):  # Some fact was looked up.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
-        references = carry_out(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
+        references = execute_plan(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
         explanations = {
             key: replace(explanation, reference=references.get(key)) for key, explanation in explanations.items()
         }
@@ -543,7 +550,7 @@ def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str
     frame, batch = recorded.frame, recorded.batch
     if layer == "input":  # Maps at the input cover the caller's images, however the model resizes them.
         frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
-    return levels if frame is None or frame.is_whole else [take_windows(level, frame) for level in levels]
+    return levels if frame is None or frame.is_whole else [crop_to_windows(level, frame) for level in levels]
 
 
 def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> Sequence[Sequence[Instance]] | None:
@@ -557,14 +564,14 @@ def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> 
     ]
 
 
-def _blank_constant_scores(levels: Sequence[Tensor], scored: Scored) -> Sequence[Tensor]:
+def _blank_constant_scores(levels: Sequence[Tensor], scored: TargetScores) -> Sequence[Tensor]:
     """Set maps (N,K,h,w) of constant scores to zero."""
     if scored.settled is None:
         return levels
     return [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
 
 
-def _mask_missing_scores(scores: Tensor, scored: Scored) -> Tensor:
+def _mask_missing_scores(scores: Tensor, scored: TargetScores) -> Tensor:
     """Set scores to NaN where an image has fewer instances than the others."""
     for row, instances in zip(scores, scored.instances or ()):
         row[len(instances) :] = torch.nan

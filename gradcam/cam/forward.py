@@ -20,24 +20,32 @@ from gradcam.cam.readings import DeferredChecks
 from gradcam.errors import ImageError, LayerError, ModelError, warn
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import (
-    BEHIND_A_LAYER,
+    ADVICE_AFTER_LAYER,
     Edge,
-    Tail,
-    edge_of,
-    known_failures,
-    no_gradient,
-    read_tail,
-    recording_is_off,
-    start_of,
+    ScoreGraph,
+    get_edge,
+    get_start_edge,
+    grad_mode_off_error,
+    no_gradient_error,
+    trace_score_graph,
+    translate_torch_errors,
 )
-from gradcam.hooks.facts import Facts
-from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
-from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, floating_by_keys, is_in_8_bits, tensors, version_of
+from gradcam.hooks.facts import ModelFacts
+from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off
+from gradcam.hooks.nested import (
+    QUANTISED_ADVICE,
+    Batch,
+    detach_input,
+    floating_tensors_by_keys,
+    is_quantised,
+    list_tensors,
+    version_of,
+)
 from gradcam.hooks.preserve import plain_attention, preserve_state
-from gradcam.layers.find import Outlet, find_layer, layers_with_grid
-from gradcam.layers.frames import TRANSFORM, Frame, find_frame, watch_frames
-from gradcam.layers.layout import Axes, IndexLayout, Layout, find_patches, one_image
-from gradcam.targets.base import Scored
+from gradcam.layers.find import LayerRef, find_layer, list_layers_with_grid
+from gradcam.layers.frames import DETECTION_TRANSFORM_MODULE, Frame, find_frame, watch_frames
+from gradcam.layers.layout import AxisResolver, IndexLayout, Layout, find_patches, take_image
+from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import compute_scores
 
 DEPENDENT = (
@@ -76,10 +84,10 @@ class RecordedPass:
     """
 
     activations: dict[str, Tensor]
-    outlets: dict[str, Outlet]
+    outlets: dict[str, LayerRef]
     names_by_layer: dict[str, list[str]]
     output: Any
-    scored: Scored
+    scored: TargetScores
     model: nn.Module
     modules: list[nn.Module]
     batch: Batch
@@ -87,14 +95,16 @@ class RecordedPass:
     frame: Frame | None = None
     layouts: dict[str, Layout | IndexLayout] = field(default_factory=dict)
     checks: DeferredChecks = field(default_factory=DeferredChecks)
-    facts: Facts = field(kw_only=True)
+    facts: ModelFacts = field(kw_only=True)
     image_edge: Edge | None = None
     images_changed: bool = False
 
     @cached_property
-    def tail(self) -> Tail:
+    def tail(self) -> ScoreGraph:
         """Return the graph between the recorded activations and the scores."""
-        return read_tail([edge_of(self.scored.values)], map(start_of, self.activations.values()), self.image_edge)
+        return trace_score_graph(
+            [get_edge(self.scored.values)], map(get_start_edge, self.activations.values()), self.image_edge
+        )
 
     @cached_property
     def has_float16(self) -> bool:
@@ -124,12 +134,12 @@ class RecordedPass:
 
     @cached_property
     def _dtypes(self) -> set[torch.dtype]:
-        return {tensor.dtype for tensor in tensors((self.activations, self.output)) if tensor.is_floating_point()}
+        return {tensor.dtype for tensor in list_tensors((self.activations, self.output)) if tensor.is_floating_point()}
 
 
 def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
     """Return whether any of these values or of the modules' parameters is float16."""
-    return any(tensor.dtype == torch.float16 for tensor in tensors(values)) or _has_float16_weights(modules)
+    return any(tensor.dtype == torch.float16 for tensor in list_tensors(values)) or _has_float16_weights(modules)
 
 
 def _has_float16_weights(modules: Sequence[nn.Module]) -> bool:
@@ -147,12 +157,12 @@ def caller_autocast(device: str) -> torch.dtype | None:
 def recorded_pass(
     model: nn.Module,
     batch: Batch,
-    outlets: Sequence[Outlet],
+    outlets: Sequence[LayerRef],
     target: Any,
     *,
     grad_order: int = 1,
     contexts: Sequence[AbstractContextManager[object]] = (),
-    facts: Facts | None = None,
+    facts: ModelFacts | None = None,
     from_images: bool = False,
 ) -> Iterator[RecordedPass]:
     """Run one forward pass and record the chosen layers; the model's state is preserved until the context ends.
@@ -162,12 +172,12 @@ def recorded_pass(
     record the graph from the images on, which shows any paths around the layers; before the layers, no tensors are
     saved for it.
     """
-    with preserve_state(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
+    with preserve_state(model) as modules, translate_torch_errors(ADVICE_AFTER_LAYER), contextlib.ExitStack() as stack:
         _reject_frames_first(batch, modules)
         warn_of_shared_statistics(modules, batch.images)
         if grad_order > 1:
             stack.enter_context(plain_attention())
-        resizing = getattr(sys.modules.get(TRANSFORM), "GeneralizedRCNNTransform", ())
+        resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
         has_frames = any(isinstance(module, resizing) for module in modules)
         with contextlib.ExitStack() as hooks:
             recorders = {
@@ -178,7 +188,7 @@ def recorded_pass(
                 )
                 for outlet in outlets
             }
-            inputs, image_edge = batch.copy(caller_keeps), None
+            inputs, image_edge = batch.copy(detach_input), None
             if from_images:
                 layers = {outlet.module for outlet in outlets} if grad_order else set()
                 inputs, image_edge = hooks.enter_context(_record_from_images(inputs, layers))
@@ -199,10 +209,10 @@ def recorded_pass(
             if grad_order and len(recorders) > 1:
                 unrecorded = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
                 if len(unrecorded) > 1:
-                    raise recording_is_off(unrecorded)
+                    raise grad_mode_off_error(unrecorded)
             scored = compute_scores(target, output, batch.images)
             if grad_order and not scored.values.requires_grad:
-                raise no_gradient(list(recorders))
+                raise no_gradient_error(list(recorders))
             for recorder in recorders.values():
                 recorder.require_single_path(scored.values)
         for recorder in recorders.values():
@@ -216,15 +226,15 @@ def recorded_pass(
             batch = batch if frame is None else replace(batch, size=frame.canvas)
             yield RecordedPass(
                 activations, outlet_by_name, names_by_layer, output, scored, model, modules, batch, autocast, frame,
-                facts=facts or Facts(model), image_edge=image_edge, images_changed=images_changed,
+                facts=facts or ModelFacts(model), image_edge=image_edge, images_changed=images_changed,
             )  # fmt: skip
 
 
 def _collect_tensors(
-    outlets: Sequence[Outlet], recorders: Mapping[str, TargetLayer]
-) -> tuple[dict[str, Tensor], dict[str, Outlet], dict[str, list[str]]]:
+    outlets: Sequence[LayerRef], recorders: Mapping[str, TargetLayer]
+) -> tuple[dict[str, Tensor], dict[str, LayerRef], dict[str, list[str]]]:
     activations: dict[str, Tensor] = {}
-    outlet_by_name: dict[str, Outlet] = {}
+    outlet_by_name: dict[str, LayerRef] = {}
     names_by_layer: dict[str, list[str]] = {}
     for outlet in outlets:
         recorded = recorders[outlet.name].recorded
@@ -284,7 +294,7 @@ def _record_from_images(batch: Batch, layers: Collection[nn.Module]) -> Iterator
             hooks.after_forward(module, start_saving)
         torch.set_grad_enabled(True)  # Grad mode stays on until the target layers' contexts end.
         images = batch.pictures.requires_grad_().clone()  # A clone, because the model may change it in place.
-        yield batch.copy(lambda tensor: tensor, pictures=images), edge_of(images)
+        yield batch.copy(lambda tensor: tensor, pictures=images), get_edge(images)
 
 
 @contextlib.contextmanager
@@ -298,7 +308,7 @@ def _turn_off_after_layers(recorders: Mapping[nn.Module, TargetLayer]) -> Iterat
         if not recorders[module].has_several_outputs:
             torch.set_grad_enabled(False)
 
-    with recording_off(), Hooks() as hooks:
+    with grad_mode_off(), Hooks() as hooks:
         for layer in recorders:
             hooks.after_forward(layer, turn_off)
         yield
@@ -310,11 +320,11 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     if batch.images > 1:
         # The pass of the whole batch raises any error again that is not due to the batch size.
         with contextlib.suppress(Exception):
-            names = search_batch_for_layers(model, one_image(batch), reshape)
+            names = search_batch_for_layers(model, take_image(batch), reshape)
     names = names or search_batch_for_layers(model, batch, reshape)
     if not names:
-        if is_in_8_bits(model):
-            raise ModelError(f"{type(model).__name__} computes with {IN_FLOATS}")
+        if is_quantised(model):
+            raise ModelError(f"{type(model).__name__} computes with {QUANTISED_ADVICE}")
         is_graph = isinstance(model, torch.fx.GraphModule)
         hint = " For an exported program, explain torch.export.unflatten(program)." if is_graph else ""
         raise LayerError(
@@ -332,15 +342,15 @@ def search_batch_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple
     """
     with preserve_state(model) as modules:
         _reject_frames_first(batch, modules)
-        names = layers_with_grid(model, batch.copy(caller_keeps), reshape)
-    axes = Axes(model, batch, find_patches(model.modules()))
+        names = list_layers_with_grid(model, batch.copy(detach_input), reshape)
+    axes = AxisResolver(model, batch, find_patches(model.modules()))
     if reshape is not None or not axes.text_lengths:
         return names
     shapes, layers = axes.plain, {name: find_layer(model, name).module for name in names}
     return [name for name in names if not axes.holds_text(shapes.get(layers[name], [()])[0], layers[name])]
 
 
-def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[Outlet]) -> dict[str, Tensor]:
+def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[LayerRef]) -> dict[str, Tensor]:
     """Return the output tensors of these layers for a batch, by name; the first floating-point one of several."""
     outputs: dict[str, Tensor] = {}
     runs: Counter[nn.Module] = Counter()
@@ -348,15 +358,15 @@ def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[Outlet]) ->
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         for outlet in outlets:
             if outlet.module is module and outlet.run in (None, runs[module]):
-                tensors_by_keys = floating_by_keys(output)
+                tensors_by_keys = floating_tensors_by_keys(output)
                 keys = next((keys for keys in tensors_by_keys if keys[: len(outlet.keys)] == outlet.keys), None)
                 if keys is not None:
                     # A clone, because the next layer may change it in place.
                     outputs[outlet.name] = tensors_by_keys[keys].clone()
         runs[module] += 1
 
-    with preserve_state(model), recording_off(), Hooks() as hooks:
+    with preserve_state(model), grad_mode_off(), Hooks() as hooks:
         for module in {outlet.module for outlet in outlets}:
             hooks.after_forward(module, record)
-        batch.copy(caller_keeps).run(model)
+        batch.copy(detach_input).run(model)
     return outputs

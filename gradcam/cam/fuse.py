@@ -68,7 +68,7 @@ def fuse(
     if any(isinstance(explanation.heatmaps, list) for explanation in explanation_list):
         raise GradcamError("The images have different sizes: fuse explanations of images of one size.")
     for explanation in explanation_list[1:]:
-        check_alike(first, explanation)
+        check_compatible(first, explanation)
     heatmaps = torch.stack([explanation.heatmaps.to(first.heatmaps.device) for explanation in explanation_list])
     # "max" takes the value that is furthest from zero.
     fused = heatmaps.mean(0) if reduction == "mean" else heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
@@ -82,7 +82,7 @@ def fuse(
     )
 
 
-def check_alike(first: Explanation, second: Explanation) -> None:
+def check_compatible(first: Explanation, second: Explanation) -> None:
     """Raise `GradcamError` unless two explanations have the same sizes, classes and evidence."""
     shapes = [_shapes(explanation.heatmaps) for explanation in (first, second)]
     if shapes[0] != shapes[1]:

@@ -16,23 +16,23 @@ from gradcam.cam.forward import RecordedPass, record_outputs, warn_of_dependence
 from gradcam.cam.places import MIN_RESPONSES, MisplacedError, PlacedLayer, Probe, count_responses, run_changed
 from gradcam.cam.readings import DeferredChecks, RowRanges
 from gradcam.errors import BlindLayerError, LayerError, warn
-from gradcam.hooks.autograd import no_dependence, reached
-from gradcam.hooks.facts import Facts
+from gradcam.hooks.autograd import find_dependence, no_dependence_error
+from gradcam.hooks.facts import ModelFacts
 from gradcam.hooks.nested import Batch, to_batch
-from gradcam.layers.find import Outlet, find_layer
+from gradcam.layers.find import LayerRef, find_layer
 from gradcam.layers.layout import (
-    MOST_NAMED_PREFIX,
-    Axes,
+    MAX_PREFIX_OF_GIVEN_GRID,
+    AxisResolver,
     IndexLayout,
     Layout,
-    Reshape,
-    candidates,
+    ReshapeSpec,
+    find_ambiguous_layouts,
     find_patches,
-    find_rivals,
     is_guess,
-    one_image,
-    order_question,
-    pick,
+    layout_from_function,
+    list_token_layouts,
+    order_key,
+    take_image,
 )
 
 TEXT_TOKENS = (
@@ -69,7 +69,7 @@ class GridActivations:
         until `checks.flush`. Raises `LayerError` if there are no derivatives, and `ModelError` if they are not finite.
         """
         if derivatives is None:
-            raise no_dependence([self.layer])
+            raise no_dependence_error([self.layer])
         on_grid = self.layout.stack_to_grid(at_least_float32(derivatives)).transpose(0, 1)
         pending, skips_underflow = checks or DeferredChecks(), quantity != "gradients" or on_grid.dtype == torch.float64
         min_magnitude = 0 if skips_underflow else MIN_GRADIENT
@@ -81,7 +81,7 @@ class GridActivations:
         return on_grid, ranges
 
 
-def find_activations(layer: str, recorded: RecordedPass, reshape: Reshape = None) -> GridActivations:
+def find_activations(layer: str, recorded: RecordedPass, reshape: ReshapeSpec = None) -> GridActivations:
     """Return the activations of a recorded layer, on their grid; raise `LayerError` if there is no grid.
 
     Flushing `recorded.checks` raises `ModelError` for NaN and infinity.
@@ -93,10 +93,12 @@ def find_activations(layer: str, recorded: RecordedPass, reshape: Reshape = None
     return GridActivations(layer, tensor, layout, grid, ranges)
 
 
-def find_grid(layer: str, activations: Tensor, recorded: RecordedPass, reshape: Reshape = None) -> Layout | IndexLayout:
+def find_grid(
+    layer: str, activations: Tensor, recorded: RecordedPass, reshape: ReshapeSpec = None
+) -> Layout | IndexLayout:
     """Return how a recorded layer's activations lie on the image. Raises as `place` does."""
     if layer not in recorded.layouts:
-        layout = place(
+        layout = find_output_layout(
             recorded.outlets[layer],
             activations,
             recorded.batch,
@@ -107,20 +109,20 @@ def find_grid(layer: str, activations: Tensor, recorded: RecordedPass, reshape: 
         )
         is_token_row = reshape is None and isinstance(layout, Layout) and layout.kind.startswith("tokens")
         measured = (
-            recorded.facts.get(order_question(layout, activations.shape, recorded.batch.size)) if is_token_row else None
+            recorded.facts.get(order_key(layout, activations.shape, recorded.batch.size)) if is_token_row else None
         )
         recorded.layouts[layer] = measured or layout
     return recorded.layouts[layer]
 
 
-def place(
-    outlet: Outlet,
+def find_output_layout(
+    outlet: LayerRef,
     activations: Tensor,
     batch: Batch,
     *,
     model: nn.Module,
-    reshape: Reshape = None,
-    facts: Facts | None = None,
+    reshape: ReshapeSpec = None,
+    facts: ModelFacts | None = None,
     find_route: Callable[[], Hashable] = lambda: None,
 ) -> Layout | IndexLayout:
     """Return how a layer's output lies on the image.
@@ -129,11 +131,11 @@ def place(
     grid, or if it stays ambiguous. `find_route` returns the data flow from the layer to the score in this pass; cached
     layouts are used for the same data flow only.
     """
-    layer, module, facts = outlet.name, outlet.module, facts or Facts(model)
+    layer, module, facts = outlet.name, outlet.module, facts or ModelFacts(model)
     if callable(reshape):
-        return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
+        return layout_from_function(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
-    axes = Axes(model, batch, find_patches(model.modules()) if len(shape) == 3 else (), facts)
+    axes = AxisResolver(model, batch, find_patches(model.modules()) if len(shape) == 3 else (), facts)
     layout = axes.find_layout(shape, module, reshape)
     if layout is None and reshape is None:
         key = ("layout", layer, shape, batch.size, find_route())
@@ -168,12 +170,14 @@ def are_attention_weights(activations: Tensor) -> bool:
     return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < tolerance).all())
 
 
-def choose_layout_by_response(shape: tuple[int, ...], outlet: Outlet, batch: Batch, model: nn.Module) -> Layout | None:
+def choose_layout_by_response(
+    shape: tuple[int, ...], outlet: LayerRef, batch: Batch, model: nn.Module
+) -> Layout | None:
     """Return the layout whose cells respond in their places, of all that fit an output; None unless one is best."""
     if shape[0] != batch.images or batch.pictures.is_meta:
         return None
     patches = find_patches(model.modules()) if len(shape) == 3 else ()
-    layouts = find_rivals(shape, outlet.module, batch.size, patches)
+    layouts = find_ambiguous_layouts(shape, outlet.module, batch.size, patches)
     layouts = [layout for layout in layouts if PlacedLayer(outlet, shape, layout).is_measurable(batch)]
     placed = {str(number): PlacedLayer(outlet, shape, layout) for number, layout in enumerate(layouts)}
     counts = [count or 0 for count in (count_responses(model, batch, placed).values() if placed else ())]
@@ -181,7 +185,7 @@ def choose_layout_by_response(shape: tuple[int, ...], outlet: Outlet, batch: Bat
     return best[0] if len(best) == 1 else None
 
 
-def verify_places(recorded: RecordedPass, reshape: Reshape = None, *, includes_certain: bool = False) -> str | None:
+def verify_places(recorded: RecordedPass, reshape: ReshapeSpec = None, *, includes_certain: bool = False) -> str | None:
     """Measure whether the cells of the recorded layers lie where their layouts say, and correct the layouts.
 
     Return the problem of a layer for which no layout fits, or None. Each layer is measured once, and only if its layout
@@ -210,12 +214,12 @@ def verify_places(recorded: RecordedPass, reshape: Reshape = None, *, includes_c
     return None
 
 
-def find_order(outlet: Outlet, layout: Layout, activations: Tensor, recorded: RecordedPass) -> tuple[int, ...] | None:
+def find_order(outlet: LayerRef, layout: Layout, activations: Tensor, recorded: RecordedPass) -> tuple[int, ...] | None:
     """Return the indices of the tokens that are cells, measured once; warn if no order fits.
 
     None means the order of the layout.
     """
-    key = order_question(layout, activations.shape, recorded.batch.size)
+    key = order_key(layout, activations.shape, recorded.batch.size)
     measured: Layout | IndexLayout | str | None = recorded.facts.get(key)
     if measured is None and recorded.frame is None and not recorded.images_changed:
         measured = _recall_layout(PlacedLayer(outlet, tuple(activations.shape), layout), activations, recorded)
@@ -245,7 +249,7 @@ def warn_of_mixed_images(recorded: RecordedPass) -> None:
 def _are_mixed(recorded: RecordedPass) -> bool:
     batch, tolerance, outlets = recorded.batch, 8 * recorded.tolerance, list(recorded.outlets.values())
     for image in range(batch.images):
-        alone = run_changed(recorded.model, one_image(batch, image), outlets, recorded.autocast)
+        alone = run_changed(recorded.model, take_image(batch, image), outlets, recorded.autocast)
         for name, activations in alone.items():
             together = recorded.activations[name].detach()
             axis = next((axis for axis in (0, 1) if together.shape[axis : axis + 1] == (batch.images,)), None)
@@ -255,11 +259,11 @@ def _are_mixed(recorded: RecordedPass) -> bool:
                 continue  # Its rows are not the images.
             difference = (together.select(axis, image) - activations.select(axis, 0)).abs().amax()
             if difference > tolerance * activations.abs().amax():
-                return not _is_random(recorded, one_image(batch, image), outlets, alone)
+                return not _is_random(recorded, take_image(batch, image), outlets, alone)
     return False
 
 
-def _is_random(recorded: RecordedPass, batch: Batch, outlets: list[Outlet], outputs: Mapping[str, Tensor]) -> bool:
+def _is_random(recorded: RecordedPass, batch: Batch, outlets: list[LayerRef], outputs: Mapping[str, Tensor]) -> bool:
     """Return whether the outputs differ for other random numbers, so that an image alone gets other random numbers."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -285,13 +289,13 @@ def _recall_layout(
     measured = recorded.facts.remember(placed.cache_key(recorded.batch, route), lambda: (measure(),))[0]
     if measured is not None and not isinstance(measured, str):
         _corrected_models.add(recorded.facts.model)
-        recorded.facts.set(order_question(placed.layout, placed.shape, recorded.batch.size), measured)
+        recorded.facts.set(order_key(placed.layout, placed.shape, recorded.batch.size), measured)
         recorded.facts.set(ORDER_MEASURED, True)
     return measured or placed.layout
 
 
 def find_placed_layer(
-    model: nn.Module, batch: Batch, names: Sequence[str], facts: Facts, autocast: torch.dtype | None
+    model: nn.Module, batch: Batch, names: Sequence[str], facts: ModelFacts, autocast: torch.dtype | None
 ) -> str | None:
     """Return the first of these layers whose cells respond where the image changes; None if there is none."""
     outlets = [find_layer(model, name) for name in names]
@@ -299,7 +303,7 @@ def find_placed_layer(
     for outlet in outlets:
         with contextlib.suppress(LayerError, MisplacedError, KeyError):
             activations = outputs[outlet.name]
-            layout = place(outlet, activations, batch, model=model, facts=facts)
+            layout = find_output_layout(outlet, activations, batch, model=model, facts=facts)
             placed = PlacedLayer(outlet, tuple(activations.shape), layout)
             if placed.is_measurable(batch):
                 Probe(placed, activations, batch, model, autocast).measure_layout()
@@ -315,14 +319,14 @@ def describe_misplacement(layer: str, problem: str) -> str:
     )
 
 
-def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = None) -> str | None:
+def find_misplacement(model: nn.Module, images: Tensor, layer: str, reshape: ReshapeSpec = None) -> str | None:
     """Return the warning about a layer whose cells do not respond in their places, for images (N,C,H,W), or None.
 
     Raises as `place` does.
     """
     batch, outlet = to_batch(images), find_layer(model, layer)
     activations = record_outputs(model, batch, [outlet])[outlet.name]
-    layout = place(outlet, activations, batch, model=model, reshape=reshape)
+    layout = find_output_layout(outlet, activations, batch, model=model, reshape=reshape)
     placed = PlacedLayer(outlet, tuple(activations.shape), layout)
     if not placed.is_measurable(batch) or not placed.is_guess(batch):
         return None
@@ -363,11 +367,13 @@ def _suggest_reshape(shape: tuple[int, ...], batch: Batch) -> str:
     # The largest grid of that many tokens, or a few less, with about the image's aspect ratio.
     aspect = [length / min(batch.size) for length in batch.size]
     grids = {tuple(round(cells * ratio) for ratio in aspect) for cells in range(1, math.isqrt(tokens) + 1)}
-    grid = min(((candidate.prefix, candidate.grid) for candidate in candidates(tokens, grids)), default=(0, None))[1]
+    grid = min(
+        ((candidate.prefix, candidate.grid) for candidate in list_token_layouts(tokens, grids)), default=(0, None)
+    )[1]
     example = f", such as reshape={grid}" if grid else ""
     return (
-        f"pass the grid of its {tokens} tokens, reshape=({cells}){example} (up to {MOST_NAMED_PREFIX} extra tokens may "
-        f"precede the grid), or {function}."
+        f"pass the grid of its {tokens} tokens, reshape=({cells}){example} (up to {MAX_PREFIX_OF_GIVEN_GRID} extra tokens "
+        f"may precede the grid), or {function}."
     )
 
 
@@ -403,7 +409,7 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
 
 
 def choose_activations(
-    recorded: RecordedPass, reshape: Reshape = None, *, join: str | None = None
+    recorded: RecordedPass, reshape: ReshapeSpec = None, *, join: str | None = None
 ) -> dict[str, list[GridActivations]]:
     """Return the activations to explain, by layer: one tensor, or all levels of a pyramid.
 
@@ -421,14 +427,14 @@ def choose_activations(
 
 
 def _choose_tensors(
-    layer: str, names: Sequence[str], recorded: RecordedPass, reshape: Reshape
+    layer: str, names: Sequence[str], recorded: RecordedPass, reshape: ReshapeSpec
 ) -> list[GridActivations]:
     if len(names) == 1:
         return [find_activations(names[0], recorded, reshape)]
-    are_reached = reached(recorded.scored.values, [recorded.activations[name] for name in names])
+    are_reached = find_dependence(recorded.scored.values, [recorded.activations[name] for name in names])
     names = [name for name, is_reached in zip(names, are_reached) if is_reached]
     if not names:
-        raise no_dependence([layer])
+        raise no_dependence_error([layer])
     sites: list[GridActivations] = []
     for name in names:
         with contextlib.suppress(LayerError):

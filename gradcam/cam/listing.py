@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from gradcam.cam.grid import are_attention_weights, choose_layout_by_response
 from gradcam.cam.places import MIN_RESPONSES, PlacedLayer, count_responses
 from gradcam.cam.suggest import OutputInfo, read_scores, release_graph, suggest, to_output_info
-from gradcam.errors import ImageError, shorten, show_fields
-from gradcam.hooks.autograd import Edge, edge_of, nodes_behind
+from gradcam.errors import ImageError, format_fields, shorten
+from gradcam.hooks.autograd import Edge, get_edge, list_ancestor_nodes
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, caller_keeps, floating_by_keys, map_tensors, tensors, to_batch
+from gradcam.hooks.nested import Batch, detach_input, floating_tensors_by_keys, list_tensors, map_tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.hooks.pytorch import is_softmax
-from gradcam.layers.find import Outlet, Ways, is_activated, layers_with_grid, unwrap
-from gradcam.layers.layout import USUAL_DEPTH, Axes, Layout, find_layout, find_patches, is_guess, takes_volumes
+from gradcam.layers.find import GradientPaths, LayerRef, is_nonnegative, list_layers_with_grid, unwrap
+from gradcam.layers.layout import USUAL_DEPTH, AxisResolver, Layout, find_layout, find_patches, is_guess, takes_volumes
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LayerRow:
     guessed: bool = field(default=False, compare=False)
     places: int | None = field(default=None, compare=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def is_out_of_place(self) -> bool:
@@ -108,9 +108,9 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     recorder = _ListingRecorder(model, batch)
     with preserve_state(model), release_graph(model, lambda: recorder.pictures), Hooks() as hooks:
         recorder.watch(model, hooks)
-        with_grid = layers_with_grid(model, batch)
+        with_grid = list_layers_with_grid(model, batch)
     recorder.resolve_ambiguous_layouts()
-    paths = Ways(recorder.scores, recorder.pictures, recorder.find_layout)
+    paths = GradientPaths(recorder.scores, recorder.pictures, recorder.find_layout)
     recorder.select_outputs(paths.depends)
     layers = {name: module for name, module in model.named_modules() if name}
     reasons = {name: recorder.explain_rejection(module, paths.depends) for name, module in layers.items()}
@@ -172,7 +172,7 @@ class _ListingRecorder:
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         self._model, self._batch = model, batch
         self._patches = find_patches(model.modules())
-        self._axes = Axes(model, batch, self._patches)
+        self._axes = AxisResolver(model, batch, self._patches)
         self._runs: dict[nn.Module, int] = {}
         self._outputs: dict[nn.Module, _LayerOutput] = {}
         self._other_outputs: dict[nn.Module, list[_LayerOutput]] = {}  # Further outputs of a layer.
@@ -193,15 +193,15 @@ class _ListingRecorder:
 
         # Copies, because the model may change them in place. Frozen models are recorded too.
         copies = {
-            tensor: caller_keeps(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
-            for tensor in tensors((args, kwargs))
+            tensor: detach_input(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
+            for tensor in list_tensors((args, kwargs))
         }
-        self.pictures = edge_of(copies.get(self._batch.pictures, self._batch.pictures))
+        self.pictures = get_edge(copies.get(self._batch.pictures, self._batch.pictures))
         return map_tensors((args, kwargs), copies.__getitem__)
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._runs[module] = self._runs.get(module, 0) + 1
-        outputs = [self._describe_output(tensor, module) for tensor in floating_by_keys(output).values()]
+        outputs = [self._describe_output(tensor, module) for tensor in floating_tensors_by_keys(output).values()]
         if outputs:
             self._outputs[module], *self._other_outputs[module] = outputs
 
@@ -229,7 +229,7 @@ class _ListingRecorder:
                 if output.layout and output.info.edge in depends
             ]
             nodes_before = {
-                node for output in candidates if output.info.edge for node in nodes_behind(output.info.edge[0])
+                node for output in candidates if output.info.edge for node in list_ancestor_nodes(output.info.edge[0])
             }
             last_outputs = [
                 output for output in candidates if output.info.edge and output.info.edge[0] not in nodes_before
@@ -241,7 +241,7 @@ class _ListingRecorder:
         for module, output in self._outputs.items():
             if output.layout is None and output.reason is None and output.shape:
                 layout = choose_layout_by_response(
-                    output.shape, Outlet(type(module).__name__, module), self._batch, self._model
+                    output.shape, LayerRef(type(module).__name__, module), self._batch, self._model
                 )
                 if layout is not None:
                     info = replace(output.info, cells=math.prod(layout.grid))
@@ -265,7 +265,7 @@ class _ListingRecorder:
         """
         outputs = {name: self._outputs[module] for name, module in layers.items()}
         placed_layers = {
-            name: PlacedLayer(Outlet(name, layers[name]), output.shape, output.layout)
+            name: PlacedLayer(LayerRef(name, layers[name]), output.shape, output.layout)
             for name, output in outputs.items()
             if output.layout
         }
@@ -317,7 +317,7 @@ class _ListingRecorder:
             cam=reason is None,
             reason=reason,
             is_suggested=False,
-            both_signs=reason is None and edge is not None and not is_activated(edge),
+            both_signs=reason is None and edge is not None and not is_nonnegative(edge),
         )
 
 

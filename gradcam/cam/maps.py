@@ -27,11 +27,11 @@ from gradcam.cam.readings import DeferredChecks, RowRanges, read_row_ranges
 from gradcam.cam.rounding import DenoisedMaps, denoise_method, keep_all
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.families.base import LocalGradient
-from gradcam.hooks.autograd import curvatures, jacobian
+from gradcam.hooks.autograd import hessian_products, jacobian
 from gradcam.hooks.memory import RerunBudget
-from gradcam.layers.layout import Layout, Reshape
-from gradcam.targets.base import Scored
-from gradcam.targets.classes import FINER_SHARE, RepeatedTarget, difference, find_nearest
+from gradcam.layers.layout import Layout, ReshapeSpec
+from gradcam.targets.base import TargetScores
+from gradcam.targets.classes import FINER_RIVAL_WEIGHT, RepeatedTarget, compute_contrast, find_nearest_rivals
 
 MethodKind = TypeVar("MethodKind", bound=Method)
 Key = tuple[str, str]  # (layer or place, method)
@@ -113,7 +113,7 @@ def compute_maps(
     budget: RerunBudget,
     log: AttentionLog,
     *,
-    reshape: Reshape = None,
+    reshape: ReshapeSpec = None,
     join: str | None = None,
 ) -> dict[Key, Maps]:
     """Compute maps by layer and method, in the order of the methods.
@@ -146,7 +146,7 @@ def _compute_maps(
     budget: RerunBudget,
     log: AttentionLog,
     *,
-    reshape: Reshape,
+    reshape: ReshapeSpec,
     join: str | None,
     one_by_one: bool = False,
     check_mixing: bool = True,
@@ -539,7 +539,8 @@ def _apply_curvature_methods(
         grouped_scores = [scores[images] for images in groups] if one_by_one else [scores]
     for site in sites:
         derivatives = [
-            curvatures(group_scores, site.recorded, scaled=recorded.has_float16) for group_scores in grouped_scores
+            hessian_products(group_scores, site.recorded, scaled=recorded.has_float16)
+            for group_scores in grouped_scores
         ]
         for derivatives_of_class in zip(*derivatives):
             first, second = (
@@ -578,7 +579,7 @@ def _join_scores(scores: Sequence[Tensor]) -> Tensor:
     return scores[0] if len(scores) == 1 else torch.cat(list(scores), 1)
 
 
-def _compute_finer_scores(name: str, scored: Scored) -> Tensor:
+def _compute_finer_scores(name: str, scored: TargetScores) -> Tensor:
     """Return each class's logit minus a share of its nearest rivals', with the same rivals in all views of an image."""
     if scored.logits is None or scored.classes is None:
         raise TargetError(f"{name} compares classes, but the target is a function: pass class indices as target=.")
@@ -588,6 +589,6 @@ def _compute_finer_scores(name: str, scored: Scored) -> Tensor:
     if target.score != "logit":
         raise TargetError(f"{name} defines its own score, but score={target.score!r} was requested: leave score= out.")
     images = len(scored.logits) // views
-    rivals = find_nearest(scored.logits[:images].detach(), scored.classes[:images]).repeat(views, 1, 1)
+    rivals = find_nearest_rivals(scored.logits[:images].detach(), scored.classes[:images]).repeat(views, 1, 1)
     with torch.enable_grad():
-        return difference(scored.logits, scored.classes, rivals, FINER_SHARE)
+        return compute_contrast(scored.logits, scored.classes, rivals, FINER_RIVAL_WEIGHT)

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 from gradcam.cam.forward import record_outputs
 from gradcam.hooks import pytorch
 from gradcam.hooks.memory import is_out_of_memory
-from gradcam.hooks.nested import Batch, tensors
-from gradcam.layers.find import Outlet
-from gradcam.layers.layout import IndexLayout, Layout, is_guess, pick
+from gradcam.hooks.nested import Batch, list_tensors
+from gradcam.layers.find import LayerRef
+from gradcam.layers.layout import IndexLayout, Layout, is_guess, layout_from_function
 
 AnyLayout = Layout | IndexLayout
 
@@ -62,7 +62,7 @@ class MisplacedError(Exception):
 class PlacedLayer:
     """A layer's output, its shape for a batch, and the layout that is assumed for it."""
 
-    outlet: Outlet
+    outlet: LayerRef
     shape: tuple[int, ...]
     layout: AnyLayout
     is_fixed: bool = False  # The user has set the layout.
@@ -160,7 +160,7 @@ class Probe:
             return assumed
         if is_flat and _follows(transposed):
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
-            return pick(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
+            return layout_from_function(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
         raise MisplacedError("it does not respond on the side where the image was changed")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
@@ -189,7 +189,7 @@ class Probe:
 
 
 def run_changed(
-    model: nn.Module, batch: Batch, outlets: Sequence[Outlet], autocast: torch.dtype | None
+    model: nn.Module, batch: Batch, outlets: Sequence[LayerRef], autocast: torch.dtype | None
 ) -> Mapping[str, Tensor]:
     """Return the outputs of these layers for a batch, by name; empty if the run fails, unless it is out of memory."""
     try:
@@ -204,7 +204,7 @@ def run_changed(
 def has_other_images(batch: Batch) -> bool:
     """Return whether the inputs hold images that are not changed, as for the second pathway of a SlowFast."""
     shape = batch.pictures.shape
-    inputs = tensors((batch.args, batch.kwargs))
+    inputs = list_tensors((batch.args, batch.kwargs))
     return sum(tensor.ndim == len(shape) and tensor.shape[:2] == shape[:2] for tensor in inputs) > 1
 
 

@@ -107,7 +107,7 @@ def _mirror_window(window: Window, width: int) -> Window:
     return top, width - left - columns, rows, columns
 
 
-def take_windows(maps: Tensor, frame: Frame) -> Tensor:
+def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
     """Return maps (N,K,h,w) of the images, from maps of the canvas on which they lie.
 
     All images get as many cells as the largest one covers, so that the maps stay one tensor.

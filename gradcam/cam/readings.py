@@ -82,7 +82,7 @@ def _read(tensors: Iterable[Tensor], device: torch.device) -> list[float]:
     return values
 
 
-def check_range(tensor: Tensor, sentence_start: str) -> ValueRange:
+def read_range(tensor: Tensor, sentence_start: str) -> ValueRange:
     """Return the minimum and maximum of a tensor; raise `ModelError` if it is not finite."""
     return read_row_ranges(tensor[None], sentence_start)[0]
 

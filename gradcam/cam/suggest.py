@@ -16,13 +16,13 @@ from gradcam.cam.forward import find_layers_with_grid, search_batch_for_layers
 from gradcam.cam.grid import choose_layout_by_response
 from gradcam.cam.places import MIN_CELLS
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import Edge, edge_of, graph_of, leaves, read_tail
-from gradcam.hooks.facts import Facts
+from gradcam.hooks.autograd import Edge, get_edge, list_graph_nodes, list_leaves, trace_score_graph
+from gradcam.hooks.facts import ModelFacts
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
-from gradcam.layers.find import Outlet, Ways, is_activated
-from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image, order_question
-from gradcam.targets.base import Reader
+from gradcam.hooks.nested import Batch, detach_input, find_floating_tensor, list_tensors, map_tensors
+from gradcam.layers.find import GradientPaths, LayerRef, is_nonnegative
+from gradcam.layers.layout import Layout, find_ambiguous_layouts, find_layout, find_patches, order_key, take_image
+from gradcam.targets.base import ScoreExtractor
 from gradcam.targets.classes import is_custom_function, is_function, to_class_target
 
 # Earlier layers with more cells than this see much less of the information from which the score is computed.
@@ -86,13 +86,13 @@ def find_suggestion(
     reshape: str | tuple[int, ...] | None = None,
     *,
     whole_batch: bool = False,
-    facts: Facts | None = None,
+    facts: ModelFacts | None = None,
 ) -> Suggestion:
     """Return the layers at which to explain `target`, from one forward pass.
 
     The pass uses one image if the model takes that, unless `whole_batch`. Raises `LayerError` if no layer has a grid.
     """
-    for batch_to_run in (one_image(batch), batch) if batch.images > 1 and not whole_batch else (batch,):
+    for batch_to_run in (take_image(batch), batch) if batch.images > 1 and not whole_batch else (batch,):
         with contextlib.suppress(Exception):  # A model that cannot be recorded may still run unrecorded.
             return _record_suggestion(model, batch_to_run, target, reshape, facts)
     names = find_layers_with_grid(model, batch, reshape)
@@ -100,7 +100,12 @@ def find_suggestion(
 
 
 def suggest(
-    names: Sequence[str], info: Mapping[str, OutputInfo], paths: Ways, output: Any, *, covers_all_layers: bool = True
+    names: Sequence[str],
+    info: Mapping[str, OutputInfo],
+    paths: GradientPaths,
+    output: Any,
+    *,
+    covers_all_layers: bool = True,
 ) -> Suggestion:
     """Order layers with a grid by preference. `names` are in the order in which the layers finish, the last first.
 
@@ -142,15 +147,15 @@ def suggest(
     names_of_grid = [name for name in best if info[name].cells == info[best[0]].cells]
     last_edges = list(dict.fromkeys(info[name].edge for name in names_of_grid))[:MAX_LAYERS_TO_SEARCH]
     edges = {name: info[name].edge for name in names_of_grid if info[name].edge in last_edges}
-    activated = next((name for name, edge in edges.items() if edge is not None and is_activated(edge)), best[0])
+    activated = next((name for name, edge in edges.items() if edge is not None and is_nonnegative(edge)), best[0])
     return Suggestion(ordered, activated, note, outputs=outputs)
 
 
-def _is_early(edge: Edge | None, paths: Ways) -> bool:
+def _is_early(edge: Edge | None, paths: GradientPaths) -> bool:
     """Return whether a layer is a patch embedding: no attention and few weights before it, blocks after it."""
     if edge is None:
         return False
-    nodes_before, all_nodes = (read_tail(ends, [], None).nodes for ends in ([edge], paths.scores))
+    nodes_before, all_nodes = (trace_score_graph(ends, [], None).nodes for ends in ([edge], paths.scores))
     attention, has_weights = _count_kinds(nodes_before)
     all_attention, all_weights = _count_kinds(all_nodes)
     return not attention and all_attention > 1 and has_weights <= MAX_PATCH_EMBEDDING_SHARE * all_weights
@@ -158,26 +163,26 @@ def _is_early(edge: Edge | None, paths: Ways) -> bool:
 
 def _count_kinds(nodes: Iterable[Node]) -> tuple[int, int]:
     """Count the attention operations, and the operations with weights."""
-    kinds = [(pytorch.attends(node), pytorch.has_weights(node)) for node in nodes]
+    kinds = [(pytorch.is_attention_operation(node), pytorch.has_weights(node)) for node in nodes]
     return sum(attends for attends, _ in kinds), sum(has_weights for _, has_weights in kinds)
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
     """Return the scores to explain in an output: its logits, or the target function's result, else its first tensor."""
     try:
-        if isinstance(target, Reader):
+        if isinstance(target, ScoreExtractor):
             return [target.score(output, images).values]
         scores = target(output) if is_function(target) else to_class_target(target).find_logits(output, images)
     except Exception:  # `compute_scores` raises this error later.
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-        scores = first_floating(output if logits is None else logits)
-    return [tensor for tensor in tensors(scores) if tensor.is_floating_point()]
+        scores = find_floating_tensor(output if logits is None else logits)
+    return [tensor for tensor in list_tensors(scores) if tensor.is_floating_point()]
 
 
 def reads_rows(scores: Tensor, output: Any, images: int) -> bool:
     """Return whether scores read only tensors (N,) and (N,C) of an output, such as logits."""
-    output_tensors = {edge: tensor for tensor in tensors(output) if (edge := edge_of(tensor)) is not None}
-    shapes, visited, pending = [], set(), [edge_of(scores)]
+    output_tensors = {edge: tensor for tensor in list_tensors(output) if (edge := get_edge(tensor)) is not None}
+    shapes, visited, pending = [], set(), [get_edge(scores)]
     while pending:
         edge = pending.pop()
         if edge in output_tensors:
@@ -190,10 +195,10 @@ def reads_rows(scores: Tensor, output: Any, images: int) -> bool:
 
 def to_output_info(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -> OutputInfo:
     """Describe a layer's output for `suggest`."""
-    return OutputInfo(edge_of(tensor), 0 if layout is None else math.prod(layout.grid), tensor.ndim == len(size) + 2)
+    return OutputInfo(get_edge(tensor), 0 if layout is None else math.prod(layout.grid), tensor.ndim == len(size) + 2)
 
 
-def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: Ways) -> bool:
+def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: GradientPaths) -> bool:
     """Return whether the score reads places of the output, as in segmentation.
 
     Then no layer with weights comes after the output, nor after a map from which the output is computed.
@@ -202,13 +207,13 @@ def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: Ways) ->
     def is_read(edge: Edge | None) -> bool:
         return edge is not None and paths.weights.get(edge) == 0
 
-    has_places = any(tensor.ndim > 2 and is_read(edge_of(tensor)) for tensor in tensors(output))
+    has_places = any(tensor.ndim > 2 and is_read(get_edge(tensor)) for tensor in list_tensors(output))
     return has_places and any(
         output_info.is_map and output_info.cells and is_read(output_info.edge) for output_info in info.values()
     )
 
 
-def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], paths: Ways) -> list[str]:
+def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], paths: GradientPaths) -> list[str]:
     """List the layers that are neither next to the output nor pooled copies in a pyramid."""
     edges = {name: info[name].edge for name in names}
     return [
@@ -224,7 +229,7 @@ def release_graph(model: nn.Module, find_start: Callable[[], Edge | None]) -> It
 
     `find_start` returns the edge where the pass began. A pass of another thread began elsewhere, and keeps its graph.
     """
-    ids_before = {id(tensor) for module in model.modules() for tensor in tensors(list(vars(module).values()))}
+    ids_before = {id(tensor) for module in model.modules() for tensor in list_tensors(list(vars(module).values()))}
     try:
         yield
     finally:
@@ -233,8 +238,8 @@ def release_graph(model: nn.Module, find_start: Callable[[], Edge | None]) -> It
         def is_of_this_pass(tensor: Tensor) -> bool:
             if tensor.grad_fn is None or id(tensor) in ids_before:
                 return False
-            follows_start = start is not None and start[0] in graph_of(tensor)
-            return follows_start or all(id(leaf) in parameter_ids for leaf in leaves(tensor))
+            follows_start = start is not None and start[0] in list_graph_nodes(tensor)
+            return follows_start or all(id(leaf) in parameter_ids for leaf in list_leaves(tensor))
 
         for module in model.modules():
             _detach_tensors(vars(module), is_of_this_pass)
@@ -250,7 +255,7 @@ def _detach_tensors(holder: Any, is_of_this_pass: Callable[[Tensor], bool], dept
     for key, value in list(enumerate(holder) if isinstance(holder, list) else holder.items()):
         if isinstance(value, (dict, list)) and depth:
             _detach_tensors(value, is_of_this_pass, depth - 1)
-        elif isinstance(value, (Tensor, tuple)) and any(map(is_of_this_pass, tensors(value))):
+        elif isinstance(value, (Tensor, tuple)) and any(map(is_of_this_pass, list_tensors(value))):
             holder[key] = map_tensors(value, detach)
 
 
@@ -258,7 +263,12 @@ class _SuggestionRecorder:
     """Records the layers' outputs and their graph while a model runs."""
 
     def __init__(
-        self, model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None, facts: Facts | None
+        self,
+        model: nn.Module,
+        batch: Batch,
+        target: Any,
+        reshape: str | tuple[int, ...] | None,
+        facts: ModelFacts | None,
     ) -> None:
         self._facts = facts
         self._modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
@@ -269,7 +279,7 @@ class _SuggestionRecorder:
         self._levels: dict[nn.Module, list[Edge | None]] = {}  # The edges of outputs with several grids.
         self.reads_places = False
         self.pictures: Edge | None = None
-        self.paths: Ways | None = None
+        self.paths: GradientPaths | None = None
         self.output: Any = None
 
     def watch(self, model: nn.Module, hooks: Hooks) -> None:
@@ -286,26 +296,26 @@ class _SuggestionRecorder:
         def begin(tensor: Tensor) -> Tensor:
             if self.pictures is not None or tensor.shape != shape or tensor.dtype != dtype:
                 return tensor
-            copy = caller_keeps(tensor).requires_grad_().clone()  # A clone, because the model may change it in place.
-            self.pictures = edge_of(copy)
+            copy = detach_input(tensor).requires_grad_().clone()  # A clone, because the model may change it in place.
+            self.pictures = get_edge(copy)
             return copy
 
         return map_tensors((args, kwargs), begin)
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        tensor = first_floating(output)
+        tensor = find_floating_tensor(output)
         if tensor is not None:
             layout = self._find_layout(tensor.shape, module)
             self._info[module] = to_output_info(tensor, layout, self._batch.size)
             if layout is None and tensor.ndim == 3:
                 self._ambiguous_tokens[module] = tuple(tensor.shape)
-        maps = [map_tensor for map_tensor in tensors(output) if map_tensor.ndim == len(self._batch.size) + 2]
+        maps = [map_tensor for map_tensor in list_tensors(output) if map_tensor.ndim == len(self._batch.size) + 2]
         if len({map_tensor.shape[2:] for map_tensor in maps}) == len(maps) > 1:
-            self._levels[module] = [edge_of(map_tensor) for map_tensor in maps]
+            self._levels[module] = [get_edge(map_tensor) for map_tensor in maps]
 
     def find_pyramid(self, names: Sequence[str]) -> str | None:
         """Return the last of these layers that returns a feature pyramid, if the same head reads all levels."""
-        paths = cast("Ways", self.paths)
+        paths = cast("GradientPaths", self.paths)
         for name in names if self.reads_places else ():
             module = self._modules.get(name)  # None for one of several runs.
             edges = [] if module is None else self._levels.get(module, [])
@@ -336,7 +346,7 @@ class _SuggestionRecorder:
 
     def _record_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         scores = read_scores(self._target, output, self._batch.images)
-        self.paths, self.output = Ways(scores, self.pictures, self._find_layout), output
+        self.paths, self.output = GradientPaths(scores, self.pictures, self._find_layout), output
         if is_custom_function(self._target):
             self.reads_places = not all(reads_rows(score, output, self._batch.images) for score in scores)
 
@@ -345,11 +355,11 @@ class _SuggestionRecorder:
         layout = find_layout(shape, batch.size, module, batch.images, patches=self._patches, reshape=self._reshape)
         if layout is None or self._facts is None or "tokens" not in layout.kind:
             return layout
-        return self._facts.get(order_question(layout, shape, batch.size)) or layout
+        return self._facts.get(order_key(layout, shape, batch.size)) or layout
 
 
 def _record_suggestion(
-    model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None, facts: Facts | None = None
+    model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None, facts: ModelFacts | None = None
 ) -> Suggestion:
     recorder = _SuggestionRecorder(model, batch, target, reshape, facts)
     with contextlib.ExitStack() as stack:
@@ -362,13 +372,13 @@ def _record_suggestion(
     # The model has run to its end, so `recorder.paths` is set.
     if not names and reshape is None and (measured := _measure_grid(model, batch, target, recorder.ambiguous_tokens)):
         return measured
-    paths, info = cast("Ways", recorder.paths), recorder.info
+    paths, info = cast("GradientPaths", recorder.paths), recorder.info
     suggestion = suggest(names, info, paths, recorder.output, covers_all_layers=reshape is None)
     if pyramid := recorder.find_pyramid(names):
         # A level may be computed from another level, so gradients from the images on would count twice.
         return Suggestion(list(dict.fromkeys([pyramid, *suggestion.layers])), pyramid, is_recorded=False)
     edges = {name: info[name].edge for name in (suggestion.layers[0], suggestion.behind_activation) if name in info}
-    tails = {name: read_tail(paths.scores, [edge], recorder.pictures) for name, edge in edges.items()}
+    tails = {name: trace_score_graph(paths.scores, [edge], recorder.pictures) for name, edge in edges.items()}
     suggestion = replace(suggestion, bypassed={name: tail.is_bypassed for name, tail in tails.items()})
     if reshape is not None or not recorder.has_ambiguous_tokens_after(suggestion.layers[0]):
         return suggestion
@@ -381,11 +391,11 @@ def _measure_grid(
     """Return a suggestion for ambiguous tokens, with the grid that the model's responses show; None if unclear."""
     modules, patches = dict(model.named_modules()), find_patches(model.modules())
     for name in reversed(list(shapes)):
-        for candidate in find_rivals(shapes[name], modules[name], batch.size, patches):
+        for candidate in find_ambiguous_layouts(shapes[name], modules[name], batch.size, patches):
             suggestion = _record_suggestion(model, batch, target, candidate.grid)
             layer = suggestion.layers[0]
             layout = (
-                choose_layout_by_response(shapes[layer], Outlet(layer, modules[layer]), batch, model)
+                choose_layout_by_response(shapes[layer], LayerRef(layer, modules[layer]), batch, model)
                 if layer in shapes
                 else None
             )

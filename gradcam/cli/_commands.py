@@ -16,10 +16,10 @@ import click
 from gradcam import plugins
 from gradcam._version import __version__
 from gradcam.cli._terminal import quote_command
-from gradcam.errors import GradcamError, join_names, nearest, shorten
+from gradcam.errors import GradcamError, find_similar_names, join_names, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
 from gradcam.options import LAYOUTS, MAX_MAGNITUDE
-from gradcam.storage.store import EXTRAS, Store, to_place
+from gradcam.storage.store import EXTRAS_BY_PROTOCOL, Store, parse_location
 
 if TYPE_CHECKING:
     from gradcam.cli._help import CommandHelp
@@ -107,9 +107,9 @@ def to_size(text: str) -> int | tuple[int, ...]:
 def to_folder(text: str) -> Path | Store:
     """Return the path of a local folder, or the store of a URL. Raise `GradcamError` if a URL lacks a slash."""
     scheme, colon, remainder = text.partition(":/")
-    if colon and scheme in EXTRAS and not remainder.startswith("/"):
+    if colon and scheme in EXTRAS_BY_PROTOCOL and not remainder.startswith("/"):
         raise GradcamError(f"{text!r} is not a URL: write {scheme}:// with two slashes.")
-    return to_place(text)
+    return parse_location(text)
 
 
 def to_means(text: str) -> tuple[float, ...]:
@@ -325,7 +325,7 @@ class Group(click.Group):
 
     def _list_installed(self) -> dict[str, str]:
         """Map the names of plug-in commands to their help lines, without importing the commands."""
-        entries = plugins.installed("commands") if self._has_plugins else {}
+        entries = plugins.list_entry_points("commands") if self._has_plugins else {}
         return {
             name: f"From the package {entry.dist.name}." if entry.dist else entry.value
             for name, entry in entries.items()
@@ -353,7 +353,7 @@ class Group(click.Group):
         if cmd_name not in self._list_installed():
             return None
         try:
-            plugin = plugins.load("commands", cmd_name)
+            plugin = plugins.load_plugin("commands", cmd_name)
         except GradcamError:
             if ctx.resilient_parsing:  # A broken plug-in must not break tab completion.
                 return None
@@ -389,7 +389,7 @@ def _suggest_command(args: list[str], commands: list[str], context: click.Contex
             return f"{first} is {kind}, not a command. Did you mean: gradcam run {quote_command(args)}"
     if first == "help":
         return f"There is no command 'help'. Did you mean: {quote_command([*path.split(), *args[1:2], '-h'])}"
-    offers = nearest(first, commands) or commands
+    offers = find_similar_names(first, commands) or commands
     heading = "Nearest" if offers is not commands else "Commands"
     return f"There is no command '{first}'. {heading}: {join_names(offers)}."
 

@@ -34,16 +34,16 @@ from gradcam.errors import (
     ImageError,
     OutputError,
     describe_failure,
+    escape_controls,
+    find_similar_names,
     join_names,
-    nearest,
-    printable,
 )
-from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_whole
-from gradcam.storage.records import Record, Report
+from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_atomically
+from gradcam.storage.records import ImageOutcome, Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.findings import PictureResult, Request
-    from gradcam.batch.names import Saving
+    from gradcam.batch.findings import ExplainedImage, ExplainRequest
+    from gradcam.batch.names import OutputOptions
     from gradcam.images.edit import Edit
     from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
@@ -103,7 +103,7 @@ class Attempt:
     """The work on one of several images. An exception becomes its `error`, so that the other images go on."""
 
     image: Path
-    result: PictureResult | None = None
+    result: ExplainedImage | None = None
     error: str | None = None
     start: float = field(default_factory=time.perf_counter)
 
@@ -122,7 +122,7 @@ def _suggest_files(image: Path) -> str:
     if not os.path.lexists(image):
         with contextlib.suppress(OSError):
             names_by_stem = {os.path.splitext(name)[0]: name for name in os.listdir(image.parent)[:MAX_SUGGESTED_FILES]}
-            offers = [names_by_stem[stem] for stem in nearest(image.stem, names_by_stem, 1)]
+            offers = [names_by_stem[stem] for stem in find_similar_names(image.stem, names_by_stem, 1)]
     return f"; nearest: {join_names(str(image.with_name(name)) for name in offers)}" if offers else ""
 
 
@@ -132,8 +132,8 @@ class ExplainJob:
     `panel`: the key of a panel's path in records."""
 
     classifier: Classifier
-    request: Request
-    saving: Saving
+    request: ExplainRequest
+    saving: OutputOptions
     destination: OutputLocation
     names: OutputNames
     suffix: str
@@ -163,14 +163,14 @@ def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) 
         if attempt.error is not None:
             record, status = replace(record, error=attempt.error), 1
         seconds, device = time.perf_counter() - attempt.start, str(job.classifier.device)
-        report = Report(record, seconds, grids=grids, device=device, task=job.classifier.task)
+        report = ImageOutcome(record, seconds, grids=grids, device=device, task=job.classifier.task)
         print_outcome(attempt.error, record.to_json, partial(format_report, report), output)
     return status
 
 
 def iterate_results(job: ExplainJob, images: Sequence[Path], output: OutputMode) -> Iterator[Attempt]:
     """Explain each image. An attempt has either a result or an error."""
-    from gradcam.batch.findings import find
+    from gradcam.batch.findings import explain_batch
 
     request = job.request
     is_shown = any(method.runs_again for method in request.methods) or any(
@@ -180,16 +180,16 @@ def iterate_results(job: ExplainJob, images: Sequence[Path], output: OutputMode)
     for attempt in map(Attempt, images):
         with attempt.catch_errors(), show_pass_progress(output) if is_shown else contextlib.nullcontext() as progress:
             image_request = replace(request, options=request.options | {"progress": progress})
-            (result,) = find(job.classifier, image_request, [job.prepare(attempt.image)])
+            (result,) = explain_batch(job.classifier, image_request, [job.prepare(attempt.image)])
             if isinstance(result, GradcamError):
                 raise result
             attempt.result = result
         yield attempt
 
 
-def write_result(job: ExplainJob, image: Path, image_result: PictureResult) -> list[dict[str, str]]:
+def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, str]]:
     """Write the files of an image. Return the paths by kind, for each result."""
-    from gradcam.batch.names import name_files, panel_ending
+    from gradcam.batch.names import name_files, panel_suffix
     from gradcam.models.panels import panel
 
     saving, suffix = job.saving, job.suffix
@@ -199,7 +199,7 @@ def write_result(job: ExplainJob, image: Path, image_result: PictureResult) -> l
     names_by_kind = name_files(image.stem, job.request, results, saving, suffix=suffix)
     names = [name for kinds in names_by_kind for name in kinds.values()]
     if "panel" in saving.kinds:
-        names.append(join_name(image.stem, panel_ending(job.request.options["evidence"], suffix=suffix)))
+        names.append(join_name(image.stem, panel_suffix(job.request.options["evidence"], suffix=suffix)))
     paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
     paths_by_kind = []
     for result, kinds in zip(results, names_by_kind):
@@ -222,7 +222,7 @@ def _write(path: Path, content: Pixels | bytes) -> str:
         write_image(path, content)
         return str(path)
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
     return str(path)
@@ -245,10 +245,10 @@ def prepare_job(
 
     `choose_methods` returns the methods if none is given; None for the default method of the model.
     """
-    from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
+    from gradcam.batch.names import MAP_SUFFIX, OutputOptions, check_panel
 
     require_images(images, output)
-    saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
+    saving = OutputOptions(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
     classifier, request = prepare_request(settings, output, choose_methods)
     if "panel" in saving.kinds:
         check_panel(saving, request)
@@ -278,7 +278,7 @@ def require_images(images: Sequence[Path], output: OutputMode) -> None:
 
 def prepare_request(
     settings: Settings, output: OutputMode, choose_methods: ChooseMethods | None = None
-) -> tuple[Classifier, Request]:
+) -> tuple[Classifier, ExplainRequest]:
     """Load the model, print its notes, and return it with the checked request for each image."""
     request = None
     if settings.methods:  # Refuse unsuitable options before the model is loaded.
@@ -299,14 +299,14 @@ def prepare_request(
     return classifier, replace(request, layers=layers, target=target)
 
 
-def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> Request:
+def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> ExplainRequest:
     """Return the request for these methods. Raise `GradcamError` for options that they do not support."""
-    from gradcam.batch.findings import Request
+    from gradcam.batch.findings import ExplainRequest
 
     attributions = [method for method in methods if isinstance(method, AttributionMethod)]
     cam_methods = [method for method in methods if not isinstance(method, AttributionMethod)]
     map_methods = find_methods(cam_methods) if cam_methods else []
-    return Request.of(map_methods, None, settings.options, "ask", attributions=attributions)
+    return ExplainRequest.of(map_methods, None, settings.options, "ask", attributions=attributions)
 
 
 def _to_classes(settings: Settings, classifier: Classifier) -> Any:
@@ -335,11 +335,11 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
         options.pop("prompts", None)
     import_torch()
     from gradcam.models import load
-    from gradcam.models.providers import DEFAULT
+    from gradcam.models.providers import DEFAULT_MODEL
 
     load_kind = load.load_classifier if choice.task is None else load.load_model
     with custom_code_context(name, choice.reader):
-        return load_kind(name or DEFAULT, layer=layer, **options)
+        return load_kind(name or DEFAULT_MODEL, layer=layer, **options)
 
 
 TASK_FIELDS = ("task", "threshold", "prompts")  # arguments of `load_model` that `load_classifier` does not have
@@ -356,7 +356,7 @@ def print_notes(notes: Sequence[str], output: OutputMode) -> None:
     if output.quiet:
         warnings.simplefilter("ignore", GradcamWarning)
     for note in () if output.quiet else notes:
-        click.echo(f"Note: {printable(note)}", err=True)
+        click.echo(f"Note: {escape_controls(note)}", err=True)
 
 
 def _unique(values: Iterable[Value]) -> list[Value]:

@@ -14,13 +14,13 @@ import click
 
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import METHODS, find_method, offer
+from gradcam.cam.methods.table import METHODS, find_method, suggest_names
 from gradcam.cli import _commands as parse
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import custom_code_context, quote_command
 from gradcam.errors import GradcamError, InputError, shorten
-from gradcam.images.files import is_url, to_path, to_plain
+from gradcam.images.files import is_url, to_path, to_safe_name
 from gradcam.options import (
     ACTIVATIONS,
     AUGMENTATIONS,
@@ -32,16 +32,16 @@ from gradcam.options import (
     MAX_COUNT,
     MAX_MAGNITUDE,
     MAX_PIXELS,
+    OUTPUT_KINDS,
     PRECISIONS,
     PREDICTIONS,
-    SAVED,
     SCORES,
     SMOOTHINGS,
     TASKS,
     to_fit_word,
 )
-from gradcam.plugins import Kind, installed, is_own, load
-from gradcam.sources.shards import parse_limit, parse_shard
+from gradcam.plugins import PluginKind, is_custom, list_entry_points, load_plugin
+from gradcam.sources.shards import parse_failure_limit, parse_shard
 
 
 class Parser(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
@@ -75,7 +75,7 @@ def _find_numbers_or_all(names: Sequence[str]) -> Sequence[int | str]:
 
 
 FOLDER = Parser("folder", parse.to_folder)
-FAILURE_LIMIT = Parser("limit", parse_limit)  # a number of images, or a percentage
+FAILURE_LIMIT = Parser("limit", parse_failure_limit)  # a number of images, or a percentage
 SHARD = Parser("share", parse_shard)  # I/N: part I of N of the images
 
 
@@ -127,17 +127,26 @@ def _list_images(folder: Path, context: click.Context) -> list[Path]:
 
 def _is_result(stem: str, stems: set[str]) -> bool:
     """Return whether a file is a result for another image of its folder, which a second run must not explain."""
-    from gradcam.batch.names import COMPARISON
+    from gradcam.batch.names import COMPARISON_NAME
     from gradcam.evaluation.controls import CONTROLS
 
-    names = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{name}-check" for name in CONTROLS))
+    names = (
+        *METHODS,
+        *ATTRIBUTIONS,
+        COMPARISON_NAME,
+        "activations",
+        "gradients",
+        *(f"{name}-check" for name in CONTROLS),
+    )
     parts = stem.split("-")
     ends = (("-".join(parts[:count]), "-".join(parts[count:])) for count in range(1, len(parts)))
     if any(start in stems and any(end == name or end.startswith(f"{name}-") for name in names) for start, end in ends):
         return True
     # With --like, a result on the second image has the name of the first image after `-like-`.
     start, like, end = stem.rpartition("-like-")
-    plain = [to_plain(name) for name in stems] if like and start.endswith(tuple(f"-{name}" for name in names)) else []
+    plain = (
+        [to_safe_name(name) for name in stems] if like and start.endswith(tuple(f"-{name}" for name in names)) else []
+    )
     return any(end == name or end.startswith(f"{name}-") for name in plain)
 
 
@@ -168,8 +177,8 @@ max_pixels = click.option(
 )
 
 
-def _describe_plugins(kind: Kind) -> str:
-    return f" Other packages add: {', '.join(installed(kind))}." if installed(kind) else ""
+def _describe_plugins(kind: PluginKind) -> str:
+    return f" Other packages add: {', '.join(list_entry_points(kind))}." if list_entry_points(kind) else ""
 
 
 def _find_target(context: click.Context, parameter: click.Parameter, name: str | None) -> Any:
@@ -177,7 +186,7 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
         return None
     try:
         with custom_code_context(name):
-            target = load("targets", name)
+            target = load_plugin("targets", name)
     except GradcamError as error:
         raise click.BadParameter(str(error), context, parameter) from error
     if not callable(target) or isinstance(target, type):
@@ -229,9 +238,9 @@ def output_option(text: str, **settings: Any) -> Callable[[Command], Command]:
 
 
 def _to_edit(text: str) -> Any:
-    from gradcam.images.edit import to_edit
+    from gradcam.images.edit import parse_edit
 
-    return to_edit(text)
+    return parse_edit(text)
 
 
 edits = click.option(
@@ -388,9 +397,9 @@ def find_any_method(name: str) -> Method | AttributionMethod:
     try:
         return find_method(name)
     except GradcamError:
-        if is_own(name) or name in installed("methods"):
+        if is_custom(name) or name in list_entry_points("methods"):
             raise
-        raise GradcamError(f"There is no method {name!r}. {offer(name, [*METHODS, *ATTRIBUTIONS])}") from None
+        raise GradcamError(f"There is no method {name!r}. {suggest_names(name, [*METHODS, *ATTRIBUTIONS])}") from None
 
 
 images = click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_images)
@@ -500,7 +509,7 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
         "methods",
         metavar="NAME[,NAME]",
         find=find_all,
-        completions=[*built_in, *installed("methods")],
+        completions=[*built_in, *list_entry_points("methods")],
         help="CAM method (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method."
         f"{_describe_plugins('methods')}{default}",
     )
@@ -544,7 +553,7 @@ def method(default: str) -> Callable[[Command], Command]:
     return click.option(
         "--method",
         metavar="NAME",
-        shell_complete=complete(lambda context: [*METHODS, *installed("methods")]),
+        shell_complete=complete(lambda context: [*METHODS, *list_entry_points("methods")]),
         help=f"CAM method (see `gradcam methods`). FILE.py:NAME is your own method.  [default: {default}]",
     )
 
@@ -556,8 +565,8 @@ def html_page(contents: str) -> Callable[[Command], Command]:
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:
-    if unknown := [name for name in names if name not in SAVED]:
-        raise GradcamError(f"{unknown[0]!r} cannot be saved: choose from {', '.join(SAVED)}.")
+    if unknown := [name for name in names if name not in OUTPUT_KINDS]:
+        raise GradcamError(f"{unknown[0]!r} cannot be saved: choose from {', '.join(OUTPUT_KINDS)}.")
     return names
 
 
@@ -579,9 +588,9 @@ save = names_option(
     "saved",
     metavar="KIND[,KIND]",
     find=_find_saved,
-    completions=SAVED,
+    completions=OUTPUT_KINDS,
     default=("overlay",),
-    help=f"Files to write: {', '.join(SAVED)}; may be repeated.  [default: overlay]",
+    help=f"Files to write: {', '.join(OUTPUT_KINDS)}; may be repeated.  [default: overlay]",
 )
 appearance = combine(
     click.option(

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from gradcam.options import count_cores
-from gradcam.plugins import has_loaded
+from gradcam.plugins import has_loaded_custom_code
 
 # From the GNU C library's malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
@@ -88,7 +88,7 @@ class _LazyModule(ModuleType):
         return getattr(self._load(), self._function)(*args)
 
 
-def end_with(command: Callable[[], object]) -> None:
+def run_and_exit(command: Callable[[], object]) -> None:
     """Run the command, run the exit handlers, and end the process without the usual cleanup.
 
     Python's cleanup of all PyTorch objects would take a tenth of the time for an image, and read 100 MB of libraries.
@@ -113,4 +113,4 @@ def _can_skip_cleanup() -> bool:
     monitoring = getattr(sys, "monitoring", None)
     tools = () if monitoring is None else map(monitoring.get_tool, range(6))
     is_monitored = sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
-    return not (has_loaded() or is_monitored or sys.flags.interactive or sys.flags.inspect)
+    return not (has_loaded_custom_code() or is_monitored or sys.flags.interactive or sys.flags.inspect)

@@ -13,7 +13,7 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
-from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, to_plain
+from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, to_safe_name
 from gradcam.options import DEFAULTS, ExplainOptions
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ class ModelChoice:
     @property
     def suffix(self) -> str:
         """Return the end of an output file's name: the model, its weights and the fit if they are not the defaults."""
-        from gradcam.models.providers import DEFAULT
+        from gradcam.models.providers import DEFAULT_MODEL
 
-        parts = [] if self.model in (None, DEFAULT) else [str(self.model).rpartition("/")[2]]
+        parts = [] if self.model in (None, DEFAULT_MODEL) else [str(self.model).rpartition("/")[2]]
         parts += [] if self.weights is None else [self.weights.stem]
         parts += [] if self.fit == "crop" else [self.fit.replace(":", "-")]
-        return "".join(f"-{to_plain(name)}" for name in parts) + ".png"
+        return "".join(f"-{to_safe_name(name)}" for name in parts) + ".png"
 
 
 @dataclass(frozen=True)

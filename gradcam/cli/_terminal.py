@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO
 import click
 
 from gradcam.cli._settings import OutputMode
-from gradcam.errors import CONTROLS, GradcamWarning, ModelError, describe_unexpected, printable
+from gradcam.errors import CONTROL_CHARACTERS, GradcamWarning, ModelError, describe_unexpected, escape_controls
 from gradcam.models.labels import name_class
-from gradcam.storage.records import Prediction, Record, Report
-from gradcam.storage.retry import LOG
+from gradcam.storage.records import ImageOutcome, Prediction, Record
+from gradcam.storage.retry import WAIT_LOG
 
 if TYPE_CHECKING:
     from gradcam.options import Progress
@@ -185,7 +185,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 MAX_TABLE_ROWS = 32  # if --depth is not given
 
 
-def format_report(report: Report) -> str:
+def format_report(report: ImageOutcome) -> str:
     """Format the report of an image: title, predictions, explanations, the part that the model sees, and a note."""
     name = report.record.image.replace("\\", "/").rpartition("/")[2]
     record = _make_printable(replace(report.record, image=name))
@@ -205,7 +205,7 @@ def _make_printable(record: Record) -> Record:
     """Return the record with the control characters in its texts escaped."""
     parts: list[Any] = [record, *record.predictions, *record.explained]
     texts = {text for part in parts for text in vars(part).values() if isinstance(text, str)}
-    escaped = {text: printable(text) for text in texts if not text.isprintable()}
+    escaped = {text: escape_controls(text) for text in texts if not text.isprintable()}
     if not escaped:
         return record
     printable_record, *printable_parts = [
@@ -297,15 +297,15 @@ def quote_command(words: Sequence[str]) -> str:
 
 
 def _quote(word: str) -> str:
-    if printable(word) == word:
+    if escape_controls(word) == word:
         return shlex.quote(word)
-    escaped = printable(word.replace("\\", "\\\\").replace("'", "\\'"))
+    escaped = escape_controls(word.replace("\\", "\\\\").replace("'", "\\'"))
     return f"$'{escaped}'"  # ANSI-C quoting, which bash, zsh and ksh understand
 
 
 # Control sequences that this package prints itself: line ends, colours, and those of the progress bar.
 OWN_SEQUENCES = r"\n|\r|\t|\x1b\[(?:[0-9;]*m|[AK]|\?25[lh])"
-CONTROL_PATTERN = re.compile(f"({OWN_SEQUENCES})|({CONTROLS.pattern})")
+CONTROL_PATTERN = re.compile(f"({OWN_SEQUENCES})|({CONTROL_CHARACTERS.pattern})")
 
 
 class SafeStream:
@@ -316,7 +316,7 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         """Write the text with foreign control characters escaped."""
-        return self._stream.write(CONTROL_PATTERN.sub(lambda match: match[1] or printable(match[2]), text))
+        return self._stream.write(CONTROL_PATTERN.sub(lambda match: match[1] or escape_controls(match[2]), text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -393,7 +393,7 @@ class Display:
 
     def print_failures(self, manifest: str) -> None:
         for error in self._errors:
-            click.echo(printable(error), err=True)
+            click.echo(escape_controls(error), err=True)
         if self._failed > MAX_LISTED_FAILURES:
             click.echo(f"... and {self._failed - MAX_LISTED_FAILURES} more, listed as failed in {manifest}.", err=True)
 
@@ -491,7 +491,7 @@ def print_above_bar(text: str) -> None:
         bar = ProgressBar.current
         if bar is not None:
             bar.erase()
-        click.echo(printable(text), err=True)
+        click.echo(escape_controls(text), err=True)
         if bar is not None:
             bar.draw()
 
@@ -535,12 +535,12 @@ def find_fitting_depth(depths: Sequence[int]) -> int:
 
 def format_written_path(file: str) -> str:
     """Return a line with an arrow and the path of a written file."""
-    return f"  →  {click.style(printable(file), fg='green')}"
+    return f"  →  {click.style(escape_controls(file), fg='green')}"
 
 
 def format_image_name(image: str) -> str:
     """Return the file name of an image in bold, for a title."""
-    return click.style(printable(image.replace("\\", "/").rpartition("/")[2]), bold=True)
+    return click.style(escape_controls(image.replace("\\", "/").rpartition("/")[2]), bold=True)
 
 
 def _load_torch() -> None:
@@ -576,11 +576,11 @@ def import_torch() -> None:
 def report_waits(output: OutputMode) -> Iterator[None]:
     """Print the log messages about waits and retries on standard error, unless `--quiet` is given."""
     handler = logging.NullHandler() if output.quiet else _PrintAboveBarHandler()
-    LOG.addHandler(handler)
+    WAIT_LOG.addHandler(handler)
     try:
         yield
     finally:
-        LOG.removeHandler(handler)
+        WAIT_LOG.removeHandler(handler)
 
 
 class _PrintAboveBarHandler(logging.Handler):

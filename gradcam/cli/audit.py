@@ -23,7 +23,7 @@ from gradcam.cli._terminal import (
     report_waits,
     show_pass_progress,
 )
-from gradcam.errors import GradcamError, printable
+from gradcam.errors import GradcamError, escape_controls
 
 if TYPE_CHECKING:
     from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster
@@ -105,7 +105,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
 def _print_failures(audit: Audit) -> None:
     reasons = list(audit.failures.values())
     for reason in reasons[:MAX_LISTED_FAILURES]:
-        click.echo(printable(reason), err=True)
+        click.echo(escape_controls(reason), err=True)
     if len(reasons) > MAX_LISTED_FAILURES:
         click.echo(f"... and {len(reasons) - MAX_LISTED_FAILURES} more. Use --json to list them.", err=True)
 
@@ -116,8 +116,8 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     image_count = sum(len(cluster.members) for cluster in clusters)
     yield "   ".join(
         [
-            f"{click.style(printable(audit.model), bold=True)} on {device}",
-            f"{audit.method} at {printable(audit.layer)}",
+            f"{click.style(escape_controls(audit.model), bold=True)} on {device}",
+            f"{audit.method} at {escape_controls(audit.layer)}",
             f"{plural(image_count, 'image')} of {plural(len({c.index for c in clusters}), 'class', 'classes')}",
             plural(len(clusters), "cluster"),
             f"{seconds:.1f} s",
@@ -129,8 +129,9 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
         yield f"  and {len(clusters) - MAX_ROWS} more (use --json to list them)"
     yield ""
     first = clusters[0]
-    yield f"  Most suspicious: {printable(first.describe())}."
-    yield f"  Look at these first: {printable(', '.join(first.members[:3]))}{', ...' if len(first.members) > 3 else ''}"
+    yield f"  Most suspicious: {escape_controls(first.describe())}."
+    ellipsis = ", ..." if len(first.members) > 3 else ""
+    yield f"  Look at these first: {escape_controls(', '.join(first.members[:3]))}{ellipsis}"
 
 
 def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
@@ -139,7 +140,7 @@ def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
         (
             str(rank),
             f"{cluster.suspicion:.2f}",
-            printable(cluster.class_name),
+            escape_controls(cluster.class_name),
             f"{len(cluster.members)} of {cluster.image_count}",
             f"{cluster.where}{' (not clustered)' if cluster.is_rest else ''}",
             f"{cluster.elsewhere} of {cluster.other_image_count}",

@@ -27,20 +27,20 @@ from gradcam.cli._terminal import (
     import_torch,
     report_waits,
 )
-from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, printable
+from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, escape_controls
 from gradcam.options import FORMATS as PICTURE_FORMATS
-from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, PIXELS
-from gradcam.plugins import installed, is_own
+from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, PIXEL_DEVICES
+from gradcam.plugins import is_custom, list_entry_points
 
 if TYPE_CHECKING:
-    from gradcam.batch.engine import Engine, Work
-    from gradcam.batch.findings import MakePage, Request
-    from gradcam.batch.names import Saving
+    from gradcam.batch.engine import BatchWork, Engine
+    from gradcam.batch.findings import ExplainRequest, MakePage
+    from gradcam.batch.names import OutputOptions
     from gradcam.images.jpeg import Codec
     from gradcam.models.classifier import Classifier
-    from gradcam.sources.list import Listing
+    from gradcam.sources.list import InputListing
     from gradcam.sources.shards import FailureLimit, Shard
-    from gradcam.storage.clear import Mode
+    from gradcam.storage.clear import ExistingRunMode
     from gradcam.storage.store import Store
 
 RAY_DEVICES = ("auto", "cpu", "cuda")
@@ -51,14 +51,14 @@ def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
     return load_model(replace(choice, device=device), layer=layer)
 
 
-def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[str, Any]:
+def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions) -> dict[str, Any]:
     """Return the settings for run.json, by option names. Automatic values are resolved."""
-    from gradcam.batch.findings import name_target
+    from gradcam.batch.findings import name_target_function
     from gradcam.models.preprocess import describe_preprocess
 
     classifier, request = work.classifier, work.request
     target = cast(Any, request.target)
-    reshape, name = settings.options.get("reshape"), name_target(target)  # as given, not as detected
+    reshape, name = settings.options.get("reshape"), name_target_function(target)  # as given, not as detected
     target_settings = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
@@ -126,7 +126,7 @@ class BatchOptions:
     @property
     def destination(self) -> Destination:
         """Return the place of the results, and how to treat the results of an earlier run."""
-        mode: Mode = "resume" if self.resume else "overwrite" if self.overwrite else "new"
+        mode: ExistingRunMode = "resume" if self.resume else "overwrite" if self.overwrite else "new"
         return Destination(self.folder, mode, self.shard, self.report)
 
 
@@ -142,7 +142,7 @@ class BatchArguments:
 
 def run_batch(arguments: BatchArguments) -> int:
     """Explain the images, print a summary, and return the exit status. Raise errors only before the first image."""
-    from gradcam.batch.names import Saving, check_outputs, check_panel, plan_stems
+    from gradcam.batch.names import OutputOptions, check_outputs, check_panel, plan_stems
     from gradcam.sources.list import list_inputs
 
     choice, settings = arguments.choice, arguments.settings
@@ -154,11 +154,13 @@ def run_batch(arguments: BatchArguments) -> int:
         engine, device = _start_engine(choice, settings, stack)
         work = _resolve(_find_work(arguments, listing, device), arguments)
         if choice.resume:
-            from gradcam.batch.formats.records import check_classes
+            from gradcam.batch.formats.records import check_recorded_classes
 
-            check_classes(choice.folder, work.items, work.classifier)
+            check_recorded_classes(choice.folder, work.items, work.classifier)
         kinds, stems = tuple(dict.fromkeys(choice.saved)), plan_stems(listing.items)
-        saving = Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
+        saving = OutputOptions(
+            kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report
+        )
         if not choice.output_format.has_files:  # Without files, no names can collide.
             check_panel(saving, work.request)
         else:
@@ -177,18 +179,18 @@ def _start_engine(choice: BatchOptions, settings: Settings, stack: contextlib.Ex
     model, layers = settings.model, settings.layers
     load = partial(load_on, model, layers[0] if layers else None)
     if choice.engine == "local":
-        from gradcam.batch.engine import explain_here
+        from gradcam.batch.engine import explain_locally
         from gradcam.models.device import find_device, list_gpus
 
         gpus = list_gpus() if model.device == "cuda" else []
         if len(gpus) < 2 and choice.processes == 1:
-            return explain_here, None
+            return explain_locally, None
         from gradcam.batch.processes import ProcessEngine
 
         device = "cuda" if gpus else str(find_device(model.device))
         return ProcessEngine(load, (gpus or [device]) * choice.processes, choice.workers), device.partition(":")[0]
     from gradcam.batch.ray.engine import RayEngine
-    from gradcam.batch.ray.session import find_layout, joined
+    from gradcam.batch.ray.session import connect, find_layout
 
     if model.device not in RAY_DEVICES:
         raise click.UsageError(
@@ -196,14 +198,14 @@ def _start_engine(choice: BatchOptions, settings: Settings, stack: contextlib.Ex
         )
     if choice.actors_per_gpu > 1 and model.device == "cpu":
         raise click.UsageError("--actors-per-gpu needs GPUs, but --device is cpu: remove one of them.")
-    ray = stack.enter_context(joined(choice.address))
+    ray = stack.enter_context(connect(choice.address))
     layout = find_layout(ray, model.device, choice.actors_per_gpu)
     return RayEngine(ray, layout, load, choice.workers), layout.device
 
 
-def _find_work(arguments: BatchArguments, listing: Listing, device: str | None) -> Work:
+def _find_work(arguments: BatchArguments, listing: InputListing, device: str | None) -> BatchWork:
     """Load the model and collect the images of this shard. Raise `click.UsageError` if options contradict the list."""
-    from gradcam.batch.engine import Work
+    from gradcam.batch.engine import BatchWork
     from gradcam.batch.pool import choose_batch_size
     from gradcam.options import count_cores
 
@@ -231,7 +233,7 @@ def _find_work(arguments: BatchArguments, listing: Listing, device: str | None) 
         )
     for name in dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None):
         classifier.find_class(name)
-    return Work(
+    return BatchWork(
         classifier=classifier,
         request=request,
         items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
@@ -243,37 +245,37 @@ def _find_work(arguments: BatchArguments, listing: Listing, device: str | None) 
     )
 
 
-def _find_codec(choice: BatchOptions, model: Classifier, request: Request, device: str | None) -> Codec | None:
+def _find_codec(choice: BatchOptions, model: Classifier, request: ExplainRequest, device: str | None) -> Codec | None:
     """Return the codec for pixels on the device; None for the CPU. Ray's actors always decode on the CPU."""
-    from gradcam.batch.device import find_pixels
+    from gradcam.batch.device import find_device_codec
 
-    return find_pixels("cpu" if choice.engine == "ray" else choice.pixels, model, request, device)
+    return find_device_codec("cpu" if choice.engine == "ray" else choice.pixels, model, request, device)
 
 
-def _resolve(work: Work, arguments: BatchArguments) -> Work:
+def _resolve(work: BatchWork, arguments: BatchArguments) -> BatchWork:
     """Resolve the automatic settings of the work. A resumed run keeps its original layers."""
-    from gradcam.batch.findings import resolve
+    from gradcam.batch.findings import resolve_settings
     from gradcam.storage.clear import list_earlier_layers
 
     destination, classifier = arguments.choice.destination, work.classifier
     layers = list_earlier_layers(destination.place, destination.part, destination.mode)
     with contextlib.redirect_stdout(sys.stderr):  # Custom models may print.
-        resolved = resolve(classifier, work.request)
+        resolved = resolve_settings(classifier, work.request)
         if layers and layers != resolved.get("layers", layers):
             fields = work.request.to_layer_fields(classifier, layers)
             classifier = replace(classifier, **fields)
             work = replace(work, classifier=classifier, resumed_layers=fields)
-            resolved = resolve(classifier, work.request)
+            resolved = resolve_settings(classifier, work.request)
     return replace(work, resolved=resolved)
 
 
 def _open_results(
-    arguments: BatchArguments, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]
+    arguments: BatchArguments, listing: InputListing, work: BatchWork, saving: OutputOptions, stems: dict[str, str]
 ) -> OpenRun:
-    from gradcam.batch.device import describe_pixels
+    from gradcam.batch.device import describe_image_processing
     from gradcam.batch.formats.records import open_results
     from gradcam.batch.save import describe_weights
-    from gradcam.storage.run_file import Run, describe_files, describe_root
+    from gradcam.storage.run_file import RunSettings, describe_root, fingerprint_user_files
 
     settings, choice = arguments.settings, arguments.choice
     extras = {"listed_classes": listing.has_classes, "output_format": choice.output_format.name}
@@ -291,12 +293,12 @@ def _open_results(
     extras |= {"pages": True} if choice.pages else {}
     codec = _find_codec(choice, work.classifier, work.request, work.device)
     # Earlier versions store no "pixels", and their runs on the CPU can be resumed.
-    extras |= {} if codec is None else {"pixels": describe_pixels(codec, saving)}
-    run = Run(
+    extras |= {} if codec is None else {"pixels": describe_image_processing(codec, saving)}
+    run = RunSettings(
         device=str(work.device or work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
-        settings=describe_settings(settings, work, saving) | extras | describe_files(custom_code),
+        settings=describe_settings(settings, work, saving) | extras | fingerprint_user_files(custom_code),
         inputs=list(arguments.inputs),
         root=describe_root(listing.root, choice.folder),
         images=len(work.items),
@@ -309,14 +311,14 @@ def _open_results(
 def _explain(
     results: OpenRun,
     stems: dict[str, str],
-    saving: Saving,
-    work: Work,
+    saving: OutputOptions,
+    work: BatchWork,
     arguments: BatchArguments,
     *,
     engine: Engine,
     left_out: int,
 ) -> int:
-    from gradcam.batch.engine import explain_into
+    from gradcam.batch.engine import explain_to_run
     from gradcam.batch.save import Saver
     from gradcam.report import draw_views, write_report
     from gradcam.sources.shards import TooManyFailuresError
@@ -326,13 +328,13 @@ def _explain(
     display = Display(arguments.output, len(names), sum(name in results.done for name in names))
 
     def stop(reason: str) -> None:
-        click.echo(printable(reason), err=True)  # Printed first, because closing a store may take long.
+        click.echo(escape_controls(reason), err=True)  # Printed first, because closing a store may take long.
         with contextlib.suppress(OutputError, StoreError):  # An error of the same place has already been printed.
             results.close()
         display.print_stop(results.recorded)
 
     try:
-        records = explain_into(results, saver, work, choice.limit, engine=engine)
+        records = explain_to_run(results, saver, work, choice.limit, engine=engine)
         # Close the generator here: a traceback would keep its threads alive after another run has taken the folder.
         with contextlib.closing(records), display.show_bar():
             for record in records:
@@ -357,7 +359,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Format:
         if isinstance(value, Format):
             return value
-        name = value if is_own(value) else super().convert(value, parameter, context)
+        name = value if is_custom(value) else super().convert(value, parameter, context)
         try:
             with custom_code_context(name):
                 return find_format(name)
@@ -383,7 +385,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.number("--quality", "Quality of jpg and webp, from 1 to 100.", 90, maximum=100, metavar="Q")
 @click.option(
     "--output-format",
-    type=FormatName([*FORMATS, *(name for name in installed("formats") if name not in FORMATS)]),
+    type=FormatName([*FORMATS, *(name for name in list_entry_points("formats") if name not in FORMATS)]),
     default="files",
     show_default=True,
     help="Format of the results. "
@@ -402,7 +404,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.number("--processes", "Number of processes per GPU, each with its own model.", 1, maximum=100)
 @options.choice(
     "--pixels",
-    PIXELS,
+    PIXEL_DEVICES,
     "Where images are decoded, resized, drawn and encoded. auto: on the CPU; device: on the GPU, experimental.",
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier run: explain images that are missing or failed.")

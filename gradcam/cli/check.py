@@ -26,11 +26,11 @@ from gradcam.cli._terminal import (
     import_torch,
     show_pass_progress,
 )
-from gradcam.errors import GradcamError, printable
-from gradcam.evaluation.controls import CONTROLS, find_explained
+from gradcam.errors import GradcamError, escape_controls
+from gradcam.evaluation.controls import CONTROLS, find_explainable
 from gradcam.images.files import OutputNames, join_name
 from gradcam.options import MAX_SEED
-from gradcam.plugins import installed
+from gradcam.plugins import list_entry_points
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class CheckResult:
 
     def format(self) -> str:
         """Format the explained class, the outcome and reason of each test, the verdict and the panel."""
-        from gradcam.evaluation.checks.findings import PASSED
+        from gradcam.evaluation.checks.findings import PASSED_NOTE
 
         verdict = self.verdict
         if verdict is None:
@@ -75,11 +75,13 @@ class CheckResult:
         title = [
             format_image_name(self.image),
             f"{width} x {height}",
-            f"{printable(verdict.model)} on {self.device}",
+            f"{escape_controls(verdict.model)} on {self.device}",
             f"{self.seconds:.1f} s",
         ]
-        place = "" if verdict.layer is None else f" at {printable(verdict.layer)}"
-        subject = f"  {printable(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
+        place = "" if verdict.layer is None else f" at {escape_controls(verdict.layer)}"
+        subject = (
+            f"  {escape_controls(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
+        )
         lines = ["   ".join(title), subject, ""]
         indent = " " * (COLUMN + 4)
         for test in verdict.tests:
@@ -90,7 +92,7 @@ class CheckResult:
                 test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
             )
             lines += [heading, *reason, ""]
-        meaning = f" {PASSED}" if verdict.outcome == "passed" else ""
+        meaning = f" {PASSED_NOTE}" if verdict.outcome == "passed" else ""
         lines.append(f"  Verdict: {_style(verdict.outcome)}.{meaning}")
         lines += textwrap.wrap(
             verdict.summary, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
@@ -111,7 +113,7 @@ def _style(outcome: str) -> str:
     "methods",
     metavar="NAME[,NAME]",
     find=list,
-    completions=[*METHODS, *CONTROLS, *installed("methods")],
+    completions=[*METHODS, *CONTROLS, *list_entry_points("methods")],
     help="CAM method to test (see `gradcam methods`); may be repeated. "
     f"You can also test a control map, which should not pass: {', '.join(CONTROLS)}.  "
     "[default: gradcam, or the task's default]",
@@ -154,7 +156,7 @@ def check_command(
     require_images(images, output)
     import_torch()
     with custom_code_context(*params["methods"]):
-        methods: dict[str, Any] = {method.name: method for method in map(find_explained, params["methods"])}
+        methods: dict[str, Any] = {method.name: method for method in map(find_explainable, params["methods"])}
     methods = methods or {"": None}  # the default method of the model
     settings = to_single_target_settings(params, params["class_"])
     destination = find_destination(

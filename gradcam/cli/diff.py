@@ -24,9 +24,9 @@ from gradcam.cli._terminal import (
     shorten_name,
     show_pass_progress,
 )
-from gradcam.errors import GradcamError, LayerError, ModelError, OutputError, printable
-from gradcam.evaluation.snapshots.gate import ALIKE, NAMES, Gate, read_condition
-from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_whole
+from gradcam.errors import GradcamError, LayerError, ModelError, OutputError, escape_controls
+from gradcam.evaluation.snapshots.gate import CONDITION_NAMES, MIN_ALIKE_CORRELATION, Gate, parse_condition
+from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_atomically
 from gradcam.models.labels import name_class
 from gradcam.options import PRECISIONS
 from gradcam.storage.disk import describe_os_error
@@ -97,7 +97,7 @@ def _split_arguments(words: Sequence[str], against: Path | None, save: Path | No
 @click.option(
     "--alike",
     type=options.real(-1, 1),
-    default=ALIKE,
+    default=MIN_ALIKE_CORRELATION,
     show_default=True,
     metavar="R",
     help="Smallest rank correlation at which two heatmaps count as alike.",
@@ -119,9 +119,9 @@ def _split_arguments(words: Sequence[str], against: Path | None, save: Path | No
     "conditions",
     metavar="CONDITION",
     multiple=True,
-    type=options.Parser("condition", read_condition),
+    type=options.Parser("condition", parse_condition),
     help="Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if any image meets it. "
-    f"'mean agree<1' tests the mean of all images. Names: {', '.join(NAMES)}.",
+    f"'mean agree<1' tests the mean of all images. Names: {', '.join(CONDITION_NAMES)}.",
 )
 @click.option(
     "--junit",
@@ -167,9 +167,8 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: A
     if as_json:
         _print_records(diff, gate, panels)
     elif not quiet:
-        heading = (
-            f"{' → '.join(map(printable, titles))}   {_describe_place(diff)}   {time.perf_counter() - start:.1f} s"
-        )
+        models, seconds = " → ".join(map(escape_controls, titles)), time.perf_counter() - start
+        heading = f"{models}   {_describe_place(diff)}   {seconds:.1f} s"
         written = [params["output"], params["page"], params["junit"]]
         arrows = [format_written_path(str(path)) for path in written if path]
         click.echo(
@@ -207,12 +206,12 @@ def _title(choice: ModelChoice) -> str:
 
 
 def _save(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) -> int:
-    from gradcam.evaluation.snapshots.snapshot import check_place, take_snapshot
+    from gradcam.evaluation.snapshots.snapshot import check_snapshot_path, take_snapshot
 
     if params["conditions"] or params["junit"] or params["page"] or params["output"]:
         raise click.UsageError("--save compares nothing: remove --fail-if, --junit, --page and --output.")
     path: Any = arguments.save
-    check_place(path)
+    check_snapshot_path(path)
     classifier, title = _load("new", arguments.models[0], params)
     print_notes(classifier.notes, output)
     with custom_code_context(params["method"]), show_pass_progress(output) as progress:
@@ -234,7 +233,8 @@ def _save(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) 
     elif not output.quiet:
         origin = snap.origin
         click.echo(
-            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {plural(len(snap.entries), 'image')}"
+            f"{escape_controls(title)}   {origin.method} at {escape_controls(origin.layer)}   "
+            f"{plural(len(snap.entries), 'image')}"
         )
         click.echo(format_written_path(str(path)))
     return int(bool(snap.failures))
@@ -266,7 +266,7 @@ def _compare(arguments: DiffArguments, params: dict[str, Any], output: OutputMod
 
 
 def _describe_place(diff: Diff) -> str:
-    layers = dict.fromkeys(printable(origin.layer) for origin in (diff.old, diff.new))
+    layers = dict.fromkeys(escape_controls(origin.layer) for origin in (diff.old, diff.new))
     return f"{diff.new.method} at {' → '.join(layers)}"
 
 
@@ -302,12 +302,12 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
 
 def _shorten_start(name: str) -> str:
     """Shorten an image's name to its end, which distinguishes it from other images."""
-    plain = printable(name)
+    plain = escape_controls(name)
     return plain if len(plain) <= MAX_NAME else f"…{plain[1 - MAX_NAME :]}"
 
 
 def _format_prediction(top: Prediction) -> str:
-    return f"{shorten_name(printable(name_class(top.index, top.label)), MAX_NAME)} {100 * top.probability:.0f} %"
+    return f"{shorten_name(escape_controls(name_class(top.index, top.label)), MAX_NAME)} {100 * top.probability:.0f} %"
 
 
 def _describe_gate(gate: Gate) -> Iterator[str]:
@@ -315,9 +315,9 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
     for condition in gate.conditions:
         cases = [case for case in gate.cases if condition in case.met]
         if cases:
-            parsed = read_condition(condition)
+            parsed = parse_condition(condition)
             worst = sorted(cases, key=lambda case: case.values[parsed.name], reverse=parsed.sign == ">")[0]
-            example = f"{printable(worst.name)} has {worst.values[parsed.name]:.4g}"
+            example = f"{escape_controls(worst.name)} has {worst.values[parsed.name]:.4g}"
             image_count = "" if parsed.of_mean else f" in {plural(len(cases), 'image')}"
             yield f"Failed: {condition}{image_count}: {example}"
 
@@ -401,6 +401,6 @@ def _to_card(row: ImageDiff) -> Card:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        write_whole(path, data)
+        write_atomically(path, data)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({describe_os_error(error)})") from error

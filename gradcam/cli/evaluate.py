@@ -30,17 +30,24 @@ from gradcam.cli._terminal import (
     report_waits,
     show_progress_bar,
 )
-from gradcam.errors import OutputError, StoreError, printable, to_pip_command
+from gradcam.errors import OutputError, StoreError, escape_controls, to_pip_command
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
-from gradcam.evaluation.study.plan import DEFAULT_METHODS, METHOD_GROUPS, Agenda, StudyOptions, describe_cost, make_plan
+from gradcam.evaluation.study.plan import (
+    DEFAULT_METHODS,
+    METHOD_GROUPS,
+    StudyOptions,
+    StudyPlan,
+    describe_cost,
+    make_plan,
+)
 from gradcam.options import MAX_SEED
-from gradcam.plugins import installed
+from gradcam.plugins import list_entry_points
 
 if TYPE_CHECKING:
     from gradcam.evaluation.intervals import Interval
     from gradcam.evaluation.study.journal import Journal, Mode
-    from gradcam.evaluation.study.results import Judgement, Ranking, Results
+    from gradcam.evaluation.study.results import Ranking, Results, StudyEntry
     from gradcam.evaluation.study.run import Study
 
 Rankings = Mapping[tuple[str, str], "Ranking"]
@@ -64,7 +71,7 @@ MAX_LISTED_METHODS = 3  # in the last line
     "--method",
     "methods",
     find=list,
-    completions=[*METHODS, *METHOD_GROUPS, *CONTROLS, *installed("methods")],
+    completions=[*METHODS, *METHOD_GROUPS, *CONTROLS, *list_entry_points("methods")],
     metavar="NAME[,NAME]",
     help=f"CAM method to compare (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method. "
     f"Groups: {', '.join(METHOD_GROUPS)}.  [default: {','.join(DEFAULT_METHODS)}]",
@@ -73,9 +80,9 @@ MAX_LISTED_METHODS = 3  # in the last line
     "--metric",
     "metrics",
     find=list,
-    completions=[*METRICS, *installed("metrics"), *GROUPS, "all"],
+    completions=[*METRICS, *list_entry_points("metrics"), *GROUPS, "all"],
     metavar="NAME[,NAME]",
-    help=f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *installed('metrics')])}, or "
+    help=f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *list_entry_points('metrics')])}, or "
     f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: all groups except soundness; "
     "without --annotations, also except 'annotations']",
 )
@@ -148,12 +155,12 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
             try:
                 return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
             except (OutputError, StoreError) as error:  # Results up to the error are stored.
-                click.echo(printable(str(error)), err=True)
+                click.echo(escape_controls(str(error)), err=True)
                 return 1
 
 
 def _prepare(
-    items: Sequence[Any], plan: Agenda, study_options: StudyOptions, settings: Settings, output: OutputMode
+    items: Sequence[Any], plan: StudyPlan, study_options: StudyOptions, settings: Settings, output: OutputMode
 ) -> Study:
     import_torch()
     from gradcam.evaluation.study.prepare import prepare_study
@@ -194,8 +201,8 @@ def _print_start(study: Study, output: OutputMode) -> None:
         click.echo(line, err=True)
 
 
-def _run(study: Study, journal: Journal | None, output: OutputMode) -> list[Judgement]:
-    entries: list[Judgement] = []
+def _run(study: Study, journal: Journal | None, output: OutputMode) -> list[StudyEntry]:
+    entries: list[StudyEntry] = []
     standard_output = sys.stdout
     try:
         with show_progress_bar(output, "heatmaps", study.total) as bar:
@@ -215,7 +222,7 @@ def _run(study: Study, journal: Journal | None, output: OutputMode) -> list[Judg
 
 def _finish(study: Study, results: Results, paths: ResultPaths | None, output: OutputMode) -> int:
     for entry in results.failures:
-        click.echo(printable(entry.error or entry.image), err=True)
+        click.echo(escape_controls(entry.error or entry.image), err=True)
     if not results.judged():
         click.echo("No image could be evaluated.", err=True)
         return 1
@@ -287,7 +294,7 @@ def _write_all(study: Study, results: Results, paths: ResultPaths, output: Outpu
 
 def format_results(results: Results, *, width: int | None = None) -> str:
     """Format the table of means, the table of differences from the best method, a legend and a conclusion."""
-    from gradcam.evaluation.study.results import compare_methods, describe_shortage
+    from gradcam.evaluation.study.results import compare_methods, describe_too_few_images
 
     rankings, plan = compare_methods(results), results.plan
     columns = width or shutil.get_terminal_size((WIDTH, 24)).columns
@@ -308,7 +315,7 @@ def format_results(results: Results, *, width: int | None = None) -> str:
         FOOLED: any(ranking.beats_all for ranking in rankings.values()),
     }
     lines += [f"{mark} {LEGEND[mark]}" for mark, is_used in used_marks.items() if is_used]
-    lines += (describe_shortage(rankings) or "").replace(". ", ".\n").splitlines()
+    lines += (describe_too_few_images(rankings) or "").replace(". ", ".\n").splitlines()
     return "\n".join([*lines, *_format_conclusion(results, rankings, ranked_metrics)])
 
 

@@ -25,7 +25,7 @@ from gradcam.cli._terminal import (
     quote_command,
     shorten_name,
 )
-from gradcam.errors import LayerError, join_names, nearest, printable, shorten
+from gradcam.errors import LayerError, escape_controls, find_similar_names, join_names, shorten
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     skeleton = survey.skeleton
     size = " x ".join(map(str, (skeleton.channels, *skeleton.size)))
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
-    lines = ["   ".join([click.style(printable(skeleton.name), bold=True), size, f"{count:,} parameters"])]
+    lines = ["   ".join([click.style(escape_controls(skeleton.name), bold=True), size, f"{count:,} parameters"])]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
@@ -86,8 +86,8 @@ def _cells(row: LayerRow) -> tuple[str, ...]:
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
     parameters = f"{row.parameters:,}" if row.parameters else "-"
     output = "-" if row.shape is None else format_shape(row.shape)
-    kind = printable(shorten_name(row.type, MAX_TYPE))
-    return printable(row.name), kind, output, _stride(row), parameters, place
+    kind = escape_controls(shorten_name(row.type, MAX_TYPE))
+    return escape_controls(row.name), kind, output, _stride(row), parameters, place
 
 
 def _stride(row: LayerRow) -> str:
@@ -138,19 +138,19 @@ def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as
     check_model_name(name)
     import_torch()
 
-    from gradcam.models.providers import DEFAULT
+    from gradcam.models.providers import DEFAULT_MODEL
     from gradcam.models.skeletons import survey
 
     size = (choice.size, choice.size) if isinstance(choice.size, int) else choice.size
     with custom_code_context(name):
-        model_survey = survey(name or DEFAULT, size=size)
+        model_survey = survey(name or DEFAULT_MODEL, size=size)
     rows = _select_rows(model_survey.rows, pattern, depth, show_all=show_all or as_json)
     if as_json:
         for row in rows:
             fields = {key.removeprefix("is_"): value for key, value in asdict(row).items()}
             click.echo(json.dumps({"schema": SCHEMA, "model": model_survey.skeleton.name, **fields}))
     else:
-        words = replace(choice, model=None if name == DEFAULT else name).to_words()
+        words = replace(choice, model=None if name == DEFAULT_MODEL else name).to_words()
         words += [] if model["reshape"] is None else ["--reshape", to_word(model["reshape"])]
         click.echo(format_layers(model_survey, rows, words))
     return 0
@@ -178,7 +178,7 @@ def _find_matching(rows: Sequence[LayerRow], pattern: str) -> Sequence[LayerRow]
     glob = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     matching = [row for row in rows if fnmatch.fnmatchcase(row.name, glob)]
     if not matching:
-        offers = nearest(pattern, [row.name for row in rows])
+        offers = find_similar_names(pattern, [row.name for row in rows])
         hint = f" Nearest: {join_names(offers)}." if offers else ""
         raise LayerError(f"No layer name matches {shorten(pattern)}.{hint}")
     return matching

@@ -13,7 +13,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete
 from gradcam.cli._options import find_any_method
 from gradcam.errors import GradcamError
-from gradcam.plugins import installed
+from gradcam.plugins import list_entry_points
 
 TITLES = ("method", "forward passes", "summary")
 
@@ -48,7 +48,7 @@ def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
 
 
 def _find_installed() -> Iterator[Method | AttributionMethod]:
-    for name in installed("methods"):
+    for name in list_entry_points("methods"):
         try:
             yield find_any_method(name)
         except GradcamError as error:  # noqa: PERF203  (a broken plug-in must not hide the others)

@@ -11,7 +11,7 @@ import click
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_models
 from gradcam.cli._terminal import import_torch
-from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def models_command(pattern: str | None, as_json: bool) -> int:
         entry for entry in entries if lowered in entry.name.lower() or fnmatch.fnmatch(entry.name.lower(), lowered)
     ]
     if not matching:
-        offers = nearest(pattern or "", [entry.name for entry in entries])
+        offers = find_similar_names(pattern or "", [entry.name for entry in entries])
         hint = f"Nearest: {join_names(offers)}." if offers else "`gradcam models` lists all models."
         raise ModelError(f"There is no model whose name contains {shorten(pattern)}. {hint}")
     width = max(len(entry.name) for entry in matching)
@@ -56,16 +56,16 @@ def _list_models() -> list[ModelEntry]:
     import_torch()
 
     from gradcam.models.providers import PROVIDERS
-    from gradcam.models.providers.torchvision import cached_file, find_task_of, list_names, list_weights
+    from gradcam.models.providers.torchvision import find_cache_path, find_task, list_names, list_weights
 
     entries = [ModelEntry(PROVIDERS[0].form, PROVIDERS[0].summary)]
     for name in list_names():
         enum = list_weights(name)
         members = [enum.DEFAULT, *(member for member in enum if member is not enum.DEFAULT)]
         is_downloaded = {
-            member.name: cached_file(member).exists() for member in members if member.meta.get("categories")
+            member.name: find_cache_path(member).exists() for member in members if member.meta.get("categories")
         }
-        entries.append(ModelEntry(name, "", is_downloaded, find_task_of(name)))
+        entries.append(ModelEntry(name, "", is_downloaded, find_task(name)))
     return entries
 
 

@@ -18,7 +18,7 @@ from gradcam.cli._page import PageMaker
 from gradcam.cli._settings import OutputMode, to_settings
 from gradcam.cli._terminal import format_image_name, format_written_path, show_pass_progress
 from gradcam.cli.batch import BatchArguments, BatchOptions, run_batch
-from gradcam.errors import printable
+from gradcam.errors import escape_controls
 from gradcam.images.files import is_url, join_name
 
 PAGE_SUFFIXES = (".html", ".htm")
@@ -121,15 +121,16 @@ def _write_page(
     if not output_mode.quiet:
         target, seconds = page.targets, time.perf_counter() - start
         height, width = page.image.shape[:2]
-        by = f"{printable(page.model)} on {classifier.device}"
+        by = f"{escape_controls(page.model)} on {classifier.device}"
         sets = [f"{maps.method} at {maps.layer}" for maps in page.maps]
         click.echo("   ".join([format_image_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))
         click.echo(
-            f"\n  {printable(target.names[page.first])}, and {len(target.names) - 1:,} more; {printable(', '.join(sets))}"
+            f"\n  {escape_controls(target.names[page.first])}, and {len(target.names) - 1:,} more; "
+            f"{escape_controls(', '.join(sets))}"
         )
         if page.verdict is not None:
-            click.echo(f"  Check: {page.verdict['outcome']}. {printable(page.verdict['summary'])}")
+            click.echo(f"  Check: {page.verdict['outcome']}. {escape_controls(page.verdict['summary'])}")
         for note in page.notes:
-            click.echo(f"  {printable(note)}")
+            click.echo(f"  {escape_controls(note)}")
         click.echo(f"{format_written_path(str(file))}   {file.stat().st_size / 1e6:.2f} MB\n")
     return 0

@@ -18,7 +18,7 @@ from gradcam.cli._job import load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice, to_word
 from gradcam.cli._terminal import import_torch, plural, print_above_bar, quote_command, report_waits, show_pass_progress
 from gradcam.errors import GradcamError, LayerError
-from gradcam.evaluation.intervals import ENOUGH
+from gradcam.evaluation.intervals import MIN_IMAGES_FOR_COMPARISON
 from gradcam.options import MAX_SEED, SCORES
 from gradcam.renames import RECOMMEND, REMOVED_IN, add_old_keys
 from gradcam.storage.records import SCHEMA
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gradcam.evaluation.recommendation import Answer, Recommendation, Row
     from gradcam.models.classifier import Classifier
     from gradcam.models.preprocess import Prepared
-    from gradcam.sources.contents import Item
+    from gradcam.sources.contents import InputImage
 
 COLUMNS = {"order": "order ↑", "objects": "on objects ↑", "road": "ROAD ↑", "mass": "mass", "maximum": "maximum"}
 NUMBERS = {"order": "order in mosaics", "road": "ROAD", "objects": "order on annotated objects"}
@@ -118,7 +118,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
     output = OutputMode(as_json, quiet)
     import_torch()
     from gradcam.evaluation.annotations import read_annotations
-    from gradcam.evaluation.recommendation import check_layers, recommend
+    from gradcam.evaluation.recommendation import recommend, resolve_layer_names
     from gradcam.sources.list import list_inputs
 
     if (old_value := params.pop("least")) is not None:
@@ -129,7 +129,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
         listing = list_inputs(inputs)
         classifier = _load(choice, layers)
         options = {name: params[name] for name in ("scores", "min_probability", "seed", "reshape")}
-        options["layers"] = check_layers(classifier.model, layers) if layers else None
+        options["layers"] = resolve_layer_names(classifier.model, layers) if layers else None
         print_notes(classifier.notes, output)
         names, path = [item.name for item in listing.items], params["annotations"]
         annotations = None if path is None else read_annotations(path, names=names, find_class=classifier.find_class)
@@ -158,20 +158,22 @@ def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
         return load_model(choice, layer=layers[0])
 
 
-def _sample(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
+def _sample(items: Sequence[InputImage], limit: int, seed: int) -> list[InputImage]:
     """Sample images at random, because the first images of a folder may all belong to one class. Keep their order."""
     import torch
 
-    from gradcam.evaluation.subject import draw
+    from gradcam.evaluation.subject import make_generator
 
     if len(items) <= limit:
         return list(items)
-    indices = torch.randperm(len(items), generator=draw(seed, "pictures"), dtype=torch.int64, device="cpu")[:limit]
+    indices = torch.randperm(len(items), generator=make_generator(seed, "pictures"), dtype=torch.int64, device="cpu")[
+        :limit
+    ]
     return [items[index] for index in sorted(indices.tolist())]
 
 
 def _read(
-    classifier: Classifier, items: Sequence[Item], annotations: Annotations | None
+    classifier: Classifier, items: Sequence[InputImage], annotations: Annotations | None
 ) -> tuple[dict[str, Tensor], dict[str, dict[int, Tensor]], int]:
     """Read the images. Return their tensors, the masks of their annotated objects, and the number of failures."""
     from gradcam.batch.read import read_item
@@ -256,8 +258,11 @@ class RecommendResult:
     def _sentences(self) -> Iterator[str]:
         """Yield the answer to each question, its reason and the command."""
         result = self.recommendation
-        if len(result.images) < ENOUGH:
-            yield f"{len(result.images)} images are too few: with fewer than {ENOUGH}, only the default is recommended."
+        if len(result.images) < MIN_IMAGES_FOR_COMPARISON:
+            yield (
+                f"{len(result.images)} images are too few: with fewer than {MIN_IMAGES_FOR_COMPARISON}, only the default is "
+                "recommended."
+            )
         for title, answer in (
             (SINGLE_QUESTION, result.single_object),
             (SEVERAL_QUESTION, result.several_objects),

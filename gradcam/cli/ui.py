@@ -22,7 +22,7 @@ from gradcam.cli._job import load_model, print_notes
 from gradcam.cli._page import to_code
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import TerminationSignal, acknowledge_signals, import_torch
-from gradcam.errors import GradcamError, printable, to_pip_command
+from gradcam.errors import GradcamError, escape_controls, to_pip_command
 
 if TYPE_CHECKING:
     from gradcam.images.read import Pixels
@@ -72,7 +72,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         import uvicorn  # noqa: F401  (raises if it is not installed)
 
         import_torch()
-        from gradcam.models.providers import DEFAULT
+        from gradcam.models.providers import DEFAULT_MODEL
         from gradcam.ui.answers import Explainer
         from gradcam.ui.models import ModelCache, ModelRequest
         from gradcam.ui.pictures import ImageStrip, list_images
@@ -87,7 +87,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     print_notes(models.get(ModelRequest()).classifier.notes, OutputMode(as_json=False, quiet=False))
     explainer = Explainer(models, ImageStrip(files, _make_read_pixels(models.get(ModelRequest()).classifier)))
     explainer.warm_up()
-    server = Server(explainer, PageSettings(default_choice.model or DEFAULT))
+    server = Server(explainer, PageSettings(default_choice.model or DEFAULT_MODEL))
     address = sockets[0].getsockname()[0].partition("%")[0]
     if not ipaddress.ip_address(address).is_loopback:
         click.echo(
@@ -149,10 +149,10 @@ def _make_read_pixels(classifier: Classifier) -> Callable[[Any], Pixels]:
 
 def _load(default_choice: ModelChoice, reshape: Any, request: ModelRequest) -> LoadedModel:
     """Load a model for the page. The options of the command line apply only to the model that was given there."""
-    from gradcam.models.providers import DEFAULT
+    from gradcam.models.providers import DEFAULT_MODEL
     from gradcam.ui.models import LoadedModel
 
-    is_default = request.model in (None, default_choice.model or DEFAULT)
+    is_default = request.model in (None, default_choice.model or DEFAULT_MODEL)
     choice = default_choice
     if not is_default:
         choice = ModelChoice(
@@ -182,7 +182,9 @@ def _bind(host: str, port: int) -> socket.socket:
             raise GradcamError(
                 f"gradcam ui is already running on port {port}: use the address that it printed, or give --port 0."
             ) from error
-        raise GradcamError(f"{printable(host)}:{port} cannot be used ({error.strerror}): give --port 0.") from error
+        raise GradcamError(
+            f"{escape_controls(host)}:{port} cannot be used ({error.strerror}): give --port 0."
+        ) from error
     return listener
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradcam import plugins
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import METHODS, find_method, offer
+from gradcam.cam.methods.table import METHODS, find_method, suggest_names
 from gradcam.errors import GradcamError, shorten
-from gradcam.options import load_late
+from gradcam.options import import_function
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 # A function of a model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W), from any library.
-Explain = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
+ExplainFunction = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Control:
     @property
     def make(self) -> Callable[[Tensor, int], Tensor]:
         """The function, imported: from images (N,C,H,W) and a seed to heatmaps (N,H,W)."""
-        return load_late(self.function, __package__)
+        return import_function(self.function, __package__)
 
 
 @dataclass(frozen=True)
-class OwnFunction:
+class CustomFunction:
     """A custom function of a model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W)."""
 
     name: str
-    function: Explain = field(repr=False)
+    function: ExplainFunction = field(repr=False)
     needs: ClassVar[tuple[str, ...]] = ()  # The inputs of a custom function are not declared.
     place: ClassVar[str] = "own"
 
@@ -72,10 +72,10 @@ CONTROLS: dict[str, Control] = {
         Control("constant", "1 at every pixel", "explainers:make_constant"),
     )
 }
-Explained = Method | Control | OwnFunction
+Explainable = Method | Control | CustomFunction
 
 
-def find_explained(source: Any, *other_names: str) -> Explained:
+def find_explainable(source: Any, *other_names: str) -> Explainable:
     """Return a method or control map by name; wrap any other function in `OwnFunction`.
 
     A name may also be `FILE.py:NAME`, or come from an installed package. If there is no such name, raise `GradcamError`
@@ -84,16 +84,16 @@ def find_explained(source: Any, *other_names: str) -> Explained:
     name = source.strip() if isinstance(source, str) else ""
     if name.lower() in CONTROLS:
         return CONTROLS[name.lower()]
-    is_plugin = plugins.is_own(name) or (name in plugins.installed("methods") and name not in METHODS)
-    loaded = plugins.load("methods", name) if is_plugin else source
-    if isinstance(loaded, (Method, Control, OwnFunction)):
+    is_plugin = plugins.is_custom(name) or (name in plugins.list_entry_points("methods") and name not in METHODS)
+    loaded = plugins.load_plugin("methods", name) if is_plugin else source
+    if isinstance(loaded, (Method, Control, CustomFunction)):
         return loaded
     if callable(loaded):
-        return OwnFunction(getattr(loaded, "__name__", type(loaded).__name__), loaded)
+        return CustomFunction(getattr(loaded, "__name__", type(loaded).__name__), loaded)
     if is_plugin:
         raise GradcamError(f"{name} is {shorten(loaded)}, expected a method or a function that returns heatmaps.")
     try:
         return find_method(name)
     except GradcamError:
-        names = [*METHODS, *other_names, *CONTROLS, *plugins.installed("methods")]
-        raise GradcamError(f"There is no method or control {shorten(source)}. {offer(name, names)}") from None
+        names = [*METHODS, *other_names, *CONTROLS, *plugins.list_entry_points("methods")]
+        raise GradcamError(f"There is no method or control {shorten(source)}. {suggest_names(name, names)}") from None

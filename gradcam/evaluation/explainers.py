@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gradcam.cam.explain import compare
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ImageError, describe_unexpected
-from gradcam.evaluation.controls import Control, Explain, Explained, OwnFunction, find_explained
-from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
+from gradcam.evaluation.controls import Control, CustomFunction, Explainable, ExplainFunction, find_explainable
+from gradcam.evaluation.subject import check_heatmaps, make_generator, scale_to_unit
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.options import Progress
@@ -24,7 +24,7 @@ CENTRE_DEVIATION = 0.25  # standard deviation of the central blob, as a share of
 RANDOM_MAP_CELLS = 7  # height and width of the noise before it is enlarged: those of most networks' feature maps
 
 
-def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
+def run_explain(explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
     """Call the function with the model in evaluation mode. Custom functions may not set the mode themselves."""
     with preserve_state(unwrap(model)):
         return explain(model, images, classes)
@@ -74,9 +74,9 @@ class Explainer:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def explained(self) -> dict[str, Explained]:
+    def explained(self) -> dict[str, Explainable]:
         """The methods and control maps by name. Raises `GradcamError` if a name is unknown."""
-        return {source.name: source for source in map(find_explained, self.names)}
+        return {source.name: source for source in map(find_explainable, self.names)}
 
     def explain(self, model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
         """Compute the heatmaps of all methods, sharing forward passes where possible.
@@ -112,12 +112,12 @@ class Explainer:
         for source in self.explained.values():
             if isinstance(source, Control):
                 maps[source.name] = source.make(images, self.seed)[:, None].expand(-1, classes.shape[1], -1, -1)
-            elif isinstance(source, OwnFunction):
+            elif isinstance(source, CustomFunction):
                 class_maps = [_run_custom(source, model, images, indices) for indices in classes.unbind(1)]
                 maps[source.name] = torch.stack(class_maps, 1)
         return {name: maps[name] for name in self.explained}
 
-    def only(self, name: str) -> Explain:
+    def only(self, name: str) -> ExplainFunction:
         """Return one method or control map as a function.
 
         Parameters
@@ -138,7 +138,7 @@ class Explainer:
             If a name in `names` is unknown.
         """
         source = self.explained[name]
-        if isinstance(source, OwnFunction):
+        if isinstance(source, CustomFunction):
             return lambda model, images, classes: source.function(model, images.detach().clone(), classes)
         explainer = replace(self, names=(source,))
         return lambda model, images, classes: explainer.explain(model, images, classes[:, None])[name][:, 0]
@@ -162,7 +162,7 @@ class Explainer:
         return maps
 
 
-def _run_custom(source: OwnFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+def _run_custom(source: CustomFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     try:
         heatmaps = run_explain(source.function, model, images.detach().clone(), classes)
     except (GradcamError, RuntimeError):
@@ -187,14 +187,16 @@ def make_centre(images: Tensor, seed: int = 0) -> Tensor:
         torch.exp(-(((position + 0.5) / len(position) - 0.5) ** 2) / (2 * CENTRE_DEVIATION**2))
         for position in positions
     )
-    return to_unit((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
+    return scale_to_unit((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
 
 
 def make_random(images: Tensor, seed: int = 0) -> Tensor:
     """Return noise on a coarse grid, enlarged by bicubic interpolation so that it is as smooth as a CAM."""
     shape, size = (len(images), 1, RANDOM_MAP_CELLS, RANDOM_MAP_CELLS), (int(images.shape[2]), int(images.shape[3]))
-    noise = torch.rand(shape, generator=draw(seed, "random map"), dtype=torch.float32, device="cpu").to(images.device)
-    return to_unit(nn.functional.interpolate(noise, size=size, mode="bicubic", align_corners=False)[:, 0])
+    noise = torch.rand(shape, generator=make_generator(seed, "random map"), dtype=torch.float32, device="cpu").to(
+        images.device
+    )
+    return scale_to_unit(nn.functional.interpolate(noise, size=size, mode="bicubic", align_corners=False)[:, 0])
 
 
 def make_edges(images: Tensor, seed: int = 0) -> Tensor:
@@ -203,11 +205,11 @@ def make_edges(images: Tensor, seed: int = 0) -> Tensor:
     kernel = torch.tensor(sobel, dtype=torch.float32, device=images.device)
     grey = nn.functional.pad(images.float().mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     gradients = nn.functional.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
-    return to_unit(gradients.norm(dim=1))
+    return scale_to_unit(gradients.norm(dim=1))
 
 
 @dataclass
-class Counter:
+class ProgressCounter:
     """Counts finished steps, and reports them to the progress callback."""
 
     progress: Progress | None

@@ -24,13 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, shorten
-from gradcam.options import accept_old_parameters, refuse
+from gradcam.options import accept_old_parameters, argument_error
 
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 ROUNDING_LIMIT = 1e-6  # A smaller standard deviation or skewness counts as zero.
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadrature
-FEWEST = 6  # images for an interval: with five, no paired test can find a significant difference
-ENOUGH = 8  # images for a comparison: with fewer, intervals of skewed numbers contain the true mean too seldom
+MIN_IMAGES_FOR_INTERVAL = 6  # images for an interval: with five, no paired test can find a significant difference
+MIN_IMAGES_FOR_COMPARISON = (
+    8  # images for a comparison: with fewer, intervals of skewed numbers contain the true mean too seldom
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Interval:
 
 @accept_old_parameters
 def mean_interval(
-    values: Iterable[Any], *, level: float = LEVEL, images: Sequence[Sequence[Hashable]] | None = None
+    values: Iterable[Any], *, level: float = CONFIDENCE_LEVEL, images: Sequence[Sequence[Hashable]] | None = None
 ) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
@@ -150,14 +152,14 @@ def _to_interval(
     values: Sequence[float], level: float, images: Sequence[Sequence[Hashable]] | None, *, is_skewed: bool
 ) -> Interval:
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
-        raise refuse(level, "level", "a number between 0 and 1, such as 0.95.")
+        raise argument_error(level, "level", "a number between 0 and 1, such as 0.95.")
     estimate = _estimate_mean(values, images)
     if estimate.freedom == 0:
         return Interval(estimate.mean, -math.inf, math.inf, estimate.n)
     if is_skewed:
         numbers = np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
         if {*numbers} <= {0, 1}:
-            low, high = bound_share(estimate.mean, estimate.n, NormalDist().inv_cdf((1 + level) / 2))
+            low, high = wilson_interval(estimate.mean, estimate.n, NormalDist().inv_cdf((1 + level) / 2))
         else:
             low, high = _bound_skewed(numbers, level)
         return Interval(estimate.mean, low, high, estimate.n)
@@ -165,7 +167,7 @@ def _to_interval(
     return Interval(estimate.mean, estimate.mean - half_width, estimate.mean + half_width, estimate.n)
 
 
-def bound_share(share: float, n: int, z: float) -> tuple[float, float]:
+def wilson_interval(share: float, n: int, z: float) -> tuple[float, float]:
     """Return Wilson's interval, equation (1), of a share among n cases; z is a quantile of the normal distribution."""
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half_width = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
@@ -197,7 +199,7 @@ def paired_difference(
     values: Sequence[Any],
     reference: Sequence[Any],
     *,
-    level: float = LEVEL,
+    level: float = CONFIDENCE_LEVEL,
     images: Sequence[Sequence[Hashable]] | None = None,
 ) -> Interval:
     """Compute the mean of the differences `values` minus `reference`, image by image, and its interval by Student's t.
@@ -241,10 +243,10 @@ def paired_difference(
     return _to_interval(_subtract(values, reference), level, images, is_skewed=False)
 
 
-def find_told_apart(
+def find_distinguished_pairs(
     rows: Mapping[str, Sequence[Any]],
     *,
-    level: float = LEVEL,
+    level: float = CONFIDENCE_LEVEL,
     pictures: Sequence[Sequence[Hashable]] | None = None,
 ) -> set[frozenset[str]]:
     """Return the pairs of methods whose means over the same images differ significantly.
@@ -289,10 +291,10 @@ def _estimate_mean(values: Sequence[float], images: Sequence[Sequence[Hashable]]
     n = len(numbers)
     mean = math.fsum(numbers) / n if n else math.nan
     if images is None:
-        freedom = n - 1 if n >= FEWEST else 0
+        freedom = n - 1 if n >= MIN_IMAGES_FOR_INTERVAL else 0
         return _MeanEstimate(mean, float(numbers.std(ddof=1)) / math.sqrt(n) if freedom else math.inf, freedom, n)
     columns = {name: column for column, name in enumerate(dict.fromkeys(name for i in valid for name in images[i]))}
-    if min(n, len(columns)) < FEWEST:
+    if min(n, len(columns)) < MIN_IMAGES_FOR_INTERVAL:
         return _MeanEstimate(mean, math.inf, 0, n)
     uses_image = np.zeros((n, len(columns)))
     for row, i in enumerate(valid):

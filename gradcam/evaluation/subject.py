@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.explain import Explanation
-from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, join_names, nearest, shorten
-from gradcam.hooks.memory import Halving
+from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, find_similar_names, join_names, shorten
+from gradcam.hooks.memory import HalvingRunner
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.models.results import to_probabilities
@@ -93,7 +93,7 @@ class Subject:
     ) -> None:
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
             raise ImageError(
-                f"The images are {describe(images)}, expected preprocessed images, a floating-point tensor (N,C,H,W)."
+                f"The images are {describe_tensor(images)}, expected preprocessed images, a floating-point tensor (N,C,H,W)."
             )
         if batch_size is not None:
             check_count(batch_size, "Subject: batch_size", "an int, 1 or more.")
@@ -102,7 +102,7 @@ class Subject:
         self.activation = activation
         max_pixels = MAX_PIXELS_PER_BATCH_ON_CPU if images.device.type == "cpu" else MAX_PIXELS_PER_BATCH
         default_size = max(1, max_pixels // max(1, images.shape[2] * images.shape[3]))
-        self._batches = Halving(default_size if batch_size is None else batch_size)
+        self._batches = HalvingRunner(default_size if batch_size is None else batch_size)
         self._baselines: dict[str, Tensor] = {}
         self._baseline_probabilities: dict[str, Tensor] = {}
         with preserve_state(self.model), torch.no_grad():
@@ -203,7 +203,7 @@ class Subject:
             for variant in variants:
                 if variant.shape != self.images.shape:
                     expected = f"expected the images' shape {tuple(self.images.shape)}."
-                    raise ImageError(f"A variant is {describe(variant)}, {expected}")
+                    raise ImageError(f"A variant is {describe_tensor(variant)}, {expected}")
                 yield from variant.split(1)
 
         def run(images: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ def _require_finite(probabilities: Tensor) -> Tensor:
     return probabilities
 
 
-def describe(value: Any, *kinds: Any) -> str:
+def describe_tensor(value: Any, *kinds: Any) -> str:
     """Return the type and shape of a tensor, or of an instance of `kinds`, for a message; other values as short text."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
@@ -244,7 +244,7 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
     training images, or grey.
     """
     if not isinstance(kind, str) or kind not in BASELINES:
-        offers = nearest(kind, BASELINES) if isinstance(kind, str) else []
+        offers = find_similar_names(kind, BASELINES) if isinstance(kind, str) else []
         raise GradcamError(f"There is no baseline {shorten(kind)}. Choose {join_names(offers or BASELINES)}.")
     if kind == "zero":
         return torch.zeros_like(images)
@@ -297,19 +297,19 @@ def to_tensor(values: Any) -> Tensor:
     return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
 
 
-def to_unit(heatmaps: Tensor) -> Tensor:
+def scale_to_unit(heatmaps: Tensor) -> Tensor:
     """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide each heatmap by its maximum, unless zero."""
     positive = heatmaps.clamp(min=0)
     largest = positive.amax((1, 2), keepdim=True)
     return positive / torch.where(largest > 0, largest, 1.0)
 
 
-def draw(seed: int, *names: object) -> torch.Generator:
+def make_generator(seed: int, *names: object) -> torch.Generator:
     """Return a generator for one seed and one purpose. It is on the CPU, so all devices get the same random numbers."""
-    return torch.Generator("cpu").manual_seed(derive(seed, *names))
+    return torch.Generator("cpu").manual_seed(derive_seed(seed, *names))
 
 
-def derive(seed: int, *names: object) -> int:
+def derive_seed(seed: int, *names: object) -> int:
     """Return a seed for one purpose, so that different purposes use independent random numbers."""
     text = "\n".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") >> 1
@@ -322,7 +322,7 @@ def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
     the top of the image.
     """
     values = heatmaps.flatten(1)
-    generator = draw(seed, "ties")
+    generator = make_generator(seed, "ties")
     shuffled = torch.randperm(values.shape[1], generator=generator, dtype=torch.int64, device="cpu").to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
     ranks = torch.arange(values.shape[1], dtype=torch.int64, device=values.device).expand_as(order)

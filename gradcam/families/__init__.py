@@ -10,7 +10,15 @@ from typing import TypeVar
 
 from torch import nn
 
-from gradcam.families.base import Captioner, Detector, Embedder, Family, PoseFinder, Segmenter, name_classes
+from gradcam.families.base import (
+    CaptionerAdapter,
+    DetectorAdapter,
+    Embedder,
+    Family,
+    PoseAdapter,
+    SegmenterAdapter,
+    name_classes,
+)
 
 Kind = TypeVar("Kind", bound=Family)
 MAX_NESTING_DEPTH = 2  # levels of submodules that are searched, because users wrap models
@@ -79,7 +87,7 @@ def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
     return next((family for family in list_families(model) if isinstance(family, kind)), None)
 
 
-def find_main(model: nn.Module) -> Family | None:
+def find_main_family(model: nn.Module) -> Family | None:
     """Return the family for the model's main task; None if there is none, which usually means a classifier."""
     # The backbone inside a classifier may match an embedder, but the model's task is classification.
     families = (family for family in list_families(model) if not (family.prefix and isinstance(family, Embedder)))
@@ -90,11 +98,11 @@ def list_families(model: nn.Module) -> Iterator[Family]:
     """Yield the families that match the model or its submodules, outermost module first."""
     modules = [(name, module) for name, module in model.named_modules() if name.count(".") < MAX_NESTING_DEPTH]
     for name, module in sorted(modules, key=lambda item: item[0].count(".") + bool(item[0])):
-        for family_class in find_readers(type(module)):
+        for family_class in find_family_classes(type(module)):
             yield family_class(module, name)
 
 
-def find_readers(kind: type) -> Iterator[type[Family]]:
+def find_family_classes(kind: type) -> Iterator[type[Family]]:
     """Yield the family classes that support this model class or one of its base classes."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
     for entry in FAMILIES:
@@ -107,14 +115,14 @@ __all__ = [
     "BACKBONES",
     "FAMILIES",
     "MODELING",
-    "Captioner",
-    "Detector",
+    "CaptionerAdapter",
+    "DetectorAdapter",
     "Embedder",
     "Family",
-    "PoseFinder",
-    "Segmenter",
+    "PoseAdapter",
+    "SegmenterAdapter",
     "find_family",
-    "find_main",
+    "find_main_family",
     "list_families",
     "name_classes",
 ]

@@ -195,7 +195,7 @@ class LocalGradient(NamedTuple):
     values: Tensor
 
 
-class Detector(Family):
+class DetectorAdapter(Family):
     """A model that outputs boxes, each with a label and a score."""
 
     task = "detection"
@@ -218,7 +218,7 @@ class Detector(Family):
         return None
 
 
-class Segmenter(Family):
+class SegmenterAdapter(Family):
     """A model that outputs class scores for each pixel."""
 
     task = "segmentation"
@@ -269,7 +269,7 @@ class Embedder(Family):
         raise TargetError(f"{type(self.model).__name__} has no text encoder: compare images with targets.Like(...).")
 
 
-class Captioner(Family):
+class CaptionerAdapter(Family):
     """A model that writes a text about an image, token by token."""
 
     task = "captioning"
@@ -310,7 +310,7 @@ class Poses(NamedTuple):
     scores: Tensor | None = None
 
 
-class PoseFinder(Family):
+class PoseAdapter(Family):
     """A model that locates keypoints by heatmaps.
 
     `temperature` divides a heatmap before the softmax that turns it into a distribution over positions.

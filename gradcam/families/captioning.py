@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.errors import ModelError, TargetError
-from gradcam.families.base import Captioner, ModelRun
+from gradcam.families.base import CaptionerAdapter, ModelRun
 from gradcam.families.tokens import load_tokenizer
 from gradcam.hooks.nested import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
@@ -23,7 +23,7 @@ MAX_CAPTION_TOKENS = 40
 DUMMY_SIZE = 256  # pixels: the processor needs an image to insert placeholder tokens into a prompt
 
 
-class GenerativeCaptioner(Captioner):
+class GenerativeCaptioner(CaptionerAdapter):
     """A text generator. It reads the finished caption again; the logits of each token are one position before it.
 
     Each token depends only on earlier positions, so one forward pass serves all tokens. `tower` is the image encoder's

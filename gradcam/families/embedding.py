@@ -18,7 +18,7 @@ from gradcam.families.base import Embedder, ModelRun, RecordingModel
 from gradcam.families.pooling import cheap_pooling, find_pool
 from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks import pytorch
-from gradcam.hooks.nested import Batch, tensors
+from gradcam.hooks.nested import Batch, list_tensors
 from gradcam.hooks.preserve import preserve_state
 
 IMAGE_TOWER, HEAD = "pictures", "head"  # the names of watched modules, besides the model
@@ -96,7 +96,9 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
     vectors = output
     if not isinstance(output, Tensor):
         fields = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
-        candidates = tensors(next((fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None), output))
+        candidates = list_tensors(
+            next((fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None), output)
+        )
         # If there are only maps, the last one is the coarsest.
         vectors = next((tensor for tensor in candidates if tensor.ndim == 2), candidates[-1] if candidates else None)
     if not isinstance(vectors, Tensor) or vectors.ndim not in (2, 3, 4) or not vectors.is_floating_point():

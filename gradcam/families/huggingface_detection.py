@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.families.base import MODEL, Candidates, Detections, Detector, ModelRun, ModuleCall
+from gradcam.families.base import MODEL, Candidates, Detections, DetectorAdapter, ModelRun, ModuleCall
 from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch
 
@@ -71,7 +71,7 @@ DECODING_RULES = (
 )
 
 
-class HuggingFaceDetector(Detector):
+class HuggingFaceDetector(DetectorAdapter):
     """A detector of transformers.
 
     For a detector with a text input, labels are the indices of its queries (OWL-ViT) or phrases (Grounding DINO).

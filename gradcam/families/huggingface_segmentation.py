@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradcam.errors import ModelError, TargetError
-from gradcam.families.base import ModelRun, Segmenter
+from gradcam.families.base import ModelRun, SegmenterAdapter
 from gradcam.families.segmentation import GenericSegmenter
 from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch
@@ -23,7 +23,7 @@ def find_labels(config: Any) -> list[str] | None:
     return None if labels == [f"LABEL_{index}" for index in range(count)] else labels
 
 
-class TransformersSegmenter(Segmenter):
+class TransformersSegmenter(SegmenterAdapter):
     """A segmentation model with a transformers configuration."""
 
     @property

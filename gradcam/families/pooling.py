@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.hooks.facts import Facts
+from gradcam.hooks.facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
 MAX_DISTANCE = 1e-3  # relative to the length of the vectors: a larger one means that the pool computes something else
@@ -30,7 +30,7 @@ def find_pool(tower: nn.Module) -> nn.Module | None:
     return pool if isinstance(pool, nn.Module) and has_projections and has_positions else None
 
 
-def attend(pool: Any, grid: Tensor) -> Tensor:
+def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
     """Return the vectors (N,D) that a pool computes from a grid (N,C,h,w)."""
     cells = grid.flatten(2).transpose(1, 2)
     cells = torch.cat([cells.mean(1, keepdim=True), cells], 1) + pool.positional_embedding
@@ -56,7 +56,7 @@ def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     if pool is None or "forward" in vars(pool):
         yield
         return
-    original_forward, facts = pool.forward, Facts(pool)
+    original_forward, facts = pool.forward, ModelFacts(pool)
     facts.read()
 
     def forward(grid: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -66,8 +66,8 @@ def cheap_pooling(tower: nn.Module) -> Iterator[None]:
         if not (is_full_precision and is_grid and grid.requires_grad and torch.is_grad_enabled()):
             return original_forward(grid, *args, **kwargs)
         if facts.get(IS_EQUAL):
-            return attend(pool, grid)
-        output, pooled = original_forward(grid, *args, **kwargs), attend(pool, grid)
+            return pool_by_attention(pool, grid)
+        output, pooled = original_forward(grid, *args, **kwargs), pool_by_attention(pool, grid)
         if pooled.shape != output.shape or not bool(torch.dist(pooled, output) <= MAX_DISTANCE * output.norm()):
             return output
         facts.set(IS_EQUAL, True)

@@ -8,13 +8,13 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradcam.errors import TargetError
-from gradcam.families.base import MODEL, ModelRun, PoseFinder, Poses
+from gradcam.families.base import MODEL, ModelRun, PoseAdapter, Poses
 from gradcam.hooks.nested import Batch
 
 HEATMAPS = "heatmaps"
 
 
-class KeypointRcnn(PoseFinder):
+class KeypointRcnn(PoseAdapter):
     """torchvision's Keypoint R-CNN: logits over each detected box, trained as a softmax over the positions in it."""
 
     @property
@@ -41,7 +41,7 @@ class KeypointRcnn(PoseFinder):
         ]
 
 
-class VitPose(PoseFinder):
+class VitPose(PoseAdapter):
     """Hugging Face's ViTPose: heatmaps over the whole image, trained as Gaussians of height 1."""
 
     # At temperature 1 the softmax is nearly uniform: thousands of cells near 0 outweigh a few near 1, and its mean is
@@ -76,7 +76,7 @@ class VitPose(PoseFinder):
         return _cover_images(heatmaps, (x0, y0, x0 + columns * column_step, y0 + rows * row_step))
 
 
-class GenericPoseFinder(PoseFinder):
+class GenericPoseFinder(PoseAdapter):
     """A model whose output is heatmaps (N,P,h,w) over the whole image, or has them as `heatmaps`."""
 
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:

@@ -8,19 +8,19 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradcam.errors import TargetError
-from gradcam.families.base import MODEL, ModelRun, Segmenter
+from gradcam.families.base import MODEL, ModelRun, SegmenterAdapter
 from gradcam.hooks.nested import Batch
 
 LOGIT_KEYS = ("out", "logits")  # the names of the class logits in an output with several entries
 ACTIVATION = "activation"
 
 
-class GenericSegmenter(Segmenter):
+class GenericSegmenter(SegmenterAdapter):
     """Any model whose class logits (N,C,h,w) are its output, its "out" or "logits", or its first output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         """Return the class logits. Raise `TargetError` for an output of any other form."""
-        return self.check(find_logits(run.last_output()), run.last_output(), batch)
+        return self.check(find_pixel_logits(run.last_output()), run.last_output(), batch)
 
     def check(self, logits: Any, output: Any, batch: Batch) -> Tensor:
         """Return the logits (N,C,h,w). Raise `TargetError` if they have another form."""
@@ -39,7 +39,7 @@ class GenericSegmenter(Segmenter):
         return cast("Tensor", logits)
 
 
-def find_logits(output: Any) -> Any:
+def find_pixel_logits(output: Any) -> Any:
     """Return the part of a model's output that may be the logits; its form is not checked."""
     for name in LOGIT_KEYS:
         if isinstance(output, Mapping) and name in output:

@@ -16,10 +16,10 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 from torchvision.ops import boxes as operations
 
-from gradcam.families.base import MODEL, Candidates, Detections, Detector, LocalGradient, ModelRun
-from gradcam.hooks.autograd import graph_of, leaves
+from gradcam.families.base import MODEL, Candidates, Detections, DetectorAdapter, LocalGradient, ModelRun
+from gradcam.hooks.autograd import list_graph_nodes, list_leaves
 from gradcam.hooks.nested import Batch
-from gradcam.hooks.pytorch import passes_on
+from gradcam.hooks.pytorch import is_passthrough
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"
 CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys of the outputs of the heads
@@ -61,7 +61,7 @@ class Crop(NamedTuple):
 HeadRerun = tuple[list[Crop], Mapping[str, Tensor]]  # the inputs and outputs of heads that run on crops
 
 
-class TorchvisionDetector(Detector):
+class TorchvisionDetector(DetectorAdapter):
     """The shared detector: the input is a list of images, the output a dict of boxes, scores and labels for each."""
 
     first_class = 0  # 1 if class 0 is the background
@@ -364,8 +364,8 @@ def _cut_window(
 
 def _is_unchanged(start: Tensor, level: Tensor) -> bool:
     """Return whether a pyramid level is this tensor, with no computation in between."""
-    nodes = graph_of(level)
-    return bool(nodes) and all(map(passes_on, nodes)) and any(leaf is start for leaf in leaves(level))
+    nodes = list_graph_nodes(level)
+    return bool(nodes) and all(map(is_passthrough, nodes)) and any(leaf is start for leaf in list_leaves(level))
 
 
 def _is_close(values: Tensor, expected: Tensor) -> bool:

@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torchvision.ops import batched_nms
 
 from gradcam.errors import ModelError
-from gradcam.families.base import Candidates, Detections, Detector, ModelRun, RecordingModel
+from gradcam.families.base import Candidates, Detections, DetectorAdapter, ModelRun, RecordingModel
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, tensors
+from gradcam.hooks.nested import Batch, list_tensors
 
 CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these for the last input size.
 DEFAULT_SIZE = 640  # pixels: the usual training size
@@ -34,7 +34,7 @@ PADDING_VALUE = 114  # grey, of 255
 _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 
 
-class YoloDetector(Detector):
+class YoloDetector(DetectorAdapter):
     """A `DetectionModel` of ultralytics, such as the `.model` of a YOLO: versions 3 to 26.
 
     Masks and keypoints beside the boxes are ignored. As in ultralytics' own predictions, detections have scores above
@@ -83,7 +83,7 @@ class YoloDetector(Detector):
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
         if not self.head.end2end:
             return [self._suppress(*scored_boxes) for scored_boxes in self._list_scored_boxes(run)]
-        rows = tensors(run.last_output())[0]  # (N,M,6) or more: corners, score and label, the highest score first
+        rows = list_tensors(run.last_output())[0]  # (N,M,6) or more: corners, score and label, the highest score first
         detected = [image_rows[image_rows[:, 4] > self.threshold][: self.max_detections] for image_rows in rows]
         return [Detections(boxes[:, :4], boxes[:, 4], boxes[:, 5].detach().long()) for boxes in detected]
 
@@ -108,7 +108,7 @@ class YoloDetector(Detector):
         output, head = run.last_output(), self.head
         if head.end2end:
             return zip(*self._decode(output[-1]["one2one"]))
-        rows = tensors(output)[0].mT  # (N,M,4+C) or more: centre and sides, and scores
+        rows = list_tensors(output)[0].mT  # (N,M,4+C) or more: centre and sides, and scores
         centres, sides = rows[..., :2], rows[..., 2:4]
         corners = torch.cat([centres - sides / 2, centres + sides / 2], -1)
         return zip(corners, rows[..., 4 : 4 + head.nc])
@@ -173,7 +173,7 @@ class _SkipDetach(TorchFunctionMode):
         self._inputs.clear()
 
     def _record_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._inputs[:] = tensors((args, kwargs))
+        self._inputs[:] = list_tensors((args, kwargs))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.detach and any(args[0] is tensor for tensor in self._inputs):

@@ -23,7 +23,7 @@ GradientHook = Callable[[Tensor], Tensor | None]
 
 # Scaling by a power of two does not round. The largest scale with finite gradients loses least to underflow.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
-MOST_BYTES = 2**28  # Size of one layer's gradients for the classes that share a backward pass.
+MAX_GRADIENT_BYTES = 2**28  # Size of one layer's gradients for the classes that share a backward pass.
 
 CHANGED_VALUE = (
     "changes a value in place that the backward pass needs, so training would fail as well: replace the in-place operation "
@@ -34,7 +34,7 @@ OTHER_VIEW = (
     "can be recorded: choose an earlier layer."
 )
 # Messages for a failed backward pass after a layer, by a part of PyTorch's error text.
-BEHIND_A_LAYER = {
+ADVICE_AFTER_LAYER = {
     pytorch.HOOKED_VIEW: (
         "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids this (pytorch "
         "issue 61519): remove the hook, or replace the in-place operation with an out-of-place one."
@@ -73,7 +73,7 @@ VIEW_IN_PLACE = (
     "The model changes in place its input, or a view created without gradient recording: replace that operation with an "
     "out-of-place one."
 )
-IN_A_MODEL = BEHIND_A_LAYER | {
+ADVICE_IN_MODEL = ADVICE_AFTER_LAYER | {
     pytorch.CHANGED_IN_PLACE: f"The model {CHANGED_VALUE}",
     pytorch.UNRECORDED_VIEW: VIEW_IN_PLACE,
     pytorch.CHANGED_LEAF: VIEW_IN_PLACE,
@@ -89,7 +89,7 @@ IN_A_MODEL = BEHIND_A_LAYER | {
 
 
 @contextlib.contextmanager
-def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
+def translate_torch_errors(explanations: Mapping[str, str]) -> Iterator[None]:
     """Replace a known error of PyTorch by a `ModelError` that says what to do.
 
     `explanations`: advice, by a part of PyTorch's error text.
@@ -97,7 +97,9 @@ def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        explanation = next((message for part, message in explanations.items() if pytorch.says(error, [part])), None)
+        explanation = next(
+            (message for part, message in explanations.items() if pytorch.message_contains(error, [part])), None
+        )
         if explanation is None:
             raise
         raise ModelError(explanation) from error
@@ -120,7 +122,7 @@ def jacobian(
         values = scores.sum(0)
     largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
     directions = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    classes = max(1, (most_bytes or MOST_BYTES) // largest)
+    classes = max(1, (most_bytes or MAX_GRADIENT_BYTES) // largest)
     for chunk in [directions] if len(directions) <= classes else directions.split(classes):
         if not scaled:
             yield _backward(values, inputs, chunk, 1)
@@ -156,7 +158,7 @@ def _gradients(values: Tensor, inputs: Sequence[Tensor], **options: Any) -> tupl
     return torch.autograd.grad(values, inputs, retain_graph=True, allow_unused=True, **options)
 
 
-def curvatures(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
+def hessian_products(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
     """Yield each class's gradient g at the activations A, and the Hessian-vector product H A, both (1,N,...).
 
     H A is the derivative of g·A, with A held constant in the product. Both are None if no path leads to the
@@ -186,8 +188,8 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
         # A function written in Python may return a gradient that cannot be differentiated again. At best its graph
         # contains an error node; often it shows nothing. Hooks, such as ours, are Python functions as well, but do not
         # change the gradient.
-        python_nodes = [node for node in graph_of(value) if pytorch.is_python_function(node)]
-        if python_nodes or any(map(pytorch.is_error_node, graph_of(gradient))):
+        python_nodes = [node for node in list_graph_nodes(value) if pytorch.is_python_function(node)]
+        if python_nodes or any(map(pytorch.is_error_node, list_graph_nodes(gradient))):
             name = pytorch.get_function_name(python_nodes[0]) if python_nodes else "a function written in Python"
             raise ModelError(
                 f"After the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
@@ -199,12 +201,12 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
     return gradient.detach(), product
 
 
-def graph_of(tensor: Tensor) -> list[Node]:
+def list_graph_nodes(tensor: Tensor) -> list[Node]:
     """Return all nodes of the graph that leads to a tensor, starting with the tensor's own."""
-    return [] if tensor.grad_fn is None else [tensor.grad_fn, *nodes_behind(tensor.grad_fn)]
+    return [] if tensor.grad_fn is None else [tensor.grad_fn, *list_ancestor_nodes(tensor.grad_fn)]
 
 
-def nodes_behind(node: Node) -> list[Node]:
+def list_ancestor_nodes(node: Node) -> list[Node]:
     """Return all nodes that lead to this one, each once."""
     nodes: list[Node] = [node]
     visited = {node}
@@ -216,13 +218,13 @@ def nodes_behind(node: Node) -> list[Node]:
     return nodes[1:]
 
 
-def edge_of(tensor: Tensor) -> Edge | None:
+def get_edge(tensor: Tensor) -> Edge | None:
     """Return the edge of the graph at which a tensor was computed; None if it has no graph."""
     return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
 @dataclass(frozen=True)
-class Tail:
+class ScoreGraph:
     """The autograd graph from recorded activations to scores.
 
     `is_bypassed` is True if a recorded path leads from the images to the scores without passing the activations.
@@ -250,15 +252,17 @@ class Tail:
         )
 
 
-def start_of(tensor: Tensor) -> Edge | None:
+def get_start_edge(tensor: Tensor) -> Edge | None:
     """Return the edge at which a tensor was computed; for a leaf, the edge that accumulates its gradient."""
     if tensor.requires_grad and tensor.is_leaf and not tensor.is_inference():
         node, index, *_ = pytorch.find_edge(tensor)
         return node, index
-    return edge_of(tensor)
+    return get_edge(tensor)
 
 
-def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None], images: Edge | None) -> Tail:
+def trace_score_graph(
+    scores: Iterable[Edge | None], activations: Iterable[Edge | None], images: Edge | None
+) -> ScoreGraph:
     """Return the graph that leads to these scores, cut at these activations."""
     ends = set(activations)
     edge_queue = [edge for edge in dict.fromkeys(scores) if edge is not None and edge not in ends]
@@ -271,26 +275,26 @@ def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None],
             if node is not None and (node, index) not in edges and (node, index) not in ends:
                 edges.add((node, index))
                 edge_queue.append((node, index))
-    return Tail(list(nodes), is_bypassed)
+    return ScoreGraph(list(nodes), is_bypassed)
 
 
-def leaves(scores: Tensor) -> list[Tensor]:
+def list_leaves(scores: Tensor) -> list[Tensor]:
     """Return the tensors at which the graph of the scores ends."""
-    return [leaf for node in graph_of(scores) for leaf in pytorch.list_leaf(node)]
+    return [leaf for node in list_graph_nodes(scores) for leaf in pytorch.list_leaf(node)]
 
 
-def reached(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
+def find_dependence(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
     """Return for each of `inputs`, tensors in a graph, whether the graph of the scores leads to it."""
-    nodes, ends = set(graph_of(scores)), leaves(scores)
+    nodes, ends = set(list_graph_nodes(scores)), list_leaves(scores)
     return [any(leaf is tensor for leaf in ends) if tensor.is_leaf else tensor.grad_fn in nodes for tensor in inputs]
 
 
-def no_gradient(layers: Sequence[str]) -> ModelError | BlindLayerError:
+def no_gradient_error(layers: Sequence[str]) -> ModelError | BlindLayerError:
     """Return the error for scores without a gradient: grad mode was off, or they do not depend on the layers."""
-    return no_dependence(layers) if torch.is_grad_enabled() else recording_is_off(layers)
+    return no_dependence_error(layers) if torch.is_grad_enabled() else grad_mode_off_error(layers)
 
 
-def recording_is_off(layers: Sequence[str]) -> ModelError:
+def grad_mode_off_error(layers: Sequence[str]) -> ModelError:
     """Return the error for a model that turns grad mode off after a layer."""
     return ModelError(
         f"Gradient recording is off after layer {join_names(layers)}: the model, or the code that calls it, disables "
@@ -299,7 +303,7 @@ def recording_is_off(layers: Sequence[str]) -> ModelError:
     )
 
 
-def no_dependence(layers: Sequence[str]) -> BlindLayerError:
+def no_dependence_error(layers: Sequence[str]) -> BlindLayerError:
     """Return the error for a score that no path connects with a layer."""
     return BlindLayerError(
         f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from the layer to the score. "

@@ -32,14 +32,14 @@ MAX_CACHED_VALUES = 1024  # Per model; the oldest are dropped first.
 MAX_DEPTH, MAX_ITEMS = 3, 64  # Limits for settings that contain other settings.
 MAX_VALUES = 64  # Values compared per tensor: all of a small tensor, or this many, evenly spaced, of a larger one.
 INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By item size in bytes.
-PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+SIMPLE_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
 # Hooks of this module are ignored, because another thread may have put them on the model.
 HOOKS_MODULE = "gradcam.hooks.hooks"
 
 
 @dataclass
-class Facts:
+class ModelFacts:
     """Cached facts about a model in its present state. The state is read at the first access."""
 
     model: nn.Module
@@ -73,12 +73,12 @@ class Facts:
         Some models count their passes, or store an output.
         """
         state, cache = _cached_states.get(self.model, (None, {}))
-        if state is None or cache is not self._cache or not (self.is_new or self.model in changing_models):
+        if state is None or cache is not self._cache or not (self.is_new or self.model in self_changing_models):
             return
         # Attributes of arbitrary classes, and unusual tensors, may raise anything.
         with contextlib.suppress(Exception), _lock:
             if not state.holds(self.model):
-                changing_models.add(self.model)
+                self_changing_models.add(self.model)
                 _cached_states[self.model] = ModelState(self.model), cache
 
     @functools.cached_property
@@ -182,7 +182,7 @@ class ModelState:
     def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 # one for each kind of value
         """Return a description that compares equal as long as the value does, and keeps no part of it alive."""
         kind = type(value)
-        if kind in PLAIN:
+        if kind in SIMPLE_TYPES:
             return value
         if isinstance(value, Tensor):
             self._tensors.append(value)
@@ -190,7 +190,7 @@ class ModelState:
         if isinstance(value, (types.FunctionType, types.MethodType, type, nn.Module)):
             return _refer(value)
         if kind in (tuple, list, set, frozenset):
-            if PLAIN.issuperset(map(type, value)):
+            if SIMPLE_TYPES.issuperset(map(type, value)):
                 return kind, tuple(value)
             return kind, len(value), [self._describe(item, depth + 1) for item in list(value)[:MAX_ITEMS]]
         if isinstance(value, np.ndarray):
@@ -287,7 +287,7 @@ def _get_nothing(_: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in PLAIN or (type(value) in (tuple, list) and PLAIN.issuperset(map(type, value)))
+    return type(value) in SIMPLE_TYPES or (type(value) in (tuple, list) and SIMPLE_TYPES.issuperset(map(type, value)))
 
 
 _lock = threading.RLock()  # Threads that explain the same model compare its state at the same time.
@@ -296,4 +296,4 @@ _cached_states: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hash
     weakref.WeakKeyDictionary()
 )
 # Models that change in every pass. Their state is read before the pass.
-changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+self_changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -21,12 +21,12 @@ from gradcam.errors import LayerError, ModelError, join_names, shorten, warn
 from gradcam.hooks import autograd as gradients
 from gradcam.hooks import pytorch
 from gradcam.hooks.nested import (
-    IN_FLOATS,
+    QUANTISED_ADVICE,
     LayerInput,
-    floating_by_keys,
-    is_in_8_bits,
+    copy_inputs,
+    floating_tensors_by_keys,
+    is_quantised,
     replace_tensor,
-    take_inputs,
 )
 from gradcam.options import keep_old_names
 
@@ -161,7 +161,7 @@ def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
     return tap, tensor
 
 
-def is_owned(tensor: Tensor, module: nn.Module) -> bool:
+def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter or a buffer of the module, whose identity must not change."""
     if isinstance(tensor, nn.Parameter):
         return True
@@ -209,7 +209,7 @@ def make_inner_pass_check() -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def recording_off() -> Iterator[None]:
+def grad_mode_off() -> Iterator[None]:
     """Turn grad mode off, and restore the caller's mode at the end, in whatever order contexts end.
 
     With `torch.no_grad`, if the outer of two contexts ended first (an abandoned generator can do that), the inner one
@@ -324,7 +324,7 @@ class TargetLayer:
                 "trains only later layers. Call model.eval() to explain, or use gradcam.inspection.record() in training."
             )
         with contextlib.ExitStack() as context:
-            context.enter_context(recording_off())  # Only until the layer has run.
+            context.enter_context(grad_mode_off())  # Only until the layer has run.
             context.callback(self._release_unrecorded)
             context.callback(self._weaken_passed_on)
             hooks = context.enter_context(Hooks())
@@ -375,7 +375,7 @@ class TargetLayer:
                     f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {contents}."
                 )
             if self._is_in_8_bits:
-                raise LayerError(f"Layer '{self.name}' gives {IN_FLOATS}")
+                raise LayerError(f"Layer '{self.name}' gives {QUANTISED_ADVICE}")
             raise gradients.no_floating_tensor_error([self.name])
         for tensor, version in zip(self._recorded.values(), self._versions):
             if not tensor.is_inference() and tensor._version != version:
@@ -422,7 +422,7 @@ class TargetLayer:
             )
         activations = self.activations
         if not score.requires_grad:
-            raise gradients.no_gradient([self.name])
+            raise gradients.no_gradient_error([self.name])
         scaled = torch.float16 in (activations.dtype, score.dtype)
         with torch.enable_grad():
             scores = score.reshape(1, 1)
@@ -430,13 +430,13 @@ class TargetLayer:
         try:
             ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
         except RuntimeError as error:
-            if not pytorch.says(error, pytorch.GRAPH_IS_FREED):
+            if not pytorch.message_contains(error, pytorch.GRAPH_IS_FREED):
                 raise
             raise ModelError(
                 "The graph of this forward pass is already freed: pass retain_graph=True to all but the last backward()."
             ) from error
         if gradient is None:
-            raise gradients.no_dependence([self.name])
+            raise gradients.no_dependence_error([self.name])
         self._gradients = gradient[0]
         return self._gradients
 
@@ -467,7 +467,7 @@ class TargetLayer:
             If the score depends on the layer's output through such a path.
         """
         unrecorded = [tensor for reference in self._unrecorded if (tensor := reference()) is not None]
-        if unrecorded and any(leaf is tensor for leaf in gradients.leaves(score) for tensor in unrecorded):
+        if unrecorded and any(leaf is tensor for leaf in gradients.list_leaves(score) for tensor in unrecorded):
             raise LayerError(
                 f"The output of layer '{self.name}' is also read through another view of its memory, whose gradient is not "
                 "recorded: choose an earlier or a later layer."
@@ -477,7 +477,7 @@ class TargetLayer:
         arguments = None
         # The layer may change its inputs in place, and the model may use them afterwards.
         if not self._in_inner_pass():
-            self._inputs, arguments = take_inputs(args, kwargs)
+            self._inputs, arguments = copy_inputs(args, kwargs)
         return arguments
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -495,8 +495,8 @@ class TargetLayer:
             self._passed_on.clear()
             self._passed_on_refs.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
-            returned = floating_by_keys(output)
-            self._is_in_8_bits = not returned and is_in_8_bits(output)
+            returned = floating_tensors_by_keys(output)
+            self._is_in_8_bits = not returned and is_quantised(output)
             self._output_keys = list(returned)
             recorded = returned
             if self._keys:
@@ -522,7 +522,7 @@ class TargetLayer:
         # Dropout in evaluation mode and Identity return their input itself. Later operations may change it in place,
         # and other parts of the model still use it as the layer's input, not as its output.
         is_shared = _shares_storage(tensor, [input_.given for input_ in inputs])
-        must_keep_object = is_owned(tensor, self._module) or (source is not None and not is_changed)
+        must_keep_object = is_parameter_or_buffer(tensor, self._module) or (source is not None and not is_changed)
         if tensor.requires_grad:  # An earlier TargetLayer is open. A new leaf would cut off its gradient.
             start = tensor.clone() if is_shared else tensor
         else:
@@ -535,7 +535,7 @@ class TargetLayer:
             passed_on = (start if self._identity is None else self._identity(start)).clone(
                 memory_format=_memory_format(start)
             )
-            memory = None if is_shared or tensor.requires_grad else pytorch.base_of(tensor)
+            memory = None if is_shared or tensor.requires_grad else pytorch.get_view_base(tensor)
             if must_keep_object:
                 pass
             elif swap_contents(tensor, passed_on):

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradcam.errors import GradcamError
 from gradcam.hooks import pytorch
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, tensors
+from gradcam.hooks.nested import Batch, list_tensors
 from gradcam.options import Progress
 
 Result = TypeVar("Result")
@@ -31,10 +31,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the machine or a device ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and pytorch.says(error, pytorch.NO_MEMORY)
+    return isinstance(error, RuntimeError) and pytorch.message_contains(error, pytorch.NO_MEMORY)
 
 
-class Halving:
+class HalvingRunner:
     """Runs work in parts that fit into memory. When a part does not fit, later parts have half its size.
 
     `largest` is the number of items per part. `tell(count, largest)` is called with a size that did not fit, and the
@@ -108,8 +108,8 @@ class Meter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self._spans:
             with contextlib.suppress(RuntimeError, NotImplementedError):  # Some kinds of tensors have no storage.
-                input_storages = {tensor.untyped_storage()._cdata for tensor in tensors((args, kwargs))}
-                for tensor in tensors(result):
+                input_storages = {tensor.untyped_storage()._cdata for tensor in list_tensors((args, kwargs))}
+                for tensor in list_tensors(result):
                     self._count(tensor, input_storages)
         return result
 

@@ -16,7 +16,7 @@ from gradcam.hooks import pytorch
 
 # Modules with quantised activations as well.
 STATICALLY_QUANTISED = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")
-IN_FLOATS = (
+QUANTISED_ADVICE = (
     "8-bit integers, which have no gradient: explain the original floating-point model, or this one with method='rise', "
     "which needs no gradient."
 )
@@ -33,10 +33,12 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
     return modules
 
 
-def tensors(value: Any) -> list[Tensor]:
+def list_tensors(value: Any) -> list[Tensor]:
     """Return every tensor in `value`, in order."""
     return (
-        [value] if isinstance(value, Tensor) else [tensor for _, child in _children(value) for tensor in tensors(child)]
+        [value]
+        if isinstance(value, Tensor)
+        else [tensor for _, child in _children(value) for tensor in list_tensors(child)]
     )
 
 
@@ -81,22 +83,22 @@ def take_rows(output: Any, rows: slice, total: int) -> Any:
 def has_rows(output: Any, total: int) -> bool:
     """Return whether an output has an entry for each of `total` images."""
     return (isinstance(output, list) and len(output) == total) or any(
-        tensor.shape[:1] == (total,) for tensor in tensors(output)
+        tensor.shape[:1] == (total,) for tensor in list_tensors(output)
     )
 
 
-def first_floating(value: Any) -> Tensor | None:
+def find_floating_tensor(value: Any) -> Tensor | None:
     """Return the first floating-point tensor in `value`, or None."""
-    return next((tensor for tensor in tensors(value) if tensor.is_floating_point()), None)
+    return next((tensor for tensor in list_tensors(value) if tensor.is_floating_point()), None)
 
 
-def floating_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
+def floating_tensors_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
     """Return every floating-point tensor in `value`, once, by the keys and indices that lead to it."""
     if isinstance(value, Tensor):
         return {(): value} if value.is_floating_point() else {}
     entries: dict[int, tuple[tuple[str, ...], Tensor]] = {}
     for key, child in _children(value):
-        for keys, tensor in floating_by_keys(child).items():
+        for keys, tensor in floating_tensors_by_keys(child).items():
             entries.setdefault(id(tensor), ((str(key), *keys), tensor))
     return dict(entries.values())
 
@@ -112,11 +114,11 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def is_in_8_bits(values: Any) -> bool:
+def is_quantised(values: Any) -> bool:
     """Return whether a tensor among these values, or the output of a module among them, is quantised."""
     if isinstance(values, nn.Module):
         return any(type(module).__module__.startswith(STATICALLY_QUANTISED) for module in values.modules())
-    return any(tensor.is_quantized for tensor in tensors(values))
+    return any(tensor.is_quantized for tensor in list_tensors(values))
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -152,7 +154,7 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
+def copy_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
     """Return every tensor among the arguments, and new arguments for the layer, or None to leave them.
 
     If an earlier target layer is recording, the layer gets copies: autograd may have saved the originals.
@@ -162,7 +164,7 @@ def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Lay
         for tensor in (*args, *kwargs.values())
         if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter)
     }
-    pairs = [(tensor, copies.get(id(tensor), tensor)) for tensor in tensors((args, kwargs))]
+    pairs = [(tensor, copies.get(id(tensor), tensor)) for tensor in list_tensors((args, kwargs))]
     inputs = [LayerInput(tensor, passed, version_of(passed)) for tensor, passed in pairs]
     if not copies:
         return inputs, None
@@ -224,7 +226,7 @@ class Batch:
         try:
             return model(*arguments[0], **arguments[1])
         except (TypeError, AttributeError) as error:
-            if not pytorch.says(error, pytorch.TAKES_LISTS):
+            if not pytorch.message_contains(error, pytorch.TAKES_LISTS):
                 raise
             raise ImageError(
                 f"The images are a list of {len(pictures)} tensors {tuple(pictures[0].shape)}, expected one tensor "
@@ -257,7 +259,7 @@ def to_arguments(images: Any) -> Arguments:
 def to_inputs(images: Any) -> Arguments:
     """Return the caller's inputs as arguments of the model. Raises `ImageError` if they contain no tensor."""
     args, kwargs = to_arguments(images)
-    if not tensors((args, kwargs)):
+    if not list_tensors((args, kwargs)):
         raise ImageError(f"The images are {type(images).__name__}, expected a tensor, or a tuple or dict with tensors.")
     return args, kwargs
 
@@ -274,7 +276,7 @@ def to_batch(images: Any) -> Batch:
     for value in (*args, *kwargs.values()):
         if isinstance(value, list) and value and all(map(_is_image, value)):
             return _to_padded_batch(value, args, kwargs)
-    items = tensors((args, kwargs))
+    items = list_tensors((args, kwargs))
     if any(tensor.is_nested for tensor in items):
         raise ImageError("The images are a nested tensor, expected a batch of images of one size (N,C,H,W).")
     first = next((tensor for tensor in items if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
@@ -319,6 +321,6 @@ def _to_padded_batch(pictures: list[Tensor], args: tuple[Any, ...], kwargs: dict
     return Batch(args, kwargs, joined, len(pictures), (height, width), joined.device, sizes)
 
 
-def caller_keeps(tensor: Tensor) -> Tensor:
+def detach_input(tensor: Tensor) -> Tensor:
     """Return a caller's tensor for use in the model: detached from the caller's graph, and not an inference tensor."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()

@@ -69,7 +69,7 @@ TAKES_LISTS = ("list", "must be Tensor")  # Errors of models that take no list o
 
 # These work in all versions so far. They are PyTorch's own C functions, so that they cost no additional Python call.
 is_view = Tensor._is_view  # As autograd defines it.
-base_of: Callable[[Tensor], Tensor | None] = Tensor._base.__get__  # type: ignore[union-attr] # of a view
+get_view_base: Callable[[Tensor], Tensor | None] = Tensor._base.__get__  # type: ignore[union-attr] # of a view
 is_functorch_tensor = torch._C._functorch.is_functorch_wrapped_tensor  # A tensor of vmap, grad or jvp.
 find_backward_task = torch._C._current_graph_task_id  # The id of this thread's running backward pass, or -1.
 find_running_node = torch._C._current_autograd_node  # The operation whose derivative this thread is computing.
@@ -79,7 +79,7 @@ CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # Attributes of a compiled
 HAS_STANCE = hasattr(torch.compiler, "set_stance")  # Since 2.6.
 
 
-def says(error: BaseException, parts: Iterable[str]) -> bool:
+def message_contains(error: BaseException, parts: Iterable[str]) -> bool:
     """Return whether an error's text contains one of these parts, in upper or lower case."""
     text = str(error).lower()
     return any(part.lower() in text for part in parts)
@@ -95,7 +95,7 @@ def mixes_tokens(node: Node) -> bool:
     return hasattr(node, "_forward_cls") or any(word in name for word in TOKEN_MIXING_OPS)
 
 
-def attends(node: Node) -> bool:
+def is_attention_operation(node: Node) -> bool:
     """Return whether an operation is a part of attention."""
     name = _lower_name(node)
     return any(word in name for word in ATTENTION_OPS)
@@ -195,7 +195,7 @@ def is_copy(node: Node) -> bool:
     return node.name().endswith(COPY_OPS)
 
 
-def passes_on(node: Node) -> bool:
+def is_passthrough(node: Node) -> bool:
     """Return whether an operation passes its values on unchanged."""
     return node.name() in PASSTHROUGH_OPS
 

@@ -14,12 +14,12 @@ from gradcam.errors import ImageError, shorten, to_pip_command
 from gradcam.images.read import (
     DICOM_MAGIC,
     MEMORY_BUDGET_BYTES,
-    blaming,
     check_memory,
     find_size,
     in_strips,
     open_content,
     to_path,
+    translate_read_errors,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple
     but a complete image, and if pydicom or its plugin is missing.
     """
     path = to_path(path)
-    with blaming(path), open_content(path, data) as file:
+    with translate_read_errors(path), open_content(path, data) as file:
         dataset = _open(file)
         frames = int(dataset.get("NumberOfFrames") or 1)
         frame_note = f"the first of {frames} frames" if frames > 1 else None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten, warn
+from gradcam.errors import GradcamError, ImageError, find_similar_names, join_names, shorten, warn
 from gradcam.images.opencv import cv2
-from gradcam.images.read import PictureLike, Pixels, Region, read_image, to_numpy
+from gradcam.images.read import ImageLike, Pixels, Region, read_image, to_numpy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COLORMAPS: dict[str, int] = {
     name.removeprefix("COLORMAP_").lower(): getattr(cv2, name) for name in dir(cv2) if name.startswith("COLORMAP_")
 }
-GAP = 8  # white pixels between the images of a sheet
+GAP_PIXELS = 8  # white pixels between the images of a sheet
 PIXELS_PER_LINE_WIDTH = 640  # An outline is one pixel wide for each 640 pixels of the region's shorter side.
 # Outline pixels are a quarter of their old value plus one of these tones.
 DARK_TONE, LIGHT_TONE = 20, 180
@@ -34,7 +34,7 @@ NEGATIVE_COLOURS = ((90, 225, 255), (25, 25, 205))
 
 
 def overlay(
-    image: PictureLike,
+    image: ImageLike,
     heatmap: NDArray[Any] | Tensor,
     *,
     alpha: float = 0.5,
@@ -134,7 +134,7 @@ def _draw_outline(pixels: Pixels, sides: Sequence[bool]) -> None:
             strip[...] = strip // 4 + tone
 
 
-def colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
+def draw_colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
     """Return the colours of a heatmap, from its minimum to its maximum, as `overlay` draws them on white at full
     opacity."""
     values = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
@@ -142,12 +142,12 @@ def colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool
     return overlay(white, np.tile(values, (height, 1)), alpha=1, colormap=colormap, signed=signed)
 
 
-def sheet(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
+def join_rows(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
     """Place images side by side in rows, scaled to one height (in pixels), with white gaps."""
-    return stack([_join([scale(image, height) for image in row], axis=1) for row in rows])
+    return join_below([_join([scale_to_height(image, height) for image in row], axis=1) for row in rows])
 
 
-def stack(strips: Sequence[Pixels]) -> Pixels:
+def join_below(strips: Sequence[Pixels]) -> Pixels:
     """Place strips below one another, with white gaps, and white to the right of narrower strips."""
     width = max(strip.shape[1] for strip in strips)
     padded = [np.pad(strip, ((0, 0), (0, width - strip.shape[1]), (0, 0)), constant_values=255) for strip in strips]
@@ -161,13 +161,13 @@ def find_colormap(name: str) -> int:
     """
     key = str(name).lower()
     if key not in COLORMAPS:
-        suggestions = nearest(key, COLORMAPS) or ["turbo", "viridis", "inferno", "jet"]
+        suggestions = find_similar_names(key, COLORMAPS) or ["turbo", "viridis", "inferno", "jet"]
         raise GradcamError(f"There is no colour map {shorten(name)}. Nearest: {join_names(suggestions)}.")
     return COLORMAPS[key]
 
 
 @functools.cache  # OpenCV would compute the colours at each call.
-def colours_of(colormap: int) -> NDArray[np.float32]:
+def list_colours(colormap: int) -> NDArray[np.float32]:
     """Return the 256 colours of an OpenCV colour map: RGB, float32 (256,3). Do not modify the cached array."""
     levels = np.arange(256, dtype=np.uint8)[:, None]
     return cv2.cvtColor(cv2.applyColorMap(levels, colormap), cv2.COLOR_BGR2RGB)[:, 0].astype(np.float32)
@@ -189,7 +189,7 @@ def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32]
     strength = np.abs(values)
     opacity = np.minimum(1, 2 * strength)
     if not signed:
-        return colours_of(find_colormap(colormap)), opacity
+        return list_colours(find_colormap(colormap)), opacity
     (weak_positive, strong_positive), (weak_negative, strong_negative) = np.array(
         [POSITIVE_COLOURS, NEGATIVE_COLOURS], np.float32
     )
@@ -256,7 +256,7 @@ def _check_region(region: Region, height: int, width: int) -> Region:
     return y0, x0, rows, columns
 
 
-def scale(image: Pixels, height: int) -> Pixels:
+def scale_to_height(image: Pixels, height: int) -> Pixels:
     """Scale an image to a height in pixels, and keep its aspect ratio."""
     return resize(image, height, max(1, round(image.shape[1] * height / image.shape[0])))
 
@@ -270,7 +270,7 @@ def resize(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
 
 def _join(images: Sequence[Pixels], axis: int) -> Pixels:
     shape = list(images[0].shape)
-    shape[axis] = GAP
+    shape[axis] = GAP_PIXELS
     gap = np.full(shape, 255, np.uint8)
     parts = [part for image in images for part in (gap, image)]
     return np.concatenate(parts[1:], axis=axis)

@@ -16,7 +16,7 @@ from gradcam.options import EDIT_FORM, EDITS, accept_old_parameters
 from gradcam.renames import find_old_names
 
 BLUR_FRACTION = 0.05  # standard deviation of the blur, as a fraction of the longer side
-MOST_POINTS = 10_000
+MAX_EDIT_POINTS = 10_000
 MAX_LINE_THICKNESS = 32_767  # OpenCV's limit, in pixels
 
 
@@ -37,7 +37,7 @@ class Edit:
         )
 
 
-def to_edit(text: str) -> Edit:
+def parse_edit(text: str) -> Edit:
     """Parse an edit. Raises `GradcamError` for any other text."""
     kind, *fields = text.split(":")
     try:
@@ -50,7 +50,7 @@ def to_edit(text: str) -> Edit:
             edit, is_valid = Edit(kind, points, float(radius)), 0 < float(radius) < math.inf
     except ValueError:
         is_valid = False
-    if not is_valid or kind not in EDITS or len(edit.points) > MOST_POINTS or not np.isfinite(edit.points).all():
+    if not is_valid or kind not in EDITS or len(edit.points) > MAX_EDIT_POINTS or not np.isfinite(edit.points).all():
         raise GradcamError(f"{shorten(text)} is not an edit: expected {EDIT_FORM}.")
     return edit
 
@@ -82,7 +82,7 @@ def edit_image(image: Pixels, edits: Sequence[str | Edit]) -> Pixels:
         raise ImageError(f"The image is {image.dtype} {image.shape}, expected RGB: uint8 (H,W,3).")
     result, filled = image.copy(), {}
     for text_or_edit in edits:
-        edit = to_edit(text_or_edit) if isinstance(text_or_edit, str) else text_or_edit
+        edit = parse_edit(text_or_edit) if isinstance(text_or_edit, str) else text_or_edit
         if edit.kind not in filled:
             filled[edit.kind] = _fill(image, edit.kind)
         mask = _cover(edit, *image.shape[:2])

@@ -21,12 +21,12 @@ BLOCK_BYTES = 2**20
 FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-UNFINISHED = ".gradcam-{}.tmp"  # The leading dot and the suffix keep others from reading it as an image.
+TEMPORARY_NAME = ".gradcam-{}.tmp"  # The leading dot and the suffix keep others from reading it as an image.
 WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
-LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
-LONGEST_PART = 80  # bytes of a label, or of a layer, in a file name
+MAX_NAME_BYTES = 240  # bytes; file systems allow 255, and a copy may need a number
+MAX_NAME_PART_BYTES = 80  # bytes of a label, or of a layer, in a file name
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 # A protocol has at least two letters, because one letter is a drive. "simplecache::s3://" is a chain of protocols of
 # fsspec. "a::b.jpg" may be a file.
@@ -47,10 +47,10 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
         raise NotAFileError(
             errno.EINVAL, f"it is {FILE_KINDS.get(kind, 'something else')}, not a file", os.fspath(path)
         )
-    return open(path, "rb", opener=open_at_once)
+    return open(path, "rb", opener=open_nonblocking)
 
 
-def open_at_once(path: str, flags: int) -> int:
+def open_nonblocking(path: str, flags: int) -> int:
     """Open a file without waiting. Without O_NONBLOCK (which Windows lacks), opening a pipe waits for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
@@ -64,21 +64,21 @@ def read_text_file(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def write_whole(path: Path, data: bytes | Iterable[bytes], *, beside: Path | None = None) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, beside: Path | None = None) -> None:
     """Write a file completely or not at all, like `replacing`, and wait for the disk. Raises `OSError`."""
-    with replacing(path, beside=beside) as file:
+    with open_replacement(path, beside=beside) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO]:
+def open_replacement(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces `path` at the end, or is deleted if an exception is raised.
 
     It lies in the same folder, or in `beside`.
     """
-    temporary = (beside or path.parent) / UNFINISHED.format(secrets.token_hex(8))
+    temporary = (beside or path.parent) / TEMPORARY_NAME.format(secrets.token_hex(8))
     try:
         with open(temporary, "xb") as file:
             yield file
@@ -99,15 +99,15 @@ def hash_file(file: Path) -> str:
 
 def join_name(stem: str, ending: str) -> str:
     """Return stem plus ending, with the stem cut to the longest possible file name."""
-    return cut(stem, LONGEST_NAME - len(os.fsencode(ending))) + ending
+    return truncate_bytes(stem, MAX_NAME_BYTES - len(os.fsencode(ending))) + ending
 
 
-def to_plain(text: str) -> str:
+def to_safe_name(text: str) -> str:
     """Return the text as letters, digits, dots and underscores, which every command line and file system accepts."""
-    return cut(re.sub(r"[^\w.]+", "_", text).strip("_."), LONGEST_PART) or "_"
+    return truncate_bytes(re.sub(r"[^\w.]+", "_", text).strip("_."), MAX_NAME_PART_BYTES) or "_"
 
 
-def cut(text: str, max_bytes: int) -> str:
+def truncate_bytes(text: str, max_bytes: int) -> str:
     """Return at most `max_bytes` bytes of the text, without splitting a character."""
     encoded = os.fsencode(text)
     return text if len(encoded) <= max_bytes else encoded[:max_bytes].decode(errors="ignore")
@@ -152,9 +152,11 @@ def _to_keys(path: Path) -> set[str]:
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
 
 
-def is_called_after(name: str, stem: str) -> bool:
+def may_have_stem(name: str, stem: str) -> bool:
     """Return whether a result with this stem can have this name; for a cut name, assume that it can."""
-    return name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > LONGEST_NAME - MAX_CHARACTER_BYTES
+    return (
+        name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
+    )
 
 
 def is_url(text: str) -> bool:

@@ -24,7 +24,7 @@ SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 
 
 @dataclass(frozen=True)
-class Header:
+class JpegHeader:
     """The header of a JPEG file. `height` and `width` are those of the stored image, before its EXIF orientation
     `turn`."""
 
@@ -34,7 +34,7 @@ class Header:
     turn: int
 
 
-def read_header(data: bytes) -> Header | None:
+def read_header(data: bytes) -> JpegHeader | None:
     """Return the header of a JPEG that a device can decode: 8 bits, grey or YCbCr, sequential, and complete.
 
     Returns None for all others, which the processor reads: progressive, 12 bits, CMYK, RGB, cut off, another format, or
@@ -61,7 +61,7 @@ def read_header(data: bytes) -> Header | None:
     is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
     if not (is_sequential and has_end and is_supported_sampling and is_ycbcr) or has_unusual_orientation:
         return None
-    return Header(image.height, image.width, image.layers == 1, find_orientation(image))
+    return JpegHeader(image.height, image.width, image.layers == 1, find_orientation(image))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from gradcam.errors import ImageError, join_names, printable, shorten, show_fields
-from gradcam.images.draw import GAP, resize, scale, sheet, stack
+from gradcam.errors import ImageError, escape_controls, format_fields, join_names, shorten
+from gradcam.images.draw import GAP_PIXELS, join_below, join_rows, resize, scale_to_height
 from gradcam.images.opencv import cv2
 from gradcam.images.read import Pixels, Region, describe_array, to_numpy
 from gradcam.images.sheets import INK, MARGIN, WHITE, draw_legend, find_font, fit_text, measure_text
@@ -36,7 +36,7 @@ COLOURS: Sequence[Colour] = (
 # In widths of the finest line: the width of an edge's bar, the length of a dash, and the radius of a ring.
 BAR_WIDTH, DASH_LENGTH, RING_RADIUS = 10, 10, 10
 # The fraction of white in a weak line's colour, so that it is visible beside its dark part without a white part.
-PALE = 0.6
+WHITE_IN_WEAK_LINES = 0.6
 # Text of either colour has the same contrast to a background of this luminance.
 MIDDLE_LUMINANCE = 0.2
 # The fraction of the text's opposite colour in a label's background. Letters are thin, and need more contrast than
@@ -112,7 +112,7 @@ class Mark:
             object.__setattr__(self, "mask", values)
 
     def __repr__(self) -> str:
-        return show_fields(self)
+        return format_fields(self)
 
 
 def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
@@ -217,7 +217,7 @@ def draw_mark_panel(
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     if len(overlays) != len(marks):
         raise ImageError(f"There are {len(overlays)} overlays for {len(marks)} marks, expected one for each.")
-    small = scale(check_pixels(picture), height)
+    small = scale_to_height(check_pixels(picture), height)
     full_image = (0, 0, *picture.shape[:2])
     fitted = [
         replace(
@@ -231,12 +231,14 @@ def draw_mark_panel(
     cells = [draw_marks(small, fitted)]
     for k, overlay in enumerate(overlays):
         cells.append(
-            draw_marks(scale(check_pixels(overlay), height), [*weak_marks[:k], fitted[k], *weak_marks[k + 1 :]])
+            draw_marks(
+                scale_to_height(check_pixels(overlay), height), [*weak_marks[:k], fitted[k], *weak_marks[k + 1 :]]
+            )
         )
-    rows = math.ceil(len(cells) / max(1, MAX_PANEL_WIDTH // (small.shape[1] + GAP)))
+    rows = math.ceil(len(cells) / max(1, MAX_PANEL_WIDTH // (small.shape[1] + GAP_PIXELS)))
     per_row = math.ceil(len(cells) / rows)
-    images = sheet([cells[k : k + per_row] for k in range(0, len(cells), per_row)], height)
-    panel = stack([images, draw_legend(colormap=colormap, signed=signed)])
+    images = join_rows([cells[k : k + per_row] for k in range(0, len(cells), per_row)], height)
+    panel = join_below([images, draw_legend(colormap=colormap, signed=signed)])
     return np.pad(panel, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
@@ -275,7 +277,7 @@ class _Pen:
         colour = COLOURS[number % len(COLOURS)]
         if not weak:
             return cls(colour, [(INK, unit), (colour, 2 * unit), (WHITE, unit)], unit)
-        light = _mix(colour, WHITE, PALE)
+        light = _mix(colour, WHITE, WHITE_IN_WEAK_LINES)
         return cls(light, [(INK, unit), (light, unit)], unit)
 
     @property
@@ -399,7 +401,7 @@ def _draw_ring(canvas: Pixels, point: Sequence[float], pen: _Pen) -> None:
 def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
     """Return a label: text on a background of about this colour, in black or white, whichever has more contrast."""
     padding = round(size / 3)
-    text = fit_text(_simplify(printable(text)), max(1, max_width - 2 * padding), size)
+    text = fit_text(_simplify(escape_controls(text)), max(1, max_width - 2 * padding), size)
     ink, background = (INK, WHITE) if _find_luminance(colour) > MIDDLE_LUMINANCE else (WHITE, INK)
     ground = _mix(colour, background, LABEL_CONTRAST)
     plate = Image.new("RGB", (measure_text(text, size) + 2 * padding, round(1.3 * size)), ground)

@@ -18,7 +18,7 @@ from gradcam.images.read import Region
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels and fractions of pixels
 
 
-def turn_upright(image: Tensor, orientation: int) -> Tensor:
+def apply_orientation(image: Tensor, orientation: int) -> Tensor:
     """Return an image (...,H,W) upright, given its EXIF orientation (1 to 8); a view if possible."""
     upright = image.transpose(-1, -2) if orientation >= 5 else image
     axes = [axis for axis, orientations in ((-2, (3, 4, 7, 8)), (-1, (2, 3, 6, 7))) if orientation in orientations]

@@ -33,11 +33,9 @@ class OpenFile(Protocol):
 
 Pixels = NDArray[np.uint8]
 Region = tuple[int, int, int, int]  # (top, left, height, width)
-Given = bytes | Image.Image  # the content of an image that is not read from a path
-PictureLike = Union[
-    str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"
-]
-FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
+FileContent = bytes | Image.Image  # the content of an image that is not read from a path
+ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"]
+ACCEPTED_IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
 
 # Common image formats. Formats that would start another program (EPS) or render text are left out.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
@@ -50,13 +48,13 @@ DECODER_BYTES = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}
 DICOM_SUFFIXES = (".dcm", ".dicom")
 DICOM_MAGIC = b"DICM"  # It follows a preamble of 128 bytes with any content.
 # The value of white, by type. Signed integers, and those of 32 bits, have no fixed white.
-FULL = {"uint8": 255, "uint16": 65535}
+WHITE_VALUES = {"uint8": 255, "uint16": 65535}
 # This many pixels are computed at a time, so that intermediate results take little memory.
 PIXELS_PER_STRIP = 2**18
 
 
 @accept_old_parameters
-def read_image(image: PictureLike) -> Pixels:
+def read_image(image: ImageLike) -> Pixels:
     """Read an image as RGB, uint8 (H,W,3), as an image viewer shows it.
 
     The EXIF orientation is applied, and transparent pixels are drawn on white. Only the first frame of an animation is
@@ -90,15 +88,15 @@ def read_image(image: PictureLike) -> Pixels:
     """
     values = to_array(image)
     if values is None:
-        return to_8_bits(read_values(*to_content(image)))
+        return to_8_bits(read_values(*load_content(image)))
     if values.ndim not in (2, 3) or values.size == 0 or values.shape[2:] not in ((), (1,), (3,), (4,)):
         expected = "an array (H,W), (H,W,3) or (H,W,4), or a tensor (C,H,W)"
         raise ImageError(f"The image is {describe_array(values)}, expected {expected}.")
-    values = lay_on_white(check_range(values))
+    values = blend_with_white(check_range(values))
     return to_8_bits(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
-def is_one_picture(value: Any) -> bool:
+def is_one_image(value: Any) -> bool:
     """Return whether the value looks like one image, in any supported form, rather than several."""
     has_image_type = isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
     return (
@@ -131,7 +129,7 @@ def to_numpy(values: Any) -> NDArray[Any]:
 
 def check_range(values: NDArray[Any]) -> NDArray[Any]:
     """Return values with a defined white: uint8, uint16, or floats clipped to [0,1]. Raises `ImageError` for others."""
-    if values.dtype.name in FULL:
+    if values.dtype.name in WHITE_VALUES:
         return values
     # NaN fails the comparisons.
     if values.dtype.kind == "f" and values.size and values.min() >= -1e-4 and values.max() <= 1 + 1e-4:
@@ -152,14 +150,14 @@ def describe_array(values: NDArray[Any]) -> str:
     return f"{values.dtype} {values.shape}"
 
 
-def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
+def blend_with_white(values: NDArray[Any]) -> NDArray[Any]:
     """Blend RGBA values (H,W,4) with white to (H,W,3); return any others as they are."""
     if values.shape[2:] != (4,):
         return values
     values = check_range(values)
     if values.dtype == np.uint8:
         return np.array(_to_opaque(Image.fromarray(np.ascontiguousarray(values))))
-    white, result = FULL.get(values.dtype.name, 1), np.empty((*values.shape[:2], 3), values.dtype)
+    white, result = WHITE_VALUES.get(values.dtype.name, 1), np.empty((*values.shape[:2], 3), values.dtype)
     for rows in in_strips(*values.shape[:2]):
         opacity = values[rows, :, 3:] / white
         on_white = values[rows, :, :3] * opacity + white * (1 - opacity)
@@ -167,7 +165,7 @@ def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
     return result
 
 
-def to_content(image: Any) -> tuple[Path, Given | None]:
+def load_content(image: Any) -> tuple[Path, FileContent | None]:
     """Return the name and the content of an image that is not an array: bytes, a PIL image, or None for a path.
 
     Raises `ImageError` for anything but an image, for a URL, and for an unreadable file.
@@ -179,13 +177,13 @@ def to_content(image: Any) -> tuple[Path, Given | None]:
     if hasattr(image, "read"):
         names = (getattr(image, name, None) for name in ("name", "filename"))
         path = Path(next((name for name in names if name and isinstance(name, str)), "the given file"))
-        with blaming(path):
+        with translate_read_errors(path):
             return path, _read_open(image)
     if hasattr(image, "read_bytes") and not isinstance(image, Path):  # It is in an archive or a store.
-        with blaming(str(image)):
+        with translate_read_errors(str(image)):
             return Path(str(image)), image.read_bytes()
     if not isinstance(image, (str, os.PathLike)):
-        raise ImageError(f"The image is {shorten(image)}, expected {FORMS}.")
+        raise ImageError(f"The image is {shorten(image)}, expected {ACCEPTED_IMAGE_FORMS}.")
     if "://" in (text := os.fsdecode(image)) and is_url(text):
         raise ImageError(f"{text}: is a URL. Give a file or its bytes, or use gradcam.explain_files, which reads URLs")
     return to_path(image), None
@@ -214,7 +212,7 @@ def _read_open(file: Any) -> bytes:
     raise ImageError('is not open in binary mode: open it with "rb"')
 
 
-def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDArray[Any]:
+def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -> NDArray[Any]:
     """Return the values of an image with the bit depth of its file.
 
     `data` is the content of the file, if it was read already, or a PIL image; messages then name it by `path`. Images
@@ -225,7 +223,7 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
     # OpenCV would return a truncated image as if it were complete, and lose transparency. Therefore Pillow reads it.
     path = to_path(path)
     if isinstance(data, Image.Image):
-        with blaming(path):
+        with translate_read_errors(path):
             check_memory(*data.size, 8)
             try:
                 data.load()
@@ -236,21 +234,21 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
             return _to_values(data)
     # Pass a file, not a path: Pillow maps some TIFFs into memory by their path, and scrambles those with an
     # orientation.
-    with blaming(path), open_content(path, data) as file, _open_image(file) as image:
+    with translate_read_errors(path), open_content(path, data) as file, _open_image(file) as image:
         deep_mode = _find_deep_mode(image)
         _check_memory(image, file, DEEP_COLOUR_BYTES if deep_mode else DEEP_GREY_BYTES if image.mode[0] in "FI" else 3)
         image.load()
         return _decode_deep(image, file, deep_mode) if deep_mode else _to_values(image)
 
 
-def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
+def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """Return an image of numbers (H,W), such as a label mask: the indices of a palette, or the file's grey values.
 
     It is upright, like the images of `read_image`. Raises `ImageError`, which names the file, like `read_image`, and
     also for colours, fractions, and JPEG, which changes numbers.
     """
     path = to_path(path)
-    with blaming(path), open_content(path, None) as file, _open_image(file) as image:
+    with translate_read_errors(path), open_content(path, None) as file, _open_image(file) as image:
         if image.format in ("JPEG", "MPO"):
             raise ImageError("is JPEG, whose lossy compression changes labels: save labels as PNG")
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
@@ -298,7 +296,7 @@ def open_content(path: Path, data: bytes | None) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def blaming(path: Path | str) -> Iterator[None]:
+def translate_read_errors(path: Path | str) -> Iterator[None]:
     """Turn any error in reading an image into an `ImageError` of one line that names the file."""
     try:
         yield
@@ -423,7 +421,7 @@ def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, mode: str) -> NDArr
     values = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
         raise ImageError("has 16-bit channels that cannot be decoded: save it as PNG, or as TIFF without compression")
-    values = lay_on_white(np.asarray(values))
+    values = blend_with_white(np.asarray(values))
     if orientation != 1:
         upright = np.empty((values.shape[1], values.shape[0], 3) if orientation >= 5 else values.shape, np.uint16)
         _to_stored_orientation(upright, orientation)[:] = values
@@ -511,7 +509,7 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     return np.repeat(values[..., None], 3, axis=2) if values.ndim == 2 else values
 
 
-def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
+def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note if they differ from `to_8_bits`.
 
     Values are scaled from their minimum to their maximum if they use less than half of their type's range, or are
@@ -536,7 +534,7 @@ def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     white = _find_white(selected)
     if low == high or (low >= 0 and high - low >= white / 2):
         return to_8_bits(selected), note
-    suffix = f" of {white}" if selected.dtype.name in FULL else ""
+    suffix = f" of {white}" if selected.dtype.name in WHITE_VALUES else ""
     notes = filter(None, (note, f"showing values from {low:.6g} to {high:.6g}{suffix}"))
     return to_8_bits(_stretch(selected, low, high, high)), "; ".join(notes)
 

@@ -11,14 +11,14 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from gradcam.errors import ImageError
-from gradcam.images.draw import GAP, colour_bar, scale
+from gradcam.images.draw import GAP_PIXELS, draw_colour_bar, scale_to_height
 from gradcam.images.read import Pixels
 from gradcam.options import check_count
 
 MARGIN = 16  # pixels
 # Sizes of the letters. Pillow's font has no bold, so that titles are a little larger.
 TEXT, TITLE_SIZE = 17, 18
-LINE = 26  # height of a line of text
+LINE_HEIGHT = 26  # height of a line of text
 BAR_WIDTH = 260
 INK, WHITE = (25, 25, 25), (255, 255, 255)
 LEGENDS = {  # what the ends of the colour bar mean, by whether the maps are signed
@@ -49,36 +49,38 @@ def draw_panel(
     `ImageError` if the height is not a number of pixels.
     """
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
-    scaled = [[scale(image, height) for image in row.pictures] for row in rows]
+    scaled = [[scale_to_height(image, height) for image in row.pictures] for row in rows]
     titles = [measure_text(name, TITLE_SIZE) for name in columns]
     widths = [max(title, *(row[column].shape[1] for row in scaled)) for column, title in enumerate(titles)]
-    x_starts = MARGIN + np.concatenate([[0], np.cumsum(np.array(widths) + GAP)]).astype(int)
-    bottom = MARGIN + LINE + len(rows) * (LINE + height + GAP)
+    x_starts = MARGIN + np.concatenate([[0], np.cumsum(np.array(widths) + GAP_PIXELS)]).astype(int)
+    bottom = MARGIN + LINE_HEIGHT + len(rows) * (LINE_HEIGHT + height + GAP_PIXELS)
     legend = draw_legend(colormap=colormap, signed=signed)
     longest_title = max(measure_text(row.title, TITLE_SIZE) for row in rows)
-    total = max(int(x_starts[-1]) - GAP, MARGIN + longest_title, MARGIN + legend.shape[1])
-    canvas = Image.new("RGB", (total + MARGIN, bottom + LINE + MARGIN), WHITE)
+    total = max(int(x_starts[-1]) - GAP_PIXELS, MARGIN + longest_title, MARGIN + legend.shape[1])
+    canvas = Image.new("RGB", (total + MARGIN, bottom + LINE_HEIGHT + MARGIN), WHITE)
     draw = ImageDraw.Draw(canvas)
     for name, x in zip(columns, x_starts):
         draw.text((int(x), MARGIN), name, INK, find_font(TITLE_SIZE))
     for number, (row, images) in enumerate(zip(rows, scaled)):
-        top = MARGIN + LINE + number * (LINE + height + GAP)
+        top = MARGIN + LINE_HEIGHT + number * (LINE_HEIGHT + height + GAP_PIXELS)
         draw.text((MARGIN, top), row.title, INK, find_font(TEXT))
         for image, x in zip(images, x_starts):
-            canvas.paste(Image.fromarray(image), (int(x), top + LINE))
-    canvas.paste(Image.fromarray(legend), (MARGIN, bottom + GAP))
+            canvas.paste(Image.fromarray(image), (int(x), top + LINE_HEIGHT))
+    canvas.paste(Image.fromarray(legend), (MARGIN, bottom + GAP_PIXELS))
     return np.array(canvas)
 
 
 def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
     """Return a bar of the heatmaps' colours between the meanings of its ends, one line high."""
     before, after = LEGENDS[signed]
-    start = measure_text(before, TITLE_SIZE) + GAP
-    end = start + BAR_WIDTH + GAP
-    canvas = Image.new("RGB", (end + measure_text(after, TITLE_SIZE), LINE), WHITE)
+    start = measure_text(before, TITLE_SIZE) + GAP_PIXELS
+    end = start + BAR_WIDTH + GAP_PIXELS
+    canvas = Image.new("RGB", (end + measure_text(after, TITLE_SIZE), LINE_HEIGHT), WHITE)
     draw = ImageDraw.Draw(canvas)
     draw.text((0, 0), before, INK, find_font(TEXT))
-    canvas.paste(Image.fromarray(colour_bar(BAR_WIDTH, LINE - 6, colormap=colormap, signed=signed)), (start, 0))
+    canvas.paste(
+        Image.fromarray(draw_colour_bar(BAR_WIDTH, LINE_HEIGHT - 6, colormap=colormap, signed=signed)), (start, 0)
+    )
     draw.text((end, 0), after, INK, find_font(TEXT))
     return np.array(canvas)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradcam.errors import ImageError
-from gradcam.images.files import WRITE_SUFFIXES, write_whole
+from gradcam.images.files import WRITE_SUFFIXES, write_atomically
 from gradcam.images.read import Pixels, describe_array, to_numpy, to_path
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUFFIXES = (".npz", ".npy")
+ARRAY_SUFFIXES = (".npz", ".npy")
 
 
 def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
@@ -52,12 +52,12 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     if suffix not in WRITE_SUFFIXES:
         suffixes = ", ".join(sorted(WRITE_SUFFIXES))
         raise ImageError(f"{path}: the suffix is not supported; choose one of {suffixes}")
-    with blaming_writer(path):
-        write_whole(path, encode_image(image, suffix))
+    with translate_write_errors(path):
+        write_atomically(path, encode_image(image, suffix))
 
 
 @contextlib.contextmanager
-def blaming_writer(path: Path) -> Iterator[None]:
+def translate_write_errors(path: Path) -> Iterator[None]:
     """Turn an error in writing a file into an `ImageError` that names it."""
     try:
         yield
@@ -88,7 +88,7 @@ def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
     raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels are too large for this format: choose .png")
 
 
-def fit_view(image: Pixels, max_side: int) -> Pixels:
+def shrink_to_fit(image: Pixels, max_side: int) -> Pixels:
     """Shrink an image to at most `max_side` pixels on its longer side."""
     from gradcam.images.opencv import cv2
 
@@ -109,7 +109,9 @@ def check_pixels(image: Any) -> Pixels:
     return image
 
 
-def choose(i: int | None, k: int | None, shape: tuple[int, ...], map_name: str = "map") -> tuple[list[int], list[int]]:
+def select_maps(
+    i: int | None, k: int | None, shape: tuple[int, ...], map_name: str = "map"
+) -> tuple[list[int], list[int]]:
     """Return the indices of image i and of its k-th map in (N,K,...); None stands for all.
 
     Raises `ImageError` if there is no such image or map; `map_name` is what the message calls a map.
@@ -134,7 +136,7 @@ def write_arrays(
     path = to_path(path)
     arrays = {name: to_numpy(tensor) for name, tensor in tensors.items() if tensor is not None}
     first_array = next(iter(arrays.values()))
-    rows, columns = choose(i, k, first_array.shape)
+    rows, columns = select_maps(i, k, first_array.shape)
     file = io.BytesIO()
     if path.suffix.lower() == ".npz":
         contents: dict[str, Any] = {name: array[rows][:, columns] for name, array in arrays.items()}
@@ -147,14 +149,14 @@ def write_arrays(
         raise ImageError(
             f"{path}: .npy stores one map, but there are {count}: give i and k, or save all of them as .npz"
         )
-    with blaming_writer(path):
-        write_whole(path, file.getvalue())
+    with translate_write_errors(path):
+        write_atomically(path, file.getvalue())
 
 
 def check_suffix(path: str | os.PathLike[str]) -> str:
     """Return the suffix of the path for a result. Raises `ImageError` for a suffix that cannot be written."""
     suffix = to_path(path).suffix.lower()
-    if suffix not in (*SUFFIXES, *WRITE_SUFFIXES):
+    if suffix not in (*ARRAY_SUFFIXES, *WRITE_SUFFIXES):
         expected = f"an image suffix ({', '.join(sorted(WRITE_SUFFIXES))}), or .npz or .npy for the values"
         raise ImageError(f"{to_path(path)}: expected {expected}")
     return suffix

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradcam.cam.grid import place
+from gradcam.cam.grid import find_output_layout
 from gradcam.errors import ImageError, LayerError, shorten
 from gradcam.hooks.nested import to_batch
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers, to_layer_list
-from gradcam.layers.find import Outlet, unwrap
+from gradcam.layers.find import LayerRef, unwrap
 from gradcam.layers.layout import to_reshape
 
 
@@ -64,7 +64,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
 
     def lay_out(name: str, module: nn.Module) -> LayerError | None:
         try:
-            layout = place(Outlet(name, module), outputs[name], batch, model=model, reshape=reshape)
+            layout = find_output_layout(LayerRef(name, module), outputs[name], batch, model=model, reshape=reshape)
             grids[name] = layout.to_grid(outputs[name])
         except LayerError as error:
             return error

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from gradcam.hooks.nested import tensors
+from gradcam.hooks.nested import list_tensors
 from gradcam.hooks.pytorch import synchronize
 
 Formula = Callable[..., int]
@@ -62,7 +62,7 @@ class MultiplyAdds(TorchDispatchMode):
             def formula(*args: Any, **kwargs: Any) -> int:
                 return int(flops(*args, **kwargs)) // 2
 
-        if formula is None and packet is not operator and not any(tensor.is_nested for tensor in tensors(args)):
+        if formula is None and packet is not operator and not any(tensor.is_nested for tensor in list_tensors(args)):
             with self:
                 output = operator.decompose(*args, **kwargs)
             if output is not NotImplemented:
@@ -130,7 +130,7 @@ class Storages:
         """Count the new memory of the tensors in `output`. A view of a larger storage counts with its own size only."""
         new: dict[int, int] = {}
         references = {}
-        for value in tensors(output):
+        for value in list_tensors(output):
             tensor = value.values() if value.is_nested else value
             size = tensor.numel() * tensor.itemsize
             try:

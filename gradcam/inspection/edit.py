@@ -17,11 +17,11 @@ from gradcam.errors import GradientError, join_names, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.hooks import Hooks, in_own_pass, refuse_vmap
-from gradcam.hooks.nested import map_tensors, tensors, version_of
+from gradcam.hooks.nested import list_tensors, map_tensors, version_of
 from gradcam.inspection import selection
 from gradcam.inspection.selection import Layers, RunCheck
 from gradcam.layers.find import unwrap
-from gradcam.options import refuse
+from gradcam.options import argument_error
 
 MAX_PLACES_IN_REPR = 3  # Places in an edit's repr.
 
@@ -138,7 +138,7 @@ def edit_gradients(
     tensor(60.)
     """
     if not callable(function):
-        raise refuse(function, "The edit", "a function from a gradient to a gradient or None.", GradientError)
+        raise argument_error(function, "The edit", "a function from a gradient to a gradient or None.", GradientError)
     if isinstance(where, Tensor):
         if layers is not None or parameters is not None:
             raise GradientError("A single tensor has no layers or parameters: pass the model, or leave both out.")
@@ -207,7 +207,7 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
     try:
         replacement = function(gradient)
     except RuntimeError as error:
-        if not pytorch.says(error, pytorch.IN_PLACE_REFUSALS):
+        if not pytorch.message_contains(error, pytorch.IN_PLACE_REFUSALS):
             raise
         refusal = error
     if refusal is not None or version_of(gradient) != version:
@@ -278,9 +278,9 @@ def clip_gradients(
     tensor([[0.5000, 0.5000]])
     """
     if not _is_positive(limit) or math.isinf(limit):
-        raise refuse(limit, "The limit", "a positive, finite number.", GradientError)
+        raise argument_error(limit, "The limit", "a positive, finite number.", GradientError)
     if norm is not None and not _is_positive(norm):
-        raise refuse(norm, "The norm", "a positive number such as 2.0, math.inf, or None.", GradientError)
+        raise argument_error(norm, "The norm", "a positive number such as 2.0, math.inf, or None.", GradientError)
     clip = partial(_clip, limit=float(limit), norm=None if norm is None else float(norm))
     return edit_gradients(model, clip, parameters=parameters)
 
@@ -333,7 +333,7 @@ class ParameterAliases(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        used = [self._aliases[id(tensor)] for tensor in tensors((args, kwargs)) if id(tensor) in self._aliases]
+        used = [self._aliases[id(tensor)] for tensor in list_tensors((args, kwargs)) if id(tensor) in self._aliases]
         for parameter, _ in used:
             self._on_use(parameter)
         if used:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from gradcam.errors import LayerError, join_names
 from gradcam.hooks.autograd import no_floating_tensor_error
-from gradcam.hooks.hooks import Hooks, recording_off, refuse_vmap
-from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
+from gradcam.hooks.hooks import Hooks, grad_mode_off, refuse_vmap
+from gradcam.hooks.nested import detach_input, find_floating_tensor, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.selection import Layers, select_layers, to_layer_list
 from gradcam.layers.find import unwrap
@@ -73,12 +73,12 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
         }
         groups.append({name: module for name, module in group.items() if has_forward[name]} or group)
     args, kwargs = to_inputs(images)
-    with preserve_state(model) as modules, recording_off():
+    with preserve_state(model) as modules, grad_mode_off():
         must_end = nn.modules.module._global_forward_hooks_always_called or any(
             module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules
         )
         extraction = _Extraction(groups, ends_early=not must_end)
-        return extraction.run(model, *map_tensors((args, kwargs), caller_keeps))
+        return extraction.run(model, *map_tensors((args, kwargs), detach_input))
 
 
 class _Stop(BaseException):
@@ -137,7 +137,7 @@ class _Extraction:
     def _record(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if name in self._outputs or _running.extractions[-1] is not self:
             return
-        tensor = first_floating(output)
+        tensor = find_floating_tensor(output)
         if tensor is not None:
             refuse_vmap(tensor)
             # The model may have inference mode on, and a clone made there would be an inference tensor.

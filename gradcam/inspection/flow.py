@@ -18,9 +18,9 @@ from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
+from gradcam.hooks.autograd import ADVICE_IN_MODEL, HALF_PRECISION_SCALES, translate_torch_errors
 from gradcam.hooks.hooks import Hooks, refuse_vmap
-from gradcam.hooks.nested import caller_keeps, first_floating, replace_tensor, to_batch
+from gradcam.hooks.nested import detach_input, find_floating_tensor, replace_tensor, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import ParameterAliases
 from gradcam.inspection.selection import Layers, select_layers
@@ -279,14 +279,19 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
 
     def to_leaf(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
-            leaves.append(tensor := caller_keeps(tensor).detach().requires_grad_())
+            leaves.append(tensor := detach_input(tensor).detach().requires_grad_())
         return tensor.clone()  # The model may change its input in place.
 
     leaf_layers = {
         name: layer for name, layer in model.named_modules() if not layer._modules or [*layer.parameters(recurse=False)]
     }
     observer = GradientObserver(leaf_layers if layers is None else select_layers(model, layers))
-    with preserve_state(model) as modules, torch.enable_grad(), known_failures(IN_A_MODEL), Hooks() as hooks:
+    with (
+        preserve_state(model) as modules,
+        torch.enable_grad(),
+        translate_torch_errors(ADVICE_IN_MODEL),
+        Hooks() as hooks,
+    ):
         copied_batch = batch.copy(to_leaf)
         observer.attach(hooks)
         with ParameterAliases(model.parameters(), observer.note_use) as aliases:
@@ -385,7 +390,7 @@ class GradientObserver:
                 self.order.pop(name, None)
                 self.order[name] = None
             self._runs[name] += 1
-            tensor = first_floating(output)
+            tensor = find_floating_tensor(output)
             if tensor is None:
                 self.without_tensor.add(name)
                 return None
@@ -401,7 +406,7 @@ class GradientObserver:
 
     def watch_output(self, name: str | None, output: Any, hooks: Hooks) -> Any:
         """Return a layer's output, or the model's for None, whose gradient is measured when it is computed."""
-        tensor = first_floating(output)
+        tensor = find_floating_tensor(output)
 
         def store(gradient: Tensor) -> None:
             if gradient.numel():

@@ -19,7 +19,7 @@ from gradcam.inspection.flow import (
     GradientFlow,
     LayerGradients,
 )
-from gradcam.options import refuse
+from gradcam.options import argument_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     >>> gradcam.write_image("gradients.png", gradcam.inspection.draw_gradients(flow))
     """
     if not isinstance(flow, GradientFlow) or not flow.layers:
-        raise refuse(flow, "The flow", "the result of inspection.gradients(), with at least one layer.")
+        raise argument_error(flow, "The flow", "the result of inspection.gradients(), with at least one layer.")
     figure, axes = _new_axes(flow.layers)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

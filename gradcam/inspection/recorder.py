@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorten
+from gradcam.errors import GradcamError, LayerError, find_similar_names, join_names, shorten
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.hooks import Hooks, in_own_pass, is_backward_running
 from gradcam.inspection.flow import Statistics, measure, to_statistics
@@ -316,7 +316,7 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
             return self._values[key]
         runs, number = self._run_counts.get(key.layer, 0), step.number
         if key.layer not in step.layers:
-            offers = nearest(str(key.layer), step.layers) or step.layers[:3]
+            offers = find_similar_names(str(key.layer), step.layers) or step.layers[:3]
             reason = f"Layer {shorten(key.layer)} is not recorded. Nearest: {join_names(offers)}."
         elif key.run >= runs:
             fact = f"Layer '{key.layer}' ran {runs} times in step {number}"

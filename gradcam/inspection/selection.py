@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from gradcam.errors import GradientError, LayerError, ModelError, join_names, nearest, shorten
+from gradcam.errors import GradientError, LayerError, ModelError, find_similar_names, join_names, shorten
 from gradcam.hooks.autograd import GradientHook, no_floating_tensor_error
 from gradcam.hooks.hooks import Hooks, in_own_pass, refuse_vmap
-from gradcam.hooks.nested import first_floating, replace_tensor
+from gradcam.hooks.nested import find_floating_tensor, replace_tensor
 from gradcam.hooks.pytorch import find_running_node, is_compiled
 from gradcam.layers.find import find_layer, unwrap
 
@@ -101,7 +101,7 @@ def _match_pattern(pattern: str, entries: Mapping[str, Value], kind: str) -> dic
     """
     matches = {name: value for name, value in entries.items() if fnmatch.fnmatchcase(name, pattern)}
     if not matches:
-        offers = nearest(pattern.translate(str.maketrans("", "", "*?[]")), entries)
+        offers = find_similar_names(pattern.translate(str.maketrans("", "", "*?[]")), entries)
         hint = f" Nearest: {join_names(offers)}." if offers else ""
         error_class = LayerError if kind == "layer" else GradientError
         raise error_class(f"No {kind} matches {shorten(pattern)}.{hint}")
@@ -197,7 +197,7 @@ def follow_layers(
         return None
 
     def after_run(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if (tensor := first_floating(output)) is None:
+        if (tensor := find_floating_tensor(output)) is None:
             raise no_floating_tensor_error([name])
         refuse_vmap(tensor)
         return attach_to(name, output, tensor, on_activations(name, tensor.detach()))
@@ -205,7 +205,7 @@ def follow_layers(
     def after_repeated_run(
         name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        function, tensor = checkpoint_hooks.find(name), first_floating(output)
+        function, tensor = checkpoint_hooks.find(name), find_floating_tensor(output)
         return None if function is None or tensor is None else attach_to(name, output, tensor, function)
 
     for name, module in layers.items():

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from gradcam.errors import ImageError
-from gradcam.images.draw import GAP, colours_of, find_colormap, resize, stack
-from gradcam.images.draw import scale as to_height
+from gradcam.images.draw import GAP_PIXELS, find_colormap, join_below, list_colours, resize
+from gradcam.images.draw import scale_to_height as to_height
 from gradcam.images.opencv import cv2
-from gradcam.images.read import PictureLike, Pixels, read_image
-from gradcam.images.sheets import INK, LINE, MARGIN, WHITE, find_font, measure_text
+from gradcam.images.read import ImageLike, Pixels, read_image
+from gradcam.images.sheets import INK, LINE_HEIGHT, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, accept_old_parameters, check_choice, check_count
 
@@ -30,7 +30,7 @@ PERCENTILE = 99
 TITLE, TEXT, LABEL = 18, 14, 12  # Font sizes.
 HEADING, CAPTION = 34, 18  # Height of the line above the cells, and of the text below a cell.
 BAR, BAR_HEIGHT = 80, 12
-PALE = (105, 105, 105)
+CAPTION_COLOUR = (105, 105, 105)
 MAX_PIXELS = 2**28  # Of all cells. At the default size, 21,000 cells fit.
 LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
 
@@ -46,7 +46,7 @@ def draw_activations(
     scale: str = "channel",
     size: int = 112,
     colormap: str = "inferno",
-    input_image: PictureLike | None = None,
+    input_image: ImageLike | None = None,
     title: str = "",
 ) -> Pixels:
     """Draw feature maps as an image: a block per layer, and a cell per channel.
@@ -114,19 +114,19 @@ def draw_activations(
         )
     head = _draw_head(title, None if input_image is None else to_height(read_image(input_image), size))
     blocks = [draw_block(name, maps, style) for name, maps in maps_by_layer.items()]
-    return np.pad(stack([head, *blocks]), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+    return np.pad(join_below([head, *blocks]), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
 def _draw_head(title: str, image: Pixels | None) -> Pixels:
     text_x = 0 if image is None else image.shape[1] + MARGIN
-    lines = [*([(title, TITLE, INK)] if title else []), (LEGEND, TEXT, PALE)]
-    height = max(len(lines) * LINE, 0 if image is None else image.shape[0])
+    lines = [*([(title, TITLE, INK)] if title else []), (LEGEND, TEXT, CAPTION_COLOUR)]
+    height = max(len(lines) * LINE_HEIGHT, 0 if image is None else image.shape[0])
     width = text_x + max(measure_text(text, size) for text, size, _ in lines)
     canvas = Image.new("RGB", (width, height), WHITE)
     if image is not None:
         canvas.paste(Image.fromarray(image), (0, 0))
     for row, (text, size, colour) in enumerate(lines):
-        ImageDraw.Draw(canvas).text((text_x, (row + 1) * LINE - 7), text, colour, find_font(size), anchor="ls")
+        ImageDraw.Draw(canvas).text((text_x, (row + 1) * LINE_HEIGHT - 7), text, colour, find_font(size), anchor="ls")
     return np.array(canvas)
 
 
@@ -166,42 +166,44 @@ def draw_block(name: str, maps: NDArray[np.float64], style: SheetStyle) -> Pixel
         ends = _to_text(-largest) if signed else "0", _to_text(largest)
     else:
         ends = ("negative", "positive, each channel by itself") if signed else ("0", "largest, each channel by itself")
-    return stack([_draw_heading(name, _describe(maps, selected, style), bar, ends, grid.shape[1]), grid])
+    return join_below([_draw_heading(name, _describe(maps, selected, style), bar, ends, grid.shape[1]), grid])
 
 
 def _lay_out(cells: Sequence[Pixels], labels: Sequence[tuple[str, str]], columns: int) -> Pixels:
     height, width = cells[0].shape[:2]
-    pitch = max(width, *(measure_text(number, LABEL) for number, _ in labels)) + GAP
+    pitch = max(width, *(measure_text(number, LABEL) for number, _ in labels)) + GAP_PIXELS
     cells_per_row = min(columns, len(cells))
     rows = -(-len(cells) // cells_per_row)
-    canvas = Image.new("RGB", (cells_per_row * pitch - GAP, rows * (height + CAPTION + GAP) - GAP), WHITE)
+    canvas = Image.new(
+        "RGB", (cells_per_row * pitch - GAP_PIXELS, rows * (height + CAPTION + GAP_PIXELS) - GAP_PIXELS), WHITE
+    )
     draw = ImageDraw.Draw(canvas)
     for index, (cell, (number, strength)) in enumerate(zip(cells, labels)):
-        x, y = index % cells_per_row * pitch, index // cells_per_row * (height + CAPTION + GAP)
+        x, y = index % cells_per_row * pitch, index // cells_per_row * (height + CAPTION + GAP_PIXELS)
         canvas.paste(Image.fromarray(cell), (x, y))
         draw.text((x, y + height + 3), number, INK, find_font(LABEL))
         start = width - measure_text(strength, LABEL)
-        if start >= measure_text(number, LABEL) + GAP:
-            draw.text((x + start, y + height + 3), strength, PALE, find_font(LABEL))
+        if start >= measure_text(number, LABEL) + GAP_PIXELS:
+            draw.text((x + start, y + height + 3), strength, CAPTION_COLOUR, find_font(LABEL))
     return np.array(canvas)
 
 
 def _draw_heading(name: str, description: str, bar: Pixels, ends: tuple[str, str], width: int) -> Pixels:
     """Draw one line: name and description at the left, the colour bar with the labels of its ends at the right."""
     start_label, end_label = ends
-    description_x = measure_text(name, TITLE) + GAP if name else 0
-    description_end = description_x + measure_text(description, TEXT) + 3 * GAP
-    legend_width = measure_text(start_label, TEXT) + measure_text(end_label, TEXT) + bar.shape[1] + 2 * GAP
+    description_x = measure_text(name, TITLE) + GAP_PIXELS if name else 0
+    description_end = description_x + measure_text(description, TEXT) + 3 * GAP_PIXELS
+    legend_width = measure_text(start_label, TEXT) + measure_text(end_label, TEXT) + bar.shape[1] + 2 * GAP_PIXELS
     canvas = Image.new("RGB", (max(width, description_end + legend_width), HEADING), WHITE)
     draw = ImageDraw.Draw(canvas)
     base = HEADING - 4  # The baseline of the text.
     draw.text((0, base), name, INK, find_font(TITLE), anchor="ls")
-    draw.text((description_x, base), description, PALE, find_font(TEXT), anchor="ls")
+    draw.text((description_x, base), description, CAPTION_COLOUR, find_font(TEXT), anchor="ls")
     x = canvas.width - legend_width
-    draw.text((x, base), start_label, PALE, find_font(TEXT), anchor="ls")
-    x += measure_text(start_label, TEXT) + GAP
+    draw.text((x, base), start_label, CAPTION_COLOUR, find_font(TEXT), anchor="ls")
+    x += measure_text(start_label, TEXT) + GAP_PIXELS
     canvas.paste(Image.fromarray(bar), (x, base - bar.shape[0] + 1))
-    draw.text((canvas.width, base), end_label, PALE, find_font(TEXT), anchor="rs")
+    draw.text((canvas.width, base), end_label, CAPTION_COLOUR, find_font(TEXT), anchor="rs")
     return np.array(canvas)
 
 
@@ -259,7 +261,7 @@ def find_colours(colormap: str, *, signed: bool) -> NDArray[np.uint8]:
     values, and through blue to white for negative ones.
     """
     if not signed:
-        return colours_of(find_colormap(colormap)).astype(np.uint8)
+        return list_colours(find_colormap(colormap)).astype(np.uint8)
     positions = np.linspace(0, len(POSITIVE_COLOURS) - 1, 256)
     negative, positive = (
         np.rint(np.stack([np.interp(positions, range(len(stops)), channel) for channel in zip(*stops)], axis=1))

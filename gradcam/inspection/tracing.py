@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import join_names, show_fields
+from gradcam.errors import format_fields, join_names
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import map_tensors, tensors, to_inputs
+from gradcam.hooks.nested import list_tensors, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap
@@ -85,7 +85,7 @@ class Call:
     other_names: tuple[str, ...]
     tied: tuple[str, ...]
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,10 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     model = unwrap(model)
     args, kwargs = to_inputs(images)
     model_tensors = [*model.parameters(), *model.buffers()]
-    is_meta = any(tensor.is_meta for tensor in model_tensors or tensors((args, kwargs)))
+    is_meta = any(tensor.is_meta for tensor in model_tensors or list_tensors((args, kwargs)))
     if is_meta:
         args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to("meta"))
-    devices = list(dict.fromkeys(tensor.device for tensor in chain(model_tensors, tensors((args, kwargs)))))
+    devices = list(dict.fromkeys(tensor.device for tensor in chain(model_tensors, list_tensors((args, kwargs)))))
     # Only modules that hooks can watch, without the wrappers of torch.compile.
     names: dict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
@@ -287,10 +287,10 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
     """
     with _open_pass(subject) as (args, kwargs, hooks):
         counter = MultiplyAdds()
-        storages = Storages([*subject.model.parameters(), *subject.model.buffers(), *tensors((args, kwargs))])
+        storages = Storages([*subject.model.parameters(), *subject.model.buffers(), *list_tensors((args, kwargs))])
 
         def take_snapshot(value: Any) -> CallSnapshot:
-            values = tensors(value)
+            values = list_tensors(value)
             dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in values)
             return CallSnapshot(tuple(map(_shape, values)), dtypes, counter.total, counter.unknown, storages.total)
 

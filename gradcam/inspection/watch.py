@@ -20,10 +20,10 @@ from gradcam.errors import GradientError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.hooks import Hooks, in_own_pass, is_backward_running
-from gradcam.hooks.nested import tensors, version_of
+from gradcam.hooks.nested import list_tensors, version_of
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
-from gradcam.options import accept_old_parameters, refuse
+from gradcam.options import accept_old_parameters, argument_error
 
 OUTPUT = "output"
 NAN, INFINITE = "NaN", "infinite"
@@ -172,7 +172,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
     NaN
     """
     if on_nonfinite not in REACTIONS:
-        raise refuse(on_nonfinite, "on_nonfinite", f"one of {', '.join(REACTIONS)}.", GradientError)
+        raise argument_error(on_nonfinite, "on_nonfinite", f"one of {', '.join(REACTIONS)}.", GradientError)
     refuse_compiled(model)
     model = unwrap(model)
     all_modules = {
@@ -190,7 +190,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
         if not is_repeated:
             watcher.note_run()
             run_check.note_run(name)
-        for tensor in tensors(output):
+        for tensor in list_tensors(output):
             if not tensor.is_floating_point() or pytorch.is_functorch_tensor(tensor):
                 continue
             if watcher.is_previous_output(tensor):  # A block may return the output of its last part.

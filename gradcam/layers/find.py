@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
+from gradcam.errors import LayerError, ModelError, find_similar_names, join_names, shorten
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import Edge, edge_of
+from gradcam.hooks.autograd import Edge, get_edge
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, tensors
+from gradcam.hooks.nested import Batch, list_tensors
 from gradcam.layers.layout import Layout, find_layout, find_patches
 
 FindLayout = Callable[[Sequence[int]], Layout | None]  # Returns how a tensor of this shape lies on the image.
@@ -38,7 +38,7 @@ OTHER_KINDS = {
 }
 
 
-class Outlet(NamedTuple):
+class LayerRef(NamedTuple):
     """A module output to record: which module, which of its tensors, and which of its runs.
 
     `keys` are the keys and indices that lead to the tensor. `run` is counted from 0; None if the module runs once.
@@ -57,7 +57,7 @@ def unwrap(model: Any) -> nn.Module:
     """
     while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
-    refuse_other_kinds(model)
+    refuse_foreign_models(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             "The model is a TorchScript module, whose layer outputs hooks cannot replace: explain the original Python model."
@@ -70,7 +70,7 @@ def unwrap(model: Any) -> nn.Module:
     return model
 
 
-def refuse_other_kinds(model: object) -> None:
+def refuse_foreign_models(model: object) -> None:
     """Raise `ModelError` for a known kind of object that is no PyTorch module, and say what to pass instead."""
     kind, is_module = type(model), isinstance(model, nn.Module)
     if is_module and not kind.__module__.startswith("ultralytics."):
@@ -87,7 +87,7 @@ def refuse_other_kinds(model: object) -> None:
         raise ModelError(f"The model, {kind.__name__}, is {advice}.")
 
 
-def find_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[Outlet]:
+def find_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[LayerRef]:
     """Return several layers, each once. Raises as `check_layers` and `find_layer` do."""
     refs = [find_layer(model, layer) for layer in check_layers(layers)]
     return list({ref.name: ref for ref in refs}.values())
@@ -100,7 +100,7 @@ def check_layers(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]
     return layers
 
 
-def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
+def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
     """Return the layer with that name, or with that module. `model` is unwrapped.
 
     A name may contain the parts that wrappers add (`module.`, `_orig_mod.`). After it may follow the key or index of
@@ -111,7 +111,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
         layer = _uncompiled(layer)
         for name, module in model.named_modules():
             if module is layer and name:
-                return Outlet(name, layer)
+                return LayerRef(name, layer)
         relation = "the model itself" if layer is model else "not part of the model"
         child = next((name for name, _ in model.named_children()), "layer4")
         raise LayerError(
@@ -125,9 +125,9 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
     for name, *keys in ([layer], base_name.split(":")):  # The module's own name may contain any character but a dot.
         if (match := _find_name(model, name)) is not None:
             full_name = match[0] + layer[len(name) :]
-            return Outlet(full_name, match[1], tuple(keys), int(run) if run and name != layer else None)
+            return LayerRef(full_name, match[1], tuple(keys), int(run) if run and name != layer else None)
     modules = {name: module for name, module in model.named_modules() if name}
-    offers = nearest(base_name.partition(":")[0], modules) or list(dict(model.named_children()))
+    offers = find_similar_names(base_name.partition(":")[0], modules) or list(dict(model.named_children()))
     hint = f"Nearest: {join_names(offers)}." if offers else "It has no submodules."
     raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
 
@@ -150,7 +150,7 @@ def without_wrappers(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
 
 
-def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
+def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """Return the names of the layers whose output is a grid, found by one forward pass.
 
     Layers that ran once come first, then the last runs of other layers, then their earlier runs. Within each group,
@@ -169,7 +169,7 @@ def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, .
     def record_grid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = names[module]
         runs[name] += 1
-        floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+        floating = [tensor for tensor in list_tensors(output) if tensor.is_floating_point()]
         is_auxiliary = any(part.startswith("aux") for part in name.split("."))
         if not floating or is_auxiliary or type(module).__name__.startswith("Adaptive"):
             return
@@ -223,7 +223,7 @@ def returns_input(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> b
     return any(tensor is argument for argument in args) and not getattr(module, "inplace", False)
 
 
-class Ways:
+class GradientPaths:
     """The paths through the autograd graph from the images to the scores, and what lies on them.
 
     `pictures` is the edge of the model's copy of the images. `find_layout` tells class tokens from patches. Saved
@@ -236,7 +236,7 @@ class Ways:
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:
         self._find_layout = find_layout
-        self.scores = [edge for edge in map(edge_of, scores) if edge is not None]
+        self.scores = [edge for edge in map(get_edge, scores) if edge is not None]
         self._order = _sort_edges(self.scores)
         self.depends = self._find_dependence()
         self.whole = frozenset[Edge]() if pictures is None else self._find_bottlenecks(pictures)
@@ -312,7 +312,7 @@ class Ways:
         )
 
 
-def is_activated(edge: Edge) -> bool:
+def is_nonnegative(edge: Edge) -> bool:
     """Return whether all values are outputs of functions such as ReLU, so that hardly any is negative."""
     pending, visited = [edge], {edge}
     while pending:

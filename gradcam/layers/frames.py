@@ -13,7 +13,7 @@ from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, Window
 
 # This module resizes and pads a list of images inside the model. It matters only if it has been imported.
-TRANSFORM = "torchvision.models.detection.transform"
+DETECTION_TRANSFORM_MODULE = "torchvision.models.detection.transform"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Frame:
 def watch_frames(modules: Iterable[nn.Module], hooks: Hooks) -> list[Frame]:
     """Return a list to which a frame is added whenever a module of the model resizes its images."""
     frames: list[Frame] = []
-    transform_class = getattr(sys.modules.get(TRANSFORM), "GeneralizedRCNNTransform", None)
+    transform_class = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", None)
 
     def record_frame(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         images = output[0]

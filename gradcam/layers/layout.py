@@ -23,9 +23,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from gradcam.errors import LayerError, join_names, shorten
-from gradcam.hooks.facts import Facts
-from gradcam.hooks.hooks import Hooks, recording_off
-from gradcam.hooks.nested import Batch, tensors
+from gradcam.hooks.facts import ModelFacts
+from gradcam.hooks.hooks import Hooks, grad_mode_off
+from gradcam.hooks.nested import Batch, list_tensors
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import LAYOUTS
 
@@ -39,7 +39,7 @@ CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Not their subclasses, o
 CONVNET_LAYERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
 MAX_PREFIX_TOKENS = 8  # A class token, a distillation token, registers.
 MAX_GUESSED_PREFIX = 2  # Without a matching grid of the model's patches. The remaining tokens may then be a selection.
-MOST_NAMED_PREFIX = 8  # If the user gives the grid.
+MAX_PREFIX_OF_GIVEN_GRID = 8  # If the user gives the grid.
 IMAGE_AXES = (0, 1)  # Axes of token tensors that may be the image axis.
 TOKEN_KINDS = ("tokens", "tokens first")  # The layouts of tokens, by image axis.
 
@@ -169,7 +169,7 @@ class Layout:
         return rows.movedim(-1, 1)
 
 
-def order_question(layout: Layout | IndexLayout, shape: Lengths, size: Lengths) -> Hashable:
+def order_key(layout: Layout | IndexLayout, shape: Lengths, size: Lengths) -> Hashable:
     """Return the cache key of the measured order of so many tokens."""
     return ("order", shape[1 - layout.image_axis], tuple(size), layout)
 
@@ -197,8 +197,10 @@ def find_layout(
         if isinstance(reshape, tuple):
             for axis in axes if len(reshape) == len(size) else ():
                 prefix = shape[1 - axis] - math.prod(reshape)
-                if 0 <= prefix <= MOST_NAMED_PREFIX:
-                    grids = [layout.grid for layout in candidates(shape[1 - axis], find_patch_grids(size, patches))]
+                if 0 <= prefix <= MAX_PREFIX_OF_GIVEN_GRID:
+                    grids = [
+                        layout.grid for layout in list_token_layouts(shape[1 - axis], find_patch_grids(size, patches))
+                    ]
                     return Layout(reshape, TOKEN_KINDS[axis], prefix) if reshape in grids or not grids else None
             return None
         axes = [axis for axis in axes if reshape in (None, TOKEN_KINDS[axis]) and (axis == 0 or images is not None)]
@@ -286,7 +288,9 @@ def _distortion(grid: Lengths, size: Lengths) -> float:
     return max(height / width, width / height)
 
 
-def find_rivals(shape: Lengths, module: nn.Module, size: Lengths, patches: Sequence[Patch] = ()) -> list[Layout]:
+def find_ambiguous_layouts(
+    shape: Lengths, module: nn.Module, size: Lengths, patches: Sequence[Patch] = ()
+) -> list[Layout]:
     """Return all layouts that fit equally well, such as token grids with as many cells; [] if only one fits."""
     if len(shape) == 3:
         layouts = _find_token_layouts(shape[1], size, patches)
@@ -334,15 +338,15 @@ def _find_row_layout(
 
 def _find_token_layouts(tokens: int, size: Lengths, patches: Sequence[Patch]) -> list[Layout]:
     """Return the layouts with few tokens outside the grid: of the model's patches or, if none fits, of even grids."""
-    layouts = candidates(tokens, find_patch_grids(size, patches))
+    layouts = list_token_layouts(tokens, find_patch_grids(size, patches))
     if layouts:
         return layouts
     max_prefix = MAX_GUESSED_PREFIX if patches else MAX_PREFIX_TOKENS
     grids = (grid for grid in find_even_grids(tuple(size)) if consists_of_patches(grid, size, patches))
-    return [layout for layout in candidates(tokens, grids) if layout.prefix <= max_prefix]
+    return [layout for layout in list_token_layouts(tokens, grids) if layout.prefix <= max_prefix]
 
 
-def candidates(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
+def list_token_layouts(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
     """Return the layouts of so many tokens on one of these grids, each once."""
     prefixes = {grid: tokens - math.prod(grid) for grid in grids if max(grid) > 1}
     return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MAX_PREFIX_TOKENS]
@@ -351,7 +355,7 @@ def candidates(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
 Shapes = dict[nn.Module, list[tuple[int, ...]]]  # The shapes of the tensors that each module returns.
 
 
-def one_image(batch: Batch, index: int = 0) -> Batch:
+def take_image(batch: Batch, index: int = 0) -> Batch:
     """Return one image of a batch, and everything that belongs to it."""
 
     def take(tensor: Tensor) -> Tensor:
@@ -360,21 +364,21 @@ def one_image(batch: Batch, index: int = 0) -> Batch:
     return batch.copy(take).take(1, index)
 
 
-class Axes:
+class AxisResolver:
     """The axes of a model's layer outputs for a batch. The model runs only if they are uncertain."""
 
     def __init__(
-        self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = (), facts: Facts | None = None
+        self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = (), facts: ModelFacts | None = None
     ) -> None:
         self._model, self._batch, self._patches = model, batch, patches
-        self._facts = facts or Facts(model)
+        self._facts = facts or ModelFacts(model)
 
     @functools.cached_property
     def text_lengths(self) -> list[int]:
         """Return the lengths of the texts in the batch, which are rows of token ids or of embeddings."""
         if len(self._batch.args) == 1 and not self._batch.kwargs:  # There are only images.
             return []
-        arguments = tensors((self._batch.args, self._batch.kwargs))
+        arguments = list_tensors((self._batch.args, self._batch.kwargs))
         per_image = [tensor for tensor in arguments if _is_of_images(tensor, self._batch)]
         words = [ids for ids in per_image if ids.ndim == 2 and not ids.is_floating_point() and ids.dtype != torch.bool]
         vectors = [vector for vector in per_image if vector.ndim == 3 and vector.is_floating_point()]
@@ -426,14 +430,14 @@ class Axes:
             if module not in shapes:  # The model takes no other length, so only the number of tokens can tell.
                 image_tokens = [shape[1] - length for length in self.text_lengths]
                 grids = list(find_patch_grids(self._batch.size, self._patches))
-                return any(count == 0 or (count > 0 and candidates(count, grids)) for count in image_tokens)
+                return any(count == 0 or (count > 0 and list_token_layouts(count, grids)) for count in image_tokens)
             if shape not in shapes[module]:
                 return True
         return False
 
     @functools.cached_property
     def _single_image_shapes(self) -> Shapes:
-        return self._list_shapes(one_image(self._batch))
+        return self._list_shapes(take_image(self._batch))
 
     @functools.cached_property
     def _changed_text_shapes(self) -> list[Shapes]:
@@ -456,11 +460,11 @@ class Axes:
         shapes_by_module: Shapes = {}
 
         def record_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if shapes := [tuple(tensor.shape) for tensor in tensors(output) if tensor.is_floating_point()]:
+            if shapes := [tuple(tensor.shape) for tensor in list_tensors(output) if tensor.is_floating_point()]:
                 shapes_by_module.setdefault(module, shapes)
 
         try:
-            with preserve_state(self._model) as modules, recording_off(), Hooks() as hooks:
+            with preserve_state(self._model) as modules, grad_mode_off(), Hooks() as hooks:
                 for module in modules:
                     if not isinstance(module, torch.jit.ScriptModule):
                         hooks.after_forward(module, record_shapes)
@@ -477,8 +481,8 @@ def _is_of_images(tensor: Tensor, batch: Batch) -> bool:
     return tensor.ndim > 0 and len(tensor) == batch.images
 
 
-Function = Callable[[Tensor], Tensor]
-Reshape = str | tuple[int, ...] | Function | None
+ReshapeFunction = Callable[[Tensor], Tensor]
+ReshapeSpec = str | tuple[int, ...] | ReshapeFunction | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -523,7 +527,7 @@ class IndexLayout:
         self.change_grid(rows, change)
 
 
-def to_reshape(value: Any) -> Reshape:
+def to_reshape(value: Any) -> ReshapeSpec:
     """Return a grid as a tuple, a layout's name, a function, or None. Raises `LayerError` for anything else."""
     if value is None or callable(value):
         return value
@@ -539,7 +543,9 @@ def to_reshape(value: Any) -> Reshape:
     )
 
 
-def pick(function: Function, layer: str, activations: Tensor, images: int, rank: int) -> IndexLayout:
+def layout_from_function(
+    function: ReshapeFunction, layer: str, activations: Tensor, images: int, rank: int
+) -> IndexLayout:
     """Return what a function picks of a layer's activations, for so many images on a grid with `rank` axes.
 
     The function gets numbers in place of the values, and its output tells where each value came from. Raises
@@ -576,7 +582,7 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
     return IndexLayout(after[indices], axis, folds)
 
 
-def _call(function: Function, tensor: Tensor, subject: str) -> Tensor:
+def _call(function: ReshapeFunction, tensor: Tensor, subject: str) -> Tensor:
     try:
         with torch.no_grad():
             result = function(tensor.clone())

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from gradcam.attributions.table import AttributionMethod, find_attribution
-from gradcam.cam.explain import Explanation, Plan, carry_out, one_map
+from gradcam.cam.explain import Explanation, Plan, check_one_map, execute_plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
-from gradcam.errors import GradcamError, ImageError, LayerError, shorten, show_fields
+from gradcam.errors import GradcamError, ImageError, LayerError, format_fields, shorten
 from gradcam.hooks.nested import to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.images.read import FORMS, PictureLike, Region, is_one_picture
+from gradcam.images.read import ACCEPTED_IMAGE_FORMS, ImageLike, Region, is_one_image
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, take_size
@@ -31,17 +31,17 @@ from gradcam.models.preprocess import (
     Reading,
     check_same_sizes,
     find_windows,
-    read_picture,
+    read_image_file,
     to_reading,
 )
 from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
-from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, keep_old_names, to_fit
+from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, keep_old_names, parse_fit
 from gradcam.targets.classes import ClassTarget, to_class_target
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers, and what to explain there
 Explanations = dict[tuple[str, str], Explanation]  # by layer name and method name
-Picture = PictureLike | Reading | Prepared
+ImageInput = ImageLike | Reading | Prepared
 
 
 @keep_old_names
@@ -102,7 +102,7 @@ class Classifier:
     layer: str
     layer_for_positive: str | None = field(default=None, repr=False, kw_only=True)
     activation: str = "softmax"
-    reader: Reader = field(default=read_picture, repr=False)
+    reader: Reader = field(default=read_image_file, repr=False)
     notes: Sequence[str] = field(default=(), repr=False)
     fit: str = field(default="crop", kw_only=True)
     predictions: str = field(default="own", repr=False, kw_only=True)
@@ -116,11 +116,11 @@ class Classifier:
     task: ClassVar[str] = "classification"
     default_method: ClassVar[str] = "gradcam"
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @cached_property
     def _fit(self) -> Fit:
-        return Fit(self.fit) if self.fit == "crop" else to_fit(self.fit)
+        return Fit(self.fit) if self.fit == "crop" else parse_fit(self.fit)
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +149,7 @@ class Classifier:
         """
         return self.preprocess.region(height, width)
 
-    def prepare(self, image: Picture) -> Prepared:
+    def prepare(self, image: ImageInput) -> Prepared:
         """Read and preprocess an image once, for several calls of `explain` and `compare`. This is thread-safe.
 
         Parameters
@@ -173,7 +173,7 @@ class Classifier:
         reading = to_reading(image, self.reader, getattr(self.preprocess, "channels", 3))
         return Prepared(reading, self.preprocess(reading.values))
 
-    def batch(self, images: Sequence[Picture]) -> Tensor:
+    def batch(self, images: Sequence[ImageInput]) -> Tensor:
         """Preprocess images into one batch, on the model's device and in its precision.
 
         Parameters
@@ -246,7 +246,7 @@ class Classifier:
 
     def explain(
         self,
-        images: Picture | Sequence[Picture],
+        images: ImageInput | Sequence[ImageInput],
         layer: str | nn.Module | None = None,
         *,
         method: str | Method | None = None,
@@ -299,7 +299,7 @@ class Classifier:
         >>> explanation
         ImageExplanation(1 image(s), 1 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, ...)
         """
-        target_layers = one_map(layer, layers, options.get("join"))
+        target_layers = check_one_map(layer, layers, options.get("join"))
         plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
         return next(iter(self._fitted(fit).run_plan(images, target_layers, plan).values()))
 
@@ -308,7 +308,7 @@ class Classifier:
 
     def compare(
         self,
-        images: Picture | Sequence[Picture],
+        images: ImageInput | Sequence[ImageInput],
         *,
         layers: Sequence[str | nn.Module] | None = None,
         methods: Sequence[str | Method],
@@ -354,7 +354,7 @@ class Classifier:
         return self._fitted(fit).run_plan(images, layers, plan)
 
     def run_plan(
-        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], ImageExplanation]:
         """Explain images as in `compare`, with a validated plan.
 
@@ -444,7 +444,7 @@ class Classifier:
         for layers, plan in passes:
             model, inputs = self._adapt_model(to_batch(images).copy() if len(passes) > 1 else images)
             names = layers if model is self.model else [find_layer(unwrap(self.model), layer).name for layer in layers]
-            results |= carry_out(model, inputs, names, replace(plan, target=target))
+            results |= execute_plan(model, inputs, names, replace(plan, target=target))
         return results if output is None else {key: replace(result, output=output) for key, result in results.items()}
 
     def _adapt_model(self, images: Any) -> tuple[nn.Module, Any]:
@@ -454,7 +454,7 @@ class Classifier:
 
     def attribute(
         self,
-        images: Picture | Sequence[Picture],
+        images: ImageInput | Sequence[ImageInput],
         method: str | AttributionMethod = "guided-gradcam",
         *,
         layer: str | nn.Module | None = None,
@@ -576,11 +576,13 @@ class Classifier:
             return replace(target, classes=classes, against=against)
         return target
 
-    def _prepare_all(self, pictures: Picture | Sequence[Picture]) -> list[Prepared]:
+    def _prepare_all(self, pictures: ImageInput | Sequence[ImageInput]) -> list[Prepared]:
         is_list, is_prepared = isinstance(pictures, list), isinstance(pictures, (Reading, Prepared))
-        images: Any = pictures if is_list or not (is_prepared or is_one_picture(pictures)) else [pictures]
+        images: Any = pictures if is_list or not (is_prepared or is_one_image(pictures)) else [pictures]
         if not isinstance(images, (Sequence, np.ndarray, Tensor)):
-            raise ImageError(f"The images are {shorten(images)}, expected {FORMS}, or a sequence of them.")
+            raise ImageError(
+                f"The images are {shorten(images)}, expected {ACCEPTED_IMAGE_FORMS}, or a sequence of them."
+            )
         prepared = [image if isinstance(image, Prepared) else self.prepare(image) for image in images]
         if not prepared:
             raise ImageError("There are no images: expected one image, or a sequence of images.")

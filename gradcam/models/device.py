@@ -65,7 +65,7 @@ def find_precision(name: str) -> torch.dtype:
     return getattr(torch, PRECISIONS[name])
 
 
-def place(model: nn.Module, device: str, precision: str) -> nn.Module:
+def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     """Move the model to a device and a precision, given by name, and return it; a spread model is only frozen."""
     dtype = find_precision(precision)
     if is_spread(model):
@@ -77,14 +77,14 @@ def place(model: nn.Module, device: str, precision: str) -> nn.Module:
         return _freeze(model)
     target_device = find_device(device)
     try:
-        return prepare(model, target_device, dtype)
+        return prepare_model(model, target_device, dtype)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         # Out of memory, quantised weights and meta tensors each raise one of these.
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The model cannot be moved to {target_device} in {precision}: {reason}") from error
 
 
-def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move the model to a device and a dtype, in evaluation mode and frozen, and return it.
 
     It changes the model, so never call it with a model object of the user. Batch norms compute in float32 in any

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from gradcam import families, targets
-from gradcam.cam.explain import Explanation, Plan, carry_out
+from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.families import Family, find_family
 from gradcam.hooks.nested import Batch, Window, to_batch
 from gradcam.images.read import Region
 from gradcam.layers.find import unwrap
-from gradcam.models.classifier import Classifier, Picture
+from gradcam.models.classifier import Classifier, ImageInput
 from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.results import ImageExplanation
-from gradcam.targets.base import Target, take_window
+from gradcam.targets.base import Target, crop_mask
 from gradcam.targets.boxes import NoBoxError, check_inside
 from gradcam.targets.classes import ClassTarget, is_function
-from gradcam.targets.masks import check_point, find_visible, read_mask
+from gradcam.targets.masks import check_point, find_image_areas, read_mask
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Placement:
         height, width = (length * scale for length, scale in zip(self.input_size, scales))
         row, column, rows, columns = self.region
         part = array[row : row + rows, column : column + columns] != 0
-        return take_window(part, (top, left, height, width), self.input_size)
+        return crop_mask(part, (top, left, height, width), self.input_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +112,13 @@ class TaskModel(Classifier):
     is_chosen: bool = field(default=False, repr=False, kw_only=True)
 
     def run_plan(
-        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], ImageExplanation]:
         prepared = self._prepare_all(images)
         batch, target = self.to_batch(prepared), self.resolve(plan.target, prepared)
         has_layer = plan.needs_layers or not plan.methods
         default_layers: Sequence[str | nn.Module] = [self.layer] if self.is_chosen and has_layer else []
-        explanations = carry_out(self.model, batch, layers or default_layers, replace(plan, target=target))
+        explanations = execute_plan(self.model, batch, layers or default_layers, replace(plan, target=target))
         return {key: self._to_image_explanation(explanation, prepared) for key, explanation in explanations.items()}
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
@@ -212,7 +212,7 @@ class TaskModel(Classifier):
         names = getattr(getattr(self.preprocess, "processor", None), "model_input_names", ())
         if "pixel_mask" not in names or "pixel_mask" not in parameters:
             return batch
-        mask = torch.stack(find_visible(batch)).long()
+        mask = torch.stack(find_image_areas(batch)).long()
         return replace(batch, args=(), kwargs={**dict(zip(parameters, batch.args)), **batch.kwargs, "pixel_mask": mask})
 
     def _to_inputs(self, images: Tensor) -> Any:
@@ -251,7 +251,7 @@ class Detector(TaskModel):
     default_method: ClassVar[str] = "hirescam"
 
     def run_plan(
-        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], ImageExplanation]:
         prepared = self._prepare_all(images)
         try:
@@ -344,7 +344,7 @@ class Matcher(TaskModel):
     task: ClassVar[str] = "matching"
 
     def run_plan(
-        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], ImageExplanation]:
         explanations = super().run_plan(images, layers, plan)
         if not _has_reference_images(plan.target):
@@ -408,7 +408,7 @@ class Captioner(TaskModel):
             raise ImageError(
                 "Each image has its own caption: explain the images one by one, or give targets.Token(ids)."
             )
-        if not isinstance(self.family, families.Captioner):
+        if not isinstance(self.family, families.CaptionerAdapter):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(resolved, ids=self.family.write(self.to_batch(prepared)))
 
@@ -451,7 +451,13 @@ TASK_MODELS: dict[str, type[TaskModel]] = {
 
 def require_family(model: nn.Module, task: str) -> Family | None:
     """Return the reader of a model's output for a task; raise `ModelError` if the task needs one and none matches."""
-    kinds = (families.Detector, families.Segmenter, families.Embedder, families.Captioner, families.PoseFinder)
+    kinds = (
+        families.DetectorAdapter,
+        families.SegmenterAdapter,
+        families.Embedder,
+        families.CaptionerAdapter,
+        families.PoseAdapter,
+    )
     family = find_family(unwrap(model), next(kind for kind in kinds if kind.task == task))
     if family is None and task in ("detection", "captioning"):
         raise ModelError(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradcam.errors import ModelError, TargetError, join_names, nearest, shorten
+from gradcam.errors import ModelError, TargetError, find_similar_names, join_names, shorten
 from gradcam.images.files import read_text_file
 
 
@@ -44,7 +44,7 @@ def find_class(labels: Sequence[str] | None, name: str, count: int | None = None
     if matches:
         choices = ", ".join(f"{index} ({labels[index]})" for index in matches)
         raise TargetError(f"Several classes are called '{name}': choose one by its index, {choices}.")
-    offers = nearest(simplified, labels)
+    offers = find_similar_names(simplified, labels)
     hint = (
         f"nearest: {join_names(offers)}"
         if offers

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from gradcam import families
 from gradcam.errors import ModelError, shorten, warn
-from gradcam.families import MODELING, Family, find_main, name_classes
-from gradcam.families.segmentation import find_logits as find_maps
-from gradcam.hooks.nested import tensors
-from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
+from gradcam.families import MODELING, Family, find_main_family, name_classes
+from gradcam.families.segmentation import find_pixel_logits as find_maps
+from gradcam.hooks.nested import list_tensors
+from gradcam.layers.find import find_layer, refuse_foreign_models, unwrap
 from gradcam.models import device as placing
 from gradcam.models.adjust import UNADJUSTED, Adjustment, adjust, to_adjustment
 from gradcam.models.classifier import Classifier
@@ -38,17 +38,17 @@ from gradcam.models.preprocess import (
     Preprocess,
     Preprocessing,
     Reader,
-    WholePicture,
-    read_picture,
+    WholeImage,
+    read_image_file,
     to_reader,
 )
 from gradcam.models.probe import choose_activation, find_defaults, make_noise, run
-from gradcam.models.providers import DEFAULT, load_parts
+from gradcam.models.providers import DEFAULT_MODEL, load_parts
 from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
-from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_fit
-from gradcam.plugins import find_function
-from gradcam.targets.heads import ends_in_features, find_end
+from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, parse_fit
+from gradcam.plugins import import_object
+from gradcam.targets.heads import ends_in_features, find_output_module
 
 CLIP_METHODS = ("encode_image", "encode_text")  # of models that follow OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
@@ -59,7 +59,7 @@ SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
 
 
 def load_classifier(
-    name: str | nn.Module = DEFAULT,
+    name: str | nn.Module = DEFAULT_MODEL,
     *,
     weights: str | os.PathLike[str] | None = None,
     labels: Sequence[str] | str | os.PathLike[str] | None = None,
@@ -175,7 +175,7 @@ def load_classifier(
 
 
 def load_model(
-    name: str | nn.Module = DEFAULT,
+    name: str | nn.Module = DEFAULT_MODEL,
     *,
     task: str = "auto",
     prompts: Sequence[str] = (),
@@ -395,8 +395,8 @@ class _Options:
     @cached_property
     def reader_function(self) -> Reader:
         if self.reader is None:
-            return read_picture
-        return to_reader(find_function(self.reader) if isinstance(self.reader, str) else self.reader)
+            return read_image_file
+        return to_reader(import_object(self.reader) if isinstance(self.reader, str) else self.reader)
 
 
 def name_model(name: str | nn.Module) -> str:
@@ -450,7 +450,7 @@ def _find_known_task(parts: Parts) -> str | None:
     if parts.task is not None:
         return parts.task
     model = unwrap(parts.model)
-    if (family := find_main(model)) is not None:
+    if (family := find_main_family(model)) is not None:
         return family.task
     if match := re.fullmatch(OTHER_TASK, f"{type(model).__module__}.{type(model).__name__}"):
         return re.sub("(?<!^)(?=[A-Z])", " ", match[1]).lower()
@@ -476,8 +476,8 @@ def _find_task(parts: Parts, options: _Options) -> str:
         return "classification"
     names = [type(model).__name__, *(name for name, _ in model.named_children())]
     is_heatmap = maps.shape[1] in KEYPOINT_COUNTS and maps.shape[2] < images.shape[2]
-    is_pyramid = isinstance(output, list) and len({tensor.shape[1:2] for tensor in tensors(output)}) > 1
-    is_features = (end := find_end(model)) is not model and ends_in_features(end)
+    is_pyramid = isinstance(output, list) and len({tensor.shape[1:2] for tensor in list_tensors(output)}) > 1
+    is_features = (end := find_output_module(model)) is not model and ends_in_features(end)
     if is_heatmap or is_pyramid or is_features or any(OTHER_MAPS.search(name.lower()) for name in names):
         raise ModelError(
             f"{type(model).__name__} returns {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features. Give "
@@ -529,7 +529,7 @@ def _make_task_model(
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
     """Return labels for all classes of a detector or a segmenter, and a note if the background's is added."""
     count = None if family is None else family.class_count
-    if count is None and not isinstance(family, families.Detector):
+    if count is None and not isinstance(family, families.DetectorAdapter):
         maps = find_maps(run(model, make_noise(preprocess, model)))
         count = maps.shape[1] if isinstance(maps, Tensor) and maps.ndim == 4 else None
     if count is None:
@@ -548,15 +548,15 @@ def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options
     if is_default and isinstance(default, Preprocessing):
         is_scaled = family is not None and family.has_own_scale
         default = default if _to_grey(parts, options) is None else ASSUMED_GREY
-        scaled = WholePicture(SHORTER_SIDE_PIXELS, None, default.mean, default.std, default.interpolation)
-        preprocess = WholePicture() if is_scaled else scaled
+        scaled = WholeImage(SHORTER_SIDE_PIXELS, None, default.mean, default.std, default.interpolation)
+        preprocess = WholeImage() if is_scaled else scaled
         parts = replace(parts, preprocess=preprocess)
         if not is_scaled and not (adjustment.size and adjustment.mean and adjustment.std):
             kind = "greyscale image" if len(preprocess.mean) == 1 else "image"
             statistics = ", ImageNet's mean and std" if parts.is_assumed else ""
             assumption = f"the whole {kind} with a shorter side of {SHORTER_SIDE_PIXELS} pixels{statistics}"
             notes = [f"Assumed {assumption}. Override with --size, --mean, --std (size=, ... in Python)."]
-    if not isinstance(parts.preprocess, WholePicture):
+    if not isinstance(parts.preprocess, WholeImage):
         return adjust(parts, adjustment)
     if isinstance(adjustment.size, tuple) or adjustment.crop is not None:
         raise ModelError(
@@ -572,7 +572,7 @@ def _check(weights: Any, activation: Any, device: str, precision: str, fit: str)
     if precision != "fp32":
         placing.find_precision(precision)
     if fit != "crop":
-        to_fit(fit)
+        parse_fit(fit)
     if device != "auto":  # with "auto", a spread model stays where it is
         placing.find_device(device)
     if not isinstance(weights, (str, os.PathLike, type(None))):
@@ -585,11 +585,11 @@ def _find_parts(name: str | nn.Module, options: _Options, task: str | None, prom
     weights = None if options.weights is None else Path(options.weights)
     device, precision = options.device, options.precision
     if not isinstance(name, str):
-        refuse_other_kinds(name)
+        refuse_foreign_models(name)
     if not isinstance(name, nn.Module):
         parts = load_parts(name, weights, task, prompts)
         unwrap(parts.model)
-        placing.place(parts.model, device, precision)
+        placing.place_model(parts.model, device, precision)
         return parts
     unwrap(name)
     if device != "auto" or precision != "fp32":

@@ -13,38 +13,44 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.every_class import Products, Values, count_directions, explain_every_class, recording
+from gradcam.cam.every_class import (
+    ChannelProducts,
+    ClassMaps,
+    count_directions,
+    explain_all_classes,
+    record_layer_outputs,
+)
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, ModelError
-from gradcam.hooks.hooks import Hooks, recording_off
+from gradcam.hooks.hooks import Hooks, grad_mode_off
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
-from gradcam.models.classifier import Classifier, Picture
+from gradcam.models.classifier import Classifier, ImageInput
 from gradcam.models.load import load_classifier
 from gradcam.models.preprocess import Prepared, find_windows
-from gradcam.models.providers import DEFAULT
+from gradcam.models.providers import DEFAULT_MODEL
 from gradcam.models.results import ImageExplanation
-from gradcam.models.shown import list_classes, list_things, to_set
+from gradcam.models.shown import list_classes, list_things, to_map_set
 from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, check_count
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 
 MAX_DEFAULT_LAYERS = 4
-TOP = 50  # default number of classes, if maps of all classes cost too much
+DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
 MAX_MAP_CELLS = 2**18  # of all classes' maps, for one method at one layer; the page stores one byte per cell
 
 
 @accept_old_parameters
 def page(
-    image: Picture,
+    image: ImageInput,
     classifier: Classifier | None = None,
     *,
     layers: Sequence[str] | None = None,
     methods: Sequence[str | Method] = (),
     target: Any = None,
-    top: int = TOP,
+    top: int = DEFAULT_TOP_CLASSES,
     name: str | None = None,
     **options: Any,
 ) -> Page:
@@ -150,7 +156,7 @@ class _PageBuilder:
             )
         self.page_targets, order = list_things(self.first_explanation)
         self.total = 0
-        return [to_set(explanation.maps[0].numpy()[order], explanation) for explanation in explanations.values()]
+        return [to_map_set(explanation.maps[0].numpy()[order], explanation) for explanation in explanations.values()]
 
     def explain_classes(
         self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any, top: int
@@ -159,7 +165,7 @@ class _PageBuilder:
         class_indices = self._to_indices(target)
         layer_names = list(layers) if layers is not None else self._choose_layer_names(methods)
         modules = {name: layer_ref for name in layer_names if (layer_ref := self._find_module(name)) is not None}
-        with recording(modules) as recorded:
+        with record_layer_outputs(modules) as recorded:
             explanations = self.explain(
                 layer_names, methods, ClassTarget([class_indices]) if class_indices else ClassTarget()
             )
@@ -188,7 +194,7 @@ class _PageBuilder:
             if len(included) < self.total:
                 self.notes.append(_describe_limit(missing, len(included), self.total))
             for key, explanation in self._explain_some(missing, by_name, ranked[included].tolist()).items():
-                sets[key] = to_set(explanation.maps[0].numpy(), explanation, included)
+                sets[key] = to_map_set(explanation.maps[0].numpy(), explanation, included)
         return [sets[key] for key in explanations]
 
     def _count(self, explanations: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
@@ -236,14 +242,14 @@ class _PageBuilder:
         classes: Any = explanation.classes
         options: dict[str, Any] = {"activations": activations, "known": explanation.maps[0], "classes": classes[0]}
         model, layer_ref = self.classifier.model, self.modules[layer]
-        result = explain_every_class(model, images, layer_ref, method, told=self.on_direction, **options)
+        result = explain_all_classes(model, images, layer_ref, method, told=self.on_direction, **options)
         if result is None:
             return None
         content: dict[str, Any] = {"evidence": "signed"}
-        if isinstance(result, Products):
+        if isinstance(result, ChannelProducts):
             content |= {"weights": _to_numpy(result.weights[ranked.to(result.weights.device)])}
             content |= {"channels": _to_numpy(result.channels)}
-        elif isinstance(result, Values):
+        elif isinstance(result, ClassMaps):
             content["maps"] = _to_numpy(result.maps[ranked.to(result.maps.device)])
         return MapSet(layer, method.name, **content)
 
@@ -262,7 +268,7 @@ class _PageBuilder:
         explanation, model = self.first_explanation, self.classifier
         notes = [*self.notes, *(note for note in explanation.notes if note)]
         load = "load_classifier" if model.task == "classification" else "load_model"
-        is_default = model.name == DEFAULT
+        is_default = model.name == DEFAULT_MODEL
         fields: dict[str, Any] = {
             "code": f"gradcam.{load}({'' if is_default else json.dumps(model.name)})",
             "words": [] if is_default else ["--model", model.name],
@@ -287,7 +293,7 @@ def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
         if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
             shapes.append((names[module], tuple(output.shape)))
 
-    with preserve_state(model), recording_off(), Hooks() as hooks:
+    with preserve_state(model), grad_mode_off(), Hooks() as hooks:
         for module in names:
             hooks.after_forward(module, record)
         model(images.clone())

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from gradcam.cam.fuse import check_alike
+from gradcam.cam.fuse import check_compatible
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.marks import draw_mark_panel
 from gradcam.images.read import Pixels, crop
@@ -74,7 +74,7 @@ def panel(
             f"The explanations are {shorten(explanations)}, expected the result of Classifier.compare()."
         )
     for explanation in explained[1:]:
-        check_alike(explained[0], explanation)
+        check_compatible(explained[0], explanation)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
     first, titles, across = explained[0], methods, [explained]
     if not -len(first.images) <= i < len(first.images):

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
+from gradcam.errors import GradcamError, ImageError, ModelError, format_fields, shorten
 from gradcam.hooks.nested import Window
 from gradcam.images import read
 from gradcam.images.edit import Edit, edit_image
-from gradcam.images.read import FULL, Given, PictureLike, Pixels, Region, show
+from gradcam.images.read import WHITE_VALUES, FileContent, ImageLike, Pixels, Region, scale_for_display
 from gradcam.images.write import check_pixels
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as in Pillow
@@ -100,7 +100,7 @@ class Preprocessing:
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
         """Resize in float32 to (C,*size); values in [0,1] are clipped to [0,1] after each axis, as with 8 bits."""
-        is_unit_range = values.dtype.name in FULL or (values.min() >= 0 and np.float32(values.max()) <= 1)
+        is_unit_range = values.dtype.name in WHITE_VALUES or (values.min() >= 0 and np.float32(values.max()) <= 1)
         low, high = (0, 1) if is_unit_range else (-np.inf, np.inf)
         (left, top, right, bottom), width = box, self.size[1]
         planes = []
@@ -131,7 +131,7 @@ class Preprocessing:
 
 
 @dataclass(frozen=True)
-class WholePicture:
+class WholeImage:
     """Preprocessing that keeps the whole image and its aspect ratio, and normalises it.
 
     `side` is the length of the resized shorter side; None keeps the image's own. `longest` is the maximum length of the
@@ -198,7 +198,7 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
         return values.reshape(values.shape[:2])
     if count == channels:
         return values
-    if (count, channels) == (3, 1) and values.dtype.name in FULL:
+    if (count, channels) == (3, 1) and values.dtype.name in WHITE_VALUES:
         luminance = (values.astype(np.int64) @ np.array(LUMINANCE) + 32768) >> 16
         return luminance.astype(values.dtype)
     takes = "one channel" if channels == 1 else f"{channels} channels"
@@ -212,7 +212,7 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
 def scale(values: NDArray[Any]) -> NDArray[np.float32]:
     """Return values as float32: uint8 and uint16 scaled to [0,1] by their full range, others unchanged."""
     floats = values.astype(np.float32)
-    floats /= np.float32(FULL.get(values.dtype.name, 1))
+    floats /= np.float32(WHITE_VALUES.get(values.dtype.name, 1))
     return floats
 
 
@@ -243,7 +243,7 @@ class Reading:
     picture: Pixels
     note: str | None = None  # a remark on how the image is displayed
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +253,7 @@ class Prepared:
     reading: Reading
     image: Tensor
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[Window, ...] | None:
@@ -295,7 +295,7 @@ def check_same_sizes(sizes: Sequence[tuple[int, ...]], stage: str) -> None:
 Reader = Callable[[Path], Reading]
 
 
-def read_picture(path: Path, data: Given | None = None) -> Reading:
+def read_image_file(path: Path, data: FileContent | None = None) -> Reading:
     """Read an image: its values at the file's bit depth for the model, and an 8-bit image for drawing.
 
     `data` is a PIL image, or the file's content if it has already been read. The path then only names the image. Grey
@@ -311,8 +311,8 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
         if isinstance(data, Image.Image) or not read.is_dicom(path, data):
             raise
         return _read_dicom(path, data)
-    picture, note = show(values)
-    if values.dtype.name in FULL:
+    picture, note = scale_for_display(values)
+    if values.dtype.name in WHITE_VALUES:
         return Reading(values, picture, note)
     is_finite, notes = np.isfinite(values), [note] if note else []
     if not is_finite.any():
@@ -355,7 +355,7 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
     return partial(_read_with, function)
 
 
-def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3) -> Reading:
+def to_reading(picture: ImageLike | Reading, reader: Reader, channels: int = 3) -> Reading:
     """Read an image in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of numbers.
 
     `reader` reads files, and bytes through a temporary file. `channels` is the number that the network takes: unless it
@@ -365,17 +365,17 @@ def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3
         return picture
     values = read.to_array(picture)
     if values is not None:
-        return _complete(values if channels == 4 else read.lay_on_white(check_values(values)))
-    path, data = read.to_content(picture)
+        return _complete(values if channels == 4 else read.blend_with_white(check_values(values)))
+    path, data = read.load_content(picture)
     if data is None:
         return reader(picture)  # type: ignore[arg-type]  # a path
-    return read_picture(path, data) if isinstance(data, Image.Image) else read_bytes(path, data, reader)
+    return read_image_file(path, data) if isinstance(data, Image.Image) else read_bytes(path, data, reader)
 
 
 def read_bytes(path: Path, data: bytes, reader: Reader) -> Reading:
     """Read an image from the bytes of a file; the path only names it."""
-    if reader is read_picture:
-        return read_picture(path, data)
+    if reader is read_image_file:
+        return read_image_file(path, data)
     with tempfile.TemporaryDirectory(prefix="gradcam-") as folder:
         temporary = pathlib.Path(folder) / f"picture{pathlib.PurePath(path).suffix}"
         temporary.write_bytes(data)
@@ -409,7 +409,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
 def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
     values = check_values(values)
     if picture is None:
-        picture, note = show(values)
+        picture, note = scale_for_display(values)
     sizes = [f"{array.shape[1]} x {array.shape[0]}" for array in (values, check_pixels(picture))]
     if sizes[0] != sizes[1]:
         raise ImageError(f"The image to draw on is {sizes[1]}, but the values are {sizes[0]}: expected the same size.")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.cam.explain import explain
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import ModelError, TargetError
-from gradcam.hooks.nested import first_floating, tensors, to_batch
+from gradcam.hooks.nested import find_floating_tensor, list_tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.hooks.pytorch import find_last_operation
 from gradcam.layers.find import find_layer, unwrap
@@ -23,13 +23,13 @@ from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
 from gradcam.targets.classes import (
-    BINARY,
-    PROBABILITIES,
+    BINARY_LOGIT_WARNING,
+    PROBABILITIES_WARNING,
     are_probabilities,
     find_activation,
     find_logits,
 )
-from gradcam.targets.heads import refuse_features
+from gradcam.targets.heads import require_class_head
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "
@@ -78,11 +78,11 @@ def choose_activation(requested: str, provided: str | None, findings: Findings) 
         return requested, ()
     if findings.activation == "none":
         applied = "applied" if findings.logits == 1 else "none"
-        return applied, (PROBABILITIES.format("probabilities").replace("none", applied),)
+        return applied, (PROBABILITIES_WARNING.format("probabilities").replace("none", applied),)
     if certain := findings.activation or (provided if findings.logits > 1 or provided == "none" else None):
         return certain, ()
     if findings.logits == 1:
-        return "sigmoid", (BINARY.format('--task regression (activation="none" in Python)'),)
+        return "sigmoid", (BINARY_LOGIT_WARNING.format('--task regression (activation="none" in Python)'),)
     hint = (
         " The output is between 0 and 1: if these values are probabilities, use --activation none."
         if findings.in_unit_interval
@@ -108,12 +108,12 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
     """Return the findings from one forward pass; raise `ModelError` if it fails or its output is not class scores."""
     output = run(model, images)
     try:
-        refuse_features(unwrap(model))
+        require_class_head(unwrap(model))
         logits = find_logits(output, 1)
     except TargetError as error:
         if takes_volumes(unwrap(model)):
             raise ModelError(VOLUMES) from None
-        tensor = first_floating(getattr(output, "logits", output))
+        tensor = find_floating_tensor(getattr(output, "logits", output))
         returned = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
         # The shape is valid, so the message of the `TargetError` explains the problem.
         if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:
@@ -125,7 +125,7 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))
     # A model that also returns its probabilities reveals which activation it applies.
-    related = {find_activation(values, logits) for values in tensors(output) if values.is_floating_point()}
+    related = {find_activation(values, logits) for values in list_tensors(output) if values.is_floating_point()}
     activation = activation or next((name for name in ("softmax", "sigmoid") if name in related), None)
     if activation is None and are_probabilities(logits):
         activation = "none"

@@ -14,20 +14,20 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gradcam.attributions.base import Attribution
-from gradcam.attributions.draw import draw_attribution, place
+from gradcam.attributions.draw import draw_attribution, place_in_image
 from gradcam.cam.explain import Explanation
 from gradcam.errors import GradcamError
 from gradcam.hooks.nested import take_rows
-from gradcam.images.draw import overlay, scale, sheet
+from gradcam.images.draw import join_rows, overlay, scale_to_height
 from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region
-from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, encode_png, write_image
+from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
 from gradcam.models.labels import name_class
 from gradcam.models.shown import show_explanation
 from gradcam.options import keep_old_names
 from gradcam.renames import find_old_names
 from gradcam.targets.base import Instance
-from gradcam.targets.classes import ClassTarget, probabilities, take_logits
+from gradcam.targets.classes import ClassTarget, probabilities, resolve_logits
 from gradcam.web.page import Page
 
 MAX_HEIGHTS = (640, 320)  # maximum pixels in a notebook: of a single image, and of one of several
@@ -93,7 +93,7 @@ class ImageResult(_SharedFields):
         ImageError
             If there is no such image or class.
         """
-        choose(i, k, tuple(self.scores.shape), "class")
+        select_maps(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None or self.labels is None else self.labels[int(self.classes[i, k])]
 
     def probability(self, i: int = 0, k: int = 0) -> float | None:
@@ -118,7 +118,7 @@ class ImageResult(_SharedFields):
         TargetError
             As in `probabilities`.
         """
-        choose(i, k, tuple(self.scores.shape), "class")
+        select_maps(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None else float(self.probabilities()[i, int(self.classes[i, k])])
 
     def name_class(self, i: int = 0, k: int = 0) -> str:
@@ -244,10 +244,10 @@ class ImageResult(_SharedFields):
 
     def _draw_all(self, i: int | None = None, k: int | None = None, **options: Any) -> Pixels:
         cells = self._draw(i, k, **options)
-        return cells[0][0] if len(cells) == len(cells[0]) == 1 else sheet(cells)
+        return cells[0][0] if len(cells) == len(cells[0]) == 1 else join_rows(cells)
 
     def _draw(self, i: int | None = None, k: int | None = None, **options: Any) -> list[list[Pixels]]:
-        rows, columns = choose(i, k, tuple(self.scores.shape))
+        rows, columns = select_maps(i, k, tuple(self.scores.shape))
         return [[self._draw_one(row, column, **options) for column in columns] for row in rows]
 
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
@@ -267,7 +267,7 @@ class ImageResult(_SharedFields):
 
 
 def _to_figure(pixels: Pixels, height: int, caption: str) -> str:
-    pixels = scale(pixels, height) if pixels.shape[0] > height else pixels
+    pixels = scale_to_height(pixels, height) if pixels.shape[0] > height else pixels
     data, text = base64.b64encode(encode_image(pixels, ".jpg", 90)).decode(), html.escape(caption)
     return (
         f'<figure style="margin: 0; max-width: {pixels.shape[1]}px">'
@@ -345,7 +345,7 @@ class ImageExplanation(ImageResult, Explanation):
         GradcamError
             If the colour map is unknown, or the opacity is outside [0,1].
         """
-        choose(i, k, tuple(self.maps.shape))
+        select_maps(i, k, tuple(self.maps.shape))
         options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
         heatmap, region = self.heatmaps[i][k], self.regions[i]
         pixels = overlay(self.images[i], heatmap, region=region, signed=self.evidence == "signed", **options)
@@ -386,7 +386,7 @@ class ImageExplanation(ImageResult, Explanation):
         GradcamError
             If the colour map is unknown, or the opacity is outside [0,1].
         """
-        if check_suffix(path) in SUFFIXES:
+        if check_suffix(path) in ARRAY_SUFFIXES:
             super().save(path, i, k)
         else:
             write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
@@ -424,7 +424,7 @@ class ImageExplanation(ImageResult, Explanation):
         >>> explanation.page("photo.html").targets.names
         ['espresso', 'tripod']
         """
-        choose(i, None, tuple(self.scores.shape))
+        select_maps(i, None, tuple(self.scores.shape))
         result = show_explanation(self, i, name)
         if path is not None:
             result.save(path)
@@ -498,7 +498,7 @@ def to_mark(instance: Instance) -> Mark:
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
     """Return the probabilities of all classes, float32 (N,C), from a model's output for this many images."""
-    target, logits = take_logits(ClassTarget(activation=activation), output, images)
+    target, logits = resolve_logits(ClassTarget(activation=activation), output, images)
     return probabilities(logits, target.activation)
 
 
@@ -562,9 +562,9 @@ class ImageAttribution(ImageResult, Attribution):
         ImageError
             If there is no such image or attribution.
         """
-        choose(i, k, tuple(self.values.shape), "attribution")
+        select_maps(i, k, tuple(self.values.shape), "attribution")
         height, width = self.images[i].shape[:2]
-        return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
+        return place_in_image(draw_attribution(self.values[i, k]), self.regions[i], height, width)
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the image that `draw` returns to a file, or the values to ``.npz`` or ``.npy``.
@@ -586,7 +586,7 @@ class ImageAttribution(ImageResult, Attribution):
             If the suffix is not supported, if an ``.npy`` file would get several attributions, if there is no such
             attribution, or if the file cannot be written.
         """
-        if check_suffix(path) in SUFFIXES:
+        if check_suffix(path) in ARRAY_SUFFIXES:
             super().save(path, i, k)
         else:
             write_image(path, self._draw_all(i, k))

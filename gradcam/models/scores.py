@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.explain import Plan, carry_out
+from gradcam.cam.explain import Plan, execute_plan
 from gradcam.cam.methods.base import Method
 from gradcam.errors import TargetError
-from gradcam.hooks.nested import Batch, caller_keeps
+from gradcam.hooks.nested import Batch, detach_input
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.kinds import TaskModel
 from gradcam.models.preprocess import Prepared
-from gradcam.targets.base import Bound, Instance, bind
+from gradcam.targets.base import BoundTarget, Instance, bind_target
 from gradcam.targets.classes import compute_scores
 
-IN_UNIT = ("box", "missed")  # kinds whose scores are already probabilities
-COSINES = ("text", "like")
+PROBABILITY_KINDS = ("box", "missed")  # kinds whose scores are already probabilities
+COSINE_KINDS = ("text", "like")
 
 
 class ScoreModel(nn.Module):
@@ -33,7 +33,7 @@ class ScoreModel(nn.Module):
 
     makes_scores = True  # set for models whose output is not class logits, such as an embedding
 
-    def __init__(self, bound: Bound, target: Any, *, are_cosines: bool) -> None:
+    def __init__(self, bound: BoundTarget, target: Any, *, are_cosines: bool) -> None:
         super().__init__()
         self.module = bound.model
         self._bound, self._target, self._are_cosines = bound, target, are_cosines
@@ -42,7 +42,7 @@ class ScoreModel(nn.Module):
         """Return the scores; each image runs alone, because some detectors mix the detections of a batch."""
         rows = []
         for image in images.split(1):
-            batch: Batch = self._bound.batch.copy(caller_keeps, pictures=image)
+            batch: Batch = self._bound.batch.copy(detach_input, pictures=image)
             rows.append(compute_scores(self._target, batch.run(self.module), 1).values)
         values = torch.cat(rows)
         return (1 + values) / 2 if self._are_cosines else values
@@ -67,15 +67,15 @@ class PictureScores(Classifier):
         return self.instances[0 if len(self.instances) == 1 else index]
 
 
-def find_among(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
+def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
     """Return a classifier for one image, and which of its classes the target names.
 
     If the target is a single instance that is also among all detections, the classes are all detections. Raises as
     `to_classifier` does.
     """
-    scores = to_classifier(model, picture, target)
+    scores = to_instance_classifier(model, picture, target)
     if target is not None and len(scores.instances) == 1 and (all_targets := model.list_all()) is not None:
-        all_scores = to_classifier(model, picture, all_targets)
+        all_scores = to_instance_classifier(model, picture, all_targets)
         keys = [(instance.kind, instance.number, instance.edge) for instance in all_scores.instances]
         instance = scores.instances[0]
         if (instance.kind, instance.number, instance.edge) in keys:
@@ -83,7 +83,7 @@ def find_among(model: TaskModel, picture: Prepared, target: Any = None) -> tuple
     return scores, scores.find_instance(0)
 
 
-def to_classifier(
+def to_instance_classifier(
     model: TaskModel, picture: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
 ) -> PictureScores:
     """Return a classifier of the instances that a target names in an image; by default, of all detections.
@@ -102,19 +102,19 @@ def to_classifier(
     if (part := getattr(resolved, "edge", None) or getattr(resolved, "axis", None)) is not None:
         problem = f"The target is a position, {part}, which has no probability to evaluate."
         raise TargetError(f"{problem} Leave out the position, and evaluate the whole box or keypoint.")
-    bound = bind(resolved, unwrap(model.model), batch)
+    bound = bind_target(resolved, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
-        scored = compute_scores(bound.target, bound.batch.copy(caller_keeps).run(bound.model), 1)
+        scored = compute_scores(bound.target, bound.batch.copy(detach_input).run(bound.model), 1)
     if scored.instances is None:
         raise TargetError("A function cannot be evaluated as a target: give a box, a mask, a sentence or a word.")
     instances = scored.instances[0]
     kind = instances[0].kind
-    layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=methods, target=resolved))))[0]
+    layer = model.layer or next(iter(execute_plan(model.model, batch, [], Plan(methods=methods, target=resolved))))[0]
     names = [
         instance.name if instance.number is None else f"{instance.kind} {instance.number}, {instance.name}"
         for instance in instances
     ]
-    run = ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval()
+    run = ScoreModel(bound, scored.target, are_cosines=kind in COSINE_KINDS).eval()
     return PictureScores(
         model.name,
         run,
@@ -122,7 +122,7 @@ def to_classifier(
         max(2, len(instances)),
         names if len(names) > 1 else [f"no {names[0]}", names[0]],
         layer if layer in ("input", "attention") else find_layer(run, layer).name,
-        activation="applied" if kind in (*IN_UNIT, *COSINES) else "sigmoid",
+        activation="applied" if kind in (*PROBABILITY_KINDS, *COSINE_KINDS) else "sigmoid",
         reader=model.reader,
         notes=model.notes,
         instances=instances,

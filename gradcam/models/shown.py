@@ -21,7 +21,7 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
     """Return the page of image i with the maps of an explanation; raise as `Explanation.select`."""
     single = explanation.select(i).cpu() if len(explanation.images) > 1 else explanation.cpu()
     page_targets, order = list_things(single)
-    maps = to_set(single.maps[0].numpy()[order], single)
+    maps = to_map_set(single.maps[0].numpy()[order], single)
     total = 0
     with contextlib.suppress(GradcamError):  # raised if the output has no class scores
         total = single.probabilities().shape[1] if page_targets.kind == "class" else 0
@@ -30,7 +30,7 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
     return Page(name, single.images[0], single.regions[0], "model", page_targets, [maps], total=total, notes=notes)
 
 
-def to_set(maps: Any, explanation: Any, target_indices: Sequence[int] | None = None) -> MapSet:
+def to_map_set(maps: Any, explanation: Any, target_indices: Sequence[int] | None = None) -> MapSet:
     """Return maps (K,h,w) of an explanation as a set for a page; negative evidence gets its sign back."""
     sign, evidence = (-1, "signed") if explanation.evidence == "negative" else (1, explanation.evidence)
     values = sign * np.asarray(maps, np.float32)

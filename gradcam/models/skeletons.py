@@ -12,10 +12,10 @@ from torch import nn
 
 from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import GradcamError, ModelError, shorten
-from gradcam.families import find_main
+from gradcam.families import find_main_family
 from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
 from gradcam.models.device import find_input_dtype, first_channels
-from gradcam.models.providers import DEFAULT, find_blueprint, pytorch_defaults
+from gradcam.models.providers import DEFAULT_MODEL, find_blueprint, pytorch_defaults
 from gradcam.models.providers.base import Blueprint, empty_parameters
 
 VOLUME_HINT = (
@@ -56,7 +56,7 @@ class Survey:
     is_of_task: bool = False
 
 
-def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
+def build_with_random_weights(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) -> Skeleton:
     """Build the model of this name with random weights; nothing is read or downloaded.
 
     `size` is (height, width) of its images, or (depth, height, width) of its volumes. None is the size that its weights
@@ -67,7 +67,7 @@ def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | No
         return _to_skeleton(name, find_blueprint(name), size, _build)
 
 
-def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Survey:
+def survey(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) -> Survey:
     """Return the layers of the model of this name, as `gradcam.list_layers` does, with the model's own suggestion.
 
     The model is built on the meta device, where weights have no values. A model whose forward pass needs values is run
@@ -93,12 +93,12 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
         raise
     except (Exception, SystemExit) as error:  # a model may raise anything
         if "meta" not in str(error).lower():
-            raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
+            raise to_run_error(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows, note = (
             _list_with_random_weights(blueprint, skeleton),
             "The forward pass needs real values: the model was run with random weights.",
         )
-    family = find_main(skeleton.model)
+    family = find_main_family(skeleton.model)
     layer_names = () if family is None else [layer.partition(":")[0] for layer in family.layers]
     layer_names, positive = (
         ([skeleton.layer], skeleton.layer_for_positive) if skeleton.layer is not None else (layer_names, None)
@@ -139,10 +139,10 @@ def _list_with_random_weights(blueprint: Blueprint, skeleton: Skeleton) -> tuple
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:
-        raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
+        raise to_run_error(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
 
 
-def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> ModelError:
+def to_run_error(name: str, shape: Sequence[int], error: BaseException) -> ModelError:
     """Return the error for a model that fails on an image (C,H,W) or a volume (C,D,H,W) of this shape."""
     kind, hint = ("a volume", VOLUME_HINT) if len(shape) > 3 else ("an image", "")
     reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradcam.errors import printable
+from gradcam.errors import escape_controls
 from gradcam.images.read import Pixels
-from gradcam.images.write import encode_image, fit_view
+from gradcam.images.write import encode_image, shrink_to_fit
 from gradcam.report.views import JPEG_QUALITY
-from gradcam.web.render import render_whole, to_source, write_page
+from gradcam.web.render import render_standalone, to_data_url, write_page
 
 CARD_IMAGE_PIXELS = 320  # The longest side of an image.
 Facts = Sequence[tuple[str, str]]  # Pairs of name and value.
@@ -43,29 +43,29 @@ class CardPage:
 
     def write(self, path: Path, cards: Iterable[Card]) -> None:
         """Write the page with these cards to one self-contained file, which needs no network. Raises `OutputError`."""
-        text = render_whole(
+        text = render_standalone(
             "cards.html.j2",
             styles=("style.css",),
             scripts={"script": ("theme.js",)},
-            title=printable(self.title),
+            title=escape_controls(self.title),
             summary=_clean(self.summary),
-            lines=list(map(printable, self.lines)),
+            lines=list(map(escape_controls, self.lines)),
             facts=[(name, _clean(group)) for name, group in self.facts],
-            failures=list(map(printable, self.failures)),
+            failures=list(map(escape_controls, self.failures)),
             cards=map(_to_card, cards),
         )
         write_page(path, text)
 
 
 def _clean(facts: Facts) -> list[tuple[str, str]]:
-    return [(printable(name), printable(value)) for name, value in facts]
+    return [(escape_controls(name), escape_controls(value)) for name, value in facts]
 
 
 def _to_card(card: Card) -> dict[str, Any]:
     encoded_images = {
-        caption: encode_image(fit_view(pixels, CARD_IMAGE_PIXELS), ".jpg", JPEG_QUALITY)
+        caption: encode_image(shrink_to_fit(pixels, CARD_IMAGE_PIXELS), ".jpg", JPEG_QUALITY)
         for caption, pixels in card.figures.items()
     }
-    figures = [(printable(caption), to_source(data)) for caption, data in encoded_images.items()]
-    fields = {"title": printable(card.title), "badge": card.badge, "is_bad": card.is_bad}
+    figures = [(escape_controls(caption), to_data_url(data)) for caption, data in encoded_images.items()]
+    fields = {"title": escape_controls(card.title), "badge": card.badge, "is_bad": card.is_bad}
     return fields | {"facts": _clean(card.facts), "figures": figures}

@@ -16,11 +16,11 @@ from gradcam.errors import GradcamError, OutputError
 from gradcam.images.files import is_url
 from gradcam.images.read import Pixels
 from gradcam.storage.clear import PAGE, REPORT
-from gradcam.storage.disk import take_lock
+from gradcam.storage.disk import acquire_lock
 from gradcam.storage.manifest import read_manifest
-from gradcam.storage.output import blaming_store, to_reader, to_writer
+from gradcam.storage.output import to_reader, to_writer, translate_output_store_errors
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifests
+from gradcam.storage.run_file import ShardFiles, find_shards, list_manifests
 from gradcam.storage.store import Store
 
 LOCK = ".gradcam-report.lock"  # The lock file stays in the output folder, like those of shards.
@@ -29,7 +29,7 @@ TEMPORARY = ".gradcam-partial-report"
 DETAILS = re.compile(f"{REPORT}/(details-[0-9a-f]{{12}})(?:/.*)?", re.DOTALL)
 
 
-class Files:
+class ReportFolder:
     """An output folder, with file names relative to it and "/" between folders. Thread-safe.
 
     A folder in an object store is listed once, because a request per object would take hours.
@@ -94,36 +94,36 @@ class Files:
 
 
 @contextlib.contextmanager
-def open_report_folder(place: Path | Store) -> Iterator[Files]:
+def open_report_folder(place: Path | Store) -> Iterator[ReportFolder]:
     """Open the folder for one report. On a disk, other processes wait. Raises `OutputError` and `StoreError`."""
     if isinstance(place, Store):
-        with blaming_store(place):
-            yield Files(place)
+        with translate_output_store_errors(place):
+            yield ReportFolder(place)
         return
     try:
         with contextlib.ExitStack() as stack:
             temporary = None
-            if place.is_dir() and find_shard_files(to_reader(place).list_names()):
+            if place.is_dir() and find_shards(to_reader(place).list_names()):
                 temporary = place / TEMPORARY
                 # Shards may end at the same time. Without the lock, each could remove the other's details, and the
                 # older page could stay.
-                stack.callback(take_lock(place / LOCK, seconds=-1))
+                stack.callback(acquire_lock(place / LOCK, seconds=-1))
                 shutil.rmtree(temporary, ignore_errors=True)  # A killed process may have left this folder.
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
                 temporary.mkdir()
-            yield Files(place, temporary)
+            yield ReportFolder(place, temporary)
     except OSError as error:
         raise OutputError(f"{place}: the report cannot be written ({error.strerror or error})") from error
 
 
 def read_pixels(place: Path | Store, name: str) -> Pixels | None:
     """Return an image in a folder, or None if it cannot be read. The page can be written without it."""
-    from gradcam.models.preprocess import read_picture
+    from gradcam.models.preprocess import read_image_file
 
     with contextlib.suppress(GradcamError, OSError):
         if isinstance(place, Path):
-            return read_picture(place / name).picture
-        return read_picture(name, place.read(name)).picture
+            return read_image_file(place / name).picture
+        return read_image_file(name, place.read(name)).picture
     return None
 
 
@@ -131,7 +131,7 @@ def read_pixels(place: Path | Store, name: str) -> Pixels | None:
 class ReportRun:
     """The records in input order, and the content of run.json (empty if there is none)."""
 
-    files: Files
+    files: ReportFolder
     records: Sequence[Record]
     facts: dict[str, Any]
 
@@ -146,7 +146,7 @@ class ReportRun:
         return place / root if isinstance(place, Path) else Path(root)
 
 
-def read_run(files: Files) -> ReportRun:
+def read_run(files: ReportFolder) -> ReportRun:
     """Read the run in a folder from its manifest, or from the manifests of its shards.
 
     The records of shards are sorted by image name. If an image has several records, the last one counts. Raises
@@ -165,7 +165,7 @@ def read_run(files: Files) -> ReportRun:
     ordered = (
         list(records.values()) if has_whole_manifest else sorted(records.values(), key=lambda record: record.image)
     )
-    for part in find_shard_files(names):
+    for part in find_shards(names):
         # The page can be written without run.json.
         with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):
             if isinstance(facts := json.loads(reader.read(part.run)), dict):

@@ -13,13 +13,13 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from gradcam.errors import printable
+from gradcam.errors import escape_controls
 from gradcam.images.files import is_url
 from gradcam.models.labels import name_class
 from gradcam.options import count_cores
-from gradcam.report.files import Files, ReportRun, open_report_folder, read_run
+from gradcam.report.files import ReportFolder, ReportRun, open_report_folder, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
-from gradcam.storage.clear import PAGE, REPORT, STATIC, check_page
+from gradcam.storage.clear import PAGE, REPORT, STATIC_FILES, check_page
 from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.storage.store import Store
 from gradcam.web.render import read_static, render
@@ -51,7 +51,7 @@ class Privacy:
         for place, replacement in self._replacements.items():
             if len(place) > len(os.sep):
                 text = text.replace(place, replacement)
-        return printable(text)
+        return escape_controls(text)
 
     def clean_value(self, value: Any) -> Any:
         """Clean a setting, recursively in lists and dictionaries.
@@ -65,7 +65,7 @@ class Privacy:
         if not isinstance(value, str):
             return value
         is_absolute = PurePath(value).is_absolute() or is_url(value)
-        return printable(PurePath(value).name) if is_absolute else self.clean(value)
+        return escape_controls(PurePath(value).name) if is_absolute else self.clean(value)
 
 
 def _shorten(place: Path) -> dict[str, str]:
@@ -98,7 +98,8 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
     return {
         "names": names,
         "classes": [
-            [printable(index) if isinstance(index, str) else index, printable(label)] for index, label in counts
+            [escape_controls(index) if isinstance(index, str) else index, escape_controls(label)]
+            for index, label in counts
         ],
         "top": [row[0] if row else -1 for row in positions_per_image],
         "others": {i: row[1:] for i, row in enumerate(positions_per_image) if row[1:]},
@@ -144,7 +145,7 @@ def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, An
     """Return what the page shows of one image when it is opened."""
     stem = find_stem(record)
     predictions = (
-        (prediction.index, printable(_name_prediction(prediction)), prediction.probability)
+        (prediction.index, escape_controls(_name_prediction(prediction)), prediction.probability)
         for prediction in record.predictions[:MAX_PREDICTIONS]
     )
     return {
@@ -162,12 +163,12 @@ def _name_prediction(prediction: Prediction) -> str:
     return name if prediction.number is None else f"{prediction.number} {name}"
 
 
-def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[str, Any]:
+def _to_entry(files: ReportFolder, entry: Explained, stem: str | None, k: int) -> dict[str, Any]:
     overlay_view = name_views(stem).overlay(k) if stem else None
     results = {"overlay": entry.overlay, "heatmap": entry.heatmap, "map": entry.map, "panel": entry.panel}
     return {
         "index": entry.title if entry.kind != "class" else entry.index,
-        "label": printable(entry.title),
+        "label": escape_controls(entry.title),
         "score": entry.score,
         "layer": entry.layer,
         "method": entry.method,
@@ -179,7 +180,7 @@ def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[
     }
 
 
-def _to_flags(files: Files, record: Record) -> int:
+def _to_flags(files: ReportFolder, record: Record) -> int:
     blank_flag = IS_BLANK if record.explained and all(entry.blank for entry in record.explained) else 0
     stem = find_stem(record)
     if stem is None:
@@ -222,7 +223,7 @@ def write_report(place: Path | Store) -> Path | str:
         details = "details-" + hashlib.sha256("".join(encoded_chunks).encode()).hexdigest()[:12]
         for i, encoded in enumerate(encoded_chunks):
             files.write(f"{REPORT}/{details}/{i}.js", f"gradcam.receive({i}, {encoded});\n".encode())
-        for name in STATIC:
+        for name in STATIC_FILES:
             files.write(f"{REPORT}/{name}", read_static(name).encode())
         data = {"details": f"{REPORT}/{details}", "chunk": RECORDS_PER_FILE, **to_columns(run, privacy)}
         files.write(PAGE, _render(run, data, privacy).encode())

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradcam.errors import GradcamError
-from gradcam.images.files import LONGEST_NAME
+from gradcam.images.files import MAX_NAME_BYTES
 from gradcam.images.read import Pixels
-from gradcam.images.write import encode_image, fit_view
-from gradcam.report.files import Files, read_pixels
+from gradcam.images.write import encode_image, shrink_to_fit
+from gradcam.report.files import ReportFolder, read_pixels
 from gradcam.storage.clear import REPORT
 from gradcam.storage.records import Record
 from gradcam.storage.store import Store
@@ -50,7 +50,7 @@ def name_views(stem: str) -> ViewNames:
         raise GradcamError(f"'{stem}' is not a path inside the output folder. Use a relative path without '..'.")
     folders, slash, name = stem.rpartition("/")
     encoded = os.fsencode(name)
-    if len(encoded) + MAX_VIEW_ENDING_BYTES > LONGEST_NAME:
+    if len(encoded) + MAX_VIEW_ENDING_BYTES > MAX_NAME_BYTES:
         stem = folders + slash + hashlib.sha256(encoded).hexdigest()
     return ViewNames(f"{VIEWS_FOLDER}/{stem}")
 
@@ -84,17 +84,17 @@ def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | No
     names = name_views(stem)
     views: list[tuple[str, Pixels]] = []
     if picture is not None:
-        large = fit_view(picture, LARGE_VIEW_PIXELS)
-        views += [(names.large, large), (names.small, fit_view(large, THUMBNAIL_PIXELS))]
+        large = shrink_to_fit(picture, LARGE_VIEW_PIXELS)
+        views += [(names.large, large), (names.small, shrink_to_fit(large, THUMBNAIL_PIXELS))]
     views += [
-        (names.overlay(k), fit_view(overlay, THUMBNAIL_PIXELS))
+        (names.overlay(k), shrink_to_fit(overlay, THUMBNAIL_PIXELS))
         for k, overlay in enumerate(overlays)
         if overlay is not None
     ]
     return {name: encode_image(view, ".jpg", JPEG_QUALITY) for name, view in views}
 
 
-def provide_views(files: Files, record: Record, root: Path | Store | None) -> None:
+def provide_views(files: ReportFolder, record: Record, root: Path | Store | None) -> None:
     """Draw the missing or outdated views of a record from its overlays and its image, if these exist."""
     stem = find_stem(record)
     if stem is None:

@@ -25,9 +25,9 @@ from typing import Any, BinaryIO
 
 from gradcam.errors import GradcamError, ImageError, InputError, StoreError, to_pip_command
 from gradcam.images.files import is_url, open_file
-from gradcam.sources.contents import Archive, ArchiveFile, Content, TarContent, UnreadableContent, ZipContent
-from gradcam.sources.folders import is_hidden, is_picture
-from gradcam.storage.fetch import StoreArchive, blaming_store
+from gradcam.sources.contents import Archive, ArchiveFile, ImageContent, TarContent, UnreadableContent, ZipContent
+from gradcam.sources.folders import has_image_suffix, is_hidden
+from gradcam.storage.fetch import StoreArchive, translate_input_store_errors
 
 # The keys are the first bytes of compressed files.
 OPENERS_BY_MAGIC: dict[bytes, Callable[[Any], Any]] = {
@@ -68,7 +68,7 @@ class UnpackedArchive:
                     if opener is None:
                         raise ImageError("is in an archive that changed after it was listed")
                     try:
-                        self._file = unpack(self._packed.name, opener(packed))
+                        self._file = decompress_tar(self._packed.name, opener(packed))
                     except InputError as error:
                         raise ImageError(f"is in an archive that cannot be read ({error})") from None
                 weakref.finalize(self, self._file.close)
@@ -96,7 +96,7 @@ def find_opener(file: BinaryIO) -> Callable[[Any], Any] | None:
     return next((opener for magic, opener in OPENERS_BY_MAGIC.items() if start.startswith(magic)), None)
 
 
-def unpack(name: str, packed: BinaryIO) -> BinaryIO:
+def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
     """Decompress a tar into an anonymous temporary file.
 
     A compressed stream can only be read in order, but several threads read members at random. Raises `InputError` if
@@ -125,7 +125,7 @@ class Members:
     In a tar, files that share an image's name up to the first dot are not counted, because WebDatasets store labels so.
     """
 
-    images: list[tuple[str, Content]]
+    images: list[tuple[str, ImageContent]]
     left_out: int
 
 
@@ -135,7 +135,7 @@ def list_archive(location: str) -> Members:
     Images that cannot be read raise an error when they are read. Raises `InputError` for an incomplete archive, and
     `StoreError`.
     """
-    images: list[tuple[str, Content]] = []
+    images: list[tuple[str, ImageContent]] = []
     other_files: Counter[str] = Counter()  # The keys are names; in a tar, only up to the first dot.
     is_zip = location.lower().endswith(".zip")
     with _translate_errors(location), _open(location) as (file, archive):
@@ -143,7 +143,7 @@ def list_archive(location: str) -> Members:
             name, leads_out = _to_safe_name(member_name)
             if is_hidden(name) or "__MACOSX" in name.split("/"):  # macOS adds this folder of metadata.
                 continue
-            if is_picture(name):
+            if has_image_suffix(name):
                 images.append((name, UnreadableContent(OUTSIDE_PATH_REASON) if leads_out else content))
             else:
                 other_files[name if is_zip else _strip_suffixes(name)] += 1
@@ -170,7 +170,7 @@ def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]
 @contextlib.contextmanager
 def _open(location: str) -> Iterator[tuple[BinaryIO, ArchiveFile | StoreArchive]]:
     if is_url(location):
-        with blaming_store(location):
+        with translate_input_store_errors(location):
             stored = StoreArchive(location)
             yield stored.read_on(), stored
     else:
@@ -183,7 +183,7 @@ def _strip_suffixes(name: str) -> str:
     return folder + slash + file.partition(".")[0]
 
 
-def _list_zip(_: str, file: BinaryIO, container: Archive) -> Iterator[tuple[str, Content]]:
+def _list_zip(_: str, file: BinaryIO, container: Archive) -> Iterator[tuple[str, ImageContent]]:
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -204,11 +204,11 @@ def _find_problem(problems: dict[str, bool], size: int) -> UnreadableContent | N
     return next(map(UnreadableContent, reasons), None)
 
 
-def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
+def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive) -> Iterator[tuple[str, ImageContent]]:
     container: Archive = packed
     opener = find_opener(file)
     if opener is not None:
-        file = unpack(location, opener(file))
+        file = decompress_tar(location, opener(file))
         container = UnpackedArchive(packed, file)
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -237,7 +237,7 @@ def _to_safe_name(name: str) -> tuple[str, bool]:
     return safe_name, safe_name != path
 
 
-def _make_unique(images: list[tuple[str, Content]]) -> list[tuple[str, Content]]:
+def _make_unique(images: list[tuple[str, ImageContent]]) -> list[tuple[str, ImageContent]]:
     """Give images unique names: the first of several with the same name keeps it, the others get a number from 2."""
     names = {name for name, _ in images}
     if len(names) == len(images):

@@ -23,7 +23,7 @@ HEADER_BYTES = LOCAL_HEADER.size + 400  # These bytes precede a member's data if
 Stamp = tuple[int, int, int]  # (inode, size, modification time)
 
 
-class Content(Protocol):
+class ImageContent(Protocol):
     """The bytes of an image. Several threads may read at once, and it can be sent to other processes."""
 
     @property
@@ -36,7 +36,7 @@ class Content(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class InputImage:
     """One image of the input.
 
     `name` is unique, and relative to the input's root, with "/" between folders. `wanted` is the class that a list
@@ -44,7 +44,7 @@ class Item:
     """
 
     name: str
-    content: Content
+    content: ImageContent
     wanted: str | None = None
 
 
@@ -83,7 +83,7 @@ class UnreadableContent:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GivenContent:
+class InMemoryImage:
     """An image in memory, in a form that `Classifier.prepare` takes."""
 
     picture: Any
@@ -216,6 +216,6 @@ def _stamp(file: BinaryIO) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def find_url(item: Item) -> str | None:
+def get_store_url(item: InputImage) -> str | None:
     """Return the URL of an image that is an object of its own in a store, or None."""
     return getattr(item.content, "url", None)

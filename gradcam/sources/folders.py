@@ -69,7 +69,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def is_picture(name: str) -> bool:
+def has_image_suffix(name: str) -> bool:
     """Return whether the name has the suffix of an image."""
     return os.path.splitext(name)[1].lower() in READ_SUFFIXES
 
@@ -87,7 +87,7 @@ def to_absolute(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name) if name else os.path.realpath(folder)
 
 
-def is_pattern(text: str) -> bool:
+def is_glob(text: str) -> bool:
     """Return whether the text contains `*`, `?` or `[`."""
     return glob.has_magic(text)
 

@@ -10,17 +10,17 @@ from typing import Any
 
 from gradcam.errors import InputError, StoreError, join_names, shorten
 from gradcam.images.files import is_url, to_path
-from gradcam.images.read import PictureLike, is_one_picture
+from gradcam.images.read import ImageLike, is_one_image
 from gradcam.sources.archives import ARCHIVE_SUFFIXES, Members, expand_shards, list_archive, listing_ahead
-from gradcam.sources.contents import Content, FileContent, GivenContent, Item
-from gradcam.sources.folders import expand_pattern, is_pattern, is_picture, to_absolute, walk_folder
-from gradcam.sources.lists import LIST_SUFFIXES, STANDARD_INPUT, Entry, read_list, read_standard_input
+from gradcam.sources.contents import FileContent, ImageContent, InMemoryImage, InputImage
+from gradcam.sources.folders import expand_pattern, has_image_suffix, is_glob, to_absolute, walk_folder
+from gradcam.sources.lists import LIST_SUFFIXES, STANDARD_INPUT, ListEntry, read_list, read_standard_input
 from gradcam.sources.stores import Roots, Source, find_bucket, find_stored
-from gradcam.storage.fetch import StoreContent
-from gradcam.storage.store import Store, to_place
+from gradcam.storage.fetch import StoreImage
+from gradcam.storage.store import Store, parse_location
 
 MAX_INPUTS_IN_MESSAGE = 3
-Inputs = PictureLike | Sequence[PictureLike]
+Inputs = ImageLike | Sequence[ImageLike]
 
 
 @dataclass
@@ -33,7 +33,7 @@ class InputCollector:
     roots: Roots
     visited: set[str]  # folders, on disks and in stores, that are not listed again
     list_members: Callable[[str], Members] = list_archive
-    items: dict[object, Item] = field(default_factory=dict)
+    items: dict[object, InputImage] = field(default_factory=dict)
     left_out: int = 0
     _sources: list[Source] = field(default_factory=list)
     _resolved: dict[str, str] = field(default_factory=dict)  # folders and their paths without links
@@ -51,20 +51,20 @@ class InputCollector:
             images = iter(() if item is None else [(item.content, item.name, item.content)])
             self.left_out += source.left_out
         for key, name, content in images:
-            self.items.setdefault(key, Item(name, content))
+            self.items.setdefault(key, InputImage(name, content))
         for entry in source.entries:
             self._add_entry(entry, source)
 
-    def _list_folder(self, path: str) -> Iterator[tuple[object, str, Content]]:
+    def _list_folder(self, path: str) -> Iterator[tuple[object, str, ImageContent]]:
         prefix = self.roots.name(path, "/")
         for folder in walk_folder(path, self.visited):
-            images = [name for name in folder.files if is_picture(name)]
+            images = [name for name in folder.files if has_image_suffix(name)]
             self.left_out += len(folder.files) - len(images)
             for name in images:
                 filename = os.path.join(folder.path, name)
                 yield filename, prefix + folder.name + name, FileContent(filename)
 
-    def _list_stored(self, source: Source) -> Iterator[tuple[object, str, Content]]:
+    def _list_stored(self, source: Source) -> Iterator[tuple[object, str, ImageContent]]:
         url = source.folder or ""
         if not any(f"{url}/".startswith(f"{folder}/") for folder in self.visited if is_url(folder)):
             self.left_out += source.left_out
@@ -72,21 +72,21 @@ class InputCollector:
         prefix, store = self.roots.name(url, "/"), Store(url)
         for name in source.names or ():
             image_url = store.below(name).url
-            yield image_url, prefix + name, StoreContent(image_url)
+            yield image_url, prefix + name, StoreImage(image_url)
 
-    def _list_archive(self, path: str) -> Iterator[tuple[object, str, Content]]:
+    def _list_archive(self, path: str) -> Iterator[tuple[object, str, ImageContent]]:
         if self._resolve(path) not in self._archives:
             self._archives.add(self._resolve(path))
             prefix, members = self.roots.name(path, "/"), self.list_members(path)
             self.left_out += members.left_out
             yield from ((content, prefix + name, content) for name, content in members.images)
 
-    def _add_entry(self, entry: Entry, source: Source) -> None:
+    def _add_entry(self, entry: ListEntry, source: Source) -> None:
         location = self._resolve(entry.path)
         earlier = self.items.get(location)
         if earlier is None:
             content = self._to_content(location, entry, source) if is_url(location) else FileContent(location)
-            self.items[location] = Item(self.roots.name(entry.path), content, entry.wanted)
+            self.items[location] = InputImage(self.roots.name(entry.path), content, entry.wanted)
         elif earlier.wanted is None:
             self.items[location] = replace(earlier, wanted=entry.wanted)
         elif entry.wanted not in (None, earlier.wanted):
@@ -99,7 +99,7 @@ class InputCollector:
                 f"{first[0].list_name}, line {first[1]}, gives '{earlier.wanted}'; list each image with one class"
             )
 
-    def _to_content(self, url: str, entry: Entry, source: Source) -> StoreContent:
+    def _to_content(self, url: str, entry: ListEntry, source: Source) -> StoreImage:
         """Return the content for a URL. Raises `InputError` if a list names a URL that cannot be an image, and
         `StoreError`."""
         bucket = find_bucket(url)
@@ -113,7 +113,7 @@ class InputCollector:
             if not entry.line:
                 raise
             raise InputError(f"{source.list_name}, line {entry.line}: {error}") from error
-        return StoreContent(url)
+        return StoreImage(url)
 
     def _resolve(self, path: str) -> str:
         """Return the path without links in its folder, as the same object if there are none."""
@@ -127,14 +127,14 @@ class InputCollector:
 
 
 @dataclass(frozen=True)
-class Listing:
+class InputListing:
     """The images to explain, and the number of files that were left out because of their suffix.
 
     `root` is the folder that names are relative to. It is None for images in an archive, in several stores, or both in
     a store and on a disk.
     """
 
-    items: Sequence[Item]
+    items: Sequence[InputImage]
     left_out: int
     root: Path | Store | None
     archives: Sequence[str] = ()
@@ -144,7 +144,7 @@ class Listing:
         return any(item.wanted is not None for item in self.items)
 
 
-def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Listing:
+def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> InputListing:
     """Return all images in files, folders, globs, lists and archives, given by paths or URLs, or in memory.
 
     Lists are ``.txt``, ``.csv`` and ``.tsv`` files, or "-" for standard input. Braces in the name of a tar stand for
@@ -179,14 +179,14 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Listi
         output = "; the output folder is left out: choose another --output" if is_output else ""
         raise InputError(f"There are no images in {names}{files}{output}.")
     archives = [source.archive for source in sources if source.archive is not None]
-    root = None if roots.root is None or roots.root in archives else to_place(roots.root)
-    return Listing(list(collection.items.values()), left_out, root, archives)
+    root = None if roots.root is None or roots.root in archives else parse_location(roots.root)
+    return InputListing(list(collection.items.values()), left_out, root, archives)
 
 
-def _to_texts(inputs: Any) -> list[str | Item]:
-    if not is_one_picture(inputs) and not isinstance(inputs, Iterable):
+def _to_texts(inputs: Any) -> list[str | InputImage]:
+    if not is_one_image(inputs) and not isinstance(inputs, Iterable):
         raise InputError(f"The inputs are {shorten(inputs)}, expected paths of files, folders, lists or archives.")
-    values = [inputs] if is_one_picture(inputs) else list(inputs)
+    values = [inputs] if is_one_image(inputs) else list(inputs)
     if not values:
         raise InputError("There is nothing to explain: give files, folders, globs, lists or archives.")
     arguments = [_to_text(value, index) for index, value in enumerate(values)]
@@ -197,19 +197,19 @@ def _to_texts(inputs: Any) -> list[str | Item]:
     return arguments
 
 
-def _to_text(value: Any, index: int) -> str | Item:
+def _to_text(value: Any, index: int) -> str | InputImage:
     if isinstance(value, (str, os.PathLike)) and os.fspath(value) and "\0" not in os.fsdecode(value):
         return to_path(os.fsdecode(value))
     # universal-pathlib's paths have this method, but are not os.PathLike.
     if hasattr(value, "read_bytes") and is_url(str(value)):
         return str(value)
-    if isinstance(value, (str, os.PathLike)) or not is_one_picture(value):
+    if isinstance(value, (str, os.PathLike)) or not is_one_image(value):
         raise InputError(f"An input is {shorten(value)}, expected the path of a file, a folder, a list or an archive.")
-    return Item(f"inputs[{index}]", GivenContent(value))
+    return InputImage(f"inputs[{index}]", InMemoryImage(value))
 
 
-def _expand(argument: str | Item, excluded: str | Store | None) -> Iterator[Source]:
-    if isinstance(argument, Item):
+def _expand(argument: str | InputImage, excluded: str | Store | None) -> Iterator[Source]:
+    if isinstance(argument, InputImage):
         yield Source(item=argument)
         return
     for text in expand_shards(argument):
@@ -217,7 +217,7 @@ def _expand(argument: str | Item, excluded: str | Store | None) -> Iterator[Sour
             yield Source(entries=read_standard_input(), list_name=STANDARD_INPUT)
         elif is_url(text):
             yield from find_stored(text, excluded if isinstance(excluded, Store) else None)
-        elif not is_pattern(text) or os.path.lexists(text):  # The name of a file may contain brackets.
+        elif not is_glob(text) or os.path.lexists(text):  # The name of a file may contain brackets.
             yield _find_source(text)
         else:
             yield from _find_matches(text, excluded if isinstance(excluded, str) else None)
@@ -240,7 +240,7 @@ def _find_source(text: str) -> Source:
         return Source(entries=read_list(text), list_name=text)
     if lowered.endswith(ARCHIVE_SUFFIXES):
         return Source(archive=path)
-    return Source(entries=[Entry(path)])
+    return Source(entries=[ListEntry(path)])
 
 
 def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
@@ -253,13 +253,13 @@ def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
     if not matches:
         raise InputError(f"{pattern}: does not exist, and matches nothing as a glob")
     suffix = os.path.splitext(pattern)[1]
-    requires_suffix = bool(suffix) and not is_pattern(suffix)
+    requires_suffix = bool(suffix) and not is_glob(suffix)
     images, containers, left_out = [], [], 0
     for match in matches:
         if os.path.isdir(match) or (requires_suffix and match.lower().endswith(LIST_SUFFIXES + ARCHIVE_SUFFIXES)):
             containers.append(match)
-        elif requires_suffix or is_picture(match):
-            images.append(Entry(to_absolute(match)))
+        elif requires_suffix or has_image_suffix(match):
+            images.append(ListEntry(to_absolute(match)))
         else:
             left_out += 1
     yield Source(entries=images, left_out=left_out)

@@ -25,7 +25,7 @@ Row = tuple[int, str, str]  # (line, path, class), as they are written
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListEntry:
     """An image given by name: its absolute path or URL, the class requested for it, and its line in the list."""
 
     path: str
@@ -33,7 +33,7 @@ class Entry:
     line: int = 0
 
 
-def read_list(path: str) -> list[Entry]:
+def read_list(path: str) -> list[ListEntry]:
     """Read a list: a ``.csv`` or ``.tsv`` table, or text with a path and optionally a TAB and a class per line.
 
     A relative path is looked up in the list's folder, then in the current folder. Raises `InputError`, with the line.
@@ -50,7 +50,7 @@ def read_list(path: str) -> list[Entry]:
     return list(_to_entries(_read_rows(text, path), os.path.dirname(path), path))
 
 
-def read_stored_list(store: Store) -> list[Entry]:
+def read_stored_list(store: Store) -> list[ListEntry]:
     """Read a list in a store like `read_list`; relative paths are looked up beside the list only.
 
     Also raises the errors of `Store`.
@@ -59,7 +59,7 @@ def read_stored_list(store: Store) -> list[Entry]:
     return list(_to_entries(_read_rows(text, store.url), store.parent.url, store.url))
 
 
-def read_standard_input() -> list[Entry]:
+def read_standard_input() -> list[ListEntry]:
     """Read a list from standard input: a table if the first line is a header with an image column, otherwise text.
 
     Raises `InputError` like `read_list`.
@@ -136,7 +136,7 @@ def _normalise(cell: str) -> str:
     return cell.strip().strip('"').lower()
 
 
-def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[Entry]:
+def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEntry]:
     for line, path, text in rows:
         class_name = text.strip()
         if not path.strip():
@@ -147,7 +147,7 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[Entry]:
             continue
         if "\0" in path:
             raise InputError(f"{source}, line {line}: has a zero byte in its path; check that the file is a list")
-        yield Entry(_look_up(path, base), sys.intern(class_name) or None, line)
+        yield ListEntry(_look_up(path, base), sys.intern(class_name) or None, line)
 
 
 def _look_up(text: str, base: str) -> str:

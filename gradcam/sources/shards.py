@@ -29,7 +29,7 @@ class FailureLimit:
         return f"{self.most:g}%" if self.is_share else f"{self.most:g}"
 
 
-def parse_limit(text: str) -> FailureLimit:
+def parse_failure_limit(text: str) -> FailureLimit:
     """Parse a limit such as "10" images or "2.5%" of the images. Raises `GradcamError` for other texts."""
     match = re.fullmatch(r"(\d{1,12})|(\d{1,3}(?:\.\d+)?)\s*%", text.strip(), re.ASCII)
     if match is None or (match[2] is not None and float(match[2]) > 100):

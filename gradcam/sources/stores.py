@@ -11,11 +11,11 @@ from itertools import count, takewhile
 from gradcam.errors import InputError
 from gradcam.images.files import is_url
 from gradcam.sources.archives import ARCHIVE_SUFFIXES
-from gradcam.sources.contents import Item
-from gradcam.sources.folders import is_hidden, is_pattern, is_picture
-from gradcam.sources.lists import LIST_SUFFIXES, Entry, read_stored_list
-from gradcam.storage.fetch import blaming_store
-from gradcam.storage.store import EXTRAS, Store
+from gradcam.sources.contents import InputImage
+from gradcam.sources.folders import has_image_suffix, is_glob, is_hidden
+from gradcam.sources.lists import LIST_SUFFIXES, ListEntry, read_stored_list
+from gradcam.storage.fetch import translate_input_store_errors
+from gradcam.storage.store import EXTRAS_BY_PROTOCOL, Store
 
 CONTAINER_SUFFIXES = LIST_SUFFIXES + ARCHIVE_SUFFIXES
 DISK = ""  # stands for the bucket of a path on a disk
@@ -31,11 +31,11 @@ class Source:
 
     folder: str | None = None
     archive: str | None = None
-    entries: Sequence[Entry] = ()
+    entries: Sequence[ListEntry] = ()
     list_name: str = ""
     left_out: int = 0
     names: Sequence[str] | None = None
-    item: Item | None = None
+    item: InputImage | None = None
 
     def bases(self) -> set[str]:
         container = self.folder or self.archive
@@ -118,16 +118,16 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     `exclude` is a folder that is left out. Raises `InputError` if there is nothing to read, and `StoreError`.
     """
     bucket = find_bucket(url)
-    if is_pattern(bucket):
+    if is_glob(bucket):
         raise InputError(f"{url}: a glob cannot match buckets: write the name of one bucket")
-    if bucket.endswith("://") and bucket.partition(":")[0] in EXTRAS:
+    if bucket.endswith("://") and bucket.partition(":")[0] in EXTRAS_BY_PROTOCOL:
         raise InputError(f"{url}: names no bucket, expected a URL like {bucket}BUCKET/FOLDER/")
-    with blaming_store(url):
+    with translate_input_store_errors(url):
         store = Store(url)
-        if not is_pattern(url) or store.is_file():  # An object's name may contain brackets.
+        if not is_glob(url) or store.is_file():  # An object's name may contain brackets.
             # Try an object first if the suffix suggests one, and a folder otherwise: mostly one request is enough.
             has_object_suffix = not url.endswith("/") and (
-                is_picture(store.url) or store.url.lower().endswith(CONTAINER_SUFFIXES)
+                has_image_suffix(store.url) or store.url.lower().endswith(CONTAINER_SUFFIXES)
             )
             if has_object_suffix and store.is_file():
                 yield _find_object(store)
@@ -147,7 +147,7 @@ def _find_object(store: Store) -> Source:
         return Source(entries=read_stored_list(store), list_name=store.url)
     if lowered.endswith(ARCHIVE_SUFFIXES):
         return Source(archive=store.url)
-    return Source(entries=[Entry(store.url)])
+    return Source(entries=[ListEntry(store.url)])
 
 
 def _drop_excluded(store: Store, names: Iterable[str], exclude: Store | None) -> list[str] | None:
@@ -166,7 +166,7 @@ def _drop_excluded(store: Store, names: Iterable[str], exclude: Store | None) ->
 def _to_folder(store: Store, names: Iterable[str]) -> Source:
     """Return a folder with its visible images; as on a disk, a folder's images come before those of its subfolders."""
     visible = [name for name in names if not is_hidden(name)]
-    images = sorted(filter(is_picture, visible), key=lambda name: (name[: name.rfind("/") + 1].split("/"), name))
+    images = sorted(filter(has_image_suffix, visible), key=lambda name: (name[: name.rfind("/") + 1].split("/"), name))
     return Source(folder=store.url, names=images, left_out=len(visible) - len(images))
 
 
@@ -180,7 +180,7 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
     if folders_only:
         parts.pop()
     suffix = os.path.splitext(parts[-1])[1]
-    requires_suffix = bool(suffix) and not is_pattern(suffix)
+    requires_suffix = bool(suffix) and not is_glob(suffix)
     images, containers, left_out = [], set(), 0
     folders: dict[str, list[str]] = {}
     excluded = exclude if exclude is None or exclude.url.startswith(f"{base.url}/") else None
@@ -193,13 +193,13 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
             continue
         if requires_suffix and name.lower().endswith(CONTAINER_SUFFIXES):
             containers.add(name)
-        elif requires_suffix or is_picture(name):
+        elif requires_suffix or has_image_suffix(name):
             images.append(name)
         else:
             left_out += 1
     if not (images or containers or folders or left_out):
         raise InputError(f"{pattern}: does not exist, and matches nothing as a glob")
-    entries = [Entry(base.below(name).url) for name in sorted(images, key=lambda name: name.split("/"))]
+    entries = [ListEntry(base.below(name).url) for name in sorted(images, key=lambda name: name.split("/"))]
     yield Source(entries=entries, left_out=left_out)
     for name in sorted({*containers, *folders}, key=lambda name: name.split("/")):
         if name in containers:
@@ -211,7 +211,7 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
 def _split_pattern(pattern: str) -> tuple[Store, list[str]]:
     bucket = find_bucket(pattern)
     parts = pattern[len(bucket) :].lstrip("/").split("/")
-    fixed_count = next(index for index, part in enumerate(parts) if is_pattern(part))
+    fixed_count = next(index for index, part in enumerate(parts) if is_glob(part))
     return Store("/".join([bucket, *parts[:fixed_count]])), parts[fixed_count:]
 
 

@@ -14,15 +14,15 @@ from gradcam.errors import GradcamError, OutputError
 from gradcam.storage import run_file
 from gradcam.storage.disk import remove_empty
 from gradcam.storage.manifest import pair_lines
-from gradcam.storage.output import ResultWriter, RunReader, blaming, to_reader
+from gradcam.storage.output import OutputReader, OutputWriter, to_reader, translate_output_errors
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifests
+from gradcam.storage.run_file import ShardFiles, find_shards, list_manifests
 from gradcam.storage.store import Store
 
-Mode = Literal["new", "resume", "overwrite"]  # how to treat an earlier run
+ExistingRunMode = Literal["new", "resume", "overwrite"]  # how to treat an earlier run
 
 PAGE, REPORT = "index.html", "report"  # the page of a report, and the folder of its other files
-STATIC = (
+STATIC_FILES = (
     "style.css",
     "theme.js",
     "common.js",
@@ -33,31 +33,33 @@ STATIC = (
 )  # These are the same in every report.
 # Matches the files that a report consists of, by their names inside the folder REPORT.
 REPORT_FILES = re.compile(
-    rf"{'|'.join(map(re.escape, STATIC))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
+    rf"{'|'.join(map(re.escape, STATIC_FILES))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
 )
 GENERATOR = b'<meta name="generator" content="gradcam">'  # Each page has this in its head.
 HEAD_BYTES = 2**16
 
 
-def check_earlier(reader: RunReader, shard: ShardFiles, current_run: Mapping[str, Any], mode: Mode) -> list[str]:
+def check_earlier_run(
+    reader: OutputReader, shard: ShardFiles, current_run: Mapping[str, Any], mode: ExistingRunMode
+) -> list[str]:
     """Return notes for the user about the run to resume.
 
     Raises `OutputError` like `check_parts`, and if the earlier run had other settings.
     """
     names = reader.list_names()
-    shards = find_shard_files(names)
+    shards = find_shards(names)
     if mode == "overwrite" and not shard.of:
         return []  # An overwriting run without shards removes all earlier shards, so nothing has to agree with them.
-    check_parts(reader, names, shard, mode)
+    check_other_shards(reader, names, shard, mode)
     # All existing shards have the same settings, so one comparison is enough.
     for other_shard in [other_shard for other_shard in shards if other_shard != shard][:1]:
         _check_same_settings(reader, names, other_shard, current_run)
     return _check_same_settings(reader, names, shard, current_run) if shard in shards and mode == "resume" else []
 
 
-def check_parts(reader: RunReader, names: Collection[str], shard: ShardFiles, mode: Mode) -> None:
+def check_other_shards(reader: OutputReader, names: Collection[str], shard: ShardFiles, mode: ExistingRunMode) -> None:
     """Raise `OutputError` if the folder holds runs that this run may not touch, whatever their settings."""
-    shards = find_shard_files(names)
+    shards = find_shards(names)
     other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
     if other_shards and not (mode == "overwrite" and not shard.of):
         raise OutputError(
@@ -72,7 +74,7 @@ def check_parts(reader: RunReader, names: Collection[str], shard: ShardFiles, mo
 
 
 def _check_same_settings(
-    reader: RunReader, names: Collection[str], shard: ShardFiles, current_run: Mapping[str, Any]
+    reader: OutputReader, names: Collection[str], shard: ShardFiles, current_run: Mapping[str, Any]
 ) -> list[str]:
     """Raise `OutputError` unless the shard was written with the same settings; return notes for the user."""
     if shard.run not in names:
@@ -88,29 +90,29 @@ def _check_same_settings(
             f"{reader.show()}: the earlier run{origin} had other settings: {'; '.join(differences)}. Give the same "
             "settings, start again with --overwrite, or choose another --output"
         )
-    return run_file.list_notes(earlier_run, current_run)
+    return run_file.list_resume_notes(earlier_run, current_run)
 
 
-def _read_run(reader: RunReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
+def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
     """Return the shard's run.json. If an earlier version wrote it, add the layers and methods of the first record."""
     fields = run_file.decode_run(reader.read(shard.run), reader.show(shard.run))
     if not fields["resolved"] and "task" in fields["settings"]:  # Only classifiers name both in their settings.
         pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, shard))
         results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
         fields["resolved"] = (
-            run_file.list_places((result.layer, result.method) for result in results) if results else {}
+            run_file.list_layers_and_methods((result.layer, result.method) for result in results) if results else {}
         )
     return fields
 
 
-def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: Mode) -> list[str]:
+def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> list[str]:
     """Return the layers of the run to resume, or of another shard of it; an empty list without an earlier run."""
     reader = to_reader(folder)
-    with blaming(folder):
+    with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
         shards = [
             earlier
-            for earlier in find_shard_files(names)
+            for earlier in find_shards(names)
             if earlier.of == shard.of and (earlier != shard or mode == "resume")
         ]
         fields = next((_read_run(reader, names, earlier) for earlier in shards if earlier.run in names), {})
@@ -118,13 +120,13 @@ def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: Mode) -> 
     return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
 
 
-def _count_records(reader: RunReader, names: Collection[str], shards: Iterable[ShardFiles]) -> str:
+def _count_records(reader: OutputReader, names: Collection[str], shards: Iterable[ShardFiles]) -> str:
     lines = sum(1 for shard in shards for name in list_manifests(names, shard) for _ in reader.read_lines(name))
     return "1 record" if lines == 1 else f"{lines} records"
 
 
 def remove_runs(
-    writer: ResultWriter, shards: Iterable[ShardFiles], inputs: Iterable[Path | str], *, report: bool
+    writer: OutputWriter, shards: Iterable[ShardFiles], inputs: Iterable[Path | str], *, report: bool
 ) -> None:
     """Remove the files that the manifests of these shards list, and with `report` the report as well.
 
@@ -161,7 +163,7 @@ def remove_runs(
             remove_empty(Path(folder))
 
 
-def _list_recorded(reader: RunReader, names: Collection[str], shard: ShardFiles) -> Iterator[str]:
+def _list_recorded(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> Iterator[str]:
     """Yield the names of the files that the shard's records list, skipping lines that are not records."""
     for name in list_manifests(names, shard):
         with contextlib.suppress(OutputError):  # An overlong line cannot be a record either.
@@ -174,7 +176,7 @@ def _list_path_forms(location: Path | str) -> set[str]:
     return {location} if isinstance(location, str) else {os.path.abspath(location), os.path.realpath(location)}
 
 
-def check_page(reader: RunReader) -> None:
+def check_page(reader: OutputReader) -> None:
     """Raise `OutputError` if a report would replace an `index.html` that gradcam did not write.
 
     Also raises `OSError` and `StoreError`.
@@ -186,7 +188,7 @@ def check_page(reader: RunReader) -> None:
         )
 
 
-def _has_report(reader: RunReader) -> bool | None:
+def _has_report(reader: OutputReader) -> bool | None:
     try:
         head = reader.read_head(PAGE, HEAD_BYTES)
     except IsADirectoryError:

@@ -14,7 +14,7 @@ from types import FrameType
 from filelock import FileLock
 
 from gradcam.errors import OutputError
-from gradcam.images.files import open_at_once, open_file
+from gradcam.images.files import open_file, open_nonblocking
 
 BLOCK_BYTES = 2**16
 MAX_LINE_BYTES = 2**24
@@ -28,7 +28,7 @@ INTERRUPT_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SI
 
 
 @contextlib.contextmanager
-def blaming_disk(folder: Path) -> Iterator[None]:
+def translate_disk_errors(folder: Path) -> Iterator[None]:
     """Turn each `OSError` into an `OutputError` that says what to do."""
     try:
         yield
@@ -38,10 +38,10 @@ def blaming_disk(folder: Path) -> Iterator[None]:
             advice = "free some space, then continue with --resume"
         elif error.errno in UNWRITABLE_ERRNOS:
             advice = "choose another --output"
-        raise OutputError(f"{show(folder)}: {describe_os_error(error)}; {advice}") from error
+        raise OutputError(f"{format_folder(folder)}: {describe_os_error(error)}; {advice}") from error
 
 
-def show(folder: Path) -> str:
+def format_folder(folder: Path) -> str:
     """Return the folder's name for a message, with a separator at the end."""
     return os.path.join(folder, "")
 
@@ -53,7 +53,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Delay interrupting signals until the block ends, so that a record is written completely or not at all."""
     pending: list[int] = []
 
@@ -75,7 +75,7 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def check_file(path: Path) -> None:
+def check_regular_file(path: Path) -> None:
     """Raise `OutputError` if the path exists but is not a regular file: reading a FIFO or a device might never end."""
     if os.path.lexists(path) and not path.is_file():
         raise OutputError(f"{path}: is not a file, but a run needs a file there; move it, or choose another --output")
@@ -97,9 +97,9 @@ class LineFile:
     """A file that grows by whole lines. An incomplete last line, of an earlier writer or a full disk, is cut off."""
 
     def __init__(self, path: Path) -> None:
-        check_file(path)
+        check_regular_file(path)
         self._path = path
-        self._file = open(path, "ab", buffering=0, opener=open_at_once)  # noqa: SIM115  (`close` is for the owner)
+        self._file = open(path, "ab", buffering=0, opener=open_nonblocking)  # noqa: SIM115  (`close` is for the owner)
         self._end = find_line_end(path)
         self._file.truncate(self._end)
 
@@ -150,7 +150,7 @@ def find_line_end(path: Path) -> int:
     return 0
 
 
-def is_there(path: Path) -> bool:
+def is_nonempty_file(path: Path) -> bool:
     """Return whether the path is a file that is not empty."""
     try:
         return path.stat().st_size > 0 and path.is_file()
@@ -158,7 +158,7 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def find_inside(folder: Path, name: str) -> Path | None:
+def join_inside(folder: Path, name: str) -> Path | None:
     """Return the path of the named file in the folder, or None if the name leads out of the folder."""
     path = Path(name)
     is_relative = not path.is_absolute() and ".." not in path.parts and path.parts and "\0" not in name
@@ -184,7 +184,7 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def take_lock(path: Path, *, seconds: float) -> Callable[[], None]:
+def acquire_lock(path: Path, *, seconds: float) -> Callable[[], None]:
     """Wait until the file can be locked, and return a function that releases the lock.
 
     Waits for `seconds`, or without limit if they are -1. Raises `filelock.Timeout` and `OSError`.

@@ -23,14 +23,14 @@ RECHECK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class StoreContent:
+class StoreImage:
     """An image that is an object of its own."""
 
     url: str
     path = None
 
     def read(self) -> bytes:
-        with wording_store_errors():
+        with translate_image_store_errors():
             data = Store(self.url).read()
         if not data:
             raise ImageError("is empty")
@@ -59,7 +59,7 @@ class StoreArchive:
 
     @contextlib.contextmanager
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
-        with wording_store_errors("is in an archive that "):
+        with translate_image_store_errors("is in an archive that "):
             with self._lock:
                 if time.monotonic() - self._checked_at >= RECHECK_SECONDS:
                     if Store(self.name).stamp() != self._stamp:
@@ -121,7 +121,7 @@ class RangeFile(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def wording_store_errors(prefix: str = "") -> Iterator[None]:
+def translate_image_store_errors(prefix: str = "") -> Iterator[None]:
     """Turn a store's error about an object into an `ImageError` without its name; `prefix` comes before the reason."""
     try:
         yield
@@ -138,7 +138,7 @@ def wording_store_errors(prefix: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def blaming_store(url: str) -> Iterator[None]:
+def translate_input_store_errors(url: str) -> Iterator[None]:
     """Turn a store's error about an input into an `InputError` of one line that names the input."""
     try:
         yield

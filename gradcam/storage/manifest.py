@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.errors import GradcamError, OutputError
-from gradcam.images.files import is_called_after, open_file, write_whole
+from gradcam.images.files import may_have_stem, open_file, write_atomically
 from gradcam.storage.disk import BLOCK_BYTES, LineFile, open_lines
-from gradcam.storage.output import RunReader, StoreReader, to_reader
+from gradcam.storage.output import OutputReader, StoreReader, to_reader
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import ShardFiles, find_last, find_shard_files, list_manifests, name_piece
-from gradcam.storage.store import Store, to_place
+from gradcam.storage.run_file import ShardFiles, find_last_piece_number, find_shards, list_manifests, name_piece
+from gradcam.storage.store import Store, parse_location
 
 SYNC_INTERVAL_SECONDS = 1.0  # The manifest is synced to the disk at most this often.
 LINES_PER_PIECE = 1000  # length of a piece that `sort_pieces` writes
@@ -34,7 +34,7 @@ def encode_event(event: str, details: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, default=str).encode() + b"\n"
 
 
-class Logbook:
+class LogWriter:
     """A log file of events. Several threads may append to it."""
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
     >>> [record.predictions[0].label for record in gradcam.read_manifest("explained/")]
     ['espresso', 'missile']
     """
-    location = path if isinstance(path, Store) else to_place(os.fspath(path))
+    location = path if isinstance(path, Store) else parse_location(os.fspath(path))
     try:
         if isinstance(location, Path) and not location.is_dir():
             return [record for _, record in pair_lines(open_lines(location), location)]
@@ -95,7 +95,7 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
             return [record for _, record in pair_lines(lines, location.url)]
         reader = to_reader(location)
         names = reader.list_names()
-        manifests = [list_manifests(names, shard) for shard in find_shard_files(names)]
+        manifests = [list_manifests(names, shard) for shard in find_shards(names)]
         if not any(manifests):
             raise OutputError(
                 f"{reader.show().rstrip('/')}: contains no manifest.jsonl, expected the output folder of `gradcam "
@@ -125,7 +125,7 @@ def pair_lines(lines: Iterable[bytes], source: object) -> Iterator[tuple[bytes, 
             raise OutputError(f"{source}, line {number}: {error}; repair the line, or remove it") from error
 
 
-def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:
+def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:
     """Remove unfinished, repeated and incomplete lines from a manifest, and return the names of the finished images.
 
     The file is rewritten only if it has such lines. Raises `OSError` and `OutputError`.
@@ -142,23 +142,23 @@ def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -
                 ranges.append((size, size + len(line)))
         size += len(line)
     if sum(end - start for start, end in ranges) < path.stat().st_size:
-        write_whole(path, _read_ranges(path, ranges), beside=temporary)
+        write_atomically(path, _read_ranges(path, ranges), beside=temporary)
     return finished
 
 
-def is_of(record: Record, model: str, stems: Mapping[str, str]) -> bool:
+def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool:
     """Return whether the model explained the image into files that still have the right names.
 
     `stems` maps each image to the beginning of its results' names.
     """
     stem = stems.get(record.image)
     has_current_names = (
-        stem is None or record.tar is not None or all(is_called_after(name, stem) for name in record.files)
+        stem is None or record.tar is not None or all(may_have_stem(name, stem) for name in record.files)
     )
     return record.error is None and record.model == model and bool(record.explained) and has_current_names
 
 
-def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
+def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """Sort the lines of a manifest by the order of the image names.
 
     Lines of other images come last. They are removed if one of their files now belongs to an image in the order.
@@ -181,7 +181,7 @@ def sort_lines(path: Path, order: Sequence[str], temporary: Path) -> None:
     }
     ordered = sorted(position for position in positions if position not in overwritten)
     if positions != ordered:
-        write_whole(path, _read_ranges(path, [(start, end) for _, start, end in ordered]), beside=temporary)
+        write_atomically(path, _read_ranges(path, [(start, end) for _, start, end in ordered]), beside=temporary)
 
 
 def _list_separate_files(record: Record) -> Iterable[str]:
@@ -262,8 +262,8 @@ class PieceWriter:
                 self._sent_count = 0
 
 
-def find_done(
-    reader: RunReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
+def find_finished_images(
+    reader: OutputReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
     """Return the names of finished images, and for each other recorded image whether it failed.
 
@@ -274,7 +274,7 @@ def find_done(
     unfinished: dict[str, bool] = {}
     for piece in pieces:
         for _, record in pair_lines(reader.read_lines(piece), reader.show(piece)):
-            if is_of(record, model, stems) and all(sizes.get(name, 0) > 0 for name in record.files):
+            if is_finished_by(record, model, stems) and all(sizes.get(name, 0) > 0 for name in record.files):
                 finished.add(record.image)
                 unfinished.pop(record.image, None)
             else:
@@ -308,7 +308,7 @@ def sort_pieces(store: Store, shard: ShardFiles, order: Sequence[str], unwanted:
     while unchanged < len(pieces) and ordered[position : position + len(stored[unchanged])] == stored[unchanged]:
         position += len(stored[unchanged])
         unchanged += 1
-    number, read_cached = find_last(names, shard.records), lru_cache(MAX_CACHED_PIECES)(store.read)
+    number, read_cached = find_last_piece_number(names, shard.records), lru_cache(MAX_CACHED_PIECES)(store.read)
     for start in range(position, len(ordered), LINES_PER_PIECE):
         number += 1
         chunks = (

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gradcam.errors import ImageError, OutputError
-from gradcam.images.files import UNFINISHED, NotAFileError, open_file, read_text_file, replacing, write_whole
+from gradcam.images.files import (
+    TEMPORARY_NAME,
+    NotAFileError,
+    open_file,
+    open_replacement,
+    read_text_file,
+    write_atomically,
+)
 from gradcam.storage import disk
 from gradcam.storage.fetch import StoreArchive
 from gradcam.storage.retry import describe_refusal
@@ -36,7 +43,7 @@ class DiskReader:
 
     def show(self, name: str = "") -> str:
         """Return the path of the folder, or of a file in it, for a message."""
-        return str(self.folder / name) if name else disk.show(self.folder)
+        return str(self.folder / name) if name else disk.format_folder(self.folder)
 
     def list_names(self) -> list[str]:
         """Return the names directly in the folder, and those in the folders of a manifest's and a log's pieces."""
@@ -59,12 +66,12 @@ class DiskReader:
 
     def select(self, names: Iterable[str]) -> list[str]:
         """Return the names that do not lead out of the folder; in a store, the names of existing objects."""
-        paths = ((name, disk.find_inside(self.folder, name)) for name in names)
+        paths = ((name, disk.join_inside(self.folder, name)) for name in names)
         return [name for name, path in paths if path is not None and disk.is_inside(self.folder, path)]
 
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
-        disk.check_file(self.folder / name)
+        disk.check_regular_file(self.folder / name)
         return read_text_file(self.folder / name)
 
     def read_head(self, name: str, size: int) -> bytes | None:
@@ -77,7 +84,7 @@ class DiskReader:
 
     def read_lines(self, name: str) -> Iterator[bytes]:
         """Yield the lines of a file, with their line ends."""
-        disk.check_file(self.folder / name)
+        disk.check_regular_file(self.folder / name)
         yield from disk.open_lines(self.folder / name)
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -128,21 +135,21 @@ class StoreReader:
         yield StoreArchive(self.locate(name)).read_on()
 
 
-RunReader = DiskReader | StoreReader
+OutputReader = DiskReader | StoreReader
 
 
-def to_reader(folder: Path | Store) -> RunReader:
+def to_reader(folder: Path | Store) -> OutputReader:
     """Return the reader of an output folder."""
     return StoreReader(folder) if isinstance(folder, Store) else DiskReader(folder)
 
 
-def blaming(folder: Path | Store) -> contextlib.AbstractContextManager[None]:
+def translate_output_errors(folder: Path | Store) -> contextlib.AbstractContextManager[None]:
     """Turn the errors of a disk or a store into an `OutputError` with advice; a `StoreError` passes unchanged."""
-    return blaming_store(folder) if isinstance(folder, Store) else disk.blaming_disk(folder)
+    return translate_output_store_errors(folder) if isinstance(folder, Store) else disk.translate_disk_errors(folder)
 
 
 @contextlib.contextmanager
-def blaming_store(store: Store) -> Iterator[None]:
+def translate_output_store_errors(store: Store) -> Iterator[None]:
     """Turn the errors of a store into an `OutputError` with advice; a `StoreError` passes unchanged."""
     try:
         yield
@@ -163,7 +170,7 @@ def blaming_store(store: Store) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskWriter:
     """Write access to an output folder on a disk.
 
     It can be sent to other processes, and several threads may write at once. `temporary` is a folder on the same disk
@@ -184,7 +191,7 @@ class Disk:
         because of its name, and `OutputError` for other failures.
         """
         written: list[str] = []
-        with disk.blaming_disk(self.folder):
+        with disk.translate_disk_errors(self.folder):
             try:
                 for name, data in files.items():
                     self.put(name, data)
@@ -201,10 +208,10 @@ class Disk:
 
     def put(self, name: str, data: bytes) -> None:
         """Write one file completely or not at all. Raises `OSError`."""
-        write_whole(self._make_parent(name), data, beside=self.temporary)
+        write_atomically(self._make_parent(name), data, beside=self.temporary)
 
     def put_view(self, name: str, data: bytes) -> None:
-        with replacing(self._make_parent(name), beside=self.temporary) as file:
+        with open_replacement(self._make_parent(name), beside=self.temporary) as file:
             file.write(data)
 
     def _make_parent(self, name: str) -> Path:
@@ -219,7 +226,7 @@ class Disk:
 
     def begin(self) -> Path:
         """Return a new path on this machine, for a file to be written step by step."""
-        return (self.temporary or self.folder) / UNFINISHED.format(secrets.token_hex(8))
+        return (self.temporary or self.folder) / TEMPORARY_NAME.format(secrets.token_hex(8))
 
     def keep(self, file: Path, name: str) -> None:
         """Move a finished file of this machine into the output folder. Raises `OSError`.
@@ -232,7 +239,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class StoreWriter:
     """Write access to an output folder in a store, like `Disk`. All methods also raise `StoreError`.
 
     Unfinished files lie in this machine's temporary folder.
@@ -247,7 +254,7 @@ class Bucket:
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
         """Write all `files` or none, then the `views`. An object never exists in part."""
         written: list[str] = []
-        with blaming_store(self.store):
+        with translate_output_store_errors(self.store):
             try:
                 for name, data in files.items():
                     written.append(name)  # An object may exist although its request failed.
@@ -268,7 +275,7 @@ class Bucket:
         self.store.remove(names)
 
     def begin(self) -> Path:
-        return Path(tempfile.gettempdir(), UNFINISHED.format(secrets.token_hex(8)))
+        return Path(tempfile.gettempdir(), TEMPORARY_NAME.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
         """Upload a finished file of this machine and delete it here. The object never exists in part."""
@@ -276,9 +283,9 @@ class Bucket:
         file.unlink()
 
 
-ResultWriter = Disk | Bucket
+OutputWriter = DiskWriter | StoreWriter
 
 
-def to_writer(folder: Path | Store, temporary: Path | None = None) -> ResultWriter:
+def to_writer(folder: Path | Store, temporary: Path | None = None) -> OutputWriter:
     """Return the writer of an output folder."""
-    return Bucket(folder) if isinstance(folder, Store) else Disk(folder, temporary)
+    return StoreWriter(folder) if isinstance(folder, Store) else DiskWriter(folder, temporary)

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from gradcam.errors import GradcamError, shorten, show_fields
+from gradcam.errors import GradcamError, format_fields, shorten
 from gradcam.models.labels import name_class
 
 SCHEMA = 1
@@ -136,7 +136,7 @@ class Record:
     page: str | None = None
     edits: Sequence[str] | None = None
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def status(self) -> str:
@@ -206,7 +206,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Report:
+class ImageOutcome:
     """The record of an image, with facts that the record does not contain.
 
     `seconds` is the duration, `files` are the recorded files that still have to be written, `grids` the sizes of the

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gradcam.errors import StoreError
 
-LOG = logging.getLogger("gradcam")
+WAIT_LOG = logging.getLogger("gradcam")
 NOTICE_SECONDS = 5.0  # Requests that take longer are reported.
 POLL_SECONDS = 0.5  # interval between two looks at the open requests
 RETRY_SECONDS = 60.0  # A store that fails for this long counts as down.
@@ -66,7 +66,7 @@ _thread_state = threading.local()
 
 
 @contextlib.contextmanager
-def hurrying() -> Iterator[None]:
+def limit_retries() -> Iterator[None]:
     """Limit retries in this thread to `SHORT_RETRY_SECONDS`."""
     _thread_state.patience = SHORT_RETRY_SECONDS
     try:
@@ -137,7 +137,7 @@ class StoreWatch:
                 problem = f"no complete answer from the store for {NOTICE_SECONDS:.0f} s"
                 if request.reason is not None:
                     problem = f"the store does not answer correctly ({request.reason})"
-                LOG.warning("%s: %s; still waiting", request.url, problem)
+                WAIT_LOG.warning("%s: %s; still waiting", request.url, problem)
 
 
 WATCH = StoreWatch()

@@ -69,7 +69,7 @@ class ShardFiles:
         return f"shard {self.index}/{self.of}" if self.of else "a run without shards"
 
 
-def find_shard_files(names: Iterable[str]) -> list[ShardFiles]:
+def find_shards(names: Iterable[str]) -> list[ShardFiles]:
     """Return the shards of an output folder that have a manifest, a piece of one, or a run.json among these names."""
     matches = [match for name in names if (match := RUN_FILE.fullmatch(name)) and match[1] != "log"]
     return sorted({ShardFiles(int(match[3] or match[6] or 0), int(match[2] or match[5] or 0)) for match in matches})
@@ -90,7 +90,7 @@ def name_piece(folder: str, number: int) -> str:
     return f"{folder}/{number:05}.jsonl"
 
 
-def find_last(names: Iterable[str], folder: str) -> int:
+def find_last_piece_number(names: Iterable[str], folder: str) -> int:
     """Return the highest number of a piece in a folder, or 0 if there is none."""
     return max((number for number, _ in _number_pieces(names, folder)), default=0)
 
@@ -101,7 +101,7 @@ def _number_pieces(names: Iterable[str], folder: str) -> list[tuple[int, str]]:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSettings:
     """The settings of a run. It contains no times, so that the same run gives the same file.
 
     `settings` has everything that changes the results or their names, as JSON values. `images` is the number of images
@@ -126,7 +126,7 @@ class Run:
         return record
 
 
-def describe_files(objects: Mapping[str, object]) -> dict[str, Any]:
+def fingerprint_user_files(objects: Mapping[str, object]) -> dict[str, Any]:
     """Return `{"files": {NAME: {"file", "sha256"}}}` for objects defined in the user's own files, or an empty dict."""
     files = {name: fingerprint(item) for name, item in objects.items()}
     user_files = {name: file for name, file in files.items() if file is not None}
@@ -154,7 +154,7 @@ def decode_run(data: bytes, source: str) -> dict[str, Any]:
             "continue with the version that wrote it, or start again with --overwrite"
         )
     fields.setdefault("resolved", {})  # Earlier versions did not write this field.
-    fault = find_fault(fields, FIELD_TYPES)
+    fault = describe_invalid_field(fields, FIELD_TYPES)
     if fault is not None:
         raise OutputError(f"{source}: was changed, {fault}: {RECOVERY_ADVICE}")
     return fields
@@ -184,7 +184,7 @@ FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def find_fault(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
+def describe_invalid_field(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """Describe the first of these fields that is missing or has a wrong type, for a message; None if all are valid."""
     for name in names:
         if name not in fields:
@@ -194,14 +194,14 @@ def find_fault(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return None
 
 
-def keep_beginning(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+def merge_resumed_run(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """Return run.json of a resumed run, with the versions of the earlier run and everything that either run
     resolved."""
     resolved = {**earlier["resolved"], **fields["resolved"]}
     return {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}, "resolved": resolved}
 
 
-def list_places(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def list_layers_and_methods(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the layers and the methods of (layer, method) pairs; some methods explain no layer."""
     layers, methods = map(dict.fromkeys, zip(*pairs))
     return {"layers": [layer for layer in layers if layer not in NON_LAYER_NAMES], "methods": list(methods)}
@@ -231,7 +231,7 @@ def _truncate(value: str | None) -> str:
     )
 
 
-def list_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return notes for a user who resumes the earlier run: differences that do not forbid it."""
     before = {"gradcam": str(earlier.get("gradcam"))} | {
         name: str(version) for name, version in _to_dict(earlier.get("versions")).items()

@@ -19,7 +19,15 @@ from gradcam.storage.retry import call_with_retries, describe_refusal
 
 REQUEST_TIMEOUT_SECONDS = 20.0  # A request fails if no byte arrives for this time.
 MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so that many of them can run at once.
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+EXTRAS_BY_PROTOCOL = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+}
 # The keys under which fsspec's file systems report the state of an object, the most reliable first.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
 
@@ -207,7 +215,11 @@ class Store:
         try:
             fs, path = url_to_fs(self.url, **options)
         except ImportError as error:
-            remedy = to_pip_command(EXTRAS[protocol]) if protocol in EXTRAS else "see the documentation of fsspec"
+            remedy = (
+                to_pip_command(EXTRAS_BY_PROTOCOL[protocol])
+                if protocol in EXTRAS_BY_PROTOCOL
+                else "see the documentation of fsspec"
+            )
             raise StoreError(
                 f"{self.url}: {protocol}:// needs an additional package: {remedy} ({describe_refusal(error)})"
             ) from error
@@ -219,9 +231,9 @@ class Store:
         return fs, str(path).rstrip("/")
 
 
-def to_place(text: str) -> Path | Store:
+def parse_location(text: str) -> Path | Store:
     """Return the store for a URL, or the path for any other text, including `file://`."""
     return Store(text) if is_url(text) else Path(to_path(text))
 
 
-__all__ = ["Store", "is_url", "to_path", "to_place"]
+__all__ = ["Store", "is_url", "parse_location", "to_path"]

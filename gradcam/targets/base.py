@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import TargetError, join_names, nearest, shorten
+from gradcam.errors import TargetError, find_similar_names, join_names, shorten
 from gradcam.families.base import LocalGradient
 from gradcam.hooks.nested import Batch, Window
 
-LOCAL = "hirescam"  # for one object or place: pooled gradients would show all objects of its class
+LOCAL_METHOD = "hirescam"  # for one object or place: pooled gradients would show all objects of its class
 Box4 = tuple[float, float, float, float]
 Differentiate = Callable[[Sequence[Tensor]], "list[list[LocalGradient]] | None"]
 
@@ -97,11 +97,11 @@ class Instance:
             self,
             box=None if box is None else (*move(*box[:2]), *move(*box[2:])),
             point=None if point is None else move(*point),
-            mask=None if mask is None else take_window(mask, (y0, x0, size[0] / down, size[1] / across), size),
+            mask=None if mask is None else crop_mask(mask, (y0, x0, size[0] / down, size[1] / across), size),
         )
 
 
-def take_window(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
     """Return a mask (H,W) of `size` that covers a window of a mask, by nearest-neighbour sampling; zero outside it."""
     steps = (torch.arange(count, dtype=torch.float32, device=mask.device) + 0.5 for count in size)
     positions = [(step * (window[2 + i] / size[i]) + window[i]).floor().long() for i, step in enumerate(steps)]
@@ -111,7 +111,7 @@ def take_window(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Scored:
+class TargetScores:
     """Scores (N,K) with their graph, and descriptions of the scored objects.
 
     `classes` (N,K) and `logits` (N,C) are None for a function's scores. `target` computes the scores of the same
@@ -130,16 +130,16 @@ class Scored:
     settled: Tensor | None = None
 
 
-class Reader(ABC):
+class ScoreExtractor(ABC):
     """The score extractor of a bound target: it computes scores from the output of the module that is run."""
 
     @abstractmethod
-    def score(self, output: Any, images: int) -> Scored:
+    def score(self, output: Any, images: int) -> TargetScores:
         """Return the scores of the images. Raise `TargetError` if the explained object is not in the output."""
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundTarget:
     """A target bound to a model.
 
     `model` is the module to run, with `batch`. `target` is the argument of `compute_scores`. `layer` and `method` are
@@ -158,7 +158,7 @@ class Bound:
     own_output: Callable[[Any], Any] | None = None
     list_found: Callable[[Any], Sequence[Sequence[Instance]]] | None = None
     has_places: bool = False
-    mirror: Callable[[Scored], tuple[Any, Any]] | None = None
+    mirror: Callable[[TargetScores], tuple[Any, Any]] | None = None
     layers: Sequence[str] = ()
     reshape: Callable[[Tensor], Tensor] | None = None
 
@@ -167,7 +167,7 @@ class Target(ABC):
     """A target whose score depends on the kind of model: a box, a mask, a sentence."""
 
     @abstractmethod
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         """Bind the target to a model and a batch.
 
         Parameters
@@ -189,9 +189,9 @@ class Target(ABC):
         """
 
 
-def bind(target: Any, model: nn.Module, batch: Batch) -> Bound:
+def bind_target(target: Any, model: nn.Module, batch: Batch) -> BoundTarget:
     """Bind a target of any kind to a model. Classes and functions need no information about the model."""
-    return target.bind(model, batch) if isinstance(target, Target) else Bound(model, batch, target)
+    return target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
 
 
 def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
@@ -204,17 +204,17 @@ def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
 
 def to_label(class_: int | str | None, labels: Sequence[str] | None) -> int | None:
     """Return a class index for an index or a name. Raise `TargetError` for an unknown class."""
-    if class_ is None or is_number(class_):
+    if class_ is None or is_valid_index(class_):
         return class_  # type: ignore[return-value]  # It is an int or None.
     if labels is None:
         raise TargetError(f"The model has no class names: pass the index of {shorten(class_)} instead.")
     indices = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
     if not isinstance(class_, str) or class_.casefold() not in indices:
-        suggestions = nearest(str(class_), labels) or labels[:5]
+        suggestions = find_similar_names(str(class_), labels) or labels[:5]
         raise TargetError(f"There is no class {shorten(class_)}. Nearest: {join_names(suggestions)}.")
     return indices[class_.casefold()]
 
 
-def is_number(value: Any) -> bool:
+def is_valid_index(value: Any) -> bool:
     """Return whether a value is an integer of at least 0, as used to number things."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
-from gradcam.families.base import Candidates, Detections, Detector, ModelRun
+from gradcam.families.base import Candidates, Detections, DetectorAdapter, ModelRun
 from gradcam.hooks.nested import Batch
 from gradcam.options import EDGES
 from gradcam.targets.base import (
-    LOCAL,
-    Bound,
+    LOCAL_METHOD,
+    BoundTarget,
     Box4,
     Instance,
-    Reader,
-    Scored,
+    ScoreExtractor,
     Target,
+    TargetScores,
     find_overlaps,
-    is_number,
+    is_valid_index,
     to_label,
 )
 
@@ -82,7 +82,7 @@ class Box(Target):
     def __post_init__(self) -> None:
         if self.edge is not None and self.edge not in EDGES:
             raise TargetError(f"There is no edge {shorten(self.edge)}: choose one of {', '.join(EDGES)}.")
-        if self.numbers is not None and not all(is_number(number) for number in self.numbers):
+        if self.numbers is not None and not all(is_valid_index(number) for number in self.numbers):
             raise TargetError(
                 f"The box is {shorten(self.number)}, expected its number from 0, several numbers, or 'all'."
             )
@@ -94,7 +94,7 @@ class Box(Target):
             return None
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
 
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_detector(model)
         if self.threshold is not None and hasattr(family, "threshold"):
             family.threshold = self.threshold
@@ -158,7 +158,7 @@ class MissedBox(Target):
         has_several = isinstance(self.box[0], (list, tuple))
         return [tuple(map(float, box)) for box in (self.box if has_several else [self.box])]  # type: ignore[misc]  # of four
 
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_detector(model)
         label = to_label(self.class_, family.labels)
         for y, x, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
@@ -207,9 +207,9 @@ def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
             raise TargetError(f"The box {(x0, y0, x1, y1)} is outside the image, {width} x {height} pixels.")
 
 
-def find_detector(model: nn.Module) -> Detector:
+def find_detector(model: nn.Module) -> DetectorAdapter:
     """Return the detector family of a model. Raise `TargetError` if the model is not a supported detector."""
-    family = find_family(model, Detector)
+    family = find_family(model, DetectorAdapter)
     if family is None:
         raise TargetError(
             f"{type(model).__name__} is not a supported detector. Pass target=, a function from the model's output to one "
@@ -218,26 +218,26 @@ def find_detector(model: nn.Module) -> Detector:
     return family
 
 
-def name_class(family: Detector, label: int | None) -> str:
+def name_class(family: DetectorAdapter, label: int | None) -> str:
     """Return a class's name for messages and instances."""
     if label is None:
         return "anything"
     return family.labels[label] if family.labels and label < len(family.labels) else f"class {label}"
 
 
-def _bind(family: Detector, model: nn.Module, batch: Batch, extractor: Reader) -> Bound:
+def _bind(family: DetectorAdapter, model: nn.Module, batch: Batch, extractor: ScoreExtractor) -> BoundTarget:
     def list_found(run: ModelRun) -> list[list[Instance]]:
         return [
             [describe(family, detections, k) for k in range(len(detections.scores))]
             for detections in family.read(run, batch)
         ]
 
-    return Bound(
+    return BoundTarget(
         family.wrap(model),
         batch,
         extractor,
         family.layer,
-        LOCAL,  # at each level of the pyramid: ODAM
+        LOCAL_METHOD,  # at each level of the pyramid: ODAM
         own_output=lambda run: run.output,
         list_found=list_found,
         has_places=True,
@@ -246,7 +246,7 @@ def _bind(family: Detector, model: nn.Module, batch: Batch, extractor: Reader) -
     )
 
 
-def describe(family: Detector, detections: Detections, k: int, edge: str | None = None) -> Instance:
+def describe(family: DetectorAdapter, detections: Detections, k: int, edge: str | None = None) -> Instance:
     """Describe the k-th detection of an image."""
     label, score = int(detections.labels[k]), float(detections.scores[k].detach())
     mask = None if detections.masks is None else detections.masks[k].detach() > 0.5
@@ -255,15 +255,15 @@ def describe(family: Detector, detections: Detections, k: int, edge: str | None 
 
 
 @dataclass(frozen=True)
-class BoxScoreExtractor(Reader):
+class BoxScoreExtractor(ScoreExtractor):
     """The score extractor for detected boxes: their scores, or the positions of one edge."""
 
-    family: Detector
+    family: DetectorAdapter
     batch: Batch
     target: Box
     label: int | None = None
 
-    def score(self, output: ModelRun, images: int) -> Scored:
+    def score(self, output: ModelRun, images: int) -> TargetScores:
         detections = self.family.read(output, self.batch)
         box_numbers = [self._select_boxes(i, image, output) for i, image in enumerate(detections)]
         if not any(box_numbers):
@@ -322,7 +322,7 @@ class BoxScoreExtractor(Reader):
 
 
 @dataclass(frozen=True)
-class PlaceScoreExtractor(Reader):
+class PlaceScoreExtractor(ScoreExtractor):
     """The score extractor for places: each pair of a box and a class, or None for any class.
 
     The score is the largest product of class score and overlap among the candidates, or the position of an edge of that
@@ -330,14 +330,14 @@ class PlaceScoreExtractor(Reader):
     have no candidate.
     """
 
-    family: Detector
+    family: DetectorAdapter
     batch: Batch
     places: Sequence[Sequence[tuple[Any, int | None]]]
     instances: Sequence[Sequence[Instance]]
     edge: int | None = None
     allows_no_candidate: bool = False
 
-    def score(self, output: ModelRun, images: int) -> Scored:
+    def score(self, output: ModelRun, images: int) -> TargetScores:
         labels = {label for places in self.places for _, label in places}
         candidates = {label: self.family.list_candidates(output, self.batch, label) for label in labels}
         values, instances = [], []
@@ -366,7 +366,9 @@ class PlaceScoreExtractor(Reader):
         return (values[best] if self.edge is None else candidates.boxes[best, self.edge]), score
 
 
-def pad_scores(values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: Reader) -> Scored:
+def pad_scores(
+    values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: ScoreExtractor
+) -> TargetScores:
     """Stack the scores (N,K) of images with different numbers of objects, padded with score 0 and class -1."""
     max_count = max(map(len, values))
     first = next(value for row in values for value in row)
@@ -379,4 +381,4 @@ def pad_scores(values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[
     scores = torch.stack(rows)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     classes = torch.tensor(indices, dtype=torch.int64, device=scores.device)
-    return Scored(scores, classes, None, target, instances)
+    return TargetScores(scores, classes, None, target, instances)

@@ -13,23 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.errors import TargetError, shorten, show_fields, warn
-from gradcam.hooks.nested import first_floating, has_rows, take_rows
+from gradcam.errors import TargetError, format_fields, shorten, warn
+from gradcam.hooks.nested import find_floating_tensor, has_rows, take_rows
 from gradcam.hooks.pytorch import find_last_operation
 from gradcam.options import ACTIVATIONS, SCORES, keep_old_names
-from gradcam.targets.base import Reader, Scored, Target
+from gradcam.targets.base import ScoreExtractor, Target, TargetScores
 from gradcam.targets.heads import NO_CLASSES
 
 VALID_TARGETS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes per image, or a function of the "
     "output"
 )
-PROBABILITIES = (
+PROBABILITIES_WARNING = (
     "The model's output is {}, which the heatmap explains instead of logits. The gradient of such an output vanishes for "
     "confident predictions. Explain the model without its last activation, or confirm with "
     'targets.ClassTarget(..., activation="none") (--activation none).'
 )
-BINARY = (
+BINARY_LOGIT_WARNING = (
     "Assumed that the single output is a binary logit: class 1 is positive, class 0 negative. If the output is a "
     "regression value, pass {}."
 )
@@ -42,13 +42,13 @@ OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
 MAX_SUM_ERROR = 1e-2  # the rounding error of the sum of a thousand half-precision probabilities
 MAX_RIVALS = 5
 MAX_FINER_RIVALS = 3
-FINER_SHARE = 0.6
+FINER_RIVAL_WEIGHT = 0.6
 
 
 def check_classes(classes: Any, images: int, count: int) -> Tensor:
     """Convert classes in any form to int64 (N,K). Raise `TargetError` if they are invalid."""
     if type(classes) is int:
-        check_range([classes], count)
+        check_class_range([classes], count)
         return torch.full((images, 1), classes, dtype=torch.int64, device="cpu")
     values = _to_integers(classes)
     if values.ndim == 0:
@@ -59,11 +59,11 @@ def check_classes(classes: Any, images: int, count: int) -> Tensor:
         is_row = images == 1 and values.ndim == 2
         hint = f" For several classes of one image, write [{list(classes)}]." if is_row else ""
         raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {VALID_TARGETS}.{hint}")
-    check_range(values.flatten().tolist(), count)
+    check_class_range(values.flatten().tolist(), count)
     return torch.from_numpy(values.astype(np.int64))
 
 
-def check_range(classes: Sequence[int], count: int) -> None:
+def check_class_range(classes: Sequence[int], count: int) -> None:
     """Raise `TargetError` for a class that a model with `count` classes does not have."""
     if min(classes) < 0 or max(classes) >= count:
         class_ = min(classes) if min(classes) < 0 else max(classes)
@@ -117,7 +117,7 @@ def to_two_classes(logits: Tensor, activation: str) -> Tensor:
     return torch.cat([1 - logits if activation == "applied" else -logits, logits], 1)
 
 
-def difference(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
+def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
     """Return the classes' logits minus a share of the mean logit of each class's rivals (N,K,R), if it has any."""
     class_logits = logit(logits, classes)
     if rivals.shape[2] == 0:
@@ -131,7 +131,7 @@ def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
     return rival_logits.topk(min(MAX_RIVALS, logits.shape[1] - 1), dim=2).indices
 
 
-def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
+def find_nearest_rivals(logits: Tensor, classes: Tensor) -> Tensor:
     """Return the three classes whose logits are nearest to each class's logit, (N,K,R); fewer if there are fewer."""
     distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
     distances = distances.scatter(2, classes[..., None], float("inf"))
@@ -194,7 +194,7 @@ class ClassTarget:
     output: str | int | None = None
     _rivals: Tensor | None = field(default=None, repr=False, compare=False)  # (N,K,R) in a resolved target
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     def __post_init__(self) -> None:
         for name, choices in (("score", SCORES), ("activation", ACTIVATIONS)):
@@ -242,7 +242,7 @@ class ClassTarget:
         indices = to_rivals(self.against)
         if not len(indices):
             return replace(self, classes=classes, _rivals=find_strongest(logits.detach(), classes))
-        check_range(indices.tolist(), count)
+        check_class_range(indices.tolist(), count)
         self_contrasted = sorted(set(indices.tolist()) & set(classes.flatten().tolist()))
         if self_contrasted:
             raise TargetError(
@@ -273,7 +273,7 @@ class ClassTarget:
     def compute(self, logits: Tensor) -> Tensor:
         """Compute the scores (N,K) from logits (N,C). The target has to be resolved."""
         if self.score == "contrast":
-            return difference(logits, self.classes, cast("Tensor", self._rivals))
+            return compute_contrast(logits, self.classes, cast("Tensor", self._rivals))
         is_logit = self.score == "logit"
         return logit(logits, self.classes) if is_logit else probability(logits, self.classes, self.activation)
 
@@ -296,17 +296,17 @@ class RepeatedTarget:
     images: int
     blocks: int
 
-    def score(self, output: Any) -> Scored:
+    def score(self, output: Any) -> TargetScores:
         """Return the scores of all rows. The first block decides classes and rivals that are chosen by rank."""
         total = self.images * self.blocks
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
-            return Scored(torch.cat([part.values for part in parts]), None, None, self, parts[0].instances)
-        class_target, logits = take_logits(to_class_target(self.target), output, total)
+            return TargetScores(torch.cat([part.values for part in parts]), None, None, self, parts[0].instances)
+        class_target, logits = resolve_logits(to_class_target(self.target), output, total)
         first = compute_scores(replace(class_target, output=None), logits[: self.images], self.images).target
         target = first.repeat(self.blocks)
         repeated = replace(self, target=replace(first, output=class_target.output))
-        return Scored(target.compute(logits), target.classes, logits, repeated)
+        return TargetScores(target.compute(logits), target.classes, logits, repeated)
 
     def find_logits(self, output: Any, rows: int) -> Tensor:
         return to_class_target(self.target).find_logits(output, rows)
@@ -322,14 +322,14 @@ class RepeatedTarget:
         return take_rows(output, rows, total)
 
 
-def compute_scores(target: Any, output: Any, images: int) -> Scored:
+def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
     """Compute the scores of a target in any of its forms.
 
     Raises `TargetError` if the target does not fit the output or the number of images.
     """
     if isinstance(target, RepeatedTarget):
         return target.score(output)
-    if isinstance(target, Reader):
+    if isinstance(target, ScoreExtractor):
         return target.score(output, images)
     if is_function(target):
         scores = target(output)
@@ -344,21 +344,21 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
                 "one score, or K scores, per image."
             )
         scores = scores.reshape(images, -1)
-        return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
-    target, logits = take_logits(to_class_target(target), output, images)
+        return TargetScores(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
+    target, logits = resolve_logits(to_class_target(target), output, images)
     _warn_of_output(target, output, logits, images, find_last_operation(logits))
     target = target.resolve(logits, images)
-    return Scored(target.compute(logits), target.classes, logits, target)
+    return TargetScores(target.compute(logits), target.classes, logits, target)
 
 
 def is_function(target: Any) -> bool:
     """Return whether a target computes scores itself. A type is callable, but it is not a function of the output."""
-    return isinstance(target, (Target, Reader)) or (callable(target) and not isinstance(target, type))
+    return isinstance(target, (Target, ScoreExtractor)) or (callable(target) and not isinstance(target, type))
 
 
 def is_custom_function(target: Any) -> bool:
     """Return whether a target is a user's function of the output."""
-    return is_function(target) and not isinstance(target, (Target, Reader))
+    return is_function(target) and not isinstance(target, (Target, ScoreExtractor))
 
 
 def to_class_target(target: Any) -> ClassTarget:
@@ -366,7 +366,7 @@ def to_class_target(target: Any) -> ClassTarget:
     return target if isinstance(target, ClassTarget) else ClassTarget(target)
 
 
-def take_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTarget, Tensor]:
+def resolve_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTarget, Tensor]:
     """Return the logits (N,C), and the target with its activation resolved.
 
     A single output of unknown meaning counts as a binary logit.
@@ -376,7 +376,7 @@ def take_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTar
     if target.activation != "auto" or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
         return target, logits
     if target.classes is not None:
-        warn(BINARY.format('targets.ClassTarget(activation="none")'))
+        warn(BINARY_LOGIT_WARNING.format('targets.ClassTarget(activation="none")'))
     classes = 1 if target.classes is None and target.top == 1 else target.classes
     return replace(target, activation="sigmoid", classes=classes), to_two_classes(logits, "sigmoid")
 
@@ -405,7 +405,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         logits = None if has_objects else _choose_head(heads, images)
     else:
         logits = getattr(output, "logits", output)
-        logits = logits if isinstance(logits, Tensor) else first_floating(logits)
+        logits = logits if isinstance(logits, Tensor) else find_floating_tensor(logits)
     if isinstance(logits, Tensor) and logits.shape == (images,):
         logits = logits[:, None]
     is_usable = isinstance(logits, Tensor) and _is_dense_float(logits) and logits.ndim == 2
@@ -430,7 +430,7 @@ def _advise(values: Any) -> str:
     return "for a detector use targets.Box(number) (--task detection); for anything else " if is_boxes else ""
 
 
-def name_output(output: Any, logits: Tensor) -> str | None:
+def find_output_name(output: Any, logits: Tensor) -> str | None:
     """Return the key or index of the tensor that the logits come from; None if the output is a single tensor."""
     for name, value in _list_heads(output).items():
         is_candidate = isinstance(value, Tensor) and value.is_floating_point() and value.numel() == logits.numel()
@@ -480,7 +480,7 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
         return
     kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:
-        warn(PROBABILITIES.format(kind))
+        warn(PROBABILITIES_WARNING.format(kind))
 
 
 def _list_heads(output: Any) -> dict[str | int, Any]:
@@ -501,7 +501,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         return _choose_head(_list_heads(first), images)
     names = _find_class_scores(heads, images)
     if not names:
-        return first_floating(list(heads.values()))
+        return find_floating_tensor(list(heads.values()))
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
     if logits.numel() == images:  # A single number next to other tensors may also be a value estimate.

@@ -26,9 +26,9 @@ NO_CLASSES = (
 PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "dropout", "flatten", "pooling"))
 
 
-def refuse_features(model: nn.Module) -> None:
+def require_class_head(model: nn.Module) -> None:
     """Raise `TargetError` if a class is requested from a model without a head; warn if the head may be missing."""
-    end = find_end(model)
+    end = find_output_module(model)
     if is_headless(end):
         raise TargetError(
             f"{type(end).__name__} has no classification head, or its num_classes is 0, so its output is an embedding: "
@@ -41,7 +41,7 @@ def refuse_features(model: nn.Module) -> None:
         )
 
 
-def find_end(model: nn.Module) -> nn.Module:
+def find_output_module(model: nn.Module) -> nn.Module:
     """Return the module that computes the output: the last one of a sequence, or the only one in a wrapper."""
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]

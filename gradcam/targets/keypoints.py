@@ -11,11 +11,21 @@ from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
-from gradcam.families.base import ModelRun, PoseFinder, Poses
+from gradcam.families.base import ModelRun, PoseAdapter, Poses
 from gradcam.families.pose import GenericPoseFinder
 from gradcam.hooks.nested import Batch
 from gradcam.options import AXES
-from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, find_overlaps, is_number
+from gradcam.targets.base import (
+    LOCAL_METHOD,
+    BoundTarget,
+    Box4,
+    Instance,
+    ScoreExtractor,
+    Target,
+    TargetScores,
+    find_overlaps,
+    is_valid_index,
+)
 
 
 @dataclass(frozen=True)
@@ -73,11 +83,11 @@ class Keypoint(Target):
     def __post_init__(self) -> None:
         if self.axis is not None and self.axis not in AXES:
             raise TargetError(f"There is no axis {shorten(self.axis)}: choose x, y, or None for the heatmap's maximum.")
-        if self.numbers is not None and not (self.numbers and all(map(is_number, self.numbers))):
+        if self.numbers is not None and not (self.numbers and all(map(is_valid_index, self.numbers))):
             raise TargetError(
                 f"The keypoint is {shorten(self.number)}, expected its number from 0, several numbers, or 'all'."
             )
-        if not is_number(self.box):
+        if not is_valid_index(self.box):
             raise TargetError(f"The box is {shorten(self.box)}, expected its number from 0, the highest-scoring box.")
         if self.temperature is not None and not self.temperature > 0:
             raise TargetError(f"The temperature is {shorten(self.temperature)}, expected a number above 0.")
@@ -89,41 +99,41 @@ class Keypoint(Target):
             return None
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
 
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        family = find_family(model, PoseFinder) or GenericPoseFinder(model)
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
+        family = find_family(model, PoseAdapter) or GenericPoseFinder(model)
         extractor = KeypointScoreExtractor(family, batch, self)
-        return Bound(
+        return BoundTarget(
             family.wrap(model),
             batch,
             extractor,
             family.layer,
-            LOCAL,
+            LOCAL_METHOD,
             own_output=lambda run: run.output,
             has_places=True,
         )
 
 
 @dataclass(frozen=True)
-class KeypointScoreExtractor(Reader):
+class KeypointScoreExtractor(ScoreExtractor):
     """The score extractor for keypoints.
 
     `boxes` are None for the first output. For later outputs, they are the boxes selected there, and each image's box
     with the largest product of overlap and score is used, or an empty heatmap if no box overlaps.
     """
 
-    family: PoseFinder
+    family: PoseAdapter
     batch: Batch
     target: Keypoint
     boxes: Sequence[Box4] | None = None
 
-    def score(self, output: ModelRun, images: int) -> Scored:
+    def score(self, output: ModelRun, images: int) -> TargetScores:
         poses = self.family.find_poses(output, self.batch)
         numbers = self._find_numbers(poses[0].heatmaps.shape[1])
         selected = [self._select_pose(i, image_poses) for i, image_poses in enumerate(poses)]
         values = torch.stack([self._compute_scores(pose)[numbers] for pose in selected])
         instances = [self._describe(pose, numbers) for pose in selected]
         boxes = None if selected[0].scores is None else [to_box(pose) for pose in selected]
-        return Scored(values, None, None, replace(self, boxes=self.boxes or boxes), instances)
+        return TargetScores(values, None, None, replace(self, boxes=self.boxes or boxes), instances)
 
     def _find_numbers(self, count: int) -> list[int]:
         numbers = range(count) if self.target.numbers is None else self.target.numbers

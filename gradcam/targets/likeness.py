@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from gradcam.errors import TargetError, shorten
 from gradcam.families.base import Embedder
 from gradcam.families.embedding import TwoTowers, find_embedder
-from gradcam.hooks.nested import Batch, caller_keeps, to_batch
+from gradcam.hooks.nested import Batch, detach_input, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
-from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
+from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
 # The default methods, by the image tower's pooling. A mean is a sum with one term per token; attention is not.
 MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
@@ -83,7 +83,7 @@ class Like(Target):
             )
         return None if reference.ndim < 3 else reference if reference.ndim == 4 else reference[None]
 
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family, references = find_embedder(model), self.images
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
         if references is not None and references.ndim != batch.pictures.ndim:
@@ -104,7 +104,7 @@ class Like(Target):
             family, batch, *to_directions(vectors), [Instance("like", name) for name in names]
         )
 
-        def mirror(scored: Scored) -> tuple[Any, Any]:
+        def mirror(scored: TargetScores) -> tuple[Any, Any]:
             embedded = getattr(scored.target, "embedded", None)  # None for a target that covers augmented views.
             return references, Like(embed(family, model, batch) if embedded is None else embedded, "picture")
 
@@ -116,7 +116,7 @@ def embed(family: Embedder, model: nn.Module, batch: Batch) -> Tensor:
     """Return the embeddings (N,D) of images, without a graph."""
     batch = narrow(family, batch)
     with preserve_state(model), torch.no_grad():
-        return family.read(batch.copy(caller_keeps).run(family.wrap(model)), batch).detach()
+        return family.read(batch.copy(detach_input).run(family.wrap(model)), batch).detach()
 
 
 def narrow(family: Embedder, batch: Batch) -> Batch:
@@ -124,12 +124,14 @@ def narrow(family: Embedder, batch: Batch) -> Batch:
     return family.narrow(batch) if isinstance(family, TwoTowers) else batch
 
 
-def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor) -> Bound:
+def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor) -> BoundTarget:
     """Bind the cosine scores to the model, with the default layer and method of its image tower."""
     family = extractor.family
     method = ATTENTION_METHOD if family.is_transformer and not family.takes_mean else MEAN_POOLING_METHOD
     image_batch = narrow(family, batch)
-    return Bound(family.wrap(model), image_batch, extractor, family.layer, method, own_output=lambda run: run.output)
+    return BoundTarget(
+        family.wrap(model), image_batch, extractor, family.layer, method, own_output=lambda run: run.output
+    )
 
 
 def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -144,7 +146,7 @@ def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tenso
 
 
 def _to_units(vectors: Tensor) -> Tensor:
-    vectors = caller_keeps(vectors)
+    vectors = detach_input(vectors)
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     if not bool((lengths.isfinite() & (lengths > 0)).all()):
@@ -164,7 +166,7 @@ def _is_parallel(vectors: Tensor, directions: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class CosineScoreExtractor(Reader):
+class CosineScoreExtractor(ScoreExtractor):
     """The score extractor for cosines: products of the normalised embeddings (N,D) and `directions` (K,D).
 
     `units` (K,D) are the unit vectors whose cosines the instances report. `embedded` are the embeddings of the scored
@@ -178,7 +180,7 @@ class CosineScoreExtractor(Reader):
     instances: Sequence[Instance]
     embedded: Tensor | None = None
 
-    def score(self, output: Any, images: int) -> Scored:
+    def score(self, output: Any, images: int) -> TargetScores:
         vectors = self.family.read(output, self.batch)
         if len(vectors) != images or vectors.shape[1] != self.directions.shape[1]:
             raise TargetError(
@@ -192,4 +194,6 @@ class CosineScoreExtractor(Reader):
         instances = [
             [replace(instance, score=cosine) for instance, cosine in zip(self.instances, row)] for row in cosines
         ]
-        return Scored(values, None, None, replace(self, embedded=vectors.detach()), instances, settled=is_constant)
+        return TargetScores(
+            values, None, None, replace(self, embedded=vectors.detach()), instances, settled=is_constant
+        )

@@ -17,17 +17,26 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradcam.errors import ImageError, TargetError, shorten, show_fields
+from gradcam.errors import ImageError, TargetError, format_fields, shorten
 from gradcam.families import find_family
-from gradcam.families.base import ModelRun, Segmenter
+from gradcam.families.base import ModelRun, SegmenterAdapter
 from gradcam.families.segmentation import GenericSegmenter
 from gradcam.hooks.nested import Batch
 from gradcam.images.opencv import cv2
-from gradcam.images.read import read_image, read_numbers, to_numpy
+from gradcam.images.read import read_image, read_label_mask, to_numpy
 from gradcam.layers.frames import find_frame
 from gradcam.options import check_choice
-from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, to_label
-from gradcam.targets.classes import check_range, probabilities, to_two_classes
+from gradcam.targets.base import (
+    LOCAL_METHOD,
+    BoundTarget,
+    Box4,
+    Instance,
+    ScoreExtractor,
+    Target,
+    TargetScores,
+    to_label,
+)
+from gradcam.targets.classes import check_class_range, probabilities, to_two_classes
 
 REDUCTIONS = ("mean", "sum")
 FORMS = (
@@ -99,7 +108,7 @@ class Mask(Target):
     mask: Any = None
     reduction: str = field(default="mean", kw_only=True)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     def __post_init__(self) -> None:
         check_choice(self.reduction, "reduction", REDUCTIONS, TargetError)
@@ -141,24 +150,24 @@ class Mask(Target):
         classes = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
         return list(classes) if isinstance(classes, (list, tuple, range)) and len(classes) else [classes]
 
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         if len(batch.size) != 2:
             raise TargetError(
                 f"The images are {tuple(batch.pictures.shape)}, but a mask needs images (N,C,H,W). For a volume, pass "
                 "a function of the output, such as target=lambda output: output[:, 1].flatten(1).mean(1)."
             )
-        family = find_family(model, Segmenter) or GenericSegmenter(model)
-        visible = find_visible(batch)
+        family = find_family(model, SegmenterAdapter) or GenericSegmenter(model)
+        visible = find_image_areas(batch)
         if self.kind == "point":
             for visible_mask in visible:
                 check_point(self.mask, find_box(visible_mask))
         extractor = MaskScoreExtractor(family, batch, self, visible, _find_fixed_masks(self, batch, visible))
-        return Bound(
+        return BoundTarget(
             family.wrap(model),
             batch,
             extractor,
             family.layer,
-            LOCAL,
+            LOCAL_METHOD,
             own_output=lambda run: run.output,
             list_found=extractor.list_classes,
             has_places=True,
@@ -173,7 +182,7 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
-def find_visible(batch: Batch) -> list[Tensor]:
+def find_image_areas(batch: Batch) -> list[Tensor]:
     """Return each image's area in the model's input, bool (H,W): everything except padding."""
     frame = find_frame(batch, [])
     visible = []
@@ -240,7 +249,7 @@ def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
     Raises `ImageError` for a file that is not an image, and for one whose compression changes zeros.
     """
     try:
-        return read_numbers(path).astype(bool)
+        return read_label_mask(path).astype(bool)
     except ImageError:
         if os.fspath(path).lower().endswith(LOSSY_SUFFIXES):
             raise
@@ -252,19 +261,19 @@ def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class MaskScoreExtractor(Reader):
+class MaskScoreExtractor(ScoreExtractor):
     """The score extractor for masks.
 
     `visible` is each image's area in the model's input. `fixed_masks` are None if the prediction determines the masks.
     """
 
-    family: Segmenter
+    family: SegmenterAdapter
     batch: Batch
     target: Mask
     visible: Sequence[Tensor]
     fixed_masks: Sequence[Tensor] | None
 
-    def score(self, output: ModelRun, images: int) -> Scored:
+    def score(self, output: ModelRun, images: int) -> TargetScores:
         """Return the scores. Raise `TargetError` if the model predicts no such pixels."""
         batch = self.batch.take(images)
         logits = self.family.read(output, batch)
@@ -275,7 +284,7 @@ class MaskScoreExtractor(Reader):
         )
         masks = torch.stack([torch.stack([instance.mask for instance in row]) for row in instances])  # type: ignore[misc]  # set above
         pixels = PixelScoreExtractor(self.family, self.batch, classes, masks, self.target.reduction)
-        return Scored(pixels.reduce_logits(logits), classes, None, pixels, instances)
+        return TargetScores(pixels.reduce_logits(logits), classes, None, pixels, instances)
 
     def list_classes(self, output: ModelRun) -> list[list[Instance]]:
         """Return the classes predicted in each image, with their share of its pixels as the score."""
@@ -315,18 +324,18 @@ class MaskScoreExtractor(Reader):
 
 
 @dataclass(frozen=True, eq=False)
-class PixelScoreExtractor(Reader):
+class PixelScoreExtractor(ScoreExtractor):
     """The score extractor for fixed classes (N,K) and masks (N,K,H,W), in any output."""
 
-    family: Segmenter
+    family: SegmenterAdapter
     batch: Batch
     classes: Tensor
     masks: Tensor
     reduction: str
 
-    def score(self, output: ModelRun, images: int) -> Scored:
+    def score(self, output: ModelRun, images: int) -> TargetScores:
         values = self.reduce_logits(self.family.read(output, self.batch.take(images)))
-        return Scored(values, self.classes[:images], None, self)
+        return TargetScores(values, self.classes[:images], None, self)
 
     def reduce_logits(self, output: Tensor) -> Tensor:
         """Return the scores (N,K) from the logits that the family returned."""
@@ -363,7 +372,7 @@ class ImagePrediction:
     classes were made from one logit. `message_prefix` names the image in messages.
     """
 
-    family: Segmenter
+    family: SegmenterAdapter
     logits: Tensor
     visible: Tensor
     is_single: bool
@@ -393,7 +402,7 @@ class ImagePrediction:
     def to_index(self, class_: Any) -> int:
         """Return a class index for an index or a name. Raise `TargetError` for an unknown class."""
         index = to_label(class_, self.labels) if isinstance(class_, str) else int(class_)
-        check_range([index], len(self.logits))  # type: ignore[list-item]  # Only None has no index.
+        check_class_range([index], len(self.logits))  # type: ignore[list-item]  # Only None has no index.
         return index  # type: ignore[return-value]
 
     def choose(self, mask: Tensor | None, pixel: tuple[int, int] | None) -> int:

@@ -12,7 +12,7 @@ from gradcam.errors import TargetError, shorten
 from gradcam.families.base import Embedder
 from gradcam.families.embedding import TwoTowers, find_embedder
 from gradcam.hooks.nested import Batch
-from gradcam.targets.base import Bound, Instance, Target
+from gradcam.targets.base import BoundTarget, Instance, Target
 from gradcam.targets.likeness import CosineScoreExtractor, bind_cosines, to_directions
 
 
@@ -81,7 +81,7 @@ class Text(Target):
                 f"The tokenizer is {shorten(self.tokenizer)}, expected a function that takes a list of sentences."
             )
 
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_embedder(model)
         contrasts = () if isinstance(self.against, Tensor) else tuple(to_sentences(self.against) or ())
         has_contrasts = bool(contrasts) or isinstance(self.against, Tensor)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
-from gradcam.families.base import Captioner, ModelRun
+from gradcam.families.base import CaptionerAdapter, ModelRun
 from gradcam.hooks.nested import Batch
-from gradcam.targets.base import LOCAL, Bound, Instance, Reader, Scored, Target
+from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Token(Target):
             raise TargetError(f"There is no token at position {missing[0]}: {range_hint}.")
         return [int(position) for position in self.positions]
 
-    def bind(self, model: nn.Module, batch: Batch) -> Bound:
+    def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_captioner(model)
         tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
         module, text_batch = family.bind(model, batch, tokens)
@@ -120,7 +120,7 @@ class Token(Target):
         except TargetError:  # There is no tokenizer.
             names = [f"token {token}" for token in tokens]
         extractor = WordScoreExtractor(family, text_batch, tokens, self.choose(tokens), names)
-        return Bound(module, text_batch, extractor, family.layer, LOCAL, own_output=lambda run: run.output)
+        return BoundTarget(module, text_batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output)
 
 
 def to_tokens(ids: Any) -> list[int]:
@@ -136,9 +136,9 @@ def to_tokens(ids: Any) -> list[int]:
     return [int(token) for token in values]
 
 
-def find_captioner(model: nn.Module) -> Captioner:
+def find_captioner(model: nn.Module) -> CaptionerAdapter:
     """Return the captioner of a model. Raise `TargetError` if the model is not a supported one."""
-    family = find_family(model, Captioner)
+    family = find_family(model, CaptionerAdapter)
     if family is None:
         raise TargetError(
             f"{type(model).__name__} is not a supported captioning model. Pass target=, a function from the model's output "
@@ -148,16 +148,16 @@ def find_captioner(model: nn.Module) -> Captioner:
 
 
 @dataclass(frozen=True)
-class WordScoreExtractor(Reader):
+class WordScoreExtractor(ScoreExtractor):
     """The score extractor for words: the logit of each explained token of a caption."""
 
-    family: Captioner
+    family: CaptionerAdapter
     batch: Batch
     tokens: Sequence[int]
     positions: Sequence[int]
     names: Sequence[str]
 
-    def score(self, output: ModelRun, images: int) -> Scored:
+    def score(self, output: ModelRun, images: int) -> TargetScores:
         logits = self.family.read(output, self.batch, self.tokens)[:, list(self.positions)]  # (N,K,V)
         token_ids = torch.tensor(
             [self.tokens[position] for position in self.positions], dtype=torch.int64, device=logits.device
@@ -173,7 +173,7 @@ class WordScoreExtractor(Reader):
             ]
             for row in probabilities
         ]
-        return Scored(values, token_ids.expand(len(logits), -1), None, self, instances)
+        return TargetScores(values, token_ids.expand(len(logits), -1), None, self, instances)
 
 
 def _is_integer(value: Any) -> bool:

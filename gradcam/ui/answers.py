@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from gradcam.cam.methods.table import METHODS, find_method
-from gradcam.errors import GradcamError, printable
-from gradcam.images.edit import MOST_POINTS, to_edit
+from gradcam.errors import GradcamError, escape_controls
+from gradcam.images.edit import MAX_EDIT_POINTS, parse_edit
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.labels import name_class
 from gradcam.models.pages import find_stages, page
 from gradcam.models.preprocess import Prepared, edit_reading
-from gradcam.models.shown import to_set
+from gradcam.models.shown import to_map_set
 from gradcam.options import Progress
 from gradcam.targets import Text
 from gradcam.ui.models import LoadedModel, ModelCache, ModelRequest
@@ -59,10 +59,10 @@ class Question:
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise GradcamError("The page sent an invalid request: reload the page.") from None
-        if len(question.edits) > MOST_POINTS:
+        if len(question.edits) > MAX_EDIT_POINTS:
             raise GradcamError("Too many edits: undo some of them.")
         for edit in question.edits:
-            to_edit(edit)
+            parse_edit(edit)
         return question
 
 
@@ -96,7 +96,7 @@ class Explainer:
             "task": loaded.classifier.task,
             "layers": self._list_layers(question.model, loaded.classifier, prepared),
             "methods": list(METHODS),
-            "notes": [printable(note) for note in loaded.classifier.notes],
+            "notes": [escape_controls(note) for note in loaded.classifier.notes],
         }
         return data | {"other": self._compare(question, data["page"], progress)}
 
@@ -111,7 +111,7 @@ class Explainer:
         )  # fmt: skip
         data = replace(image_page, words=loaded.words, code=loaded.code).to_data()
         if isinstance(entry.source, Path):
-            data["image"]["path"] = printable(str(entry.source))
+            data["image"]["path"] = escape_controls(str(entry.source))
         return data
 
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
@@ -132,7 +132,7 @@ class Explainer:
         probabilities = explanation.probabilities()[0]
         if not probabilities.isfinite().all():
             raise GradcamError(NOT_FINITE)
-        maps = to_set(explanation.maps[0].numpy(), explanation).to_data(1)
+        maps = to_map_set(explanation.maps[0].numpy(), explanation).to_data(1)
         return {
             "quick": {"shares": [float(f"{probability:.4g}") for probability in probabilities.tolist()], "map": maps}
         }

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from gradcam.errors import GradcamError, printable
+from gradcam.errors import GradcamError, escape_controls
 from gradcam.images.read import Pixels, read_image
-from gradcam.images.write import encode_image, fit_view
+from gradcam.images.write import encode_image, shrink_to_fit
 
 THUMBNAIL_SIDE = 176  # pixels
 MAX_DROPPED_BYTES = 512 * 10**6  # beyond it, the oldest dropped images are deleted
@@ -51,7 +51,7 @@ class ImageStrip:
 
     def add(self, name: str, data: bytes) -> int:
         """Add a dropped image and return its number. Raise `ImageError` if the data is not an image."""
-        entry = StripImage(printable(PurePath(name.replace("\\", "/")).name)[:200] or "picture", data)
+        entry = StripImage(escape_controls(PurePath(name.replace("\\", "/")).name)[:200] or "picture", data)
         thumbnail = self._draw_thumbnail(entry)
         with self._lock:
             number, self._next = self._next, self._next + 1
@@ -89,7 +89,7 @@ class ImageStrip:
             return [{"id": number, "name": entry.name} for number, entry in self._entries.items()]
 
     def _draw_thumbnail(self, entry: StripImage) -> bytes:
-        return encode_image(fit_view(self._read(entry.open()), THUMBNAIL_SIDE), ".jpg", 80)
+        return encode_image(shrink_to_fit(self._read(entry.open()), THUMBNAIL_SIDE), ".jpg", 80)
 
 
 def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
@@ -107,13 +107,13 @@ def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
             images.append((place.name, place))
         else:
             raise GradcamError(f"{place}: no such image or folder.")
-    return [(printable(name), path) for name, path in images]
+    return [(escape_controls(name), path) for name, path in images]
 
 
 def _list_batch(place: Path) -> list[tuple[str, Path]]:
-    from gradcam.report.files import Files, read_run
+    from gradcam.report.files import ReportFolder, read_run
 
-    run = read_run(Files(place))
+    run = read_run(ReportFolder(place))
     root = run.root if isinstance(run.root, Path) else None
     paths = [(record.image, Path(record.image) if root is None else root / record.image) for record in run.records]
     existing = [(name, path) for name, path in paths if path.is_file()]

@@ -22,8 +22,8 @@ from gradcam.errors import GradcamError, describe_unexpected
 from gradcam.ui.answers import Explainer, Question
 from gradcam.ui.guard import ALIVE_PATH, MAX_UPLOAD_BYTES, Guard, UploadTooLarge
 from gradcam.ui.jobs import JobQueue, JobStopped
-from gradcam.web.page import COLORMAPS, STYLES, to_table
-from gradcam.web.render import render_whole
+from gradcam.web.page import COLORMAPS, STYLES, encode_colormap
+from gradcam.web.render import render_standalone
 
 SCRIPTS = {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js", "ask.js", "cover.js", "ui.js")}
 
@@ -69,9 +69,9 @@ class Server:
         page_data = {
             "token": self.token, "largest": self.settings.largest, "model": self.settings.model, "version": __version__,
         }  # fmt: skip
-        tables = {name: to_table(name) for name in COLORMAPS}
+        tables = {name: encode_colormap(name) for name in COLORMAPS}
         return HTMLResponse(
-            render_whole(
+            render_standalone(
                 "ui.html.j2",
                 styles=(*STYLES, "ui.css"),
                 scripts=SCRIPTS,

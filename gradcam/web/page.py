@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from gradcam._version import __version__
-from gradcam.errors import GradcamError, OutputError, printable, show_fields
+from gradcam.errors import GradcamError, OutputError, escape_controls, format_fields
 from gradcam.images.read import Pixels, Region
-from gradcam.images.write import encode_image, fit_view
+from gradcam.images.write import encode_image, shrink_to_fit
 from gradcam.options import keep_old_names
 from gradcam.renames import PAGE, OldKeys, find_old_names
-from gradcam.web.render import render_whole, to_source, write_page
+from gradcam.web.render import render_standalone, to_data_url, write_page
 
 SCHEMA = 2
 MAX_IMAGE_SIDE = 1600  # of the image in the page, in pixels
@@ -110,7 +110,7 @@ class MapSet:
     channels: Floats | None = None
     targets: Sequence[int] | None = None
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     def to_data(self, total: int) -> dict[str, Any]:
         """Convert the maps to JSON values, quantised. Weighted sums become plain values if these take fewer bytes.
@@ -132,9 +132,12 @@ class MapSet:
             if len(weights) * channels[0].size <= 2 * weights.size + channels.size:
                 maps = np.tensordot(weights, channels, 1)
         if maps is not None:
-            data |= {"grid": list(maps.shape[1:]), "maps": encode(maps.reshape(len(maps), -1))}
+            data |= {"grid": list(maps.shape[1:]), "maps": quantise_rows(maps.reshape(len(maps), -1))}
         elif weights is not None and channels is not None:
-            data |= {"weights": encode(weights, "int16"), "channels": encode(channels.reshape(len(channels), -1))}
+            data |= {
+                "weights": quantise_rows(weights, "int16"),
+                "channels": quantise_rows(channels.reshape(len(channels), -1)),
+            }
         is_all = self.targets is None or list(self.targets) == list(range(total))
         return data | {"targets": None if is_all else [int(position) for position in self.targets or ()]}
 
@@ -204,7 +207,7 @@ class Page:
     verdict: Mapping[str, Any] | None = field(default=None, repr=False)
     link: str | None = None
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     def with_verdict(self, verdict: Mapping[str, Any]) -> Self:
         """Return a copy of the page with the result of a check.
@@ -229,12 +232,12 @@ class Page:
         dict
             The image as a JPEG and the quantised maps, both in base64, with all names and settings.
         """
-        view = fit_view(self.image, MAX_IMAGE_SIDE)
+        view = shrink_to_fit(self.image, MAX_IMAGE_SIDE)
         height, width = self.image.shape[:2]
         targets = self.targets
         target_data: dict[str, Any] = {
             "kind": targets.kind,
-            "names": list(map(printable, targets.names)),
+            "names": list(map(escape_controls, targets.names)),
             "indices": list(targets.indices),
             "shares": [
                 None if value is None or not math.isfinite(value) else float(f"{value:.4g}") for value in targets.shares
@@ -247,14 +250,14 @@ class Page:
             "schema": SCHEMA,
             "version": __version__,
             "image": {
-                "name": printable(self.name),
+                "name": escape_controls(self.name),
                 "width": width,
                 "height": height,
-                "source": to_source(encode_image(view, ".jpg", QUALITY)),
+                "source": to_data_url(encode_image(view, ".jpg", QUALITY)),
             },
             "region": list(map(int, self.region)),
             "model": {
-                "name": printable(self.model),
+                "name": escape_controls(self.model),
                 "classes": self.total,
                 "words": list(self.words),
                 "code": self.code,
@@ -263,7 +266,7 @@ class Page:
             "targets": target_data,
             "maps": [map_set.to_data(len(targets.names)) for map_set in self.maps],
             "first": self.first,
-            "notes": list(map(printable, self.notes)),
+            "notes": list(map(escape_controls, self.notes)),
             "verdict": None if self.verdict is None else dict(self.verdict),
             "link": self.link,
         }
@@ -278,12 +281,12 @@ class Page:
             The whole document, including styles, scripts, image and maps.
         """
         data = self.to_data()
-        tables = {name: to_table(name) for name in COLORMAPS}
-        return render_whole(
+        tables = {name: encode_colormap(name) for name in COLORMAPS}
+        return render_standalone(
             "page.html.j2",
             styles=STYLES,
             scripts=SCRIPTS,
-            title=printable(os.path.basename(self.name)),
+            title=escape_controls(os.path.basename(self.name)),
             data=data,
             tables=tables,
         )
@@ -310,19 +313,19 @@ class Page:
         write_page(Path(path), self.to_html())
 
     def _repr_html_(self) -> str:
-        return frame(self)
+        return wrap_in_iframe(self)
 
 
-def frame(page: Page) -> str:
+def wrap_in_iframe(page: Page) -> str:
     """Return an iframe that holds the page, for a notebook or another page. Its scripts cannot reach out of it."""
     return (
         f'<iframe srcdoc="{html.escape(page.to_html())}" sandbox="allow-scripts allow-downloads" '
-        f'allow="clipboard-write" title="{html.escape(printable(page.name))}" loading="lazy" '
+        f'allow="clipboard-write" title="{html.escape(escape_controls(page.name))}" loading="lazy" '
         f'style="width: 100%; height: {NOTEBOOK_HEIGHT}px; border: 0; border-radius: 8px"></iframe>'
     )
 
 
-def encode(rows: Floats, kind: str = "int8") -> dict[str, Any]:
+def quantise_rows(rows: Floats, kind: str = "int8") -> dict[str, Any]:
     """Quantise rows of numbers, each with its own scale: `{"type", "shape", "data", "scales"}`.
 
     The last two are little-endian, in base64. The error of a number is at most half of its row's scale.
@@ -335,14 +338,14 @@ def encode(rows: Floats, kind: str = "int8") -> dict[str, Any]:
     return {"type": kind, "shape": list(rows.shape), "data": data, "scales": scale_data}
 
 
-def to_table(name: str) -> str:
+def encode_colormap(name: str) -> str:
     """Return the 256 RGB colours of a colour map as bytes in base64."""
-    from gradcam.images.draw import colours_of, find_colormap
+    from gradcam.images.draw import find_colormap, list_colours
 
     if name == "grey":
         table = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, 1)
     else:
-        table = colours_of(find_colormap(name)).astype(np.uint8)
+        table = list_colours(find_colormap(name)).astype(np.uint8)
     return base64.b64encode(np.ascontiguousarray(table).tobytes()).decode()
 
 

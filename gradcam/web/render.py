@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.errors import OutputError
-from gradcam.images.files import write_whole
+from gradcam.images.files import write_atomically
 
 
 def render(template: str, **values: Any) -> str:
@@ -22,7 +22,9 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(values)
 
 
-def render_whole(template: str, *, styles: tuple[str, ...], scripts: dict[str, tuple[str, ...]], **values: Any) -> str:
+def render_standalone(
+    template: str, *, styles: tuple[str, ...], scripts: dict[str, tuple[str, ...]], **values: Any
+) -> str:
     """Render a page that needs no other file.
 
     It contains the static files; each entry of `scripts` joins several. The page's policy allows no other style or
@@ -42,13 +44,13 @@ def read_static(name: str) -> str:
 def write_page(path: Path, text: str) -> None:
     """Write a page completely or not at all. Raises `OutputError` if that fails."""
     try:
-        write_whole(path, text.encode())
+        write_atomically(path, text.encode())
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"{path}: cannot be written ({reason[:1].lower()}{reason[1:]})") from error
 
 
-def to_source(data: bytes, kind: str = "image/jpeg") -> str:
+def to_data_url(data: bytes, kind: str = "image/jpeg") -> str:
     """Return a data URL that contains the file."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 

@@ -147,23 +147,23 @@ def run(
     explain: Callable[..., Iterator[Any]], listener: EventListener, source: Path, batch: int
 ) -> tuple[float, float]:
     """Return when the first image could be explained, and when the last one was done."""
-    from gradcam.batch.engine import Work
-    from gradcam.batch.findings import Request
-    from gradcam.batch.names import Saving
+    from gradcam.batch.engine import BatchWork
+    from gradcam.batch.findings import ExplainRequest
+    from gradcam.batch.names import OutputOptions
     from gradcam.batch.save import Saver
     from gradcam.options import count_cores
     from gradcam.sources.list import list_inputs
-    from gradcam.storage.output import Disk
+    from gradcam.storage.output import DiskWriter
 
     classifier = load("cpu")
-    request = Request(layers=[classifier.layer])
+    request = ExplainRequest(layers=[classifier.layer])
     items = list_inputs([source]).items
-    saving = Saving(("overlay",), "jpg", QUALITY, 0.5, "turbo")
+    saving = OutputOptions(("overlay",), "jpg", QUALITY, 0.5, "turbo")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "unfinished").mkdir()
-        disk = Disk(Path(folder), Path(folder) / "unfinished")
+        disk = DiskWriter(Path(folder), Path(folder) / "unfinished")
         saver = Saver(disk, {item.name: item.name for item in items}, saving, classifier, request)
-        work = Work(classifier, request, items, batch, count_cores())
+        work = BatchWork(classifier, request, items, batch, count_cores())
         start = time.time()
         explained_count = sum(
             outcome.record.error is None
@@ -184,17 +184,17 @@ def load(device: str) -> Any:
 
 @contextlib.contextmanager
 def use_local(listener: EventListener) -> Iterator[Callable[..., Iterator[Any]]]:
-    from gradcam.batch.engine import explain_here
+    from gradcam.batch.engine import explain_locally
 
-    yield explain_here
+    yield explain_locally
 
 
 @contextlib.contextmanager
 def use_ray(listener: EventListener, address: str | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
     from gradcam.batch.ray.engine import RayEngine
-    from gradcam.batch.ray.session import find_layout, joined
+    from gradcam.batch.ray.session import connect, find_layout
 
-    with joined(address) as listener.ray:
+    with connect(address) as listener.ray:
         yield RayEngine(listener.ray, find_layout(listener.ray, "cpu"), load)
 
 

@@ -41,17 +41,19 @@ def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: 
 
 def make_request(classifier: Any) -> Any:
     """Return a request for one map of each image's top class, at the classifier's default layer."""
-    from gradcam.batch.findings import Request
+    from gradcam.batch.findings import ExplainRequest
 
-    return Request(layers=[classifier.layer])
+    return ExplainRequest(layers=[classifier.layer])
 
 
 def explain_all(classifier: Any, prepared: Sequence[Any], batch: int) -> list[Any]:
-    from gradcam.batch.findings import find
+    from gradcam.batch.findings import explain_batch
 
     request = make_request(classifier)
     starts = range(0, len(prepared), batch)
-    return [finding for start in starts for finding in find(classifier, request, prepared[start : start + batch])]
+    return [
+        finding for start in starts for finding in explain_batch(classifier, request, prepared[start : start + batch])
+    ]
 
 
 def draw(finding: Any) -> Any:
@@ -59,7 +61,7 @@ def draw(finding: Any) -> Any:
 
 
 def write(output: Path, source: Path, overlay: Any) -> None:
-    from gradcam.images.files import write_whole
+    from gradcam.images.files import write_atomically
     from gradcam.images.write import encode_image
 
-    write_whole(output / source.name, encode_image(overlay, source.suffix, QUALITY))
+    write_atomically(output / source.name, encode_image(overlay, source.suffix, QUALITY))

@@ -112,17 +112,17 @@ def measure_stages(
     classifier: Any, files: Sequence[Path], folder: Path, batch: int, rounds: int
 ) -> dict[str, list[float]]:
     """Return images per second of each stage alone, in one thread, batch by batch: one value per round."""
-    from gradcam.batch.device import DevicePixels, find_pixels
-    from gradcam.batch.findings import find
-    from gradcam.batch.names import Saving
+    from gradcam.batch.device import DevicePixels, find_device_codec
+    from gradcam.batch.findings import explain_batch
+    from gradcam.batch.names import OutputOptions
     from gradcam.batch.read import read_item
-    from gradcam.images.files import write_whole
+    from gradcam.images.files import write_atomically
     from gradcam.images.jpeg import to_tensor
     from gradcam.sources.list import list_inputs
 
     items = list_inputs([str(file) for file in files[: 8 * batch]]).items
-    codec = find_pixels("device", classifier)
-    saving = Saving(format="jpg", quality=QUALITY)
+    codec = find_device_codec("device", classifier)
+    saving = OutputOptions(format="jpg", quality=QUALITY)
     pixels = DevicePixels(classifier, codec, log_event=lambda event, **details: None, saving=saving)
     rates: dict[str, list[float]] = {}
     request = make_request(classifier)
@@ -147,10 +147,13 @@ def measure_stages(
             run("decode", lambda data=data: codec.decode(data, False))
             ready = run("decode and resize", lambda reads=reads: pixels.prepare(reads))
             pictures = [read.picture for read in ready]
-            explanations = run("model and maps", lambda pictures=pictures: find(classifier, request, pictures))
+            explanations = run("model and maps", lambda pictures=pictures: explain_batch(classifier, request, pictures))
             finished = run("draw and encode", lambda explanations=explanations: pixels.finish(explanations))
             overlays = [finding.results[0].draw() for finding in finished]
-            run("write", lambda overlays=overlays: [write_whole(folder / "overlay.jpg", image) for image in overlays])
+            run(
+                "write",
+                lambda overlays=overlays: [write_atomically(folder / "overlay.jpg", image) for image in overlays],
+            )
         for stage, value in seconds.items() if number else ():
             rates.setdefault(stage, []).append(len(items) / value)
     return rates

@@ -72,21 +72,21 @@ def run_pipeline(
     classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None, *, pixels: str = "cpu"
 ) -> None:
     """Do what `gradcam batch` does, except for the progress display: write overlays and a manifest."""
-    from gradcam.batch.engine import Work, explain_here
-    from gradcam.batch.names import Saving, plan_stems
+    from gradcam.batch.engine import BatchWork, explain_locally
+    from gradcam.batch.names import OutputOptions, plan_stems
     from gradcam.batch.save import Saver
     from gradcam.options import count_cores
     from gradcam.sources.list import list_inputs
     from gradcam.storage.manifest import ManifestWriter
-    from gradcam.storage.output import Disk
+    from gradcam.storage.output import DiskWriter
 
     items = list_inputs([source], exclude=output).items
-    request, saving = make_request(classifier), Saving(format="jpg", quality=QUALITY)
+    request, saving = make_request(classifier), OutputOptions(format="jpg", quality=QUALITY)
     temporary = output / ".temporary"
     temporary.mkdir()
-    saver = Saver(Disk(output, temporary), plan_stems(items), saving, classifier, request)
-    work = Work(classifier, request, items, batch, workers or count_cores(), pixels=pixels)
-    reports = explain_here(work, saver, is_needed=lambda item: True, log_event=lambda event, **details: None)
+    saver = Saver(DiskWriter(output, temporary), plan_stems(items), saving, classifier, request)
+    work = BatchWork(classifier, request, items, batch, workers or count_cores(), pixels=pixels)
+    reports = explain_locally(work, saver, is_needed=lambda item: True, log_event=lambda event, **details: None)
     with contextlib.closing(ManifestWriter(output / "manifest.jsonl")) as manifest:
         for report in reports:
             manifest.append(report.record)

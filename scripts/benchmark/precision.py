@@ -55,12 +55,14 @@ def tabulate_precisions(networks: Sequence[str], device: str, settings: Settings
 
 
 def prepare_models(network: str, device: str) -> dict[str, nn.Module]:
-    from gradcam.models.device import find_precision, prepare
+    from gradcam.models.device import find_precision, prepare_model
     from gradcam.models.providers.embedded import load
 
     is_embedded = network == "EfficientNet-Lite0"
     built = load(network, None).model.eval().to(device) if is_embedded else build_model(network, device)
-    prepared = {name: prepare(copy.deepcopy(built), torch.device(device), find_precision(name)) for name in PREPARED}
+    prepared = {
+        name: prepare_model(copy.deepcopy(built), torch.device(device), find_precision(name)) for name in PREPARED
+    }
     return {"built": built, **prepared}
 
 

@@ -26,9 +26,9 @@ import torch
 
 import gradcam
 from gradcam import plugins
-from gradcam.batch.engine import Work, explain_here
-from gradcam.batch.findings import Request
-from gradcam.batch.names import Saving
+from gradcam.batch.engine import BatchWork, explain_locally
+from gradcam.batch.findings import ExplainRequest
+from gradcam.batch.names import OutputOptions
 from gradcam.batch.pool import cut_batches
 from gradcam.batch.ray import session
 from gradcam.batch.ray import session as addresses
@@ -48,11 +48,11 @@ from gradcam.batch.ray.engine import pickle_job
 from gradcam.batch.ray.session import SILENT_LEVEL, ActorLayout, check_address, find_layout, import_ray, quiet_ray
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.sources.list import list_inputs
 from gradcam.storage import retry
-from gradcam.storage.fetch import StoreContent
-from gradcam.storage.output import Disk
+from gradcam.storage.fetch import StoreImage
+from gradcam.storage.output import DiskWriter
 from tests.cli.test_cli import POSIX, Command, Photo, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -75,20 +75,20 @@ def photos(folder: Path, photo: Photo) -> Path:
 
 
 @pytest.fixture
-def work(classifier: gradcam.Classifier, photos: Path) -> Work:
-    request = Request(layers=[classifier.layer])
-    return Work(classifier, request, list_inputs([photos]).items, batch_size=2, workers=1)
+def work(classifier: gradcam.Classifier, photos: Path) -> BatchWork:
+    request = ExplainRequest(layers=[classifier.layer])
+    return BatchWork(classifier, request, list_inputs([photos]).items, batch_size=2, workers=1)
 
 
-def to_saver(work: Work, place: Any) -> Saver:
+def to_saver(work: BatchWork, place: Any) -> Saver:
     stems = {item.name: item.name for item in work.items}
-    return Saver(place, stems, Saving(("overlay",), "jpg", 90, 0.5, "turbo"), work.classifier, work.request)
+    return Saver(place, stems, OutputOptions(("overlay",), "jpg", 90, 0.5, "turbo"), work.classifier, work.request)
 
 
 @pytest.fixture
-def disk(folder: Path) -> Disk:
+def disk(folder: Path) -> DiskWriter:
     (folder / "out" / ".unfinished").mkdir(parents=True)
-    return Disk(folder / "out", folder / "out" / ".unfinished")
+    return DiskWriter(folder / "out", folder / "out" / ".unfinished")
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def act() -> Iterator[Callable[[ActorJob], Actor]]:
         shutil.rmtree(_find_registry_folder(run))
 
 
-def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[ActorReply]:
+def ask(actor: Actor, work: BatchWork, stems: dict[str, str]) -> list[ActorReply]:
     blocks = to_blocks(work, stems, lambda item: True, actors=1)
     rows = [row for block in blocks for row in actor({"block": [pack_block(block)]})]
     return [pickle.loads(answer) for row in rows for answer in row["answer"]]
@@ -117,16 +117,16 @@ def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[ActorReply]:
 # What a job contains
 
 
-def items(count: int) -> list[Item]:
-    return [Item(f"{i}.jpg", content=None) for i in range(count)]  # type: ignore[arg-type]
+def items(count: int) -> list[InputImage]:
+    return [InputImage(f"{i}.jpg", content=None) for i in range(count)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("pictures", "actors"), [(1, 1), (24, 1), (25, 2), (400, 1), (400, 2), (10000, 3)])
 def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> None:
-    work = Work(None, None, items(pictures), batch_size=4, workers=1)  # type: ignore[arg-type]
+    work = BatchWork(None, None, items(pictures), batch_size=4, workers=1)  # type: ignore[arg-type]
     stems = {item.name: item.name[:-4] for item in work.items}
 
-    def is_needed(item: Item) -> bool:
+    def is_needed(item: InputImage) -> bool:
         return not 8 <= int(item.name[:-4]) < 17
 
     blocks = list(to_blocks(work, stems, is_needed, actors))
@@ -145,8 +145,8 @@ def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> 
 def test_two_million_images_fit_into_memory() -> None:
     """Measure images of a store, with names of a realistic length, in this process and in Ray's memory."""
     names = [f"2024-03/{i % 1000:04}/IMG_{i:08}_{i * 7919 % 99991:05}" for i in range(20_000)]
-    pictures = [Item(f"{name}.jpg", StoreContent(f"memory://bucket/photos/{name}.jpg")) for name in names]
-    work = Work(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
+    pictures = [InputImage(f"{name}.jpg", StoreImage(f"memory://bucket/photos/{name}.jpg")) for name in names]
+    work = BatchWork(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
     blocks = list(to_blocks(work, {item.name: item.name[:-4] for item in pictures}, lambda item: True, actors=2))
     packed = [pack_block(block) for block in blocks]
     assert [unpack_block(item) for item in packed] == blocks
@@ -157,10 +157,10 @@ def test_two_million_images_fit_into_memory() -> None:
 
 
 def test_an_actor_returns_the_results_of_the_local_engine(
-    work: Work, disk: Disk, act: Callable[[ActorJob], Actor]
+    work: BatchWork, disk: DiskWriter, act: Callable[[ActorJob], Actor]
 ) -> None:
     batches = list[tuple[str, int]]()
-    local_outcomes = explain_here(
+    local_outcomes = explain_locally(
         work,
         to_saver(work, None),
         is_needed=lambda item: True,
@@ -192,11 +192,11 @@ def test_an_actor_returns_the_results_of_the_local_engine(
 
 
 def test_an_actor_postpones_images_of_a_store_that_does_not_answer(
-    work: Work, act: Callable[[ActorJob], Actor], monkeypatch: pytest.MonkeyPatch
+    work: BatchWork, act: Callable[[ActorJob], Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "SHORT_RETRY_SECONDS", 0.05)
     monkeypatch.setattr(retry, "RETRY_SECONDS", 0.3)
-    dead = Item("dead.jpg", StoreContent("http://127.0.0.1:9/dead.jpg"))
+    dead = InputImage("dead.jpg", StoreImage("http://127.0.0.1:9/dead.jpg"))
     work = replace(work, items=[work.items[0], dead, *work.items[1:]])
     saver = to_saver(work, None)
     actor = act(to_job(load, work, saver, "cpu", 1))
@@ -252,7 +252,13 @@ def load_another(device: str) -> gradcam.Classifier:
     ],
 )
 def test_an_actor_that_cannot_work_reports_the_reason(
-    work: Work, disk: Disk, act: Callable[[ActorJob], Actor], *, change: dict[str, Any], kind: str, message: str
+    work: BatchWork,
+    disk: DiskWriter,
+    act: Callable[[ActorJob], Actor],
+    *,
+    change: dict[str, Any],
+    kind: str,
+    message: str,
 ) -> None:
     saver = to_saver(work, disk)
     job = replace(to_job(load, work, saver, "cpu", 1), **change)
@@ -265,7 +271,7 @@ def test_an_actor_that_cannot_work_reports_the_reason(
 
 
 def test_another_version_is_reported_before_the_block_is_unpickled(
-    work: Work, disk: Disk, act: Callable[[ActorJob], Actor]
+    work: BatchWork, disk: DiskWriter, act: Callable[[ActorJob], Actor]
 ) -> None:
     job = to_job(load, work, to_saver(work, disk), "cpu", 1)
     for actor_job, message in (
@@ -301,7 +307,7 @@ class Full:
         raise OutputError("out/: no space left on device; free some space, then continue with --resume")
 
 
-def test_a_place_that_is_full_stops_the_block(work: Work, act: Callable[[ActorJob], Actor]) -> None:
+def test_a_place_that_is_full_stops_the_block(work: BatchWork, act: Callable[[ActorJob], Actor]) -> None:
     saver = to_saver(work, Full())
     answers = ask(act(to_job(load, work, saver, "cpu", 1)), work, dict(saver.stems))
     assert [(answer.error and answer.error.kind, len(answer.outcomes)) for answer in answers] == [
@@ -486,10 +492,10 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     message = (
         r"^auto: the Ray cluster cannot be joined \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
     )
-    with pytest.raises(ClusterError, match=message + r" If .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
+    with pytest.raises(ClusterError, match=message + r" If .+ set RAY_AUTH_MODE=token\.$"), session.connect("auto"):
         pass
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(ClusterError, match=message + "$"), session.joined("auto"):
+    with pytest.raises(ClusterError, match=message + "$"), session.connect("auto"):
         pass
     assert ended == [True, True]
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -513,7 +519,7 @@ def test_objects_from_a_users_file_are_pickled_with_their_code(tmp_path: Path) -
     """Unpickle in a process that cannot import the module, after the file is deleted."""
     ray = import_ray()
     (tmp_path / "mine.py").write_text(LOADER_FILE)
-    load = plugins.load("models", f"{tmp_path / 'mine.py'}:load")
+    load = plugins.load_plugin("models", f"{tmp_path / 'mine.py'}:load")
     packed = pickle_job(ray, {"load": load})  # type: ignore[arg-type]  # a job has more in it
     (tmp_path / "mine.py").unlink()
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['load']('cpu'))"

@@ -22,16 +22,16 @@ from torch import Tensor
 
 import gradcam
 from gradcam.batch import compute, device
-from gradcam.batch.device import DevicePixels, MemoryGate, find_pixels
-from gradcam.batch.engine import Work, explain_here
-from gradcam.batch.findings import Request
-from gradcam.batch.names import Saving
+from gradcam.batch.device import DevicePixels, MemoryGate, find_device_codec
+from gradcam.batch.engine import BatchWork, explain_locally
+from gradcam.batch.findings import ExplainRequest
+from gradcam.batch.names import OutputOptions
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError
 from gradcam.images.jpeg import Codec, find_codec
 from gradcam.models import device as devices
-from gradcam.sources.contents import Item
-from gradcam.storage.records import Report
+from gradcam.sources.contents import InputImage
+from gradcam.storage.records import ImageOutcome
 from tests.batch.test_pipeline import Content, _leaves_no_trace, noises, pixel_threads, tiny, within
 from tests.cli.test_cli import Command, Photo, folder, gradcam_command, pixels
 
@@ -79,41 +79,41 @@ def bad_pictures(photo: Photo) -> dict[str, bytes]:
     }
 
 
-def items_of(contents: dict[str, bytes]) -> list[Item]:
-    return [Item(name, Content(data)) for name, data in contents.items()]
+def items_of(contents: dict[str, bytes]) -> list[InputImage]:
+    return [InputImage(name, Content(data)) for name, data in contents.items()]
 
 
-def photographs(photo: Photo) -> list[Item]:
-    return [Item(name, Content(path=photo(name))) for name in NAMES]
+def photographs(photo: Photo) -> list[InputImage]:
+    return [InputImage(name, Content(path=photo(name))) for name in NAMES]
 
 
 def explain(
     classifier: gradcam.Classifier,
-    items: Sequence[Item],
+    items: Sequence[InputImage],
     *,
     pixels: str = "device",
     batch_size: int = 4,
     events: Events | None = None,
     **saving: Any,
-) -> list[Report]:
+) -> list[ImageOutcome]:
     """Return the reports, which include the files."""
-    work = Work(classifier, Request(layers=[classifier.layer]), items, batch_size, workers=2, pixels=pixels)
+    work = BatchWork(classifier, ExplainRequest(layers=[classifier.layer]), items, batch_size, workers=2, pixels=pixels)
     stems = {item.name: item.name for item in items}
-    saver = Saver(None, stems, Saving(**saving), classifier, work.request)
+    saver = Saver(None, stems, OutputOptions(**saving), classifier, work.request)
 
     def log_event(event: str, **details: Any) -> None:
         if events is not None:
             events.append((event, details))
 
-    return list(explain_here(work, saver, is_needed=lambda item: True, log_event=log_event))
+    return list(explain_locally(work, saver, is_needed=lambda item: True, log_event=log_event))
 
 
-def overlays(report: Report) -> list[np.ndarray]:
+def overlays(report: ImageOutcome) -> list[np.ndarray]:
     return [np.array(Image.open(BytesIO(data)).convert("RGB")).astype(int) for data in report.files.values()]
 
 
 def assert_alike(
-    ours: Sequence[Report], theirs: Sequence[Report], *, codec: float = 1.0, probability: float = 0.005
+    ours: Sequence[ImageOutcome], theirs: Sequence[ImageOutcome], *, codec: float = 1.0, probability: float = 0.005
 ) -> None:
     """Compare reports; `codec` is the largest mean difference between the pixels of two encoders.
 
@@ -193,9 +193,11 @@ class TestEquality:
 
     def test_results_do_not_depend_on_which_images_remain(self, photo: Photo, classifier: gradcam.Classifier) -> None:
         full = {report.record.image: report for report in explain(classifier, photographs(photo))}
-        work = Work(classifier, Request(layers=["layer4"]), photographs(photo), 4, workers=3, pixels="device")
-        saver = Saver(None, {name: name for name in NAMES}, Saving(), classifier, work.request)
-        some = explain_here(
+        work = BatchWork(
+            classifier, ExplainRequest(layers=["layer4"]), photographs(photo), 4, workers=3, pixels="device"
+        )
+        saver = Saver(None, {name: name for name in NAMES}, OutputOptions(), classifier, work.request)
+        some = explain_locally(
             work, saver, is_needed=lambda item: item.name in NAMES[1::2], log_event=lambda event, **details: None
         )
         for report in some:
@@ -245,8 +247,8 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return break_
 
 
-def copies(photo: Photo, count: int = 8) -> list[Item]:
-    return [Item(f"{i}.jpg", Content(photo("coffee.jpg").read_bytes())) for i in range(count)]
+def copies(photo: Photo, count: int = 8) -> list[InputImage]:
+    return [InputImage(f"{i}.jpg", Content(photo("coffee.jpg").read_bytes())) for i in range(count)]
 
 
 OUT_OF_MEMORY_ERRORS: list[Callable[[], Exception]] = [
@@ -367,7 +369,7 @@ class TestInFlight:
 
         counted = Counted(classifier, CODEC, log_event=lambda event, **details: None, budget=4 * image_bytes)
         items = copies(photo, 20)
-        request = Request(layers=["inner.4"])
+        request = ExplainRequest(layers=["inner.4"])
         names = within(
             60,
             lambda: list(compute_items(classifier, request, items, pixels=counted, workers=workers, batch_size=2)),
@@ -376,8 +378,8 @@ class TestInFlight:
         assert held_bytes == [0, 4 * image_bytes]
 
     def test_no_tensor_of_a_batch_stays_on_the_device(self, photo: Photo, classifier: gradcam.Classifier) -> None:
-        pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None, saving=Saving())
-        request, image_results = Request(layers=["layer4"]), []  # type: ignore[var-annotated]
+        pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None, saving=OutputOptions())
+        request, image_results = ExplainRequest(layers=["layer4"]), []  # type: ignore[var-annotated]
         list(compute_items(classifier, request, copies(photo, 4), pixels=pixels, keep=image_results))
         for image_result in image_results:
             (explanation,) = image_result.maps.values()
@@ -402,20 +404,24 @@ class TestInFlight:
         classifier = tiny()
         pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None)
         with pytest.raises(OSError, match="the disk is full"):
-            list(compute_items(classifier, Request(layers=["inner.4"]), copies(photo), pixels=pixels, finish=raise_))
+            list(
+                compute_items(
+                    classifier, ExplainRequest(layers=["inner.4"]), copies(photo), pixels=pixels, finish=raise_
+                )
+            )
 
 
 def compute_items(
     classifier: gradcam.Classifier,
-    request: Request,
-    items: Sequence[Item],
+    request: ExplainRequest,
+    items: Sequence[InputImage],
     *,
     keep: list[Any] | None = None,
     **options: Any,
 ) -> Iterator[Any]:
     from functools import partial
 
-    from gradcam.batch.findings import find
+    from gradcam.batch.findings import explain_batch
     from gradcam.batch.pipeline import compute_items
 
     def finish(fetched: Any, result: Any) -> str:
@@ -424,7 +430,7 @@ def compute_items(
         return fetched.item.name
 
     more: dict[str, Any] = {"batch_size": 2, "workers": 2, "finish": finish} | options
-    return compute_items(classifier, partial(find, classifier, request), items, **more)
+    return compute_items(classifier, partial(explain_batch, classifier, request), items, **more)
 
 
 class TestChoice:
@@ -433,12 +439,12 @@ class TestChoice:
         self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch, place: str | None
     ) -> None:
         monkeypatch.setattr(device, "find_codec", lambda place: CODEC)
-        assert find_pixels("auto", classifier, device=place) is None
-        assert find_pixels("cpu", classifier, device=place) is None
-        assert find_pixels("device", classifier, device=place) is CODEC
+        assert find_device_codec("auto", classifier, device=place) is None
+        assert find_device_codec("cpu", classifier, device=place) is None
+        assert find_device_codec("device", classifier, device=place) is CODEC
 
     def test_device_is_the_codec_of_the_device(self, classifier: gradcam.Classifier) -> None:
-        assert find_pixels("device", classifier) is CODEC
+        assert find_device_codec("device", classifier) is CODEC
 
     @pytest.mark.parametrize(
         ("change", "reason"),
@@ -452,16 +458,16 @@ class TestChoice:
         self, classifier: gradcam.Classifier, change: Any, reason: str
     ) -> None:
         changed = replace(classifier, **change)
-        assert find_pixels("auto", changed) is None
+        assert find_device_codec("auto", changed) is None
         with pytest.raises(
             DeviceError, match=rf"^Images cannot be processed on the device: .*{reason}.*Use --pixels cpu\.$"
         ):
-            find_pixels("device", changed)
+            find_device_codec("device", changed)
 
     def test_a_device_without_a_codec(self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device, "find_codec", lambda place: None)
         with pytest.raises(DeviceError, match="JPEG cannot be decoded on cpu .this needs CUDA"):
-            find_pixels("device", classifier)
+            find_device_codec("device", classifier)
 
     def test_an_unknown_choice_is_rejected(self, classifier: gradcam.Classifier) -> None:
         with pytest.raises(GradcamError, match="pixels is 'gpu', expected one of 'auto', 'cpu', 'device'"):
@@ -618,6 +624,6 @@ def test_images_decoded_on_the_cpu_are_resized_on_the_device() -> None:
     classifier = tiny()
     events: list[str] = []
     pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: events.append(event))
-    names = list(compute_items(classifier, Request(layers=["inner.4"]), noises(5), pixels=pixels))
+    names = list(compute_items(classifier, ExplainRequest(layers=["inner.4"]), noises(5), pixels=pixels))
     assert names == [f"folder/{i:03}.png" for i in range(5)]
     assert set(events) <= {"batch"}

@@ -153,7 +153,7 @@ def test_a_report_needs_files(batch: Command, photos: Path, format_file: Path) -
 
 def test_an_entry_point_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "not_there_at_all:x", "gradcam.formats")
-    monkeypatch.setattr(plugins, "installed", lambda kind: {"broken": broken})
+    monkeypatch.setattr(plugins, "list_entry_points", lambda kind: {"broken": broken})
     with pytest.raises(GradcamError, match=r"broken \(not_there_at_all:x\) cannot be imported: .*not_there_at_all"):
         find_format("broken")
     assert find_format("files") is FORMATS["files"]
@@ -161,7 +161,7 @@ def test_an_entry_point_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_broken_command_is_named_and_tab_goes_on(gradcam_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "not_there_at_all:x", "gradcam.commands")
-    monkeypatch.setattr(plugins, "installed", lambda kind: {"broken": broken})
+    monkeypatch.setattr(plugins, "list_entry_points", lambda kind: {"broken": broken})
     outcome = gradcam_command("broken")
     assert outcome.status == 2
     assert "broken (not_there_at_all:x) cannot be imported" in outcome.err

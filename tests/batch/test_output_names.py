@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.findings import Request
-from gradcam.batch.names import MAX_ENDING_BYTES, Saving, check_outputs, list_endings, name_files, plan_stems
+from gradcam.batch.findings import ExplainRequest
+from gradcam.batch.names import MAX_ENDING_BYTES, OutputOptions, check_outputs, list_endings, name_files, plan_stems
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import OutputError
-from gradcam.images.files import LONGEST_NAME, join_name
-from gradcam.sources.contents import Item, UnreadableContent
+from gradcam.images.files import MAX_NAME_BYTES, join_name
+from gradcam.sources.contents import InputImage, UnreadableContent
 from gradcam.sources.list import list_inputs
 from gradcam.storage.records import Explained
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
@@ -30,7 +30,7 @@ REFUSAL = UnreadableContent("is not needed here")
 
 
 def plan(*names: str, **options: int) -> dict[str, str]:
-    return plan_stems([Item(name, REFUSAL) for name in names], **options)
+    return plan_stems([InputImage(name, REFUSAL) for name in names], **options)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_other_pictures_and_the_order_make_no_difference() -> None:
 
 @pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
 def test_long_names_are_cut_between_characters_and_stay_apart(character: str) -> None:
-    room = LONGEST_NAME - MAX_ENDING_BYTES - 8
+    room = MAX_NAME_BYTES - MAX_ENDING_BYTES - 8
     names = [character * length + end + ".jpg" for length in range(10, 240) for end in ("", "1", "2")]
     stems = plan(*names)
     assert len(set(stems.values())) == len(names)
@@ -119,7 +119,7 @@ def test_a_long_stem_is_not_cut_again_by_the_name_of_its_overlay() -> None:
     for stem in plan(*names, ending=40).values():
         name = join_name(stem, "-gradcam-999-tiger_cat.png")
         assert name.startswith(stem + "-gradcam-")
-        assert 200 < len(name.encode()) <= LONGEST_NAME
+        assert 200 < len(name.encode()) <= MAX_NAME_BYTES
 
 
 def test_very_deep_and_very_long_folders_can_be_made(tmp_path: Path) -> None:
@@ -222,13 +222,13 @@ def results(entries: list[dict[str, Any]], method: str = "gradcam-pp") -> list[A
 def test_results_are_named_after_their_target(
     target: Any, entries: list[dict[str, Any]], expected: list[str], methods: list[str]
 ) -> None:
-    request = Request(find_methods(methods) if methods else [], target=target)
+    request = ExplainRequest(find_methods(methods) if methods else [], target=target)
     names = list_endings(request, results(entries), suffix=".jpg")
     assert names == [f"-gradcam-pp{'-' if end else ''}{end}.jpg" for end in expected]
 
 
 def test_several_layers_have_distinct_names_for_a_method_that_the_target_sets() -> None:
-    request = Request([], target=Box([3]), layers=["a", "b.0"])
+    request = ExplainRequest([], target=Box([3]), layers=["a", "b.0"])
     layered = [
         SimpleNamespace(entry=Explained(1, "person", 0.5, item, "gradcam", None, False, number=3))
         for item in ("a", "b.0")
@@ -238,7 +238,9 @@ def test_several_layers_have_distinct_names_for_a_method_that_the_target_sets() 
 
 def test_a_result_on_the_reference_image_is_named_after_that_image() -> None:
     target, entries, _ = TARGET_CASES[-1]
-    file_names = name_files("a b", Request(target=target), results(entries), Saving(format="png"), suffix="-net.png")
+    file_names = name_files(
+        "a b", ExplainRequest(target=target), results(entries), OutputOptions(format="png"), suffix="-net.png"
+    )
     assert [item["overlay"] for item in file_names] == [
         "a b-gradcam-pp-like-o_th-net.png",
         "o th-gradcam-pp-like-a_b-net.png",
@@ -260,7 +262,7 @@ def test_no_input_is_replaced(tmp_path: Path, target: Target, name: str, is_resu
     for file in ("a.png", name):
         (tmp_path / file).touch()
     items = list_inputs([tmp_path]).items
-    request, saving = Request(find_methods(["gradcam"]), target=target), Saving(format="png")
+    request, saving = ExplainRequest(find_methods(["gradcam"]), target=target), OutputOptions(format="png")
     settings: dict[str, Any] = {"saving": saving, "request": request}
     only_a = [item for item in items if item.name == "a.png"]
     for inputs, extra_paths in ((items, []), (only_a, [tmp_path / name])):

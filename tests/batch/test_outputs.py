@@ -16,16 +16,16 @@ import torch
 
 import gradcam
 from gradcam.attributions.table import ATTRIBUTIONS
-from gradcam.batch.findings import PictureResult, Request, find
-from gradcam.batch.names import Saving, check_outputs, name_result
+from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
+from gradcam.batch.names import OutputOptions, check_outputs, name_result
 from gradcam.batch.save import Saver
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, ImageError, OutputError
 from gradcam.options import DEFAULTS
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.storage import output as places
-from gradcam.storage.output import Disk
-from gradcam.storage.records import Record, Report
+from gradcam.storage.output import DiskWriter
+from gradcam.storage.records import ImageOutcome, Record
 from gradcam.storage.store import Store
 from gradcam.targets import ClassTarget
 from tests.storage.test_output_folder import mounted
@@ -46,7 +46,7 @@ class File:
 class Fetched:
     """A fetched item, as the pipeline passes it on."""
 
-    item: Item
+    item: InputImage
     sha256: str | None = None
 
 
@@ -56,23 +56,23 @@ class Work:
 
     classifier: gradcam.Classifier
     folder: Path
-    request: Request
-    saving: Saving = field(default_factory=Saving)
+    request: ExplainRequest
+    saving: OutputOptions = field(default_factory=OutputOptions)
     draw_views: Any = None
 
-    def save(self, path: Path, stem: str = "sub/cat", result: Any = None) -> Report:
+    def save(self, path: Path, stem: str = "sub/cat", result: Any = None) -> ImageOutcome:
         temporary = self.folder / ".partial"
         temporary.mkdir(parents=True, exist_ok=True)
-        item = Item(f"{stem}.jpg", File(path))
-        place = Disk(self.folder, temporary)
+        item = InputImage(f"{stem}.jpg", File(path))
+        place = DiskWriter(self.folder, temporary)
         saver = Saver(place, {item.name: stem}, self.saving, self.classifier, self.request, self.draw_views)
         outcome = saver.save(Fetched(item, "ab" * 32), self.find(path) if result is None else result)
         assert os.listdir(temporary) == []
         return outcome
 
-    def find(self, path: Path) -> PictureResult:
-        (result,) = find(self.classifier, self.request, [self.classifier.prepare(path)])
-        assert isinstance(result, PictureResult)
+    def find(self, path: Path) -> ExplainedImage:
+        (result,) = explain_batch(self.classifier, self.request, [self.classifier.prepare(path)])
+        assert isinstance(result, ExplainedImage)
         return result
 
     def files(self) -> set[str]:
@@ -81,21 +81,23 @@ class Work:
 
 @pytest.fixture
 def do(classifier: gradcam.Classifier, tmp_path: Path) -> Callable[..., Work]:
-    def make(saving: Saving | None = None, *, classes: Sequence[int] = (), **settings: Any) -> Work:
+    def make(saving: OutputOptions | None = None, *, classes: Sequence[int] = (), **settings: Any) -> Work:
         target = ClassTarget([list(classes)] if classes else None, top=settings.pop("top", 1))
         options: Any = {name: settings.pop(name) for name in DEFAULTS if name in settings}
         methods = [METHODS[name] for name in settings.pop("methods", ["gradcam"])]
         attributions = [ATTRIBUTIONS[name] for name in settings.pop("attributions", ())]
         settings = {"layers": (classifier.layer,), "attributions": attributions, **settings}
-        request = Request.of(methods, target, options, "Request", **settings)
-        return Work(classifier, tmp_path / "explained", request, saving or Saving())
+        request = ExplainRequest.of(methods, target, options, "Request", **settings)
+        return Work(classifier, tmp_path / "explained", request, saving or OutputOptions())
 
     return make
 
 
 def test_an_overlay_is_the_one_that_python_gives(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
-    for number, saving in enumerate([Saving(format="png"), Saving(format="png", alpha=0.8, colormap="viridis")]):
+    for number, saving in enumerate(
+        [OutputOptions(format="png"), OutputOptions(format="png", alpha=0.8, colormap="viridis")]
+    ):
         work = do(saving)
         record = work.save(path, f"{number}").record
         explanation = work.classifier.explain(path)
@@ -111,7 +113,7 @@ def test_an_overlay_is_the_one_that_python_gives(do: Callable[..., Work], photo:
 def test_an_overlay_is_as_good_as_its_quality(do: Callable[..., Work], photo: Photo, name: str) -> None:
     path, errors, sizes = photo("chelsea.jpg"), [], []
     for quality in (30, 90):
-        work = do(Saving(format=name, quality=quality))
+        work = do(OutputOptions(format=name, quality=quality))
         (entry,) = work.save(path, str(quality)).record.explained
         written = gradcam.read_image(work.folder / str(entry.overlay))
         expected = work.find(path).results[0].draw()
@@ -124,7 +126,7 @@ def test_an_overlay_is_as_good_as_its_quality(do: Callable[..., Work], photo: Ph
 
 def test_a_map_is_written_to_the_last_bit(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
-    work = do(Saving(kinds=("map",)), classes=(TIGER_CAT, ESPRESSO))
+    work = do(OutputOptions(kinds=("map",)), classes=(TIGER_CAT, ESPRESSO))
     record = work.save(path).record
     maps = work.classifier.explain(path, target=[[TIGER_CAT, ESPRESSO]]).maps
     for k, entry in enumerate(record.explained):
@@ -139,7 +141,7 @@ def test_a_map_is_written_to_the_last_bit(do: Callable[..., Work], photo: Photo)
 
 def test_a_heatmap_file_is_black_outside_the_region(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
-    work = do(Saving(kinds=("heatmap",), format="png", alpha=0.1))
+    work = do(OutputOptions(kinds=("heatmap",), format="png", alpha=0.1))
     (entry,) = work.save(path).record.explained
     assert entry.heatmap == "sub/cat-gradcam-heatmap.png"
     result = work.find(path)
@@ -163,7 +165,7 @@ def test_a_heatmap_file_is_black_outside_the_region(do: Callable[..., Work], pho
 
 def test_signed_heatmaps_keep_their_two_colours(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
-    work = do(Saving(kinds=("heatmap", "overlay"), format="png"), classes=(ESPRESSO,), evidence="signed")
+    work = do(OutputOptions(kinds=("heatmap", "overlay"), format="png"), classes=(ESPRESSO,), evidence="signed")
     record = work.save(path).record
     (entry,) = record.explained
     assert (entry.overlay, entry.heatmap) == (
@@ -179,7 +181,7 @@ def test_signed_heatmaps_keep_their_two_colours(do: Callable[..., Work], photo: 
 
 def test_a_panel_is_the_one_that_python_gives(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("chelsea.jpg")
-    work = do(Saving(kinds=("panel",), format="png", alpha=0.7), methods=("gradcam", "layercam"))
+    work = do(OutputOptions(kinds=("panel",), format="png", alpha=0.7), methods=("gradcam", "layercam"))
     record = work.save(path).record
     assert [entry.panel for entry in record.explained] == ["sub/cat-compare.png"] * 2
     compared = work.classifier.compare(path, layers=[work.classifier.layer], methods=["gradcam", "layercam"])
@@ -190,7 +192,7 @@ def test_a_panel_is_the_one_that_python_gives(do: Callable[..., Work], photo: Ph
 def test_attributions_are_drawn_as_attributions(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("chelsea.jpg")
     kinds = ("overlay", "heatmap", "map", "panel")
-    work = do(Saving(kinds=kinds, format="png"), attributions=("guided-gradcam",))
+    work = do(OutputOptions(kinds=kinds, format="png"), attributions=("guided-gradcam",))
     of_map, of_attribution = work.save(path).record.explained
     expected = work.classifier.attribute(path, "guided-gradcam")
     assert of_attribution.panel is None
@@ -211,7 +213,7 @@ def test_attributions_are_drawn_as_attributions(do: Callable[..., Work], photo: 
 
 def test_the_record_has_all_documented_fields(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
-    work = do(Saving(kinds=("overlay", "map")))
+    work = do(OutputOptions(kinds=("overlay", "map")))
     outcome = work.save(path)
     record, result = outcome.record, work.find(path)
     assert (record.image, record.model, record.status) == ("sub/cat.jpg", "efficientnet_lite0", "ok")
@@ -242,7 +244,7 @@ def test_class_and_layer_are_in_the_name_if_there_are_several(do: Callable[..., 
 
 
 def test_equal_names_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
-    work = do(Saving(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
+    work = do(OutputOptions(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
     result = work.find(photo("chelsea.jpg"))
     explanations = {
         (name, "gradcam"): replace(item, layer=name) for item, name in zip(result.maps.values(), ("a/b", "A_B"))
@@ -284,11 +286,11 @@ def test_a_picture_that_failed_has_one_line_that_names_it_once(do: Callable[...,
 def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work = do(Saving(kinds=("overlay", "map")))
+    work = do(OutputOptions(kinds=("overlay", "map")))
     result = work.find(photo("chelsea.jpg"))
     message = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
     with monkeypatch.context() as patch:
-        patch.setattr(gradcam.batch.findings.MapResult, "draw_kinds", lambda *args: list(range(1))[1])
+        patch.setattr(gradcam.batch.findings.ExplanationResult, "draw_kinds", lambda *args: list(range(1))[1])
         assert work.save(Path("x"), result=result).record.error == message
         patch.setenv("GRADCAM_TRACEBACK", "1")
         work.save(Path("x"), result=result)
@@ -303,7 +305,7 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
 
 
 def test_a_name_that_the_disk_refuses_fails_only_its_image(do: Callable[..., Work], photo: Photo) -> None:
-    work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
+    work, path = do(OutputOptions(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
     work.folder.mkdir()
     (work.folder / "sub").write_text("a file, where a folder is needed")
     error = str(work.save(path).record.error)
@@ -319,7 +321,7 @@ def test_a_name_that_the_disk_refuses_fails_only_its_image(do: Callable[..., Wor
 def test_a_disk_that_fails_ends_the_run(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    work = do(Saving(kinds=("overlay", "map")))
+    work = do(OutputOptions(kinds=("overlay", "map")))
     result, write = work.find(photo("chelsea.jpg")), places.write_whole
 
     def fail(path: Path, data: bytes, **options: Any) -> None:
@@ -336,7 +338,7 @@ def test_a_disk_that_fails_ends_the_run(
 
 
 def test_a_full_disk_leaves_nothing_half_written(do: Callable[..., Work], photo: Photo, tmp_path: Path) -> None:
-    work = do(Saving(format="png"))
+    work = do(OutputOptions(format="png"))
     result = work.find(photo("chelsea.jpg"))
     with mounted(tmp_path / "disk", "1m") as disk:
         work.folder = disk / "explained"
@@ -358,7 +360,7 @@ def test_views_are_written_on_request(do: Callable[..., Work], photo: Photo) -> 
         calls.append((stem, picture, overlays))
         return {"report/views/a.jpg": b"small"}
 
-    work = do(Saving(kinds=("map",), views=True))
+    work = do(OutputOptions(kinds=("map",), views=True))
     work.draw_views = draw_views
     work.save(path)
     ((stem, picture, (overlay,)),) = calls
@@ -368,20 +370,20 @@ def test_views_are_written_on_request(do: Callable[..., Work], photo: Photo) -> 
     view, result = work.folder / "report/views/a.jpg", work.folder / "sub/cat-gradcam.npy"
     assert view.read_bytes() == b"small"
     assert view.stat().st_mtime_ns >= result.stat().st_mtime_ns  # An older view would count as out of date.
-    work.saving = Saving(kinds=("map",))
+    work.saving = OutputOptions(kinds=("map",))
     work.save(path)
     assert len(calls) == 1
 
     def fail(*_: Any) -> dict[str, bytes]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    work.saving, work.draw_views = Saving(views=True), fail
+    work.saving, work.draw_views = OutputOptions(views=True), fail
     assert "No space left" in str(work.save(path).record.error)
 
 
 def test_without_a_place_the_report_includes_the_files(do: Callable[..., Work], photo: Photo) -> None:
-    work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
-    (item, result) = Item("sub/cat.jpg", File(path)), work.find(path)
+    work, path = do(OutputOptions(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
+    (item, result) = InputImage("sub/cat.jpg", File(path)), work.find(path)
     saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.request)
     outcome = saver.save(Fetched(item), result)
     assert list(outcome.files) == list(outcome.record.files) == ["sub/cat-gradcam.png", "sub/cat-gradcam.npy"]
@@ -406,7 +408,7 @@ def test_without_a_place_the_report_includes_the_files(do: Callable[..., Work], 
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message):
-        Saving(**settings)
+        OutputOptions(**settings)
 
 
 @pytest.mark.parametrize(
@@ -420,11 +422,11 @@ def test_a_panel_of_no_maps_is_refused_before_work_begins(
     do: Callable[..., Work], settings: dict[str, Any], unfit: str
 ) -> None:
     with pytest.raises(GradcamError, match=f"needs heatmaps at a layer, but {unfit} has no layer"):
-        check(do(Saving(kinds=("panel",)), **settings), ["cat"])
+        check(do(OutputOptions(kinds=("panel",)), **settings), ["cat"])
 
 
 def check(work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None) -> None:
-    items = [Item(f"{stem}.jpg", File((paths or {}).get(stem))) for stem in stems]
+    items = [InputImage(f"{stem}.jpg", File((paths or {}).get(stem))) for stem in stems]
     check_outputs(
         work.folder,
         items,
@@ -446,7 +448,7 @@ def test_pictures_whose_results_would_have_one_name_are_refused(
     do: Callable[..., Work], stems: Sequence[str], settings: dict[str, Any], kinds: tuple[str, ...]
 ) -> None:
     with pytest.raises(OutputError, match=f"{stems[0]}.jpg and {stems[1]}.jpg: their results would have the same name"):
-        check(do(Saving(kinds=kinds), **settings), stems[::-1])
+        check(do(OutputOptions(kinds=kinds), **settings), stems[::-1])
 
 
 @pytest.mark.parametrize(
@@ -461,11 +463,11 @@ def test_pictures_whose_results_would_have_one_name_are_refused(
     ],
 )
 def test_other_pictures_are_not(do: Callable[..., Work], stems: Sequence[str], settings: dict[str, Any]) -> None:
-    check(do(Saving(kinds=("overlay", "heatmap", "map")), **settings), stems)
+    check(do(OutputOptions(kinds=("overlay", "heatmap", "map")), **settings), stems)
 
 
 def test_an_input_that_a_result_would_replace_is_refused(do: Callable[..., Work], tmp_path: Path) -> None:
-    work = do(Saving(kinds=("overlay", "heatmap")), top=2)
+    work = do(OutputOptions(kinds=("overlay", "heatmap")), top=2)
     folder = work.folder
     (folder / "sub").mkdir(parents=True)
     (tmp_path / "link").symlink_to(folder / "sub")
@@ -505,13 +507,13 @@ def test_a_result_that_would_replace_an_input_in_a_store_is_refused(do: Callable
     work, store = do(), Store("s3://bucket/out")
     settings: dict[str, Any] = {"saving": work.saving, "request": work.request}
     for name in ("a/cat-gradcam.jpg", "A/Cat-gradcam.jpg", "top-gradcam.jpg"):
-        item = Item("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
+        item = InputImage("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
         with pytest.raises(
             OutputError, match=rf"^s3://bucket/out/{name}: a result in s3://bucket/out/ would replace this image"
         ):
             check_outputs(store, [item], {item.name: item.name.removesuffix(".jpg")}, **settings)
     for url in ("s3://bucket/a/cat-gradcam.jpg", "s3://other/out/a/cat-gradcam.jpg", "s3://bucket/out/a/cat.jpg"):
-        check_outputs(store, [Item("a/cat.jpg", Stored(url))], {"a/cat.jpg": "a/cat"}, **settings)
+        check_outputs(store, [InputImage("a/cat.jpg", Stored(url))], {"a/cat.jpg": "a/cat"}, **settings)
 
 
 def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[..., Work], tmp_path: Path) -> None:
@@ -526,7 +528,7 @@ def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[...
 def test_partial_files_are_in_their_own_folder(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, places, replace_file = do(Saving(kinds=("overlay", "map"))), [], os.replace
+    work, places, replace_file = do(OutputOptions(kinds=("overlay", "map"))), [], os.replace
 
     def spy(old: Path, new: Path) -> None:
         places.append((old.parent, new.name))
@@ -540,13 +542,13 @@ def test_partial_files_are_in_their_own_folder(
 def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    work = do(Saving(format="png"))
+    work = do(OutputOptions(format="png"))
     result = work.find(photo("chelsea.jpg"))
     temporary = work.folder / ".partial"
     temporary.mkdir(parents=True)
-    items = [Item(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
+    items = [InputImage(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
     stems = {item.name: item.name.removesuffix(".jpg") for item in items}
-    saver = Saver(Disk(work.folder, temporary), stems, work.saving, work.classifier, work.request)
+    saver = Saver(DiskWriter(work.folder, temporary), stems, work.saving, work.classifier, work.request)
     with ThreadPoolExecutor(4) as pool:
         records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), result), items)]
     assert [record.error for record in records] == [None] * 12

@@ -28,16 +28,16 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.batch import compute as computing
 from gradcam.batch import pipeline
-from gradcam.batch.engine import Work, explain_into
+from gradcam.batch.engine import BatchWork, explain_to_run
 from gradcam.batch.explain_files import FileResult, explain_files
-from gradcam.batch.findings import PictureResult, Request, find
+from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import LATER, URGENT, Pool, choose_batch_size, cut_batches
-from gradcam.batch.read import Fetched
+from gradcam.batch.read import HashedItem
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
 from gradcam.hooks.memory import is_out_of_memory
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.storage.records import Record
 from gradcam.targets import ClassTarget
 from tests.helpers import tiny_model
@@ -46,7 +46,7 @@ NAMES = (
     "cat_and_espresso.jpg", "koala.webp", "camera.png", "chelsea.jpg", "lemur.webp",
     "panda.webp", "macaw.webp", "coffee.jpg", "rocket.jpg", "astronaut.jpg",
 )  # fmt: skip
-PIXELS = Request(layers=["4"])  # a layer of the tiny model
+PIXELS = ExplainRequest(layers=["4"])  # a layer of the tiny model
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Content:
         return self.data if self.path is None else self.path.read_bytes()
 
 
-def reads(item: Item) -> int:
+def reads(item: InputImage) -> int:
     assert isinstance(item.content, Content)
     return len(item.content.reads)
 
 
-def files(folder: Path, names: Iterable[str] = NAMES) -> list[Item]:
-    return [Item(name, Content(path=folder / name)) for name in names]
+def files(folder: Path, names: Iterable[str] = NAMES) -> list[InputImage]:
+    return [InputImage(name, Content(path=folder / name)) for name in names]
 
 
 def noise(seed: int, height: int = 24, width: int = 20) -> bytes:
@@ -78,41 +78,45 @@ def noise(seed: int, height: int = 24, width: int = 20) -> bytes:
     return file.getvalue()
 
 
-def noises(count: int) -> list[Item]:
-    return [Item(f"folder/{i:03}.png", Content(noise(i))) for i in range(count)]
+def noises(count: int) -> list[InputImage]:
+    return [InputImage(f"folder/{i:03}.png", Content(noise(i))) for i in range(count)]
 
 
-def keep(fetched: Fetched, result: PictureResult | GradcamError) -> tuple[Fetched, PictureResult | GradcamError]:
+def keep(
+    fetched: HashedItem, result: ExplainedImage | GradcamError
+) -> tuple[HashedItem, ExplainedImage | GradcamError]:
     return fetched, result
 
 
-def explain_items(classifier: gradcam.Classifier, request: Request, items: Iterable[Item], **options: Any) -> Any:
-    return compute_items(classifier, partial(find, classifier, request), items, **options)
+def explain_items(
+    classifier: gradcam.Classifier, request: ExplainRequest, items: Iterable[InputImage], **options: Any
+) -> Any:
+    return compute_items(classifier, partial(explain_batch, classifier, request), items, **options)
 
 
-def name(fetched: Fetched, result: PictureResult | GradcamError) -> str:
+def name(fetched: HashedItem, result: ExplainedImage | GradcamError) -> str:
     return fetched.item.name
 
 
 def run(
-    classifier: gradcam.Classifier, items: Iterable[Item], request: Request = PIXELS, **options: Any
-) -> list[PictureResult | GradcamError]:
+    classifier: gradcam.Classifier, items: Iterable[InputImage], request: ExplainRequest = PIXELS, **options: Any
+) -> list[ExplainedImage | GradcamError]:
     settings: dict[str, Any] = {"batch_size": 4, "workers": 2} | options
     return [result for _, result in explain_items(classifier, request, items, finish=keep, **settings)]
 
 
-def map_of(result: PictureResult | GradcamError) -> Any:
-    assert isinstance(result, PictureResult), result
+def map_of(result: ExplainedImage | GradcamError) -> Any:
+    assert isinstance(result, ExplainedImage), result
     (explanation,) = result.maps.values()
     return explanation
 
 
-def assert_equal(result: PictureResult | GradcamError, expected: PictureResult | GradcamError) -> None:
+def assert_equal(result: ExplainedImage | GradcamError, expected: ExplainedImage | GradcamError) -> None:
     ours, theirs = map_of(result), map_of(expected)
     for part in ("maps", "heatmaps", "classes", "scores", "output"):
         assert torch.equal(getattr(ours, part), getattr(theirs, part)), part
-    assert isinstance(result, PictureResult)
-    assert isinstance(expected, PictureResult)
+    assert isinstance(result, ExplainedImage)
+    assert isinstance(expected, ExplainedImage)
     assert result.predictions == expected.predictions
     assert np.array_equal(result.picture, expected.picture)
 
@@ -160,12 +164,12 @@ def tiny(listen: Callable[[Tensor], None] = lambda images: None, **options: Any)
     return classifier
 
 
-INNER = Request(layers=["inner.4"])
+INNER = ExplainRequest(layers=["inner.4"])
 
 
 class TestValues:
     def test_they_equal_those_of_single_images(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        result = run(classifier, files(photo("")), Request(layers=[classifier.layer]))
+        result = run(classifier, files(photo("")), ExplainRequest(layers=[classifier.layer]))
         for item, image in zip(result, NAMES):
             ours, alone = map_of(item), classifier.explain(photo(image))
             assert torch.equal(ours.classes, alone.classes)
@@ -177,18 +181,20 @@ class TestValues:
             assert item.predictions[0].index == best  # type: ignore[union-attr]
 
     def test_they_equal_those_of_the_same_batches(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        request = Request(layers=[classifier.layer], methods=find_methods(["gradcam", "layercam"]))
+        request = ExplainRequest(layers=[classifier.layer], methods=find_methods(["gradcam", "layercam"]))
         paths = [photo(image) for image in NAMES]
         expected = [
             item
             for start in range(0, 10, 4)
-            for item in find(classifier, request, [classifier.prepare(path) for path in paths[start : start + 4]])
+            for item in explain_batch(
+                classifier, request, [classifier.prepare(path) for path in paths[start : start + 4]]
+            )
         ]
         results = run(classifier, files(photo("")), request, workers=3)
         assert len(results) == len(expected)
         for result, reference in zip(results, expected):
-            assert isinstance(result, PictureResult)
-            assert isinstance(reference, PictureResult)
+            assert isinstance(result, ExplainedImage)
+            assert isinstance(reference, ExplainedImage)
             assert result.maps.keys() == reference.maps.keys()
             for key in result.maps:
                 assert torch.equal(result.maps[key].maps, reference.maps[key].maps)
@@ -198,7 +204,7 @@ class TestValues:
     def test_a_second_run_of_some_images_gives_identical_results(
         self, classifier: gradcam.Classifier, photo: Any
     ) -> None:
-        request = Request(layers=[classifier.layer])
+        request = ExplainRequest(layers=[classifier.layer])
         results = run(classifier, files(photo("")), request)
         items = files(photo(""))
         remaining = run(classifier, items, request, is_needed=lambda item: item.name in (NAMES[1], NAMES[8]))
@@ -226,7 +232,7 @@ class TestValues:
         batches: list[tuple[int, ...]] = []  # When a model is first used, each image is also run alone.
         classifier = replace(tiny(lambda images: batches.append(tuple(images.shape))), preprocess=AsItIs())
         sizes = [(16, 20), (18, 12), (16, 20), (18, 12), (16, 20)]
-        items = [Item(f"{i}.png", Content(noise(i, *size))) for i, size in enumerate(sizes)]
+        items = [InputImage(f"{i}.png", Content(noise(i, *size))) for i, size in enumerate(sizes)]
         results = run(classifier, items, INNER, batch_size=5)
         assert [shape for shape in batches if shape[0] > 1] == [(3, 3, 16, 20), (2, 3, 18, 12)]
         for i, (item, size) in enumerate(zip(results, sizes)):
@@ -239,7 +245,7 @@ class TestClassesOfItems:
     def test_some_pictures_have_a_class_of_their_own(self, classifier: gradcam.Classifier, photo: Any) -> None:
         classes = {NAMES[0]: "espresso", NAMES[2]: "7", NAMES[3]: "tiger cat"}
         items = [replace(item, wanted=classes.get(item.name)) for item in files(photo(""), NAMES[:5])]
-        request = Request(layers=[classifier.layer], target=ClassTarget(top=2))
+        request = ExplainRequest(layers=[classifier.layer], target=ClassTarget(top=2))
         results = run(classifier, items, request, batch_size=5)
         top = [
             alone.probabilities()[0].topk(2).indices.tolist() for alone in map(classifier.explain, map(photo, NAMES))
@@ -258,30 +264,30 @@ class TestClassesOfItems:
 
     def test_an_unknown_class_fails_only_its_image(self, classifier: gradcam.Classifier, photo: Any) -> None:
         first, second = files(photo(""), NAMES[:2])
-        result = run(classifier, [replace(first, wanted="espreso"), second], Request(layers=[classifier.layer]))
+        result = run(classifier, [replace(first, wanted="espreso"), second], ExplainRequest(layers=[classifier.layer]))
         assert str(result[0]).startswith(f"{NAMES[0]}: No class is called 'espreso'; nearest: 'espresso'")
-        assert isinstance(result[1], PictureResult)
+        assert isinstance(result[1], ExplainedImage)
 
 
 class TestBrokenPictures:
     def test_one_in_the_middle_drops_out_of_its_batch(self, classifier: gradcam.Classifier, photo: Any) -> None:
         items = files(photo(""), NAMES[:6])
-        items[1] = Item("cut/off.jpg", Content(photo("chelsea.jpg").read_bytes()[:9000]))
-        request = Request(layers=[classifier.layer])
+        items[1] = InputImage("cut/off.jpg", Content(photo("chelsea.jpg").read_bytes()[:9000]))
+        request = ExplainRequest(layers=[classifier.layer])
         results = run(classifier, items, request)
         assert isinstance(results[1], ImageError)
         assert str(results[1]).startswith("cut/off.jpg: is damaged or cut off")
         assert str(results[1]).count("off.jpg") == 1
-        remaining = find(classifier, request, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
+        remaining = explain_batch(classifier, request, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
         for i, expected in zip((0, 2, 3), remaining):
             assert_equal(results[i], expected)
 
     def test_all_of_a_batch(self) -> None:
         items = noises(12)
-        items[4:8] = [Item(f"{i}.png", Content(b"")) for i in range(4)]
+        items[4:8] = [InputImage(f"{i}.png", Content(b"")) for i in range(4)]
         result = run(gradcam.load_classifier(tiny_model().eval(), size=16), items)
         assert [str(item) for item in result[4:8]] == [f"{i}.png: is empty" for i in range(4)]
-        assert all(isinstance(item, PictureResult) for item in result[:4] + result[8:])
+        assert all(isinstance(item, ExplainedImage) for item in result[:4] + result[8:])
 
     @pytest.mark.parametrize(
         ("error", "line"),
@@ -298,7 +304,7 @@ class TestBrokenPictures:
             def read(self) -> bytes:
                 raise error
 
-        results = run(tiny(), [*noises(1), Item("a b.png", Broken()), *noises(1)], INNER)
+        results = run(tiny(), [*noises(1), InputImage("a b.png", Broken()), *noises(1)], INNER)
         assert str(results[1]) == line
         assert isinstance(results[1], GradcamError)
         # Frames of a traceback would keep pixels alive.
@@ -316,7 +322,7 @@ class TestBrokenPictures:
         items = noises(4)
         white = BytesIO()
         Image.new("RGB", (20, 24), "white").save(white, "png")
-        items[2] = Item("white.png", Content(white.getvalue()))
+        items[2] = InputImage("white.png", Content(white.getvalue()))
         result = run(tiny(listen), items, INNER)
         assert str(result[2]) == "white.png: ValueError: on purpose (GRADCAM_TRACEBACK=1 shows where)"
         assert sizes == [4, 1, 1, 1, 1]
@@ -345,7 +351,7 @@ class TestBrokenPictures:
 
     def test_a_traceback_on_request(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
-        run(tiny(), [Item("broken.png", Content(b"nothing"))], INNER)
+        run(tiny(), [InputImage("broken.png", Content(b"nothing"))], INNER)
         assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
@@ -360,7 +366,7 @@ class TestReaders:
             paths.append(path)
             return gradcam.read_image(path)
 
-        item = Item("folder/one.png", Content(path=tmp_path / "one.png"))
+        item = InputImage("folder/one.png", Content(path=tmp_path / "one.png"))
         (result,) = run(tiny(reader=reader), [item], INNER)
         assert paths == [tmp_path / "one.png"]
         assert reads(item) == 0
@@ -373,8 +379,8 @@ class TestReaders:
             paths.append(path)
             return gradcam.read_image(path)
 
-        (result,) = run(tiny(reader=reader), [Item("folder/one.PNG", Content(noise(1)))], INNER)
-        assert_equal(result, run(tiny(), [Item("one.png", Content(noise(1)))], INNER)[0])
+        (result,) = run(tiny(reader=reader), [InputImage("folder/one.PNG", Content(noise(1)))], INNER)
+        assert_equal(result, run(tiny(), [InputImage("one.png", Content(noise(1)))], INNER)[0])
         assert paths[0].suffix == ".PNG"
         assert not paths[0].parent.exists()
 
@@ -386,13 +392,13 @@ class TestReaders:
             raise OSError(f"cannot read {path}")
 
         content = Content(b"nothing") if in_archive else Content(path=tmp_path / "one.png")
-        (error,) = run(tiny(reader=reader), [Item("folder/one.png", content)], INNER)
+        (error,) = run(tiny(reader=reader), [InputImage("folder/one.png", content)], INNER)
         assert str(error) == "folder/one.png: the reader reader failed (OSError: cannot read folder/one.png)"
 
     def test_a_path_relative_to_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         Path("one.png").write_bytes(b"nothing")
-        item = Item("folder/one.png", Content(path=Path("one.png")))
+        item = InputImage("folder/one.png", Content(path=Path("one.png")))
         (error,) = run(tiny(reader=gradcam.read_image), [item], INNER)
         assert str(error) == "folder/one.png: is not an image in a supported format"
 
@@ -413,11 +419,11 @@ class TestReaders:
                 file.write(b"more")
             return image
 
-        (error,) = run(tiny(reader=reader), [Item("one.png", Content(path=path))], INNER)
+        (error,) = run(tiny(reader=reader), [InputImage("one.png", Content(path=path))], INNER)
         assert str(error) == "one.png: changed while it was read: try again when it is complete"
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        item = Item("one.png", Content(path=tmp_path / "one.png"))
+        item = InputImage("one.png", Content(path=tmp_path / "one.png"))
         (error,) = run(tiny(reader=gradcam.read_image), [item], INNER)
         assert str(error) == "one.png: cannot be opened (No such file or directory)"
 
@@ -425,8 +431,8 @@ class TestReaders:
     def test_an_audit_has_the_hash_of_the_data(self, tmp_path: Path, own_reader: bool) -> None:
         (tmp_path / "good.png").write_bytes(noise(1) + bytes(3 * 2**20))  # a file of several chunks
         (tmp_path / "broken.png").write_bytes(b"nothing")
-        items = [*files(tmp_path, ("good.png", "broken.png")), Item("in_archive.png", Content(noise(2)))]
-        items.append(Item("gone.png", Content(path=tmp_path / "gone.png")))
+        items = [*files(tmp_path, ("good.png", "broken.png")), InputImage("in_archive.png", Content(noise(2)))]
+        items.append(InputImage("gone.png", Content(path=tmp_path / "gone.png")))
         classifier = tiny(reader=gradcam.read_image) if own_reader else tiny()
         fetched = [
             entry
@@ -441,7 +447,7 @@ class TestReaders:
 
 class TestOrder:
     def test_results_come_in_the_order_of_the_items(self) -> None:
-        def finish(fetched: Fetched, result: Any) -> str:
+        def finish(fetched: HashedItem, result: Any) -> str:
             time.sleep(0.02 * (int(fetched.item.name[-5]) % 3))
             return fetched.item.name
 
@@ -449,7 +455,7 @@ class TestOrder:
         assert list(names) == [item.name for item in noises(20)]
 
     def test_the_first_result_comes_before_the_last_item_is_requested(self) -> None:
-        endless = (Item(f"{i}.png", Content(noise(0))) for i in itertools.count())
+        endless = (InputImage(f"{i}.png", Content(noise(0))) for i in itertools.count())
         stream = explain_items(tiny(), INNER, endless, finish=name, batch_size=2, workers=2)
         assert within(60, lambda: [next(stream) for _ in range(50)]) == [f"{i}.png" for i in range(50)]
         stream.close()
@@ -463,12 +469,12 @@ class TestOrder:
                 waited.append(first_arrived.wait(10))
                 return super().read()
 
-        def finish(fetched: Fetched, result: Any) -> str:
+        def finish(fetched: HashedItem, result: Any) -> str:
             time.sleep(0.1)  # So the stream is already waiting when this ends.
             return fetched.item.name
 
         items = noises(4)
-        items[1] = Item("slow.png", Slow(noise(1)))
+        items[1] = InputImage("slow.png", Slow(noise(1)))
         for image_name in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
             if image_name == "folder/000.png":
                 first_arrived.set()
@@ -515,7 +521,7 @@ class TestBounds:
             time.sleep(0.003)  # gives the threads time to continue
             return submitted
 
-        def finish(fetched: Fetched, result: Any) -> str:
+        def finish(fetched: HashedItem, result: Any) -> str:
             time.sleep(0.05)
             return fetched.item.name
 
@@ -523,7 +529,7 @@ class TestBounds:
         monkeypatch.setattr(Pool, "submit", submit_and_rest)
         pulled = 0
 
-        def source() -> Iterator[Item]:
+        def source() -> Iterator[InputImage]:
             nonlocal pulled
             for item in noises(100):
                 pulled += 1
@@ -532,7 +538,7 @@ class TestBounds:
         classifier, ahead = tiny(), 0
 
         def explain(*args: Any, **kwargs: Any) -> Any:
-            return [count("found", item) for item in find(classifier, INNER, *args, **kwargs)]
+            return [count("found", item) for item in explain_batch(classifier, INNER, *args, **kwargs)]
 
         for number, _ in enumerate(
             compute_items(classifier, explain, source(), finish=finish, batch_size=4, workers=3)
@@ -547,7 +553,7 @@ class TestBounds:
         assert ahead <= 5 * 4
 
     def test_a_slow_finish(self) -> None:
-        def finish(fetched: Fetched, result: Any) -> str:
+        def finish(fetched: HashedItem, result: Any) -> str:
             time.sleep(0.05)
             return fetched.item.name
 
@@ -606,12 +612,12 @@ class TestMemory:
         white = BytesIO()
         Image.new("RGB", (20, 24), "white").save(white, "png")
         items = noises(6)
-        items[1] = Item("white.png", Content(white.getvalue()))
+        items[1] = InputImage("white.png", Content(white.getvalue()))
         result = run(tiny(listen), items, INNER)
         assert str(result[1]).startswith(
             "white.png: does not fit into memory, even at batch size 1: use a smaller model"
         )
-        assert [isinstance(item, PictureResult) for item in result] == [True, False, True, True, True, True]
+        assert [isinstance(item, ExplainedImage) for item in result] == [True, False, True, True, True, True]
 
     def test_tensors_of_a_batch_that_did_not_fit_are_freed(self) -> None:
         """Check that the tensors of the full batch are gone when its half is tried."""
@@ -641,7 +647,7 @@ class Unwritable(GradcamError):
 class TestEndings:
     @pytest.mark.parametrize("error", [Unwritable("the disk is full"), ZeroDivisionError("unexpected"), SystemExit(5)])
     def test_an_error_of_finish_is_raised_at_its_image(self, error: BaseException) -> None:
-        def finish(fetched: Fetched, result: Any) -> str:
+        def finish(fetched: HashedItem, result: Any) -> str:
             if fetched.item.name.endswith("7.png"):
                 raise error
             time.sleep(0.02)  # The error occurs before the earlier images are finished.
@@ -663,7 +669,7 @@ class TestEndings:
         begun: list[str] = []
         gate = threading.Event()
 
-        def finish(fetched: Fetched, result: Any) -> str:
+        def finish(fetched: HashedItem, result: Any) -> str:
             begun.append(fetched.item.name)
             if len(begun) > 1:
                 gate.wait(20)
@@ -730,7 +736,7 @@ except KeyboardInterrupt:
         assert process.returncode == 0
 
     def test_items_that_cannot_be_listed_to_their_end(self) -> None:
-        def source() -> Iterator[Item]:
+        def source() -> Iterator[InputImage]:
             yield from noises(2)
             raise GradcamError("the list ends in the middle of a line")
 
@@ -775,7 +781,7 @@ class TestThreads:
                 note()
                 return super().read()
 
-        def finish(fetched: Fetched, result: Any) -> None:
+        def finish(fetched: HashedItem, result: Any) -> None:
             note()
 
         before = torch.get_num_threads()
@@ -784,7 +790,7 @@ class TestThreads:
         try:
             in_model: list[int] = []
             classifier = tiny(lambda images: in_model.append(torch.get_num_threads()))
-            items = [Item(f"{i}.png", Noting(noise(i))) for i in range(6)]
+            items = [InputImage(f"{i}.png", Noting(noise(i))) for i in range(6)]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(computing, "count_cores", lambda: 2)
                 list(explain_items(classifier, INNER, items, finish=finish, batch_size=3, workers=2))
@@ -992,7 +998,7 @@ class TestStreaming:
 @pytest.mark.cuda
 class TestCuda:
     def test_it_agrees_with_the_cpu(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        request = Request(layers=["layer4"])
+        request = ExplainRequest(layers=["layer4"])
         gpu_classifier = gradcam.load_classifier(device="cuda")
         ours = run(gpu_classifier, files(photo("")) * 4, request, batch_size=8, workers=4)
         for result, expected in zip(ours, run(classifier, files(photo("")), request) * 4):
@@ -1020,7 +1026,8 @@ class TestCuda:
         monkeypatch.setattr(Tensor, "pin_memory", full)
         classifier = gradcam.load_classifier(device="cuda")
         assert all(
-            isinstance(item, PictureResult) for item in run(classifier, files(photo("")), Request(layers=["layer4"]))
+            isinstance(item, ExplainedImage)
+            for item in run(classifier, files(photo("")), ExplainRequest(layers=["layer4"]))
         )
 
 
@@ -1035,10 +1042,10 @@ def test_no_thread_writes_after_an_interruption() -> None:
         def append(self, record: Any, files: Any) -> None:
             raise KeyboardInterrupt
 
-    work = Work(tiny(), PIXELS, noises(12), batch_size=2, workers=2)
+    work = BatchWork(tiny(), PIXELS, noises(12), batch_size=2, workers=2)
     saver = SimpleNamespace(save=lambda fetched, result: SimpleNamespace(record=None, files={}), saving=None)
     with pytest.raises(KeyboardInterrupt) as caught:
-        list(explain_into(Interrupted(), saver, work))  # type: ignore[arg-type]
+        list(explain_to_run(Interrupted(), saver, work))  # type: ignore[arg-type]
     assert pixel_threads() == []
     del caught  # The traceback has kept the frames alive until here, as it does in an exception handler.
 
@@ -1054,13 +1061,13 @@ def test_a_result_whose_record_was_interrupted_is_recorded_at_the_end() -> None:
             self.names.append(record.image)
             return record
 
-    def save(fetched: Fetched, result: Any) -> Any:
+    def save(fetched: HashedItem, result: Any) -> Any:
         saved.append(fetched.item.name)
         return SimpleNamespace(record=Record(fetched.item.name, "tiny"), files={}, seconds=0.0)
 
     saved: list[str] = []
     results = Interrupted(names=[], calls=0)
-    work = Work(tiny(), PIXELS, noises(8), batch_size=2, workers=2)
+    work = BatchWork(tiny(), PIXELS, noises(8), batch_size=2, workers=2)
     with pytest.raises(KeyboardInterrupt):
-        list(explain_into(results, SimpleNamespace(save=save, saving=None), work))  # type: ignore[arg-type]
+        list(explain_to_run(results, SimpleNamespace(save=save, saving=None), work))  # type: ignore[arg-type]
     assert sorted(results.names) == sorted(saved), "each that was saved has a record, and one alone"

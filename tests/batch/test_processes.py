@@ -22,9 +22,9 @@ import pytest
 import gradcam
 from gradcam import plugins
 from gradcam.batch import processes
-from gradcam.batch.engine import Work, explain_here
-from gradcam.batch.findings import Request
-from gradcam.batch.names import Saving
+from gradcam.batch.engine import BatchWork, explain_locally
+from gradcam.batch.findings import ExplainRequest
+from gradcam.batch.names import OutputOptions
 from gradcam.batch.processes import ProcessEngine
 from gradcam.batch.ray.ending import _find_registry_folder, end_local_processes
 from gradcam.batch.save import Saver
@@ -60,13 +60,13 @@ def photos(folder: Path, photo: Photo) -> Path:
     return folder / "photos"
 
 
-def to_work(classifier: gradcam.Classifier, photos: Path, pixels: str = "cpu", **options: Any) -> Work:
-    request = Request(layers=["layer4"], **options)
-    return Work(classifier, request, list_inputs([photos]).items, batch_size=2, workers=1, pixels=pixels)
+def to_work(classifier: gradcam.Classifier, photos: Path, pixels: str = "cpu", **options: Any) -> BatchWork:
+    request = ExplainRequest(layers=["layer4"], **options)
+    return BatchWork(classifier, request, list_inputs([photos]).items, batch_size=2, workers=1, pixels=pixels)
 
 
-def to_saver(work: Work, place: Any = None) -> Saver:
-    return Saver(place, {item.name: item.name for item in work.items}, Saving(), work.classifier, work.request)
+def to_saver(work: BatchWork, place: Any = None) -> Saver:
+    return Saver(place, {item.name: item.name for item in work.items}, OutputOptions(), work.classifier, work.request)
 
 
 ENGINE_OPTIONS: dict[str, Any] = {"is_needed": lambda item: True, "log_event": lambda event, **details: None}
@@ -77,7 +77,7 @@ def test_two_processes_give_the_results_of_one_in_the_same_order(
     classifier: gradcam.Classifier, photos: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "own.py").write_text("def score(output):\n    return output[:, 7]\n")
-    work = to_work(classifier, photos, "device", target=plugins.find_function(f"{folder / 'own.py'}:score"))
+    work = to_work(classifier, photos, "device", target=plugins.import_object(f"{folder / 'own.py'}:score"))
     events: list[tuple[str, Any]] = []
     runs: list[str] = []
 
@@ -94,7 +94,7 @@ def test_two_processes_give_the_results_of_one_in_the_same_order(
         ProcessEngine(load, TWO_DEVICES, 1)(work, to_saver(work), is_needed=items.__contains__, log_event=log_event)
     )
     expected = list(
-        explain_here(work, to_saver(work), is_needed=items.__contains__, log_event=ENGINE_OPTIONS["log_event"])
+        explain_locally(work, to_saver(work), is_needed=items.__contains__, log_event=ENGINE_OPTIONS["log_event"])
     )
     assert [report.record.image for report in reports] == [item.name for item in items]
     assert [report.record for report in reports] == [report.record for report in expected]

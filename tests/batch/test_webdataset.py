@@ -29,8 +29,8 @@ from gradcam.batch.formats.webdataset import TarResults, name_field, plan_keys
 from gradcam.errors import GradcamError, InputError, OutputError
 from gradcam.sources import archives
 from gradcam.sources.list import list_inputs
-from gradcam.storage.clear import Mode
-from gradcam.storage.output import Bucket, Disk, ResultWriter, to_reader
+from gradcam.storage.clear import ExistingRunMode
+from gradcam.storage.output import DiskWriter, OutputWriter, StoreWriter, to_reader
 from gradcam.storage.records import Explained, Record
 from gradcam.storage.run_file import ShardFiles
 from gradcam.storage.store import Store
@@ -396,15 +396,17 @@ def failed(number: int) -> Record:
 
 
 @pytest.fixture(params=["disk", "store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResultWriter]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputWriter]:
     if request.param == "disk":
-        yield Disk(tmp_path, tmp_path)
+        yield DiskWriter(tmp_path, tmp_path)
     else:
         with objects():
-            yield Bucket(Store("objects://bucket/out"))
+            yield StoreWriter(Store("objects://bucket/out"))
 
 
-def start(place: Any, mode: Mode = "new", done: frozenset[str] = frozenset()) -> tuple[TarResults, RunInMemory]:
+def start(
+    place: Any, mode: ExistingRunMode = "new", done: frozenset[str] = frozenset()
+) -> tuple[TarResults, RunInMemory]:
     run = RunInMemory(done)
     return TarResults(run, place, ShardFiles(), STEMS, mode), run
 
@@ -483,7 +485,7 @@ def test_several_tars_whose_records_were_lost_are_recorded_once(place: Any, monk
 
 
 def test_a_run_does_not_continue_after_a_foreign_tar(tmp_path: Path) -> None:
-    place = Disk(tmp_path, tmp_path)
+    place = DiskWriter(tmp_path, tmp_path)
     for data in (b"", b"nonsense" * 200):
         (tmp_path / "results-000003.tar").write_bytes(data)
         with pytest.raises(OutputError, match=r"results-000003\.tar: is not a tar of this run's results .*; move it"):
@@ -685,7 +687,7 @@ def test_a_store_that_refuses_tars_is_reported_as_for_files() -> None:
     with objects() as fs:
         fs.failures.append(PermissionError(errno.EACCES, "Access Denied"))
         with pytest.raises(OutputError) as caught:
-            start(Bucket(Store("objects://bucket/out")))
+            start(StoreWriter(Store("objects://bucket/out")))
     assert str(caught.value) == (
         "objects://bucket/out/: the credentials do not allow listing, reading or writing it (Access Denied); use "
         "other credentials, or choose another --output"

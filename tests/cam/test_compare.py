@@ -423,7 +423,7 @@ def test_several_chunks_of_classes_and_kinds_of_scores(monkeypatch: pytest.Monke
     }
     expected = gradcam.compare(model, TINY, **options)
     # Two classes at a time, each with three rivals.
-    monkeypatch.setattr(gradients, "MOST_BYTES", 2 * 3 * 4 * 12 * 16 * 4)
+    monkeypatch.setattr(gradients, "MAX_GRADIENT_BYTES", 2 * 3 * 4 * 12 * 16 * 4)
     explanations = gradcam.compare(model, TINY, **options)
     for key, item in expected.items():
         torch.testing.assert_close(explanations[key].maps, item.maps)

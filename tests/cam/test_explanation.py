@@ -846,7 +846,7 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any, mo
     assert explanation.maps.is_cuda
     assert explanation.heatmaps.is_cuda
     torch.testing.assert_close(explanation.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
-    assert all(tensor.is_cuda for tensor in nested.tensors(explanation.output))
+    assert all(tensor.is_cuda for tensor in nested.list_tensors(explanation.output))
 
 
 @pytest.mark.cuda
@@ -1081,7 +1081,7 @@ def test_logits_in_any_container(change: Callable[[Tensor], Any]) -> None:
     explanation = gradcam.explain(model, TINY, "body.3", target=[1, 4, 1])
     torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
     assert type(explanation.output) is type(model(TINY))
-    assert not any(tensor.requires_grad for tensor in nested.tensors(explanation.output))
+    assert not any(tensor.requires_grad for tensor in nested.list_tensors(explanation.output))
     again = gradcam.explain(model, TINY, target=1)
     assert again.layer == "body.4"
 

@@ -77,7 +77,7 @@ def test_activations_alone_and_second_derivatives() -> None:
 
 
 def test_options_keep_two_of_one_name_apart(method_file: str) -> None:
-    data = plugins.load("methods", f"{method_file}:mycam")
+    data = plugins.load_plugin("methods", f"{method_file}:mycam")
     explained = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[data, data.using(power=2)])
     plain, squared = explained["4", "mycam"], explained["4", "mycam-power=2"]
     torch.testing.assert_close(squared.maps, plain.maps.square())
@@ -119,11 +119,11 @@ def test_the_same_method_from_a_file_and_from_an_installed_package(
 
 
 def test_a_changed_file_is_another_method(method_file: str) -> None:
-    first = plugins.load("methods", f"{method_file}:mycam")
-    assert plugins.load("methods", f"{method_file}:mycam") is first
+    first = plugins.load_plugin("methods", f"{method_file}:mycam")
+    assert plugins.load_plugin("methods", f"{method_file}:mycam") is first
     before = plugins.fingerprint(first)
     Path(method_file).write_text(MINE.replace("sum(2)", "mean(2)"))
-    second = plugins.load("methods", f"{method_file}:mycam")
+    second = plugins.load_plugin("methods", f"{method_file}:mycam")
     assert second is not first
     assert before is not None
     assert before["file"] == "mine.py"
@@ -136,7 +136,7 @@ def test_two_files_of_one_name_are_two(method_file: str, tmp_path: Path) -> None
     changed_file = tmp_path / "other" / "mine.py"
     changed_file.parent.mkdir()
     changed_file.write_text(MINE.replace("sum(2)", "mean(2)"))
-    first, second = (plugins.load("methods", f"{file}:mycam") for file in (method_file, changed_file))
+    first, second = (plugins.load_plugin("methods", f"{file}:mycam") for file in (method_file, changed_file))
     assert plugins.fingerprint(first) != plugins.fingerprint(second)
     assert not torch.equal(explain(first).maps, explain(second).maps)
 
@@ -150,7 +150,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.setattr(plugins, "_read_entry_points", entry_points)
-    monkeypatch.setattr(plugins, "installed", inspect.unwrap(plugins.installed))
+    monkeypatch.setattr(plugins, "list_entry_points", inspect.unwrap(plugins.list_entry_points))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import TargetError
-from gradcam.targets.classes import FINER_SHARE, ClassTarget, difference, find_logits, find_nearest, probabilities
+from gradcam.targets.classes import (
+    FINER_RIVAL_WEIGHT,
+    ClassTarget,
+    compute_contrast,
+    find_logits,
+    find_nearest_rivals,
+    probabilities,
+)
 
 LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0, 5.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 7.0]], dtype=torch.float64)
 
@@ -54,7 +61,7 @@ def test_rivals_are_chosen_once() -> None:
 
 
 def test_the_nearest_classes_have_the_most_similar_logits() -> None:
-    nearest = find_nearest(LOGITS[:1], torch.tensor([[1, 5]]))
+    nearest = find_nearest_rivals(LOGITS[:1], torch.tensor([[1, 5]]))
     assert sorted(nearest[0, 0].tolist()) == [0, 2, 3] or sorted(nearest[0, 0].tolist()) == [
         2,
         3,
@@ -62,7 +69,9 @@ def test_the_nearest_classes_have_the_most_similar_logits() -> None:
     ]  # 3.0 and -1.0 are equally near
     assert sorted(nearest[0, 1].tolist()) == [0, 2, 6]
     expected = 5 - 0.6 * (3 + 2 + 4) / 3
-    assert difference(LOGITS[:1], torch.tensor([[5]]), nearest[:, 1:], FINER_SHARE).item() == pytest.approx(expected)
+    assert compute_contrast(
+        LOGITS[:1], torch.tensor([[5]]), nearest[:, 1:], FINER_RIVAL_WEIGHT
+    ).item() == pytest.approx(expected)
 
 
 def test_probabilities_sum_to_one() -> None:

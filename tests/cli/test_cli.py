@@ -29,7 +29,7 @@ import gradcam
 from gradcam.cli import main
 from gradcam.cli._settings import OutputMode
 from gradcam.cli._terminal import SafeStream, format_report, format_resume, make_streams_safe, show_pass_progress
-from gradcam.storage.records import Explained, Prediction, Record, Report
+from gradcam.storage.records import Explained, ImageOutcome, Prediction, Record
 
 Photo = Callable[[str], Path]
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -725,14 +725,14 @@ def test_an_output_that_cannot_be_written_is_one_line(folder: Path, small: Photo
     assert process.stderr == "Error: cannot write to standard output (No space left on device).\n"
 
 
-def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Report:
+def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> ImageOutcome:
     explained = (
         Explained(3, "cup", 1.0, "layer4", "gradcam", "a.png", blank=False),
         Explained(4, None, 1.0, "layer4", "hirescam", "b.png", blank=True),
     )
     record = Record("photos/a.jpg", "net", None, (Prediction(3, "cup", share), Prediction(14, None, 0.0)), explained)
     record = dataclasses.replace(record, size=(10, 20), region=region)
-    return Report(record, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
+    return ImageOutcome(record, grids=[(7, 7), (14, 14)], device="cpu", seconds=0.25)
 
 
 @pytest.mark.parametrize(

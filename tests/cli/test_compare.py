@@ -17,7 +17,7 @@ import gradcam
 from gradcam.attributions.table import ATTRIBUTIONS
 from gradcam.cli._terminal import format_report
 from gradcam.cli.run import METHODS, SIGNED
-from gradcam.storage.records import Explained, Prediction, Record, Report
+from gradcam.storage.records import Explained, ImageOutcome, Prediction, Record
 from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, run, small
 
 __all__ = ["folder", "gradcam_command", "run", "small"]  # fixtures
@@ -81,7 +81,7 @@ def test_blank_maps_are_counted() -> None:
 
     record = Record("a.png", "m", None, [Prediction(1, "cat", 1.0)], [entry("gradcam", True), entry("hirescam", False)])
     record = dataclasses.replace(record, size=(10, 10), region=(0, 0, 10, 10))
-    report = format_report(Report(record, 0.1, grids=[(7, 7), (7, 7)], device="cpu"))
+    report = format_report(ImageOutcome(record, 0.1, grids=[(7, 7), (7, 7)], device="cpu"))
     assert "no negative evidence in 1 of 2 heatmaps" in report
     assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in report
 

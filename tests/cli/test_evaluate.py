@@ -18,9 +18,9 @@ import pytest
 import gradcam
 from gradcam.cli._terminal import TerminationSignal
 from gradcam.evaluation import evaluate
-from gradcam.evaluation.metrics import DEFAULT, METRICS
+from gradcam.evaluation.metrics import DEFAULT_GROUPS, METRICS
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.results import Judgement
+from gradcam.evaluation.study.results import StudyEntry
 from gradcam.evaluation.study.run import Study
 from gradcam.evaluation.study.write import to_csv
 from tests import colour_model
@@ -110,7 +110,7 @@ def test_one_kind_of_output_by_its_suffix(command: Command, folder: Path, pictur
 def test_the_same_command_gives_the_same_table_to_the_last_digit(
     command: Command, folder: Path, pictures: Path
 ) -> None:
-    metrics = ",".join(name for name in DEFAULT if name != "coherency")
+    metrics = ",".join(name for name in DEFAULT_GROUPS if name != "coherency")
     outcomes = [
         command(pictures, "--methods", "gradcam", "--metrics", metrics, "--limit", 5, "-o", f"{name}/", "-q")
         for name in ("one", "two")
@@ -124,7 +124,7 @@ def test_the_same_command_gives_the_same_table_to_the_last_digit(
 def test_records_are_printed_as_pictures_are_judged(command: Command, pictures: Path) -> None:
     outcome = command(pictures, *QUICK, "--json")
     assert outcome.status == 0
-    entries = [Judgement.from_json(line) for line in outcome.out.splitlines()]
+    entries = [StudyEntry.from_json(line) for line in outcome.out.splitlines()]
     expected = evaluate(load(), pictures, methods=["gradcam", "eigencam"], metrics=["average-drop", "complexity"])
     assert entries == list(expected.entries)
     assert all(line.startswith(NOTE) for line in outcome.err.splitlines())
@@ -272,7 +272,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     original = Study._evaluate_item
 
     def stop_with(error: BaseException) -> None:
-        def evaluate_item(self: Study, item: Any, *args: Any) -> Judgement:
+        def evaluate_item(self: Study, item: Any, *args: Any) -> StudyEntry:
             if item == self.items[2]:
                 raise error
             return original(self, item, *args)
@@ -322,7 +322,7 @@ def test_without_an_output_a_stopped_study_is_lost_and_that_is_said(
 def test_a_disk_that_takes_no_more_ends_with_status_1(
     command: Command, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Journal, entry: Judgement) -> None:
+    def refuse(self: Journal, entry: StudyEntry) -> None:
         raise gradcam.errors.OutputError("out/: no space left; free some, then go on with --resume")
 
     monkeypatch.setattr(Journal, "append", refuse)

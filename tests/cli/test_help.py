@@ -19,7 +19,7 @@ from torch import nn
 from gradcam.cli import cli, ui
 from gradcam.cli._help import HELP
 from gradcam.models.providers import embedded
-from gradcam.models.providers.torchvision import cached_file
+from gradcam.models.providers.torchvision import find_cache_path
 from tests.cli.test_cli import Command, Photo, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -119,7 +119,7 @@ def workspace(folder: Path, photo: Photo, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def add_random_weights() -> None:
     """Write the file of ResNet-50's pretrained weights with random ones."""
-    file = cached_file(torchvision.models.ResNet50_Weights.DEFAULT)
+    file = find_cache_path(torchvision.models.ResNet50_Weights.DEFAULT)
     file.parent.mkdir(parents=True)
     torch.save(torchvision.models.resnet50().state_dict(), file)
 

@@ -21,7 +21,7 @@ from gradcam.cam.listing import list_layers
 from gradcam.cli import main
 from gradcam.models.providers import find_blueprint
 from gradcam.models.skeletons import survey
-from gradcam.plugins import find_function
+from gradcam.plugins import import_object
 from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command, small
 from tests.helpers import tiny_vit
 
@@ -311,7 +311,7 @@ def test_a_network_of_volumes(layers: Command, tmp_path: Path, channels: int) ->
     assert lines[0].startswith(f"own.py:build   {channels} x 6 x 8 x 12   ")
     assert any(line.startswith("→ 1") and "4 x 3 x 4 x 6 " in line for line in lines)
     way = lines[-1].removeprefix("This model takes volumes. Explain a volume in Python: ").removesuffix(".")
-    model, volume = find_function("own.py:build")().eval(), torch.randn(1, channels, 6, 8, 12)
+    model, volume = import_object("own.py:build")().eval(), torch.randn(1, channels, 6, 8, 12)
     explanation = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
     assert (explanation.layer, explanation.maps.shape) == ("1", (1, 1, 3, 4, 6))
     if channels == 3:

@@ -224,7 +224,7 @@ def listed(gradcam_command: Command, hub: Path) -> Callable[..., list[dict[str, 
 
 
 def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., list[dict[str, Any]]], hub: Path) -> None:
-    weights_path = provider.cached_file(models.ResNet50_Weights.IMAGENET1K_V1)
+    weights_path = provider.find_cache_path(models.ResNet50_Weights.IMAGENET1K_V1)
     weights_path.parent.mkdir(parents=True)
     weights_path.touch()
     entries = {entry["name"]: entry for entry in listed()}
@@ -262,7 +262,7 @@ def test_a_pattern_chooses_models(listed: Callable[..., list[dict[str, Any]]], p
 
 
 def test_models_are_listed_for_people(gradcam_command: Command, hub: Path) -> None:
-    path = provider.cached_file(models.ResNet50_Weights.IMAGENET1K_V1)
+    path = provider.find_cache_path(models.ResNet50_Weights.IMAGENET1K_V1)
     path.parent.mkdir(parents=True)
     path.touch()
     outcome = gradcam_command("models", "*resnet50_[2f]*")

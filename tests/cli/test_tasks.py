@@ -17,7 +17,7 @@ from gradcam import targets
 from gradcam.cli._settings import OPTIONS_BY_TASK
 from gradcam.cli._terminal import format_report
 from gradcam.options import TASKS
-from gradcam.storage.records import Explained, Prediction, Record, Report
+from gradcam.storage.records import Explained, ImageOutcome, Prediction, Record
 from tests.cli.test_cli import Command, Outcome, files, folder, gradcam_command, pixels, records, run
 
 __all__ = ["folder", "gradcam_command", "run"]  # fixtures
@@ -777,7 +777,7 @@ def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
     }
     explained = Explained(**(defaults | entry))
     row = Record("a.png", "net", None, predictions, [explained], size=(10, 20), region=(0, 5, 10, 10))
-    return format_report(Report(row, 0.1, grids=[(7, 7)], device="cpu", task=task)).splitlines()
+    return format_report(ImageOutcome(row, 0.1, grids=[(7, 7)], device="cpu", task=task)).splitlines()
 
 
 @pytest.mark.parametrize(

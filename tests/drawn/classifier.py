@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.drawn.pictures import TRAINING, Wish, draw_scene
+from tests.drawn.pictures import TRAINING, ShapeSpec, draw_scene
 
 CLASSES = ("red", "green", "blue", "yellow")  # the first four of COLOURS
 EPOCHS, BATCH, RATE = 40, 25, 2e-3
@@ -60,7 +60,7 @@ def make() -> nn.Module:
     classes = np.arange(2000) % len(CLASSES)
     draws = (np.random.default_rng([7, number]) for number in range(len(classes)))
     pictures = [
-        draw_scene(chance, photographs=TRAINING, things=[Wish(colour=int(class_))]).picture
+        draw_scene(chance, photographs=TRAINING, things=[ShapeSpec(colour=int(class_))]).picture
         for chance, class_ in zip(draws, classes)
     ]
     return train(np.stack(pictures), classes, 0)
@@ -71,7 +71,7 @@ def write(folder: Path, count: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         chance = np.random.default_rng([8, number])
-        picture = draw_scene(chance, things=[Wish(colour=number % len(CLASSES))]).picture
+        picture = draw_scene(chance, things=[ShapeSpec(colour=number % len(CLASSES))]).picture
         cv2.imwrite(str(folder / f"{number:03}.png"), picture[..., ::-1])
 
 

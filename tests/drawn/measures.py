@@ -17,9 +17,9 @@ from tests.drawn.pictures import (
     COLOURS,
     SHAPES,
     SIZE,
+    DrawnShape,
     Scene,
-    Thing,
-    Wish,
+    ShapeSpec,
     draw_scene,
     draw_scenes,
     to_boxes,
@@ -33,7 +33,7 @@ FADED_OPACITY = 0.5  # opacity of shapes that a detector misses
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MapScore:
     """The result of one heatmap.
 
     `energy` is the share of the map inside the mask. `is_inside` is True if the maximum is inside. `is_right` is True
@@ -45,31 +45,31 @@ class Verdict:
     is_right: bool
 
 
-def judge(heatmap: Tensor, mask: Tensor, other_masks: Sequence[Tensor] = ()) -> Verdict:
+def score_map(heatmap: Tensor, mask: Tensor, other_masks: Sequence[Tensor] = ()) -> MapScore:
     """Evaluate a map (H,W) with the shape's mask, bool (H,W), and the masks of other shapes.
 
     A blank map is never right.
     """
     total_mass, inside = float(heatmap.sum()), float(heatmap[mask].sum())
     if total_mass <= 0:
-        return Verdict(0.0, False, False)
+        return MapScore(0.0, False, False)
     is_right = all(float(heatmap[other_mask].sum()) < inside for other_mask in other_masks)
-    return Verdict(inside / total_mass, bool(mask.flatten()[int(heatmap.argmax())]), is_right)
+    return MapScore(inside / total_mass, bool(mask.flatten()[int(heatmap.argmax())]), is_right)
 
 
-def summarise(verdicts: Sequence[Verdict]) -> tuple[float, float]:
+def summarise(verdicts: Sequence[MapScore]) -> tuple[float, float]:
     """Return the mean energy, and the share of maxima inside."""
     return float(np.mean([verdict.energy for verdict in verdicts])), float(
         np.mean([verdict.is_inside for verdict in verdicts])
     )
 
 
-def share_right(verdicts: Sequence[Verdict]) -> float:
+def compute_accuracy(verdicts: Sequence[MapScore]) -> float:
     """Return the share of maps that have more mass in their mask than in any other."""
     return float(np.mean([verdict.is_right for verdict in verdicts]))
 
 
-def to_mask(thing: Thing) -> Tensor:
+def to_mask(thing: DrawnShape) -> Tensor:
     """Return a mask of the pixels of the shape's box."""
     left, top, right, bottom = thing.box
     mask = torch.zeros(SIZE, SIZE, dtype=torch.bool)
@@ -77,7 +77,7 @@ def to_mask(thing: Thing) -> Tensor:
     return mask
 
 
-def judge_boxes(detector: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
+def judge_boxes(detector: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[MapScore]:
     """Return a verdict for the heatmap of each detected box that matches a shape."""
     verdicts = []
     for batch in _batches([scene for scene in scenes if scene.things]):
@@ -86,11 +86,11 @@ def judge_boxes(detector: nn.Module, scenes: Sequence[Scene], **options: Any) ->
             for instance, heatmap in zip(instances, heatmaps):
                 thing = match(scene, instance.box, instance.index)
                 if thing is not None:
-                    verdicts.append(judge(heatmap, to_mask(thing)))
+                    verdicts.append(score_map(heatmap, to_mask(thing)))
     return verdicts
 
 
-def match(scene: Scene, box: Sequence[float], label: int) -> Thing | None:
+def match(scene: Scene, box: Sequence[float], label: int) -> DrawnShape | None:
     """Return the shape that matches this box and label, or None."""
     truth = to_boxes(scene)
     overlaps = box_iou(torch.tensor([box]), truth["boxes"])[0] * (truth["labels"] == label)
@@ -98,7 +98,7 @@ def match(scene: Scene, box: Sequence[float], label: int) -> Thing | None:
     return scene.things[best] if overlaps[best] > MIN_OVERLAP else None
 
 
-def share_found(detector: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
+def measure_detection(detector: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
     """Return the share of the shapes that are detected, and the share of the boxes that match one."""
     detected, boxes, matching = 0, 0, 0
     for scene in scenes:
@@ -118,7 +118,7 @@ def draw_missed(detector: nn.Module, seed: int, count: int) -> Iterator[Scene]:
     """Yield `count` scenes of three shapes, the first of which is faded so that the detector misses it."""
     number = 0
     while count:
-        wishes = [Wish(opacity=FADED_OPACITY), Wish(), Wish()]
+        wishes = [ShapeSpec(opacity=FADED_OPACITY), ShapeSpec(), ShapeSpec()]
         scene = draw_scene(np.random.default_rng([seed, number]), things=wishes)
         number += 1
         with torch.no_grad():
@@ -129,17 +129,17 @@ def draw_missed(detector: nn.Module, seed: int, count: int) -> Iterator[Scene]:
             yield scene
 
 
-def judge_missed(detector: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
+def judge_missed(detector: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[MapScore]:
     """Return a verdict for the first shape of each scene, on the map of the box that the detector missed."""
     verdicts = []
     for scene in scenes:
         target = targets.MissedBox(scene.things[0].box, 1 + scene.things[0].shape)
         explanation = gradcam.explain(detector, list(to_images([scene])), target=target, **options)
-        verdicts.append(judge(explanation.heatmaps[0, 0], to_mask(scene.things[0])))
+        verdicts.append(score_map(explanation.heatmaps[0, 0], to_mask(scene.things[0])))
     return verdicts
 
 
-def judge_masks(segmenter: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
+def judge_masks(segmenter: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[MapScore]:
     """Return a verdict for each shape that the segmenter segments, on the map of that region."""
     verdicts = []
     for scene in scenes:
@@ -154,11 +154,11 @@ def judge_masks(segmenter: nn.Module, scenes: Sequence[Scene], **options: Any) -
             down, across = (mask & (predicted == 1 + thing.shape)).nonzero()[0].tolist()
             target = targets.Mask(1 + thing.shape, (across, down))
             explanation = gradcam.explain(segmenter, images, target=target, **options)
-            verdicts.append(judge(explanation.heatmaps[0, 0], to_mask(thing)))
+            verdicts.append(score_map(explanation.heatmaps[0, 0], to_mask(thing)))
     return verdicts
 
 
-def share_of_pixels(segmenter: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
+def measure_segmentation(segmenter: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
     """Return the share of pixels that are classified correctly, and the mean intersection over union of the shapes."""
     with torch.no_grad():
         predicted = torch.cat([segmenter(to_images(batch)).argmax(1) for batch in _batches(scenes)])
@@ -182,13 +182,15 @@ def draw_three(seed: int, count: int, *, alike: bool) -> Iterator[Scene]:
         shapes, colours = chance.permutation(len(SHAPES))[:3], chance.permutation(len(COLOURS))[:3]
         if alike:
             shapes[1], colours[2] = shapes[0], colours[0]
-        scene = draw_scene(chance, things=[Wish(int(shape), int(colour)) for shape, colour in zip(shapes, colours)])
+        scene = draw_scene(
+            chance, things=[ShapeSpec(int(shape), int(colour)) for shape, colour in zip(shapes, colours)]
+        )
         if len(scene.things) == 3:
             count -= 1
             yield scene
 
 
-def judge_texts(matcher: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
+def judge_texts(matcher: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[MapScore]:
     """Return a verdict for each shape of each scene, on the map of its name."""
     verdicts = []
     for scene in scenes:
@@ -196,7 +198,7 @@ def judge_texts(matcher: nn.Module, scenes: Sequence[Scene], **options: Any) -> 
         explanation = gradcam.explain(matcher, to_images([scene]), target=target, **options)
         masks = [to_mask(thing) for thing in scene.things]
         for k, heatmap in enumerate(explanation.heatmaps[0]):
-            verdicts.append(judge(heatmap, masks[k], masks[:k] + masks[k + 1 :]))
+            verdicts.append(score_map(heatmap, masks[k], masks[:k] + masks[k + 1 :]))
     return verdicts
 
 
@@ -206,6 +208,17 @@ def _batches(scenes: Sequence[Scene]) -> Iterator[Sequence[Scene]]:
 
 
 __all__ = [
-    "Verdict", "draw_missed", "draw_scenes", "draw_three", "judge", "judge_boxes", "judge_masks", "judge_missed",
-    "judge_texts", "share_found", "share_of_pixels", "share_right", "summarise",
+    "MapScore",
+    "compute_accuracy",
+    "draw_missed",
+    "draw_scenes",
+    "draw_three",
+    "judge_boxes",
+    "judge_masks",
+    "judge_missed",
+    "judge_texts",
+    "measure_detection",
+    "measure_segmentation",
+    "score_map",
+    "summarise",
 ]  # fmt: skip

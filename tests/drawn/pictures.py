@@ -38,7 +38,7 @@ SUPERSAMPLING = 4  # shapes are drawn on a grid that is finer by this factor
 
 
 @dataclass(frozen=True)
-class Wish:
+class ShapeSpec:
     """A shape to draw. None is sampled at random."""
 
     shape: int | None = None
@@ -47,7 +47,7 @@ class Wish:
 
 
 @dataclass(frozen=True, eq=False)
-class Thing:
+class DrawnShape:
     """A shape in an image. `mask` (SIZE,SIZE): bool. `box`: the mask's left, top, right and bottom, in pixels."""
 
     shape: int
@@ -75,11 +75,11 @@ class Scene:
     """An image (SIZE,SIZE,3) uint8 RGB and the shapes in it, none of which touches another."""
 
     picture: np.ndarray
-    things: tuple[Thing, ...]
+    things: tuple[DrawnShape, ...]
 
 
 def draw_scenes(
-    seed: int, count: int, *, photographs: Sequence[str] = TESTING, things: Sequence[Wish] | None = None
+    seed: int, count: int, *, photographs: Sequence[str] = TESTING, things: Sequence[ShapeSpec] | None = None
 ) -> Iterator[Scene]:
     """Yield `count` scenes of this seed.
 
@@ -90,12 +90,12 @@ def draw_scenes(
 
 
 def draw_scene(
-    rng: np.random.Generator, *, photographs: Sequence[str] = TESTING, things: Sequence[Wish] | None = None
+    rng: np.random.Generator, *, photographs: Sequence[str] = TESTING, things: Sequence[ShapeSpec] | None = None
 ) -> Scene:
     wishes = _wish(rng) if things is None else things
     picture = draw_background(rng, photographs)
     occupied = np.zeros((SIZE, SIZE), bool)
-    drawn: list[Thing] = []
+    drawn: list[DrawnShape] = []
     for wish in wishes:
         wish = replace(
             wish,
@@ -109,18 +109,18 @@ def draw_scene(
         picture = _paint(rng, picture, cover * wish.opacity, wish.colour or 0)
         left, top, right, bottom = box
         occupied[max(top - 3, 0) : bottom + 3, max(left - 3, 0) : right + 3] = True
-        drawn.append(Thing(wish.shape or 0, wish.colour or 0, cover > 0.5, box))
+        drawn.append(DrawnShape(wish.shape or 0, wish.colour or 0, cover > 0.5, box))
     noise = rng.uniform(0, 6) * rng.standard_normal(picture.shape, np.float32)
     return Scene((picture + noise).clip(0, 255).astype(np.uint8), tuple(drawn))
 
 
-def _wish(rng: np.random.Generator) -> list[Wish]:
+def _wish(rng: np.random.Generator) -> list[ShapeSpec]:
     """Sample one to four shapes.
 
     In half of all scenes they share two shapes and two colours, so that neither alone identifies one.
     """
     shapes, colours = (rng.permutation(len(names))[: 2 if rng.random() < 0.5 else None] for names in (SHAPES, COLOURS))
-    return [Wish(int(rng.choice(shapes)), int(rng.choice(colours))) for _ in range(rng.integers(1, 5))]
+    return [ShapeSpec(int(rng.choice(shapes)), int(rng.choice(colours))) for _ in range(rng.integers(1, 5))]
 
 
 def to_images(scenes: Sequence[Scene]) -> Tensor:

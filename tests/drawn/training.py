@@ -20,8 +20,8 @@ from tests.drawn.pictures import (
     SHAPES,
     SIZE,
     TRAINING,
+    DrawnShape,
     Scene,
-    Thing,
     draw_scenes,
     to_boxes,
     to_classes,
@@ -165,7 +165,7 @@ PLACES = {
 }
 
 
-def fits(thing: Thing, part: dict[str, object]) -> bool:
+def fits(thing: DrawnShape, part: dict[str, object]) -> bool:
     return (
         part.get("shape", thing.shape) == thing.shape
         and part.get("colour", thing.colour) == thing.colour
@@ -203,7 +203,7 @@ def draw_claim(scene: Scene, rng: np.random.Generator) -> Claim:
     return Claim(parts, str(rng.choice(holding)) if holding and rng.random() < 0.5 else None)
 
 
-def draw_part(thing: Thing, rng: np.random.Generator) -> dict[str, object]:
+def draw_part(thing: DrawnShape, rng: np.random.Generator) -> dict[str, object]:
     part: dict[str, object] = {"shape": thing.shape, "colour": thing.colour}
     sample = rng.random()
     if sample < 0.25:

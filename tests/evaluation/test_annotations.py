@@ -17,7 +17,7 @@ from gradcam.errors import InputError
 from gradcam.evaluation import Annotations, Truth, energy_pointing_game, localisation, pointing_game, read_annotations
 from gradcam.evaluation.annotations.coco import fill_polygons, fill_runs, unpack_runs
 from gradcam.evaluation.annotations.match import ModelView, project_box, project_mask
-from gradcam.images.read import read_numbers
+from gradcam.images.read import read_label_mask
 from gradcam.models.labels import find_class
 
 NAMES = ["a.jpg", "cats/b.png", "cats/c.webp"]
@@ -366,14 +366,14 @@ def test_numbers_are_read_as_the_file_has_them(tmp_path: Path, bits: int, mode: 
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
     with Image.open(tmp_path / "a.png") as image:
         assert image.mode in (mode, "I")  # Pillow before 10.3 reads 16 bits as "I"
-    assert read_numbers(tmp_path / "a.png").tolist() == [values]
+    assert read_label_mask(tmp_path / "a.png").tolist() == [values]
 
 
 def test_a_mask_that_lies_on_its_side_is_turned(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(np.array([[1, 2, 3], [4, 5, 6]], dtype=np.uint8)).save(tmp_path / "a.png", exif=exif)
-    assert read_numbers(tmp_path / "a.png").tolist() == [[4, 1], [5, 2], [6, 3]]
+    assert read_label_mask(tmp_path / "a.png").tolist() == [[4, 1], [5, 2], [6, 3]]
 
 
 def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None:

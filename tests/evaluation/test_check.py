@@ -26,10 +26,10 @@ from gradcam.evaluation.checks.shams import CONTROL_DESCRIPTIONS, RIVAL
 from gradcam.evaluation.checks.verdict import Verdict
 from gradcam.evaluation.explainers import make_random
 from gradcam.evaluation.metrics.soundness import find_rivals, randomisation, rank_correlation
-from gradcam.images.draw import overlay, scale
+from gradcam.images.draw import overlay, scale_to_height
 from gradcam.images.sheets import MARGIN
 from tests import colour_model
-from tests.drawn.pictures import Wish, draw_scene
+from tests.drawn.pictures import ShapeSpec, draw_scene
 from tests.helpers import assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
@@ -225,7 +225,8 @@ def test_confident_random_networks_do_not_distinguish_images(seed: int) -> None:
         model[-1].weight.mul_(20)
     classifier = gradcam.load_classifier(model, size=(96, 96), layer="5")
     images = [
-        draw_scene(np.random.default_rng([8, number]), things=[Wish(colour=number % 4)]).picture for number in range(12)
+        draw_scene(np.random.default_rng([8, number]), things=[ShapeSpec(colour=number % 4)]).picture
+        for number in range(12)
     ]
     picture, other_images = images[seed], [images[number] for number in range(1, 6)]
     report = check(classifier, picture, method="layercam", other_images=other_images)
@@ -437,7 +438,7 @@ def find(panel: np.ndarray, cell: np.ndarray) -> list[tuple[int, int]]:
 
 def test_the_panel_shows_what_the_tests_looked_at(koala: Verdict) -> None:
     panel, artifacts = koala.panel(height=120), koala.artifacts
-    picture = scale(koala.image, 120)
+    picture = scale_to_height(koala.image, 120)
     full_region = (0, 0, *picture.shape[:2])
     positions = find(panel, overlay(picture, artifacts.heatmap, region=full_region))
     # The rows of stability, classes and weights begin with the explained heatmap.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gradcam
 from gradcam.evaluation import CONTROLS
-from gradcam.evaluation.subject import count_pixels, derive, draw, rank_pixels
+from gradcam.evaluation.subject import count_pixels, derive_seed, make_generator, rank_pixels
 from tests.helpers import TINY
 
 # Controls
@@ -67,7 +67,7 @@ def test_random_maps_are_coarse_differ_between_images_and_repeat() -> None:
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.5
     steps = (heatmaps.diff(dim=2).abs().mean() / heatmaps.std()).item()
     assert steps < 0.1  # independent noise per pixel would have more than 1
-    noise = torch.rand(4, 1, 7, 7, generator=torch.Generator().manual_seed(derive(5, "random map")))
+    noise = torch.rand(4, 1, 7, 7, generator=torch.Generator().manual_seed(derive_seed(5, "random map")))
     for heatmap, cells in zip(heatmaps, noise[:, 0]):
         # OpenCV uses the same bicubic kernel.
         large = cv2.resize(cells.numpy(), (140, 70), interpolation=cv2.INTER_CUBIC)
@@ -149,7 +149,7 @@ def test_counts_of_pixels_are_rounded_to_the_nearest(share: float, pixels: int, 
 def test_what_is_drawn_depends_on_the_seed_and_the_purpose_alone() -> None:
     def numbers(*names: object) -> list[float]:
         torch.rand(3)  # PyTorch's global generator has no influence
-        return torch.rand(4, generator=draw(*names)).tolist()
+        return torch.rand(4, generator=make_generator(*names)).tolist()
 
     assert numbers(0, "ties") == numbers(0, "ties")
     distinct = [numbers(*names) for names in ((0, "ties"), (1, "ties"), (0, "noise"), (0, "ties", "cat.jpg"), (0,))]
@@ -157,13 +157,13 @@ def test_what_is_drawn_depends_on_the_seed_and_the_purpose_alone() -> None:
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
-    assert derive(0, "ties") == int(hashlib.sha256(b"0\nties").hexdigest()[:16], 16) // 2
-    assert all(0 <= derive(seed) < 2**63 for seed in range(100))
-    assert draw(7, "x").initial_seed() == derive(7, "x")
+    assert derive_seed(0, "ties") == int(hashlib.sha256(b"0\nties").hexdigest()[:16], 16) // 2
+    assert all(0 <= derive_seed(seed) < 2**63 for seed in range(100))
+    assert make_generator(7, "x").initial_seed() == derive_seed(7, "x")
 
 
 def test_a_purpose_may_be_a_file_name_that_is_no_text() -> None:
-    assert derive(0, b"caf\xe9.jpg".decode("utf-8", "surrogateescape")) != derive(0, "caf.jpg")
+    assert derive_seed(0, b"caf\xe9.jpg".decode("utf-8", "surrogateescape")) != derive_seed(0, "caf.jpg")
 
 
 def test_pytorchs_own_generator_is_left_alone() -> None:

@@ -22,7 +22,7 @@ from torch import nn
 import gradcam
 from gradcam.errors import GradcamError, ModelError, OutputError
 from gradcam.evaluation import Diff, ImageDiff, Snapshot, diff, read_snapshot, take_snapshot
-from gradcam.evaluation.snapshots.gate import check_conditions, read_condition
+from gradcam.evaluation.snapshots.gate import check_conditions, parse_condition
 from gradcam.evaluation.snapshots.result import compare_entries
 from gradcam.evaluation.snapshots.snapshot import Origin, SnapshotEntry
 
@@ -526,7 +526,7 @@ def test_other_files_are_refused_and_not_overwritten(content: bytes | None, snap
     ],
 )
 def test_what_a_condition_says(text: str, values: dict[str, float], is_met: bool) -> None:
-    condition = read_condition(text)
+    condition = parse_condition(text)
     assert condition.is_met(values) is is_met
     assert condition.of_mean is ("mean" in text)
 
@@ -540,7 +540,7 @@ def test_a_bad_condition_is_a_line_with_the_names(text: str) -> None:
     with pytest.raises(
         GradcamError, match="is not a condition: expected NAME<NUMBER.*agree, correlation, overlap"
     ) as caught:
-        read_condition(text)
+        parse_condition(text)
     assert "\n" not in str(caught.value)
 
 

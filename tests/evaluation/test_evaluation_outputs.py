@@ -20,11 +20,11 @@ import gradcam
 from gradcam.cli.evaluate import _number, format_results
 from gradcam.errors import GradcamError, OutputError
 from gradcam.evaluation.metrics import METRICS
-from gradcam.evaluation.study.plan import SINGLE_PASS, Agenda, StudyOptions, make_plan
+from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, StudyPlan, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
-from gradcam.evaluation.study.results import Conditions, Judgement, Results, compare_methods
+from gradcam.evaluation.study.results import Conditions, Results, StudyEntry, compare_methods
 from gradcam.evaluation.study.write import draw_curves, draw_examples, escape, to_csv, to_json, to_latex, write_results
-from gradcam.images.draw import scale
+from gradcam.images.draw import scale_to_height
 from gradcam.sources.list import list_inputs
 from tests.colour_model import load, paint_all
 
@@ -42,7 +42,7 @@ def make_results(table: dict[str, dict[str, list[float | None]]], controls: tupl
     count = max(len(row) for numbers in table.values() for row in numbers.values())
     metrics = tuple(name for name in METRICS if any(name in numbers for numbers in table.values()))
     entries = [
-        Judgement(
+        StudyEntry(
             image=f"{i}.png",
             sha256=f"{i}",
             index=i,
@@ -55,7 +55,7 @@ def make_results(table: dict[str, dict[str, list[float | None]]], controls: tupl
         )
         for i in range(count)
     ]
-    plan = Agenda(tuple(name for name in table if name not in controls), controls, metrics)
+    plan = StudyPlan(tuple(name for name in table if name not in controls), controls, metrics)
     return Results(plan, CONDITIONS, entries)
 
 
@@ -154,7 +154,7 @@ def test_names_with_commas_quotes_and_bytes_that_are_no_text(tmp_path: Path) -> 
 
 
 def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
-    failed = Judgement("broken.png", error="broken.png: is empty")
+    failed = StudyEntry("broken.png", error="broken.png: is empty")
     document = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
     assert document["conditions"]["layer"] == "layer4.0"
     assert document["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
@@ -424,7 +424,7 @@ def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:
     for path in paths:
         # The image has 36 x 40 pixels, and the network sees the 36 columns in the middle.
         overlay = np.ascontiguousarray(classifier.explain(path).overlay(outline=False)[:, 2:38])
-        assert len(find_inside(sheet, scale(overlay, 168))) == 1
+        assert len(find_inside(sheet, scale_to_height(overlay, 168))) == 1
 
 
 def test_a_sheet_of_nothing(tmp_path: Path) -> None:

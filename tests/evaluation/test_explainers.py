@@ -8,7 +8,7 @@ import torch
 import gradcam
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation import CONTROLS, Explainer
-from gradcam.evaluation.controls import find_explained
+from gradcam.evaluation.controls import find_explainable
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
@@ -130,11 +130,11 @@ def test_an_unknown_layer() -> None:
     [("gradcam", "gradcam"), ("GradCAM++", "gradcam-pp"), ("Edges", "edges"), ("chefer", "gradient-rollout")],
 )
 def test_names_in_the_forms_in_which_people_write_them(name: str, expected: str) -> None:
-    assert find_explained(name).name == expected
+    assert find_explainable(name).name == expected
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(GradcamError, match=r"There is no method or control 'centr'\. Nearest: 'centre'"):
-        find_explained("centr")
+        find_explainable("centr")
     with pytest.raises(GradcamError, match=r"'gradcan'\. Nearest: 'gradcam'"):
-        find_explained("gradcan")
+        find_explainable("gradcan")

@@ -15,7 +15,7 @@ import gradcam
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, InputError, LayerError
 from gradcam.evaluation.intervals import Interval, mean_interval
-from gradcam.evaluation.metrics.grid import arrange, find_tiles, grid_pointing_game
+from gradcam.evaluation.metrics.grid import arrange_mosaics, find_confident_tiles, grid_pointing_game
 from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.recommendation import (
     FRACTIONS,
@@ -26,7 +26,6 @@ from gradcam.evaluation.recommendation import (
     MosaicScores,
     Recommendation,
     Row,
-    check_layers,
     combine,
     find_best,
     find_candidates,
@@ -34,6 +33,7 @@ from gradcam.evaluation.recommendation import (
     list_best,
     list_single_pass_methods,
     recommend,
+    resolve_layer_names,
     subtract,
     to_rows,
 )
@@ -84,10 +84,10 @@ def test_a_default_that_is_not_among_the_last_is_a_candidate_all_the_same(classi
 
 
 def test_layers_are_checked(classifier: gradcam.Classifier) -> None:
-    assert check_layers(classifier.model, ["layer4", "head.0", "layer4"]) == ["layer4", "head.0"]
+    assert resolve_layer_names(classifier.model, ["layer4", "head.0", "layer4"]) == ["layer4", "head.0"]
     for wrong in ([], "layer4", ["layer44"]):
         with pytest.raises(LayerError, match=r"expected a list of one or more|no layer 'layer44'"):
-            check_layers(classifier.model, wrong)
+            resolve_layer_names(classifier.model, wrong)
     with pytest.raises(LayerError, match="no layer 'nothing'"):
         find_candidates(classifier.model, torch.zeros(1, 3, 32, 32), "nothing")
 
@@ -302,7 +302,7 @@ def test_every_combination_has_a_row(recommendation: Recommendation) -> None:
 
 def test_the_numbers_are_those_of_the_metrics_themselves(recommendation: Recommendation) -> None:
     classifier = classifier_of(ColourNet())
-    mosaics = arrange(classifier.model, find_tiles(classifier, EIGHT_IMAGES), limit=8)
+    mosaics = arrange_mosaics(classifier.model, find_confident_tiles(classifier, EIGHT_IMAGES), limit=8)
     for combination in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
         numbers: dict[str, list[Tensor]] = {name: [] for name in EIGHT_IMAGES}
         for mosaic in mosaics:
@@ -365,8 +365,8 @@ def test_the_default_stays_where_the_best_is_unfaithful_or_not_told_apart() -> N
 
 def test_mass_and_maxima_are_told_apart() -> None:
     classifier = classifier_of(ColourNet())
-    tiles = find_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
-    (mosaic,) = arrange(classifier.model, tiles)
+    tiles = find_confident_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
+    (mosaic,) = arrange_mosaics(classifier.model, tiles)
     combination = Combination("eigencam", None, "colour")
     scores = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([combination])
     mass, hits = scores.mass, scores.hits
@@ -382,7 +382,7 @@ def test_mass_and_maxima_are_told_apart() -> None:
 def test_road_is_measured_with_the_seed() -> None:
     classifier = classifier_of(ColourNet())
     pale = {colour: picture(colour, strength=0.5) for colour in COLOURS[:4]}
-    tiles = find_tiles(classifier, pale, least=0)
+    tiles = find_confident_tiles(classifier, pale, least=0)
     scores = Benchmark(CombinationExplainer(classifier), tiles, (), 7).score_road([GRADCAM[1]])[GRADCAM[1]]
     images = torch.stack([tile.image for tile in tiles])
     subject = Subject(classifier.model, images)
@@ -481,8 +481,8 @@ def test_too_few_classes_and_layers_that_are_not_there_are_errors() -> None:
 def test_the_embedded_model_points_at_pictures_it_was_not_tuned_on(classifier: gradcam.Classifier, photo: Any) -> None:
     """Use the half of the assets that `scripts/choose_defaults` measures on."""
     names = ["camera.png", "chelsea.jpg", "lemur.webp", "macaw.webp", "polar_bear.webp"]
-    tiles = find_tiles(classifier, {name: photo(name) for name in names}, least=0.25)
-    contest = Benchmark(CombinationExplainer(classifier), tiles, arrange(classifier.model, tiles), 0)
+    tiles = find_confident_tiles(classifier, {name: photo(name) for name in names}, least=0.25)
+    contest = Benchmark(CombinationExplainer(classifier), tiles, arrange_mosaics(classifier.model, tiles), 0)
     default = Combination("gradcam", "logit", "layer4")
     game = contest.score_mosaics([default])
     assert len(contest.mosaics) == 5

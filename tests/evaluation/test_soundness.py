@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, ModelError, TargetError
 from gradcam.evaluation.explainers import Explain, Explainer
 from gradcam.evaluation.metrics.soundness import class_difference, max_sensitivity, randomisation, rank_correlation
-from gradcam.evaluation.subject import Subject, draw
+from gradcam.evaluation.subject import Subject, make_generator
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 GRADCAM = Explainer(("gradcam",), "3").only("gradcam")
@@ -99,7 +99,7 @@ def test_randomised_weights_are_a_permutation() -> None:
         permuted = stages[0][name]
         assert torch.equal(permuted.flatten().sort().values, value.detach().flatten().sort().values)
         assert permuted.shape == value.shape
-        order = torch.randperm(value.numel(), generator=draw(0, "weights", name))
+        order = torch.randperm(value.numel(), generator=make_generator(0, "weights", name))
         assert torch.equal(permuted.flatten(), value.detach().flatten()[order])
 
 
@@ -151,7 +151,7 @@ def test_correlations_are_those_of_the_maps_at_each_stage() -> None:
         model = copy.deepcopy(tiny_subject.model)  # each stage starts from the original weights
         for parameter_name, value in model.named_parameters():
             if parameter_name.rpartition(".")[0] in randomised_layers:
-                order = torch.randperm(value.numel(), generator=draw(3, "weights", parameter_name))
+                order = torch.randperm(value.numel(), generator=make_generator(3, "weights", parameter_name))
                 value.data = value.data.flatten()[order].reshape(value.shape)
         maps = GRADCAM(model, tiny_subject.images, tiny_subject.classes)
         assert randomised.layers[stage] == name
@@ -269,7 +269,7 @@ def test_maps_of_another_size_are_refused() -> None:
 def test_captum_finds_the_same_sensitivity() -> None:
     tiny_subject = subject()
     samples, radius = 6, 0.3
-    generator = draw(5, "noise")
+    generator = make_generator(5, "noise")
     noise = [(2 * torch.rand(TINY.shape, generator=generator) - 1) * radius for _ in range(samples)]
 
     def perturb(inputs: Tensor, radius: float) -> Tensor:
@@ -289,7 +289,7 @@ def test_captum_finds_the_same_sensitivity() -> None:
 def test_the_sensitivity_of_a_copy_of_the_image_is_the_largest_noise() -> None:
     tiny_subject = subject(images=torch.rand(2, 3, 4, 5), model=tiny_model().eval())
     sensitivity = max_sensitivity(tiny_subject, grey, radius=0.5, samples=4, seed=1)
-    generator = draw(1, "noise")
+    generator = make_generator(1, "noise")
     largest = [0.0, 0.0]
     for _ in range(4):
         noise = (2 * torch.rand(2, 3, 4, 5, generator=generator) - 1) * 0.5
@@ -425,7 +425,7 @@ class ResettableConv(nn.Conv2d):
             super().reset_parameters()
             return
         for part, value in self.named_parameters():
-            order = torch.randperm(value.numel(), generator=draw(0, "weights", f"{self.name}.{part}"))
+            order = torch.randperm(value.numel(), generator=make_generator(0, "weights", f"{self.name}.{part}"))
             value.data = value.data.flatten()[order].reshape(value.shape)
 
 
@@ -460,7 +460,7 @@ def test_quantus_finds_the_same_correlations_layer_by_layer() -> None:
 def test_quantus_finds_the_same_sensitivity() -> None:
     quantus = pytest.importorskip("quantus")
     tiny_subject = subject()
-    generator = draw(2, "noise")
+    generator = make_generator(2, "noise")
     noise = iter([((2 * torch.rand(TINY.shape, generator=generator) - 1) * 0.2).flatten(1).numpy() for _ in range(5)])
 
     def explain_for_quantus(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:

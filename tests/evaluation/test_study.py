@@ -17,14 +17,14 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
 from gradcam.evaluation import CONTROLS, METRICS, Metric, Subject, Truth, evaluate
 from gradcam.evaluation.explainers import Explainer
-from gradcam.evaluation.metrics import DEFAULT
+from gradcam.evaluation.metrics import DEFAULT_GROUPS
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
-from gradcam.evaluation.study.results import Judgement, Results, describe_resizing
+from gradcam.evaluation.study.results import Results, StudyEntry, describe_resizing
 from gradcam.evaluation.study.run import MetricInputs, Study
 from gradcam.evaluation.study.write import to_csv, to_json
-from gradcam.evaluation.subject import derive
+from gradcam.evaluation.subject import derive_seed
 from gradcam.sources.list import list_inputs
 from tests.colour_model import LABELS, load, paint, paint_all
 
@@ -65,7 +65,7 @@ def prepare(classifier: Classifier, inputs: Any, plan: Any, **options: Any) -> S
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers_to_the_last_digit(colours: Classifier, pictures: Path) -> None:
-    metrics = [name for name in DEFAULT if name != "coherency"]
+    metrics = [name for name in DEFAULT_GROUPS if name != "coherency"]
     first, second = (judge(colours, pictures, metrics=metrics, seed=3) for _ in range(2))
     assert to_csv(first) == to_csv(second)
     assert to_json(first) == to_json(second)
@@ -129,7 +129,7 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pic
     values = numbers(results)
     path = pictures / "2-blue.png"
     (entry,) = [entry for entry in results.entries if entry.image == path.name]
-    seed = derive(5, entry.sha256)
+    seed = derive_seed(5, entry.sha256)
     images = colours.prepare(path).image[None]
     subject = Subject(colours.model, images)
     assert (entry.index, entry.label, entry.probability) == (2, "blue", float(subject.probabilities))
@@ -346,7 +346,7 @@ def test_a_picture_whose_maps_fail_is_named_too(colours: Classifier, pictures: P
 def test_grid_metrics_without_four_classes_are_left_out_unless_named(colours: Classifier, pictures: Path) -> None:
     few = [pictures / name for name in ("0-red.png", "1-green.png", "2-blue.png", "5-red.png")]
     study = prepare(colours, few, make_plan(["gradcam"]))
-    assert study.plan.metrics == tuple(name for name in DEFAULT if METRICS[name].group != "grid")
+    assert study.plan.metrics == tuple(name for name in DEFAULT_GROUPS if METRICS[name].group != "grid")
     (note,) = study.notes
     assert note.startswith("grid-order, grid-mass and grid-maximum are left out: ")
     assert study.compositions == ()
@@ -363,7 +363,9 @@ def test_metrics_that_need_annotations_say_so_when_they_are_named() -> None:
     everything = make_plan(["gradcam"], ["all"]).metrics
     assert everything == tuple(name for name, entry in METRICS.items() if entry.group != "annotations")
     with_them = make_plan(["gradcam"], has_annotations=True).metrics
-    assert with_them == tuple(name for name in METRICS if name in DEFAULT or METRICS[name].group == "annotations")
+    assert with_them == tuple(
+        name for name in METRICS if name in DEFAULT_GROUPS or METRICS[name].group == "annotations"
+    )
 
 
 def test_methods_and_metrics_by_name_and_by_group() -> None:
@@ -587,7 +589,7 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
         Journal.open(path, run)
     assert path.read_bytes().count(b"\n") == 1
     journal = Journal.open(path, run)
-    journal.append(Judgement("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
+    journal.append(StudyEntry("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
     journal.close()
     path.write_bytes(path.read_bytes() + b'{"image": 3}\n')
     with pytest.raises(OutputError, match="line 3: it is not a complete entry"):
@@ -595,14 +597,14 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
 
 
 def test_entries_are_read_back_to_the_last_digit() -> None:
-    entry = Judgement(
+    entry = StudyEntry(
         "ä\udce9.png", "mosaic", "ab" * 32, None, 3, "a, b", 1 / 3,
         {"gradcam": {"iou": 0.1 + 0.2}}, {"gradcam": {"insertion": [1e-45, 2 / 3]}},
     )  # fmt: skip
-    assert Judgement.from_json(entry.to_json()) == entry
+    assert StudyEntry.from_json(entry.to_json()) == entry
     assert "\n" not in entry.to_json()
     with pytest.raises(GradcamError, match="not a complete entry"):
-        Judgement.from_json('{"image": "a"}')
+        StudyEntry.from_json('{"image": "a"}')
 
 
 def test_progress_is_reported_map_by_map(colours: Classifier, pictures: Path, tmp_path: Path) -> None:

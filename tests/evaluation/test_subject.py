@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError
 from gradcam.evaluation import Subject
-from gradcam.evaluation.subject import check_heatmaps, to_unit
+from gradcam.evaluation.subject import check_heatmaps, scale_to_unit
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
@@ -333,5 +333,5 @@ def test_heatmaps_that_are_no_numbers(value: float) -> None:
 
 def test_maps_between_zero_and_one() -> None:
     maps = torch.tensor([[[-1.0, 2.0, 4.0]], [[0.0, 0.0, 0.0]], [[-1.0, -2.0, -3.0]], [[0.3, 0.3, 0.3]]])
-    assert to_unit(maps).tolist() == [[[0, 0.5, 1]], [[0, 0, 0]], [[0, 0, 0]], [[1, 1, 1]]]
-    assert to_unit(torch.tensor([[[1e-42, 0.0]]])).max() == 1  # a tiny maximum is scaled to 1 as well
+    assert scale_to_unit(maps).tolist() == [[[0, 0.5, 1]], [[0, 0, 0]], [[0, 0, 0]], [[1, 1, 1]]]
+    assert scale_to_unit(torch.tensor([[[1e-42, 0.0]]])).max() == 1  # a tiny maximum is scaled to 1 as well

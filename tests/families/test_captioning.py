@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import ImageError, TargetError
 from gradcam.families import find_family
-from gradcam.families.base import Captioner
+from gradcam.families.base import CaptionerAdapter
 from gradcam.targets.words import Token
 
 T: Any = pytest.importorskip("transformers")
@@ -288,7 +288,7 @@ def test_some_words_alone(kind: str) -> None:
 def test_what_a_model_writes(kind: str) -> None:
     """Compare with greedy search by hand, up to the end of the text; the model must not change."""
     model, pictures = make(kind).train(), make_pictures(kind, 1)
-    family = find_family(model, Captioner)
+    family = find_family(model, CaptionerAdapter)
     assert family is not None
     before, settings = copy.deepcopy(model.state_dict()), model.generation_config.to_dict()
     state = torch.get_rng_state()
@@ -398,17 +398,17 @@ def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
     assert [[item.name for item in instances] for instances in explanation.instances or ()] == [
         ["a", "dog", "runs"]
     ] * 2
-    assert find_family(model, Captioner).decode_tokens([17, 5]) == ["runs", "a"]
+    assert find_family(model, CaptionerAdapter).decode_tokens([17, 5]) == ["runs", "a"]
 
 
 def test_without_a_tokenizer(tmp_path: Path) -> None:
     model = make("git")
     with pytest.raises(TargetError, match="No tokenizer was found for the model"):
-        find_family(model, Captioner).decode_tokens(CAPTION)
+        find_family(model, CaptionerAdapter).decode_tokens(CAPTION)
     model.save_pretrained(tmp_path)
     model = T.GitForCausalLM.from_pretrained(tmp_path, local_files_only=True)
     with pytest.raises(TargetError, match="tokenizer.save_pretrained"):
-        find_family(model, Captioner).decode_tokens(CAPTION)
+        find_family(model, CaptionerAdapter).decode_tokens(CAPTION)
 
 
 @pytest.mark.parametrize(
@@ -447,9 +447,9 @@ def test_a_caption_of_no_words() -> None:
     model, pictures = make("git"), make_pictures("git", 1)
     model.output.bias.data[END] = 100.0
     with pytest.raises(TargetError, match="writes an empty caption"):
-        find_family(model, Captioner).write(pictures)
+        find_family(model, CaptionerAdapter).write(pictures)
     with pytest.raises(TargetError, match="one image, but the batch has 2"):
-        find_family(model, Captioner).write(make_pictures("git"))
+        find_family(model, CaptionerAdapter).write(make_pictures("git"))
 
 
 def test_pictures_that_a_model_takes_in_pieces() -> None:

@@ -15,8 +15,8 @@ from torch.nn.functional import interpolate
 import gradcam
 from gradcam import families
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.families.base import Detections, Detector
-from gradcam.hooks.nested import map_tensors, tensors, to_batch
+from gradcam.families.base import Detections, DetectorAdapter
+from gradcam.hooks.nested import list_tensors, map_tensors, to_batch
 from gradcam.targets.boxes import Box
 
 T = pytest.importorskip("transformers")
@@ -135,7 +135,7 @@ def make_inputs(kind: str, size: tuple[int, int] = SIZE) -> dict[str, Any]:
 
 def find(model: nn.Module, threshold: float | None = None) -> Any:
     """Return the reader; its default threshold is that of transformers."""
-    family: Any = families.find_family(model, Detector)
+    family: Any = families.find_family(model, DetectorAdapter)
     family.threshold = family.threshold if threshold is None else threshold
     return family
 
@@ -226,7 +226,7 @@ def by_hand(kind: str, inputs: dict[str, Any], number: int, edge: int | None) ->
     def keep(module: nn.Module, args: Any, output: Any) -> Any:
         # Levels are computed from one another, so only the gradient of their readers may count.
         copied = map_tensors(output, Tensor.clone)
-        activations.extend(tensor for tensor in tensors(copied) if tensor.is_floating_point())
+        activations.extend(tensor for tensor in list_tensors(copied) if tensor.is_floating_point())
         return copied
 
     inputs = inputs | {"pixel_values": inputs["pixel_values"].clone().requires_grad_()}

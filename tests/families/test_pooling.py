@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import gradcam
-from gradcam.families.pooling import attend
+from gradcam.families.pooling import pool_by_attention
 from gradcam.targets.text import Text
 
 PICTURES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_the_cheap_order_of_operations_gives_the_same_vectors(model: Any, bias: 
         pool.v_proj.bias = None
     grid = torch.rand(2, 8 * 32, 2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     expected = pool(grid) if bias else pool.c_proj(pool_without_bias(pool, grid))
-    torch.testing.assert_close(attend(pool, grid), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(pool_by_attention(pool, grid), expected, rtol=1e-10, atol=1e-12)
 
 
 def pool_without_bias(pool: Any, grid: Tensor) -> Tensor:

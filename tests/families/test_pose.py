@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.families import find_family
-from gradcam.families.base import PoseFinder
+from gradcam.families.base import PoseAdapter
 from gradcam.hooks.nested import to_batch
 from gradcam.targets.keypoints import Keypoint
 from tests.detectors import ExpectedMaps, explain_by_hand, make_detector, make_pictures, overlap
@@ -302,7 +302,7 @@ def test_softmax_of_bells() -> None:
 
 def test_keypoints_are_called_as_the_model_does() -> None:
     model = make_vitpose()
-    assert find_family(model, PoseFinder).labels is None
+    assert find_family(model, PoseAdapter).labels is None
     explanation = gradcam.explain(model, make_people(1), target=Keypoint([2]))
     assert [item.name for item in (explanation.instances or ())[0]] == ["keypoint 2"]
     model.config.id2label = {0: "nose", 1: "left eye", 2: "right eye", 3: "tail"}

@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate
 
 import gradcam
 from gradcam.errors import TargetError
-from gradcam.families import Segmenter, find_family
+from gradcam.families import SegmenterAdapter, find_family
 from gradcam.targets import Mask
 
 CLASSES = 4
@@ -429,9 +429,9 @@ def test_class_0_is_the_background_of_torchvisions_models():
 def test_labels_that_nobody_gave_are_none():
     transformers = pytest.importorskip("transformers")
     config = transformers.MobileNetV2Config(depth_multiplier=0.25, min_depth=4, num_labels=3)
-    unnamed = find_family(transformers.MobileNetV2ForSemanticSegmentation(config), Segmenter)
+    unnamed = find_family(transformers.MobileNetV2ForSemanticSegmentation(config), SegmenterAdapter)
     assert unnamed.labels is None
-    assert find_family(model_of("mobilenet_v2"), Segmenter).labels == list(LABELS.values())
+    assert find_family(model_of("mobilenet_v2"), SegmenterAdapter).labels == list(LABELS.values())
     actual = gradcam.explain(unnamed.model.eval(), noise("mobilenet_v2").float(), target=Mask(2, BOX)).instances[0][0]
     assert actual.name == "class 2"
 

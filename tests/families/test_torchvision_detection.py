@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.cam import maps
 from gradcam.families import find_family
-from gradcam.families.base import Detector
+from gradcam.families.base import DetectorAdapter
 from gradcam.targets import Box, MissedBox
 from gradcam.targets.boxes import EDGES
 from tests.detectors import (
@@ -56,7 +56,7 @@ def scores_of(numbers: Sequence[int]) -> Any:
 def test_every_model_has_its_reader(name: str) -> None:
     with torch.device("meta"):
         model = torchvision.models.get_model(name, weights=None, weights_backbone=None)
-    family = find_family(model, Detector)
+    family = find_family(model, DetectorAdapter)
     assert family is not None
     assert family.layer == "backbone"
 

@@ -21,9 +21,9 @@ from torch.nn.functional import interpolate
 import gradcam
 from gradcam import families
 from gradcam.errors import ModelError
-from gradcam.families.base import Detections, Detector
+from gradcam.families.base import Detections, DetectorAdapter
 from gradcam.families.yolo import Letterbox, load_yolo
-from gradcam.hooks.nested import tensors, to_batch
+from gradcam.hooks.nested import list_tensors, to_batch
 from gradcam.targets.boxes import Box, MissedBox
 
 CLASSES, SIZE = 4, (64, 96)
@@ -67,7 +67,7 @@ def make_pictures() -> Tensor:
 
 
 def find(model: nn.Module) -> Any:
-    return families.find_family(model, Detector)
+    return families.find_family(model, DetectorAdapter)
 
 
 def read(model: Any, pictures: Tensor) -> list[Detections]:
@@ -83,7 +83,7 @@ def suppress(model: Any, output: Any, threshold: float) -> list[Tensor]:
     """Return rows of corners, score and label as ultralytics computes them from the output of a network."""
     is_new = importlib.util.find_spec("ultralytics.utils.nms") is not None
     module = importlib.import_module(f"ultralytics.utils.{'nms' if is_new else 'ops'}")
-    rows = tensors(output)[0].detach().clone()
+    rows = list_tensors(output)[0].detach().clone()
     return module.non_max_suppression(rows, threshold, 0.7, nc=CLASSES)
 
 
@@ -110,7 +110,7 @@ def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[T
 
     The box is the candidate whose score ultralytics itself reports.
     """
-    rows, actual = tensors(output)[0], []
+    rows, actual = list_tensors(output)[0], []
     for i, image_boxes in enumerate(suppress(model, output, threshold)):
         candidates = []
         for *_, score, label in image_boxes[:, :6].tolist():
@@ -224,7 +224,7 @@ def test_model_is_as_before(ultralytics: Any) -> None:
         for before_value, after_value in zip(before, (head.shape, head.anchors, head.strides), strict=True)
     )
     head.shape = None
-    output = tensors(model(pictures.requires_grad_()))[0]
+    output = list_tensors(model(pictures.requires_grad_()))[0]
     assert torch.autograd.grad(output.sum(), pictures, allow_unused=True) == (None,)
 
 
@@ -246,7 +246,7 @@ def test_candidates_are_all_that_the_head_has(ultralytics: Any, head: str, label
     """
     model, pictures = build(head), make_pictures()
     family, batch = find(model), to_batch(pictures)
-    x, y, width, height, *scores = tensors(model(pictures))[0].unbind(1)
+    x, y, width, height, *scores = list_tensors(model(pictures))[0].unbind(1)
     corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1)
     of_class = torch.stack(scores[:CLASSES], -1)
     if head == "v10Detect":
@@ -266,7 +266,7 @@ def test_missed_box(ultralytics: Any) -> None:
     model, pictures = build(), make_pictures()
     box = (20, 10, 70, 50)
     explanation = explain(model, pictures, MissedBox(box, 1))
-    rows = tensors(model(pictures))[0]
+    rows = list_tensors(model(pictures))[0]
     for i in range(2):
         best = 0.0
         for x, y, width, height, *scores in rows[i].T.tolist():
@@ -336,7 +336,7 @@ def test_checkpoint(ultralytics: Any, tmp_path: Path) -> None:
     assert labels == ["cat", "dog", "cup", "car"]
     assert not loaded.training
     pictures = make_pictures().float()
-    assert torch.equal(tensors(loaded(pictures))[0], tensors(model(pictures))[0])
+    assert torch.equal(list_tensors(loaded(pictures))[0], list_tensors(model(pictures))[0])
 
 
 @pytest.mark.parametrize("content", [None, b"no checkpoint"])

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from gradcam.hooks.facts import Facts
+from gradcam.hooks.facts import ModelFacts
 
 
 def remember(model: nn.Module) -> None:
-    Facts(model).set("question", "answer")
-    assert Facts(model).get("question") == "answer"
+    ModelFacts(model).set("question", "answer")
+    assert ModelFacts(model).get("question") == "answer"
 
 
 def test_a_change_in_a_shared_configuration_is_noticed() -> None:
@@ -20,7 +20,7 @@ def test_a_change_in_a_shared_configuration_is_noticed() -> None:
     model[0].config = model[1].config = config
     remember(model)
     config.layout.flips = True
-    assert Facts(model).get("question") is None
+    assert ModelFacts(model).get("question") is None
 
 
 def test_another_shared_object_is_noticed() -> None:
@@ -29,7 +29,7 @@ def test_another_shared_object_is_noticed() -> None:
     model[0].config, model[1].config, model[2].config = first, second, first
     remember(model)
     model[2].config = second
-    assert Facts(model).get("question") is None
+    assert ModelFacts(model).get("question") is None
 
 
 def test_objects_that_share_others_are_compared_once_each() -> None:
@@ -40,4 +40,4 @@ def test_objects_that_share_others_are_compared_once_each() -> None:
         value = SimpleNamespace(left=value, right=value)
     remember(model)
     model.part0.left = 1
-    assert Facts(model).get("question") is None
+    assert ModelFacts(model).get("question") is None

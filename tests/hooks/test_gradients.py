@@ -34,7 +34,7 @@ def test_an_operation_that_cannot_be_batched_is_looped_over() -> None:
 
 def test_few_classes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 7, requires_grad=True)
-    monkeypatch.setattr(gradients, "MOST_BYTES", 3 * x.numel() * x.element_size())
+    monkeypatch.setattr(gradients, "MAX_GRADIENT_BYTES", 3 * x.numel() * x.element_size())
     chunks = [gradients_by_input[0] for gradients_by_input in jacobian(x.square(), [x], scaled=False)]
     assert [len(chunk) for chunk in chunks if chunk is not None] == [3, 3, 1]
     tensor = torch.cat([chunk for chunk in chunks if chunk is not None])

@@ -5,7 +5,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gradcam.hooks.nested import first_floating, map_tensors, replace_tensor, tensors
+from gradcam.hooks.nested import find_floating_tensor, list_tensors, map_tensors, replace_tensor
 
 Pair = namedtuple("Pair", ["a", "b"])
 
@@ -28,18 +28,18 @@ def test_a_mapping_that_cannot_be_changed_becomes_a_dict() -> None:
 
 
 def test_tensors_in_order() -> None:
-    assert [tensor.item() for tensor in tensors(value())] == [1, 2, 3]
-    first = first_floating(value())
+    assert [tensor.item() for tensor in list_tensors(value())] == [1, 2, 3]
+    first = find_floating_tensor(value())
     assert first is not None
     assert first.item() == 2
-    assert first_floating({"n": torch.tensor([1])}) is None
+    assert find_floating_tensor({"n": torch.tensor([1])}) is None
 
 
 def test_map_keeps_kinds_and_leaves_the_original_alone() -> None:
     before = value()
     after = map_tensors(before, lambda tensor: tensor * 10)
-    assert [tensor.item() for tensor in tensors(after)] == [10, 20, 30]
-    assert [tensor.item() for tensor in tensors(before)] == [1, 2, 3]
+    assert [tensor.item() for tensor in list_tensors(after)] == [10, 20, 30]
+    assert [tensor.item() for tensor in list_tensors(before)] == [1, 2, 3]
     assert type(after) is Output
     assert type(after.inside["pair"]) is Pair
     assert after.text == "kept"

@@ -97,7 +97,7 @@ def test_weights_tokens_and_pools_are_recognised() -> None:
     assert pytorch.is_adaptive_pool(run(lambda x: F.adaptive_avg_pool2d(x, 2)).grad_fn)
     assert not pytorch.is_adaptive_pool(run(lambda x: F.avg_pool2d(x, 2)).grad_fn)
     attention = run(lambda x: F.scaled_dot_product_attention(x, x, x)).grad_fn
-    assert pytorch.attends(attention)
+    assert pytorch.is_attention_operation(attention)
     assert pytorch.mixes_tokens(attention)
     assert not pytorch.mixes_tokens(run(F.relu).grad_fn)
     assert pytorch.is_softmax(run(lambda x: x.softmax(3)).grad_fn, 4)
@@ -153,7 +153,7 @@ def test_operations_that_keep_values_nonnegative_are_recognised(function: object
 
 def test_copies_are_recognised() -> None:
     assert pytorch.is_copy(run(torch.clone).grad_fn)
-    assert pytorch.passes_on(run(torch.clone).grad_fn)
+    assert pytorch.is_passthrough(run(torch.clone).grad_fn)
     copied = torch.zeros(2, 3, 8, 8).copy_(run(F.relu))
     assert pytorch.is_overwriting_copy(copied.grad_fn)
     assert not pytorch.is_overwriting_copy(run(torch.clone).grad_fn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradcam.images.read import show, to_8_bits
+from gradcam.images.read import scale_for_display, to_8_bits
 
 
 def grey(*levels: int) -> np.ndarray:
@@ -43,14 +43,14 @@ def grey(*levels: int) -> np.ndarray:
 def test_less_than_half_of_the_range_is_stretched(
     values: np.ndarray, levels: tuple[int, ...], note: str | None
 ) -> None:
-    picture, actual = show(values)
+    picture, actual = scale_for_display(values)
     assert picture.dtype == np.uint8
     np.testing.assert_array_equal(picture, grey(*levels))
     assert actual == note
 
 
 def test_colours_are_stretched_together() -> None:
-    picture, note = show(np.array([[[0, 100, 200], [1000, 500, 400]]], np.uint16))
+    picture, note = scale_for_display(np.array([[[0, 100, 200], [1000, 500, 400]]], np.uint16))
     np.testing.assert_array_equal(picture, [[[0, 26, 51], [255, 128, 102]]])  # 25.5 and 127.5 round to the even number
     assert note == "showing values from 0 to 1000 of 65535"
 
@@ -66,17 +66,17 @@ def test_colours_are_stretched_together() -> None:
 )
 def test_the_first_channels_are_shown(channels: int, expected: list[list[list[int]]], note: str | None) -> None:
     values = np.array([[[51, 102, 153, 0, 255]]], np.uint8)[..., :channels]
-    picture, actual = show(values)
+    picture, actual = scale_for_display(values)
     np.testing.assert_array_equal(picture, expected)
     assert actual == note
 
 
 def test_channels_that_are_not_shown_do_not_count() -> None:
     values = np.array([[[0, 0, 0, 65535], [100, 100, 100, 0]]], np.uint16)
-    picture, note = show(values)
+    picture, note = scale_for_display(values)
     np.testing.assert_array_equal(picture, grey(0, 255))
     assert note == "showing channels 1 to 3 of 4; showing values from 0 to 100 of 65535"
-    picture, note = show(np.array([[[0, 0, 0, 6e4], [1, 1, 1, 0]]], np.float32))
+    picture, note = scale_for_display(np.array([[[0, 0, 0, 6e4], [1, 1, 1, 0]]], np.float32))
     np.testing.assert_array_equal(picture, grey(0, 255))
     assert note == "showing channels 1 to 3 of 4"
 
@@ -84,7 +84,7 @@ def test_channels_that_are_not_shown_do_not_count() -> None:
 def test_values_are_not_changed() -> None:
     for values in (np.array([[np.nan, 0.1, np.inf]], np.float32), np.array([[40, 3200]], np.uint16)):
         before = values.copy()
-        show(values)
+        scale_for_display(values)
         to_8_bits(values)
         np.testing.assert_array_equal(values, before)
 

@@ -33,7 +33,7 @@ from pydicom.uid import (
 from gradcam.errors import ImageError
 from gradcam.images.dicom import apply_window, read_dicom
 from gradcam.images.read import is_dicom
-from gradcam.models.preprocess import read_picture
+from gradcam.models.preprocess import read_image_file
 
 VALUES = np.array([[-200, -160, 0], [39, 40, 240]], np.int16)
 
@@ -325,7 +325,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_the_reader_takes_a_file_without_a_suffix(write: Write, tmp_path: Path) -> None:
     path = write(VALUES, WindowCenter=40, WindowWidth=400).rename(tmp_path / "IM0001")
-    reading = read_picture(path)
+    reading = read_image_file(path)
     np.testing.assert_allclose(reading.values[1], [199 / 399, 200 / 399, 1], rtol=0, atol=1e-7)
     expected = np.array([[0, 0, 102], [127, 128, 255]])  # 255 * 160 / 399 is 102.3, and 255 * 199 / 399 is 127.2
     np.testing.assert_array_equal(reading.picture, np.repeat(expected[..., None], 3, axis=2))
@@ -337,7 +337,7 @@ def refuse(path: Path, reason: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pydicom warns about some of these files
         with pytest.raises(ImageError) as caught:
-            read_picture(path)
+            read_image_file(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert "\n" not in message

@@ -15,7 +15,7 @@ import torch
 
 import gradcam
 from gradcam.errors import GradcamError, GradcamWarning, ImageError
-from gradcam.images.draw import COLORMAPS, GAP, find_colormap, sheet
+from gradcam.images.draw import COLORMAPS, GAP_PIXELS, find_colormap, join_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:A heatmap of .* is stretched")
 
@@ -291,26 +291,26 @@ def test_a_photographs_overlay_lies_on_the_photograph(photo: Callable[[str], Pat
 
 def test_a_sheet_has_its_pictures_in_rows_with_white_between() -> None:
     red, green, blue = (np.full((10, 20, 3), colour, np.uint8) for colour in ([255, 0, 0], [0, 128, 0], [0, 0, 255]))
-    result = sheet([[red, green], [blue[:, :10]]], height=30)
-    expected = np.full((30 + GAP + 30, 60 + GAP + 60, 3), 255, np.uint8)
+    result = join_rows([[red, green], [blue[:, :10]]], height=30)
+    expected = np.full((30 + GAP_PIXELS + 30, 60 + GAP_PIXELS + 60, 3), 255, np.uint8)
     expected[:30, :60] = [255, 0, 0]
-    expected[:30, 60 + GAP :] = [0, 128, 0]
-    expected[30 + GAP :, :30] = [0, 0, 255]
+    expected[:30, 60 + GAP_PIXELS :] = [0, 128, 0]
+    expected[30 + GAP_PIXELS :, :30] = [0, 0, 255]
     np.testing.assert_array_equal(result, expected)
 
 
 def test_a_sheet_of_one_picture_is_the_picture() -> None:
-    np.testing.assert_array_equal(sheet([[PICTURE]], height=24), PICTURE)
+    np.testing.assert_array_equal(join_rows([[PICTURE]], height=24), PICTURE)
 
 
 def test_a_sheet_shrinks_pictures_by_averaging() -> None:
     fine = np.zeros((40, 40, 3), np.uint8)
     fine[::2] = [200, 100, 50]
-    assert (sheet([[fine]], height=20) == [100, 50, 25]).all()
+    assert (join_rows([[fine]], height=20) == [100, 50, 25]).all()
 
 
 def test_a_sheet_holds_pictures_of_extreme_shapes() -> None:
-    assert sheet([[np.zeros((2000, 3, 3), np.uint8)], [PICTURE]], height=24).shape == (24 + GAP + 24, 32, 3)
+    assert join_rows([[np.zeros((2000, 3, 3), np.uint8)], [PICTURE]], height=24).shape == (24 + GAP_PIXELS + 24, 32, 3)
 
 
 @pytest.mark.parametrize("alpha", ["x", None, float("nan"), -0.1, [0.5]])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images.edit import Edit, edit_image, to_edit
+from gradcam.images.edit import Edit, edit_image, parse_edit
 from gradcam.options import EDITS
 
 
@@ -75,7 +75,7 @@ numbers = st.integers(-1000, 1000).map(float)
 @given(st.sampled_from(EDITS), st.lists(st.tuples(numbers, numbers), min_size=1, max_size=5), st.integers(1, 99))
 def test_what_is_written_is_read(kind: str, points: list[tuple[float, float]], radius: int) -> None:
     edit = Edit(kind, tuple(points), float(radius))
-    assert to_edit(str(edit)) == edit
+    assert parse_edit(str(edit)) == edit
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_is_written_is_read(kind: str, points: list[tuple[float, float]], r
 )  # fmt: skip
 def test_other_forms_are_told(text: str) -> None:
     with pytest.raises(GradcamError, match="KIND:RADIUS"):
-        to_edit(text)
+        parse_edit(text)
 
 
 def test_other_pictures_are_told() -> None:

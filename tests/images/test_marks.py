@@ -13,9 +13,9 @@ import torch
 
 import gradcam
 from gradcam.errors import ImageError
-from gradcam.images.draw import GAP, overlay
+from gradcam.images.draw import GAP_PIXELS, overlay
 from gradcam.images.marks import COLOURS, Mark, draw_mark_panel, draw_marks, fit_mark
-from gradcam.images.sheets import LINE, MARGIN, fit_text, measure_text
+from gradcam.images.sheets import LINE_HEIGHT, MARGIN, fit_text, measure_text
 
 SIZE = 200, 300  # height and width
 GREY = np.full((*SIZE, 3), 118, np.uint8)
@@ -466,7 +466,7 @@ def test_a_panel_of_all_boxes() -> None:
     marks = [Mark(f"{item} dog", box=(20 + 80 * item, 40, 80 + 80 * item, 150)) for item in range(3)]
     heated = [np.full_like(GREY, 60 * item + 60) for item in range(3)]
     panel = draw_mark_panel(GREY, heated, marks, height=200)
-    assert panel.shape == (2 * MARGIN + 200 + GAP + LINE, 2 * MARGIN + 4 * 300 + 3 * GAP, 3)
+    assert panel.shape == (2 * MARGIN + 200 + GAP_PIXELS + LINE_HEIGHT, 2 * MARGIN + 4 * 300 + 3 * GAP_PIXELS, 3)
     weak_marks = [Mark(number=entry, box=mark.box, weak=True) for entry, mark in enumerate(marks)]
     expected = [draw_marks(GREY, marks)]
     expected += [
@@ -476,7 +476,7 @@ def test_a_panel_of_all_boxes() -> None:
         for item in range(3)
     ]
     for column, cell in enumerate(expected):
-        x0 = MARGIN + column * (300 + GAP)
+        x0 = MARGIN + column * (300 + GAP_PIXELS)
         np.testing.assert_array_equal(panel[MARGIN : MARGIN + 200, x0 : x0 + 300], cell)
     assert (panel[:MARGIN] == 255).all()
 
@@ -485,10 +485,10 @@ def test_a_panel_has_rows_and_letters_of_its_own_size() -> None:
     picture, box = np.full((1000, 1500, 3), 118, np.uint8), (300, 350, 1200, 800)
     marks = [Mark(f"{item} dog", number=0, box=box, mask=np.ones((1000, 1500), bool)) for item in range(8)]
     panel = draw_mark_panel(picture, [picture] * 8, marks, height=200)
-    assert panel.shape == (2 * MARGIN + 2 * (200 + GAP) + LINE, 2 * MARGIN + 5 * 300 + 4 * GAP, 3)
+    assert panel.shape == (2 * MARGIN + 2 * (200 + GAP_PIXELS) + LINE_HEIGHT, 2 * MARGIN + 5 * 300 + 4 * GAP_PIXELS, 3)
     small = fit_mark(marks[0], (0, 0, 1000, 1500), 200, 300)
     assert tuple(small.box) == BOX
-    cell = panel[MARGIN : MARGIN + 200, MARGIN + 300 + GAP : MARGIN + 600 + GAP]
+    cell = panel[MARGIN : MARGIN + 200, MARGIN + 300 + GAP_PIXELS : MARGIN + 600 + GAP_PIXELS]
     x0, y0, x1, y1 = plate_of(small)
     np.testing.assert_array_equal(cell[y0:y1, x0:x1], draw_marks(GREY, [small])[y0:y1, x0:x1])
 
@@ -497,7 +497,7 @@ def test_a_panels_legend() -> None:
     for signed in (False, True):
         panel = draw_mark_panel(GREY, [GREY], [Mark(box=BOX)], height=100, colormap="jet", signed=signed)
         most = overlay(np.full((1, 1, 3), 255, np.uint8), np.ones((1, 1)), alpha=1, colormap="jet", signed=signed)[0, 0]
-        distance = np.abs(panel[-(MARGIN + LINE) :].astype(int) - most.astype(int)).sum(2)
+        distance = np.abs(panel[-(MARGIN + LINE_HEIGHT) :].astype(int) - most.astype(int)).sum(2)
         assert distance.min() <= 12
 
 

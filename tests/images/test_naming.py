@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, join_name, to_plain
+from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, join_name, to_safe_name
 
 MAX_NAME_BYTES = 255  # nearly every file system has this limit
 
@@ -27,7 +27,7 @@ MAX_NAME_BYTES = 255  # nearly every file system has this limit
     ],
 )
 def test_a_label_in_a_name_is_plain(text: str, plain: str) -> None:
-    assert to_plain(text) == plain
+    assert to_safe_name(text) == plain
 
 
 @pytest.mark.parametrize("stem", ["two  words", "a.b.c", "猫", "-n", ".hidden", "caf\udce9"])
@@ -47,7 +47,7 @@ def test_a_long_stem_is_cut_between_characters(character: str, length: int) -> N
 
 @pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
 def test_a_name_fits_whatever_its_parts(tmp_path: Path, character: str) -> None:
-    label = to_plain(character * 300)
+    label = to_safe_name(character * 300)
     name = join_name(character * 300, f"-ablationcam-99999-{label}-{label}.png")
     (path,) = OutputNames(tmp_path, [tmp_path / name]).claim([name])
     assert path.name.endswith("-2.png")

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 import gradcam
 from gradcam.images import on_device
-from gradcam.images.jpeg import Codec, Header, find_codec, read_header, to_tensor
+from gradcam.images.jpeg import Codec, JpegHeader, find_codec, read_header, to_tensor
 from gradcam.models.preprocess import Preprocessing
 
 PHOTOGRAPHS = ("cat_and_espresso.jpg", "koala.webp", "chelsea.jpg", "lemur.webp", "macaw.webp", "coffee.jpg")
@@ -53,7 +53,7 @@ def test_every_orientation_is_that_of_pillow(turn: int) -> None:
     file = io.BytesIO()
     Image.fromarray(NOISE).save(file, "png", exif=exif)
     expected = np.array(ImageOps.exif_transpose(Image.open(file)))
-    np.testing.assert_array_equal(to_picture(on_device.turn_upright(to_planes(NOISE), turn)), expected)
+    np.testing.assert_array_equal(to_picture(on_device.apply_orientation(to_planes(NOISE), turn)), expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -188,14 +188,14 @@ Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (RGB_JPEG, Header(24, 40, False, 1)),
-        (GREY_JPEG, Header(24, 40, True, 1)),
-        (jpeg(NOISE, exif=TURNED), Header(24, 40, False, 6)),
-        (jpeg(NOISE, subsampling=0), Header(24, 40, False, 1)),
-        (jpeg(NOISE, subsampling=1), Header(24, 40, False, 1)),
-        (RGB_JPEG + b"what a camera adds", Header(24, 40, False, 1)),
-        (jpeg(NOISE, exif=b"Exif\0\0" + b"broken" * 9), Header(24, 40, False, 1)),
-        (jpeg(NOISE, xmp=(XMP % 'tiff:Orientation="1"/>').encode()), Header(24, 40, False, 1)),
+        (RGB_JPEG, JpegHeader(24, 40, False, 1)),
+        (GREY_JPEG, JpegHeader(24, 40, True, 1)),
+        (jpeg(NOISE, exif=TURNED), JpegHeader(24, 40, False, 6)),
+        (jpeg(NOISE, subsampling=0), JpegHeader(24, 40, False, 1)),
+        (jpeg(NOISE, subsampling=1), JpegHeader(24, 40, False, 1)),
+        (RGB_JPEG + b"what a camera adds", JpegHeader(24, 40, False, 1)),
+        (jpeg(NOISE, exif=b"Exif\0\0" + b"broken" * 9), JpegHeader(24, 40, False, 1)),
+        (jpeg(NOISE, xmp=(XMP % 'tiff:Orientation="1"/>').encode()), JpegHeader(24, 40, False, 1)),
         (jpeg(NOISE, xmp=(XMP % 'tiff:Orientation="6"/>').encode()), None),
         (jpeg(NOISE, xmp=(XMP % "><tiff:Orientation>8</tiff:Orientation></rdf:Description>").encode()), None),
         (RGB_JPEG[:2] + EXIF + EXIF + RGB_JPEG[2:], None),
@@ -211,7 +211,7 @@ Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
         (b"\x89PNG\r\n\x1a\n" + bytes(99), None),
     ],
 )
-def test_which_files_a_device_is_given(data: bytes, expected: Header | None) -> None:
+def test_which_files_a_device_is_given(data: bytes, expected: JpegHeader | None) -> None:
     if expected is None and data == RGB_JPEG:
         pytest.skip("this Pillow writes no XMP, or always YCbCr")
     assert read_header(data) == expected

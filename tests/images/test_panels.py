@@ -8,8 +8,8 @@ import pytest
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images.draw import GAP, overlay
-from gradcam.images.sheets import LINE, MARGIN, PanelRow, draw_panel
+from gradcam.images.draw import GAP_PIXELS, overlay
+from gradcam.images.sheets import LINE_HEIGHT, MARGIN, PanelRow, draw_panel
 from gradcam.models import panels
 
 RED = np.full((20, 40, 3), (200, 0, 0), np.uint8)
@@ -20,14 +20,14 @@ def test_pictures_lie_under_their_columns_at_one_height() -> None:
     panel = draw_panel(
         ["first", "second"], [PanelRow("row", [RED, GREEN]), PanelRow("other", [GREEN, RED])], height=100
     )
-    top = MARGIN + 2 * LINE
-    second = MARGIN + 200 + GAP  # the first column is as wide as its widest image
+    top = MARGIN + 2 * LINE_HEIGHT
+    second = MARGIN + 200 + GAP_PIXELS  # the first column is as wide as its widest image
     assert (panel[top : top + 100, MARGIN : MARGIN + 200] == (200, 0, 0)).all()
     assert (panel[top : top + 100, second : second + 100] == (0, 150, 0)).all()
-    below = top + 100 + GAP + LINE
+    below = top + 100 + GAP_PIXELS + LINE_HEIGHT
     assert (panel[below : below + 100, MARGIN : MARGIN + 100] == (0, 150, 0)).all()
     assert (panel[below : below + 100, second : second + 200] == (200, 0, 0)).all()
-    assert (panel[top + 100 : top + 100 + GAP] == 255).all()
+    assert (panel[top + 100 : top + 100 + GAP_PIXELS] == 255).all()
 
 
 def test_names_and_titles_are_written() -> None:
@@ -35,11 +35,11 @@ def test_names_and_titles_are_written() -> None:
     panel = draw_panel(["", "method"], [PanelRow("class", [RED, RED])])
     assert blank.shape == panel.shape
     rows, columns = np.nonzero((blank != panel).any(2))
-    header, title = rows < MARGIN + LINE, rows >= MARGIN + LINE
+    header, title = rows < MARGIN + LINE_HEIGHT, rows >= MARGIN + LINE_HEIGHT
     assert header.any()
     assert title.any()
-    assert columns[header].min() >= MARGIN + 448 + GAP  # The header is above its column.
-    assert rows.max() < MARGIN + 2 * LINE
+    assert columns[header].min() >= MARGIN + 448 + GAP_PIXELS  # The header is above its column.
+    assert rows.max() < MARGIN + 2 * LINE_HEIGHT
 
 
 def test_a_long_title_fits() -> None:
@@ -54,7 +54,7 @@ def test_the_bar_has_the_colours_of_the_overlay(signed: bool) -> None:
     white = np.full((1, 3, 3), 255, np.uint8)
     values = np.array([[-1.0 if signed else 0.0, 0.5, 1.0]])
     for colour in overlay(white, values, alpha=1, signed=signed)[0]:
-        distance = np.abs(panel[-(MARGIN + LINE) :].astype(int) - colour.astype(int)).sum(2)
+        distance = np.abs(panel[-(MARGIN + LINE_HEIGHT) :].astype(int) - colour.astype(int)).sum(2)
         assert distance.min() <= 12
 
 
@@ -71,10 +71,10 @@ def test_the_panel_of_a_comparison(classifier: gradcam.Classifier, photo: Callab
     assert (height, width) == (560, 560)
     picture = explanations["layer4", "gradcam"].images[1]
     for row, (layer, k) in enumerate([("layer3", 0), ("layer3", 1), ("layer4", 0), ("layer4", 1)]):
-        start = MARGIN + LINE + row * (LINE + 560 + GAP) + LINE
+        start = MARGIN + LINE_HEIGHT + row * (LINE_HEIGHT + 560 + GAP_PIXELS) + LINE_HEIGHT
         expected = [picture, *(explanations[layer, method].overlay(1, k, outline=False) for method in methods)]
         for column, full in enumerate(expected):
-            side = MARGIN + column * (560 + GAP)
+            side = MARGIN + column * (560 + GAP_PIXELS)
             cell = panel[start : start + 560, side : side + 560]
             assert np.array_equal(cell, full[top : top + height, left : left + width])
 

@@ -13,15 +13,15 @@ from PIL import Image, ImageDraw, ImageFont
 
 from gradcam.errors import GradcamError, ImageError
 from gradcam.images import draw as drawing
-from gradcam.images.draw import GAP
-from gradcam.images.sheets import INK, LINE, MARGIN
+from gradcam.images.draw import GAP_PIXELS
+from gradcam.images.sheets import INK, LINE_HEIGHT, MARGIN
 from gradcam.inspection.sheets import (
     BAR,
     BAR_HEIGHT,
     CAPTION,
+    CAPTION_COLOUR,
     HEADING,
     LABEL,
-    PALE,
     TEXT,
     TITLE,
     draw_activations,
@@ -41,9 +41,9 @@ def colour(share: float, colormap: int = cv2.COLORMAP_INFERNO) -> tuple[int, ...
 
 def cell(sheet: np.ndarray[Any, Any], place: int, *, size: int, columns: int = 8, top: int | None = None) -> Any:
     """Return the pixels of a square cell of the first block of a sheet without image and title."""
-    start = MARGIN + LINE + GAP + HEADING + GAP if top is None else top
-    down = start + place // columns * (size + CAPTION + GAP)
-    across = MARGIN + place % columns * (size + GAP)
+    start = MARGIN + LINE_HEIGHT + GAP_PIXELS + HEADING + GAP_PIXELS if top is None else top
+    down = start + place // columns * (size + CAPTION + GAP_PIXELS)
+    across = MARGIN + place % columns * (size + GAP_PIXELS)
     return sheet[down : down + size, across : across + size]
 
 
@@ -223,7 +223,7 @@ def test_the_number_of_channels_is_limited(texts: list[str]) -> None:
 
 def test_layers_lie_below_one_another() -> None:
     sheet = draw_activations({"a": flat(1, 2), "b": torch.full((1, 3, 4, 4), -1.0)}, size=8)
-    below = MARGIN + LINE + GAP + (HEADING + GAP + 8 + CAPTION) + GAP + HEADING + GAP
+    below = MARGIN + LINE_HEIGHT + GAP_PIXELS + (HEADING + GAP_PIXELS + 8 + CAPTION) + GAP_PIXELS + HEADING + GAP_PIXELS
     for place in range(3):
         assert is_all(cell(sheet, place, size=8, top=below), MIN_COLOUR)
     assert len(sheet) == below + 8 + CAPTION + MARGIN
@@ -248,16 +248,16 @@ def caption(height: int, width: int, number: str, strength: str) -> np.ndarray[A
     canvas = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(canvas)
     draw.text((0, 3), number, INK, font)
-    draw.text((width - round(font.getlength(strength)), 3), strength, PALE, font)
+    draw.text((width - round(font.getlength(strength)), 3), strength, CAPTION_COLOUR, font)
     return np.array(canvas)
 
 
 def test_below_each_cell_are_its_number_and_its_strength() -> None:
     sheet = draw_activations(flat(0.12345, 1234.4, 20), columns=2, size=64)
-    top = MARGIN + LINE + GAP + HEADING + GAP + 64
+    top = MARGIN + LINE_HEIGHT + GAP_PIXELS + HEADING + GAP_PIXELS + 64
     for place, (number, strength) in enumerate((("1", "1234"), ("2", "20.0"), ("0", "0.123"))):
-        down = top + place // 2 * (64 + CAPTION + GAP)
-        x0 = MARGIN + place % 2 * (64 + GAP)
+        down = top + place // 2 * (64 + CAPTION + GAP_PIXELS)
+        x0 = MARGIN + place % 2 * (64 + GAP_PIXELS)
         pixels = sheet[down : down + CAPTION, x0 : x0 + 64]
         assert np.array_equal(pixels, caption(CAPTION, 64, number, strength))
 
@@ -266,25 +266,25 @@ def test_in_small_cells_there_is_room_for_the_number_alone(texts: list[str]) -> 
     sheet = draw_activations(flat(*range(1, 1001)), channels=1000, columns=40, size=4, order="index")
     assert "999" in texts
     assert "1.00" not in texts
-    pitch = round(ImageFont.load_default(LABEL).getlength("999")) + GAP  # so wide that numbers do not overlap
+    pitch = round(ImageFont.load_default(LABEL).getlength("999")) + GAP_PIXELS  # so wide that numbers do not overlap
     x0 = MARGIN + 39 * pitch
-    assert is_all(sheet[MARGIN + LINE + GAP + HEADING + GAP :][:4, x0 : x0 + 4], colour(1))
-    assert sheet.shape[1] >= x0 + pitch - GAP + MARGIN
+    assert is_all(sheet[MARGIN + LINE_HEIGHT + GAP_PIXELS + HEADING + GAP_PIXELS :][:4, x0 : x0 + 4], colour(1))
+    assert sheet.shape[1] >= x0 + pitch - GAP_PIXELS + MARGIN
 
 
 def test_the_heading_has_the_name_and_a_bar_of_the_colours() -> None:
     sheet = draw_activations({"layer2.0": flat(*range(1, 9))}, size=112)
-    top, base = MARGIN + LINE + GAP, HEADING - 4
+    top, base = MARGIN + LINE_HEIGHT + GAP_PIXELS, HEADING - 4
     canvas = Image.new("RGB", (112, HEADING), "white")
     ImageDraw.Draw(canvas).text((0, base), "layer2.0", INK, ImageFont.load_default(TITLE), anchor="ls")
     name = round(ImageFont.load_default(TITLE).getlength("layer2.0"))
     assert np.array_equal(sheet[top : top + HEADING, MARGIN : MARGIN + name], np.array(canvas)[:, :name])
-    end = MARGIN + 8 * 112 + 7 * GAP  # the right edge of the last cell
+    end = MARGIN + 8 * 112 + 7 * GAP_PIXELS  # the right edge of the last cell
     after = round(ImageFont.load_default(TEXT).getlength("largest, each channel by itself"))
-    bar = sheet[top + base - BAR_HEIGHT + 1 : top + base + 1, end - after - GAP - BAR : end - after - GAP]
+    bar = sheet[top + base - BAR_HEIGHT + 1 : top + base + 1, end - after - GAP_PIXELS - BAR : end - after - GAP_PIXELS]
     assert is_all(bar[:, 0], colour(0))
     assert is_all(bar[:, -1], colour(1))
-    assert is_all(sheet[top + base - 4, end - after - GAP], (255, 255, 255))
+    assert is_all(sheet[top + base - 4, end - after - GAP_PIXELS], (255, 255, 255))
     assert is_all(bar[:, BAR // 2], colour((BAR // 2) / (BAR - 1)))
 
 
@@ -316,7 +316,7 @@ def test_a_long_heading_fits() -> None:
 def test_the_image_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
     image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
     sheet = draw_activations({"a": flat(1)}, input_image=image, title="what it saw", size=30)
-    assert np.array_equal(sheet[MARGIN : MARGIN + 30, MARGIN : MARGIN + 45], drawing.scale(image, 30))
+    assert np.array_equal(sheet[MARGIN : MARGIN + 30, MARGIN : MARGIN + 45], drawing.scale_to_height(image, 30))
     assert texts[:2] == ["what it saw", texts[1]]
     assert "its mean absolute activation" in texts[1]
     beside = np.nonzero((sheet[MARGIN : MARGIN + 52, MARGIN + 45 :] < 255).any((0, 2)))[0]

@@ -5,9 +5,9 @@ import torch
 import torchvision
 from torch import nn
 
-from gradcam.errors import LayerError, nearest
+from gradcam.errors import LayerError, find_similar_names
 from gradcam.hooks.nested import to_batch
-from gradcam.layers.find import find_layer, layers_with_grid, unwrap
+from gradcam.layers.find import find_layer, list_layers_with_grid, unwrap
 
 
 def test_a_layer_is_found_by_name_and_as_a_module() -> None:
@@ -36,7 +36,7 @@ def test_wrappers_are_removed() -> None:
 
 def test_layers_are_listed_from_last_to_first_and_blocks_before_their_parts() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
-    names = layers_with_grid(model, to_batch(torch.zeros(1, 3, 64, 64)))
+    names = list_layers_with_grid(model, to_batch(torch.zeros(1, 3, 64, 64)))
     assert names[:3] == ["layer4", "layer4.1", "layer4.1.bn2"]
     assert "layer4.1.relu" not in names  # It runs twice, so each call has its own entry.
     assert "avgpool" not in names
@@ -48,13 +48,13 @@ def test_layers_are_listed_from_last_to_first_and_blocks_before_their_parts() ->
 
 def test_nearest_prefers_a_whole_word_then_similar_spelling_then_a_part() -> None:
     labels = ["tabby", "tiger cat", "Egyptian cat", "catamaran", "espresso"]
-    assert nearest("tigr cat", labels)[0] == "tiger cat"
-    assert nearest("cat", labels) == ["tiger cat", "Egyptian cat", "catamaran"]
-    assert nearest("qqqq", labels) == []
+    assert find_similar_names("tigr cat", labels)[0] == "tiger cat"
+    assert find_similar_names("cat", labels) == ["tiger cat", "Egyptian cat", "catamaran"]
+    assert find_similar_names("qqqq", labels) == []
 
 
 def names_of(model: nn.Module, images: torch.Tensor) -> list[str]:
-    return layers_with_grid(model.eval(), to_batch(images))
+    return list_layers_with_grid(model.eval(), to_batch(images))
 
 
 def test_identities_are_skipped_and_in_place_modules_are_not() -> None:

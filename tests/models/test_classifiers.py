@@ -18,7 +18,7 @@ from PIL import Image
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
-from gradcam.images.draw import sheet
+from gradcam.images.draw import join_rows
 from gradcam.models.providers import embedded
 from gradcam.targets import ClassTarget
 
@@ -219,7 +219,7 @@ def test_a_notebook_shows_pictures_in_rows_and_classes_in_columns(classifier: gr
     explanation = classifier.explain(paths, target=[["espresso", "cup"], ["tripod", "koala"]])
     array = np.asarray(Image.open(io.BytesIO(explanation._repr_png_())))
     rows = [[explanation.overlay(i, k) for k in (0, 1)] for i in (0, 1)]
-    np.testing.assert_array_equal(array, sheet(rows))
+    np.testing.assert_array_equal(array, join_rows(rows))
 
 
 def test_an_explanation_prints_one_line(explanation: gradcam.Explanation) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 import gradcam
 from gradcam.cli import cli
-from gradcam.models.providers.torchvision import cached_file
+from gradcam.models.providers.torchvision import find_cache_path
 
 WEIGHTS = torchvision.models.MobileNet_V2_Weights.DEFAULT
 # The ImageNet classes of the photographs; CREDITS.md names the same objects.
@@ -33,7 +33,7 @@ def predictions(names: list[str], capsys: pytest.CaptureFixture[str], folder: Pa
     return [record["predictions"][0]["index"] for record in records]
 
 
-@pytest.mark.skipif(not cached_file(WEIGHTS).exists(), reason="the genuine weights are not in torch hub's cache")
+@pytest.mark.skipif(not find_cache_path(WEIGHTS).exists(), reason="the genuine weights are not in torch hub's cache")
 def test_the_pretrained_weights_recognise_the_photographs(
     photo: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

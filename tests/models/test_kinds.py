@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.models.kinds import Captioner, Detector, Matcher, PoseFinder, Segmenter
-from gradcam.models.scores import to_classifier
+from gradcam.models.scores import to_instance_classifier
 from gradcam.targets import Box, Like, Mask, MissedBox, Text, Token
 from tests import drawn
 from tests.drawn.pictures import SHAPES, Scene, draw_scenes
@@ -364,7 +364,7 @@ class TestEvaluation:
 
     def test_the_same_scores_and_maps(self, shapes: Detector, scene: Scene) -> None:
         prepared = shapes.prepare(scene.picture)
-        classifier = to_classifier(shapes, prepared)
+        classifier = to_instance_classifier(shapes, prepared)
         images = classifier.batch([prepared])
         boxes = shapes.explain(prepared, target=Box(all))
         count = boxes.scores.shape[1]
@@ -386,7 +386,7 @@ class TestEvaluation:
 
     def test_a_single_instance_is_a_binary_class(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
-        classifier = to_classifier(segmenter, segmenter.prepare(two_squares()), Mask(1))
+        classifier = to_instance_classifier(segmenter, segmenter.prepare(two_squares()), Mask(1))
         assert classifier.labels == ["no bright", "bright"]
         assert classifier.find_instance(0) == 1
 

@@ -127,7 +127,7 @@ def test_a_model_of_an_installed_package_is_named_as_its_entry_point(
     (info / "entry_points.txt").write_text("[gradcam.models]\nmynet = own:make\nresnet18 = own:make\ngone = own:gone\n")
     monkeypatch.syspath_prepend(str(factory.parent))
     monkeypatch.setattr(plugins, "_read_entry_points", entry_points)
-    monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
+    monkeypatch.setattr(plugins, "list_entry_points", plugins.list_entry_points.__wrapped__)
     assert torchvision.list_installed() == {"mynet": "own:make, from own", "gone": "own:gone, from own"}
     assert "own" not in sys.modules
     assert (load("mynet").name, load("mynet").classes) == ("mynet", 5)

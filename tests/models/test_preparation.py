@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import gradcam
-from gradcam.models.device import prepare
-from gradcam.models.providers import DEFAULT, load_parts
+from gradcam.models.device import prepare_model
+from gradcam.models.providers import DEFAULT_MODEL, load_parts
 from tests.conftest import ASSETS
 from tests.helpers import assert_same, traces
 
@@ -102,7 +102,7 @@ def test_maps_at_other_layers_agree_with_float32(
 
 
 def test_float32_stays_exact_and_every_tensor_its_value(classifier: gradcam.Classifier) -> None:
-    plain = load_parts(DEFAULT, None).model.eval()
+    plain = load_parts(DEFAULT_MODEL, None).model.eval()
     assert_same(dict(plain.state_dict()), dict(classifier.model.state_dict()))
     images = torch.randn(2, 3, 224, 224)
     ours, theirs = gradcam.explain(classifier.model, images, "layer4"), gradcam.explain(plain, images, "layer4")
@@ -122,7 +122,7 @@ def small() -> nn.Sequential:
 def test_weights_are_prepared(dtype: torch.dtype) -> None:
     model = small().train()
     before = copy.deepcopy(model.state_dict())
-    prepared = prepare(model, CPU, dtype)
+    prepared = prepare_model(model, CPU, dtype)
     assert prepared is model
     assert not any(module.training for module in prepared.modules())
     assert not any(parameter.requires_grad for parameter in prepared.parameters())
@@ -145,14 +145,14 @@ def test_weights_are_prepared(dtype: torch.dtype) -> None:
     ],
 )
 def test_weights_are_channels_last_for_half_precision(device: str, dtype: torch.dtype, is_channels_last: bool) -> None:
-    model = prepare(small(), torch.device(device), dtype)
+    model = prepare_model(small(), torch.device(device), dtype)
     assert model[0].weight.device.type == device
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last) == is_channels_last
     assert model[0].weight.is_contiguous() != is_channels_last
 
 
 def test_a_callers_model_is_never_prepared(classifier: gradcam.Classifier) -> None:
-    model = load_parts(DEFAULT, None).model.train()
+    model = load_parts(DEFAULT_MODEL, None).model.train()
     before = traces(model)
     gradcam.explain(model, classifier.batch([gradcam.read_image(ASSETS / "koala.webp")]), "layer4")
     assert_same(before, traces(model))
@@ -164,7 +164,7 @@ class TestAutocast:
         return [ASSETS / name for name in ("koala.webp", "rocket.jpg", "chelsea.jpg")]
 
     def test_a_callers_model(self, classifier: gradcam.Classifier, pictures: list[Path]) -> None:
-        model = load_parts(DEFAULT, None).model.eval()
+        model = load_parts(DEFAULT_MODEL, None).model.eval()
         images = classifier.batch([gradcam.read_image(path) for path in pictures])
         plain = gradcam.explain(model, images, "layer4")
         before = traces(model)

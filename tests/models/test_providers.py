@@ -87,7 +87,7 @@ def randomise(model: nn.Module) -> nn.Module:
 
 def save_cached(name: str, model: nn.Module, change: Callable[[str], str] = str) -> Path:
     """Save the weights under the name of the file that torchvision would download to torch hub's cache."""
-    path = provider.cached_file(provider.list_weights(name).DEFAULT)
+    path = provider.find_cache_path(provider.list_weights(name).DEFAULT)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({change(key): tensor for key, tensor in model.state_dict().items()}, path)
     return path
@@ -192,7 +192,7 @@ def test_the_transforms_of_all_torchvision_weights_are_supported() -> None:
     assert {"resnet50", "vit_b_16", "googlenet", "fasterrcnn_resnet50_fpn", "deeplabv3_resnet50"} <= set(names)
     assert not any(name.startswith(("quantized", "r3d", "raft")) for name in names)
     for name in names:
-        if provider.find_task_of(name) != "classification":
+        if provider.find_task(name) != "classification":
             continue
         for weights in provider.list_weights(name):
             transforms = weights.transforms()

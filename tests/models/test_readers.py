@@ -17,7 +17,7 @@ from torch import nn
 import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.models.classifier import Classifier
-from gradcam.models.preprocess import Preprocessing, Reading, read_picture, to_reader, to_reading
+from gradcam.models.preprocess import Preprocessing, Reading, read_image_file, to_reader, to_reading
 from tests.images.test_images import PIXELS
 
 RAMP = np.arange(6, dtype=np.uint16).reshape(2, 3)
@@ -44,9 +44,9 @@ def test_a_difference_of_one_in_65535_changes_the_models_input(
     tmp_path: Path, grey_classifier: Classifier, suffix: str
 ) -> None:
     values = np.full((8, 8), 30000, np.uint16)
-    image = read_picture(save(tmp_path / f"one.{suffix}", values)).values
+    image = read_image_file(save(tmp_path / f"one.{suffix}", values)).values
     values[3, 4] += 1
-    brighter_image = read_picture(save(tmp_path / f"other.{suffix}", values)).values
+    brighter_image = read_image_file(save(tmp_path / f"other.{suffix}", values)).values
     difference = (grey_classifier.batch([brighter_image]) - grey_classifier.batch([image]))[0, 0]
     expected = torch.zeros(8, 8)
     expected[3, 4] = 1 / 65535
@@ -71,7 +71,7 @@ def test_a_deep_file_with_a_small_value_range_is_stretched_for_drawing_only(
 def test_files_with_eight_bits_are_read_unchanged(tmp_path: Path) -> None:
     for name, values in {"rgb.png": PIXELS, "grey.png": PIXELS[..., 0]}.items():
         path = save(tmp_path / name, values)
-        reading = read_picture(path)
+        reading = read_image_file(path)
         np.testing.assert_array_equal(reading.values, gradcam.read_image(path))
         assert reading.values is reading.picture
         assert reading.note is None
@@ -116,7 +116,7 @@ def test_extreme_and_constant_deep_pictures_are_explained(
 def test_floats_and_long_integers_go_to_the_model_unchanged(
     tmp_path: Path, values: np.ndarray, expected: list[list[float]], levels: list[int], note: str | None
 ) -> None:
-    reading = read_picture(save(tmp_path / "a.tif", values))
+    reading = read_image_file(save(tmp_path / "a.tif", values))
     assert reading.values.dtype == values.dtype
     np.testing.assert_array_equal(reading.values, expected)
     np.testing.assert_array_equal(reading.picture[0, :, 0], levels)
@@ -126,7 +126,7 @@ def test_floats_and_long_integers_go_to_the_model_unchanged(
 def test_a_file_of_nothing_but_nan_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", np.full((2, 2), np.nan, np.float32))
     with pytest.raises(ImageError) as caught:
-        read_picture(path)
+        read_image_file(path)
     assert str(caught.value) == f"{path}: contains only NaN or infinite values"
 
 

@@ -71,7 +71,7 @@ def test_a_file_is_known_by_its_content(
     def with_this_hash(entry: torchvision.models.WeightsEnum) -> Path:
         return Path(f"mobilenet_v2-{digits}.pth" if entry is WEIGHTS.IMAGENET1K_V1 else V2)
 
-    monkeypatch.setattr(provider, "cached_file", with_this_hash)
+    monkeypatch.setattr(provider, "find_cache_path", with_this_hash)
     classifier = load(file)
     assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V1)
     assert classifier.notes == (
@@ -108,11 +108,13 @@ def test_a_rewritten_file_of_weights_is_hashed_again(tmp_path: Path) -> None:
 def test_torchvisions_names_have_the_hashes() -> None:
     """The recognition relies on this: nearly all names have a hash, and no two models share one."""
     names = [
-        provider.cached_file(entry).name for model in provider.list_names() for entry in provider.list_weights(model)
+        provider.find_cache_path(entry).name
+        for model in provider.list_names()
+        for entry in provider.list_weights(model)
     ]
     hashed = [name for name in set(names) if torch.hub.HASH_REGEX.search(name)]
     assert len(hashed) > 0.9 * len(set(names)) > 50
-    assert provider.cached_file(WEIGHTS.IMAGENET1K_V1).name == V1
+    assert provider.find_cache_path(WEIGHTS.IMAGENET1K_V1).name == V1
 
 
 def test_an_unknown_file_gets_the_preprocessing_of_the_best_weights_and_a_note(

@@ -22,7 +22,7 @@ import gradcam
 from gradcam import attributions, evaluation
 from gradcam.cli import cli
 from gradcam.errors import ImageError
-from gradcam.images.draw import sheet
+from gradcam.images.draw import join_rows
 from gradcam.targets import ClassTarget
 from tests.helpers import tiny_model
 
@@ -142,7 +142,7 @@ def test_an_overlay_is_saved(explanation: Any, attribution: Any, tmp_path: Path)
     expected = {
         "cat.png": explanation.overlay(),
         "cup.png": explanation.overlay(0, 1, alpha=0.9, colormap="viridis"),
-        "both.png": sheet([[explanation.overlay(), explanation.overlay(0, 1)]]),
+        "both.png": join_rows([[explanation.overlay(), explanation.overlay(0, 1)]]),
         "fine.png": attribution.draw(),
     }
     assert {path.name for path in tmp_path.iterdir()} == set(expected)

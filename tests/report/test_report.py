@@ -24,7 +24,7 @@ from gradcam.report import pages as contents
 from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem, name_views
 from gradcam.storage.clear import remove_runs
-from gradcam.storage.output import Disk
+from gradcam.storage.output import DiskWriter
 from gradcam.storage.records import Explained, Prediction, Record
 from tests.views import write_views
 
@@ -543,7 +543,7 @@ def test_overwriting_knows_all_files_of_a_report(tmp_path: Path) -> None:
     records = [make_record("a.jpg")]
     write_overlays(write_run(tmp_path, records), records)
     write_report(tmp_path)
-    remove_runs(Disk(tmp_path), (), (), report=True)
+    remove_runs(DiskWriter(tmp_path), (), (), report=True)
     remaining = sorted(path.name for path in tmp_path.iterdir())
     assert remaining == [".gradcam-report.lock", "a-gradcam.jpg", "manifest.jsonl"]
 

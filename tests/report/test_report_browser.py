@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradcam.errors import printable
+from gradcam.errors import escape_controls
 from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import write_image
@@ -452,7 +452,7 @@ def test_hostile_names_and_labels_run_nothing(visit: Callable[..., Visit], tmp_p
     ]  # fmt: skip
     records.append(Record("b.jpg", label, error=label))
     folder = write_gallery(tmp_path / HOSTILE, records, dict.fromkeys(HOSTILE_NAMES, plain(GREEN)))
-    printable_names = [printable(name) for name in HOSTILE_NAMES]
+    printable_names = [escape_controls(name) for name in HOSTILE_NAMES]
     page = visit().open(folder)
     assert list_cards(page) == [*printable_names, "b.jpg"]
     assert page.locator(".card .label").first.inner_text() == label

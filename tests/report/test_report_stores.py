@@ -14,7 +14,7 @@ import pytest
 from gradcam.errors import GradcamError, OutputError, StoreError
 from gradcam.images.read import read_image
 from gradcam.images.write import encode_image
-from gradcam.models.preprocess import read_picture
+from gradcam.models.preprocess import read_image_file
 from gradcam.report import pages as contents
 from gradcam.report.pages import write_report
 from gradcam.report.views import draw_views, find_stem
@@ -83,7 +83,7 @@ def test_views_that_are_missing_are_made_and_others_left(fs: Any) -> None:
     assert [operation for operation, _ in fs.requests].count("list") == 1
     assert not [path for operation, path in fs.requests if operation == "look"]
     for name, colour in [("there.0", BLUE), ("empty.0", RED), ("missing.0", RED), ("missing.large", BLUE)]:
-        picture = read_picture(name, store.read(f"report/views/{name}.jpg")).picture
+        picture = read_image_file(name, store.read(f"report/views/{name}.jpg")).picture
         np.testing.assert_allclose(picture[:, :30].mean((0, 1)), colour, atol=3)
     both = contents.HAS_IMAGE | contents.HAS_OVERLAY
     assert read_page(store)["has"] == [contents.HAS_OVERLAY, contents.HAS_OVERLAY, both]

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from gradcam.errors import ImageError, InputError
 from gradcam.sources import archives
 from gradcam.sources.archives import _to_safe_name
-from gradcam.sources.contents import ArchiveFile, Content, Item, TarContent
-from gradcam.sources.list import Listing, list_inputs
+from gradcam.sources.contents import ArchiveFile, ImageContent, InputImage, TarContent
+from gradcam.sources.list import InputListing, list_inputs
 
 TARS = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".TAR.GZ"]
 DATA = {f"folder/{number}.jpg": random.Random(number).randbytes(5000 + 700 * number) for number in range(20)}
@@ -62,15 +62,15 @@ def make(path: Path, members: dict[str, bytes]) -> Path:
     return make_zip(path, members) if path.suffix == ".zip" else make_tar(path, members)
 
 
-def name_all(listing: Listing) -> list[str]:
+def name_all(listing: InputListing) -> list[str]:
     return [item.name for item in listing.items]
 
 
-def read_all(listing: Listing) -> dict[str, bytes]:
+def read_all(listing: InputListing) -> dict[str, bytes]:
     return {item.name: item.content.read() for item in listing.items}
 
 
-def find_reason(content: Content) -> str:
+def find_reason(content: ImageContent) -> str:
     with pytest.raises(ImageError) as caught:
         content.read()
     return str(caught.value)
@@ -442,7 +442,7 @@ def test_a_compressed_tar_needs_no_file_any_more_and_leaves_none(
     room.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(room))
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
-    listing: Listing | None = list_inputs([make(tmp_path / "a.tar.gz", DATA)])
+    listing: InputListing | None = list_inputs([make(tmp_path / "a.tar.gz", DATA)])
     assert not list(room.iterdir())
     (tmp_path / "a.tar.gz").unlink()
     assert read_all(listing) == DATA
@@ -509,6 +509,6 @@ def test_members_are_kept_in_half_a_kilobyte(tmp_path: Path, suffix: str) -> Non
     memory, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert isinstance(items, list)
-    assert isinstance(items[0], Item)
+    assert isinstance(items[0], InputImage)
     assert memory / count < 500
     assert suffix == ".zip" or peak / count < 450, "the list of members that tarfile makes is not kept"

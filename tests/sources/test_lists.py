@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcam.errors import ImageError, InputError
-from gradcam.sources.list import Listing, list_inputs
+from gradcam.sources.list import InputListing, list_inputs
 from gradcam.sources.lists import _read_lines, _read_table, decode_text
 
 
@@ -29,7 +29,7 @@ def write(path: str, content: str | bytes) -> str:
     return path
 
 
-def show(listing: Listing) -> list[tuple[str, str | None]]:
+def show(listing: InputListing) -> list[tuple[str, str | None]]:
     return [(item.name, item.wanted) for item in listing.items]
 
 

@@ -20,7 +20,7 @@ import pytest
 from gradcam.errors import ImageError, InputError
 from gradcam.images.files import READ_SUFFIXES
 from gradcam.sources.contents import FileContent
-from gradcam.sources.list import Listing, list_inputs
+from gradcam.sources.list import InputListing, list_inputs
 from gradcam.sources.shards import Shard, parse_shard
 
 ANYBODY = 65534  # the id of a user without privileges
@@ -42,7 +42,7 @@ def make_zip(path: Path, *names: str) -> Path:
     return path
 
 
-def name_all(listing: Listing) -> list[str]:
+def name_all(listing: InputListing) -> list[str]:
     return [item.name for item in listing.items]
 
 

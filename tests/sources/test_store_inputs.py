@@ -20,8 +20,8 @@ import pytest
 import gradcam
 from gradcam.batch.read import read_item
 from gradcam.errors import ImageError, InputError, StoreError
-from gradcam.sources.contents import Item
-from gradcam.sources.list import Listing, list_inputs
+from gradcam.sources.contents import InputImage
+from gradcam.sources.list import InputListing, list_inputs
 from gradcam.storage import fetch as store_contents
 from gradcam.storage import retry as failures
 from gradcam.storage.fetch import RangeFile
@@ -60,15 +60,15 @@ def put_data(name: str, data: bytes) -> str:
     return f"{HERE}/{name}"
 
 
-def name_all(listing: Listing) -> list[str]:
+def name_all(listing: InputListing) -> list[str]:
     return [item.name for item in listing.items]
 
 
-def read_all(listing: Listing) -> dict[str, bytes]:
+def read_all(listing: InputListing) -> dict[str, bytes]:
     return {item.name: item.content.read() for item in listing.items}
 
 
-def find_reason(item: Item) -> str:
+def find_reason(item: InputImage) -> str:
     with pytest.raises(ImageError) as caught:
         item.content.read()
     return str(caught.value)
@@ -519,13 +519,13 @@ def test_what_cannot_be_listed_is_one_line_and_status_2(fs: Any, run: Command, t
 
 
 def test_readers_of_the_users_get_a_file(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradcam.models.preprocess import read_picture
+    from gradcam.models.preprocess import read_image_file
 
     calls = []
 
     def read(path: Path) -> Any:
         calls.append((path.suffix, path.read_bytes()))
-        return read_picture(path)
+        return read_image_file(path)
 
     classifier = gradcam.load_classifier(device="cpu", reader=read)
     (item,) = list_inputs([f"{HERE}/in/{photos[0]}"]).items

@@ -15,7 +15,7 @@ import pytest
 
 from gradcam.errors import GradcamError, OutputError
 from gradcam.storage.disk import BLOCK_BYTES, LineFile, find_line_end
-from gradcam.storage.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
+from gradcam.storage.manifest import ManifestWriter, read_manifest, remove_unfinished_lines, sort_manifest
 from gradcam.storage.records import Explained, Prediction, Record
 
 
@@ -348,7 +348,7 @@ def test_what_is_done_is_kept_wherever_the_last_line_is_cut(tmp_path: Path, monk
     for length in range(len(last) + 1):
         path.write_bytes(first + last[:length])
         is_whole = length == len(last)
-        assert keep_lines(path, lambda record: True, tmp_path) == ({"a", "b"} if is_whole else {"a"})
+        assert remove_unfinished_lines(path, lambda record: True, tmp_path) == ({"a", "b"} if is_whole else {"a"})
         assert path.read_bytes() == (first + last if is_whole else first)
         assert os.listdir(tmp_path) == ["manifest.jsonl"]
 
@@ -357,7 +357,7 @@ def test_what_is_not_done_is_dropped_and_a_double_is_kept_once(tmp_path: Path) -
     path = tmp_path / "manifest.jsonl"
     failed, result = make_record("b", error="is broken"), make_record("b")
     lines = write(path, make_record("a"), failed, make_record("c"), result, make_record("a"), make_record("gone"))
-    keeps = keep_lines(path, lambda record: record.error is None and record.image != "gone", tmp_path)
+    keeps = remove_unfinished_lines(path, lambda record: record.error is None and record.image != "gone", tmp_path)
     assert keeps == {"a", "b", "c"}
     assert path.read_bytes() == lines[0] + lines[2] + lines[3]
 
@@ -366,8 +366,8 @@ def test_lines_that_stay_are_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
     write(path, make_record("a"), make_record("b"))
     before = path.stat()
-    keep_lines(path, lambda record: True, tmp_path)
-    sort_lines(path, ["a", "c", "b"], tmp_path)
+    remove_unfinished_lines(path, lambda record: True, tmp_path)
+    sort_manifest(path, ["a", "c", "b"], tmp_path)
     assert path.stat().st_ino == before.st_ino
     assert path.stat().st_mtime_ns == before.st_mtime_ns
 
@@ -378,7 +378,7 @@ def test_lines_are_brought_into_the_order_of_the_input(tmp_path: Path) -> None:
     namesake = replace(records["f"], image="renamed")  # a later image has the same file name
     a, b, c, removed_line, old, later, double = write(path, *records.values(), namesake)
     path.write_bytes(removed_line + c + double + a + old + b + later)
-    sort_lines(path, ["a", "b", "x", "c", "f"], tmp_path)
+    sort_manifest(path, ["a", "b", "x", "c", "f"], tmp_path)
     assert path.read_bytes() == a + b + c + later + removed_line + old
     assert os.listdir(tmp_path) == ["manifest.jsonl"]
 
@@ -387,7 +387,7 @@ def test_pieces_larger_than_a_block_are_kept_whole(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
     lines = write(path, *(make_record(f"{number:05}" * 30) for number in range(400)))
     assert sum(map(len, lines)) > 3 * BLOCK_BYTES
-    keep_lines(path, lambda record: not record.image.startswith("00399"), tmp_path)
+    remove_unfinished_lines(path, lambda record: not record.image.startswith("00399"), tmp_path)
     assert path.read_bytes() == b"".join(lines[:399])
 
 
@@ -396,8 +396,8 @@ def test_a_manifest_that_cannot_be_rewritten_stays_as_it_is(tmp_path: Path) -> N
     lines = write(path, make_record("a"), make_record("b"), make_record("c"))
     for size in (0, 1, len(lines[0]), len(lines[0]) * 2 - 1):
         with no_file_longer_than(size), pytest.raises(OSError, match="too large"):
-            keep_lines(path, lambda record: record.image != "b", tmp_path)
+            remove_unfinished_lines(path, lambda record: record.image != "b", tmp_path)
         with no_file_longer_than(size), pytest.raises(OSError, match="too large"):
-            sort_lines(path, ["c", "b", "a"], tmp_path)
+            sort_manifest(path, ["c", "b", "a"], tmp_path)
         assert path.read_bytes() == b"".join(lines)
         assert os.listdir(tmp_path) == ["manifest.jsonl"]

@@ -23,12 +23,12 @@ import gradcam
 from gradcam.batch.formats.folder import OutputFolder
 from gradcam.batch.save import describe_weights
 from gradcam.errors import OutputError
-from gradcam.images.files import write_whole
+from gradcam.images.files import write_atomically
 from gradcam.storage.manifest import read_manifest
 from gradcam.storage.records import Explained, Record
-from gradcam.storage.run_file import Run, describe_root, describe_versions
+from gradcam.storage.run_file import RunSettings, describe_root, describe_versions
 
-RUN = Run(
+RUN = RunSettings(
     device="cpu",
     model="net",
     weights={"file": None, "sha256": "ab" * 32, "of": "tensors"},
@@ -52,7 +52,7 @@ def finish(folder: OutputFolder, name: str) -> Record:
     record, files = finish_files(name)
     for result, data in files.items():
         (folder.path / result).parent.mkdir(exist_ok=True)
-        write_whole(folder.path / result, data, beside=folder.temporary)
+        write_atomically(folder.path / result, data, beside=folder.temporary)
     return record
 
 
@@ -63,7 +63,7 @@ def finish_files(name: str) -> tuple[Record, dict[str, bytes]]:
     return record, {result: f"of {name}".encode()}
 
 
-def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **kwargs: Any) -> OutputFolder:
+def work(path: Path, names: list[str], *, failing: str = "", run: RunSettings = RUN, **kwargs: Any) -> OutputFolder:
     """Run over these images, except those that are done."""
     with OutputFolder.open(path, run, **kwargs) as folder:
         for name in names:

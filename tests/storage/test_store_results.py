@@ -22,9 +22,9 @@ from gradcam.batch.formats.store import StoreResults
 from gradcam.errors import ImageError, OutputError, StoreError
 from gradcam.storage import manifest as store_manifest
 from gradcam.storage import retry as failures
-from gradcam.storage.output import Bucket
+from gradcam.storage.output import StoreWriter
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import ShardFiles, find_last, find_shard_files, list_manifests
+from gradcam.storage.run_file import ShardFiles, find_last_piece_number, find_shards, list_manifests
 from gradcam.storage.store import Store
 from tests.storage.test_output_folder import ORDER, RUN, Shard, finish_files
 from tests.storage.test_output_folder import work as work_on_disk
@@ -503,7 +503,7 @@ def test_what_a_store_refuses_is_one_line(fs: Any, error: OSError, message: str)
             StoreResults.open(Store(URL), RUN)
         assert "\n" not in str(caught.value)
         with pytest.raises(OutputError, match=message):
-            Bucket(Store(URL)).write({"a.jpg": b"a"}, {})
+            StoreWriter(Store(URL)).write({"a.jpg": b"a"}, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ObjectStore, "ls", refuse)
         patch.setattr(ObjectStore, "find", refuse)
@@ -521,7 +521,7 @@ def test_a_picture_s_files_are_all_there_or_none(fs: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ObjectStore, "pipe_file", refuse)
     with pytest.raises(ImageError, match=r"long\.npy: this result cannot be written \(File name too long\)"):
-        Bucket(Store(URL)).write({"a.jpg": b"a", "long.npy": b"b"}, {"view.jpg": b"v"})
+        StoreWriter(Store(URL)).write({"a.jpg": b"a", "long.npy": b"b"}, {"view.jpg": b"v"})
     assert tree(fs) == {}
 
 
@@ -566,9 +566,9 @@ def test_a_manifest_that_is_not_there_is_said(fs: Any, url: str) -> None:
 def test_numbers_of_pieces_are_read_as_numbers() -> None:
     names = ["manifest/100000.jsonl", "manifest/99999.jsonl", "manifest-1-of-2/00007.jsonl"]
     names += ["manifest/x.jsonl", "run.json"]
-    assert find_last(names, "manifest") == 100000
+    assert find_last_piece_number(names, "manifest") == 100000
     assert list_manifests(names, ShardFiles()) == ["manifest/99999.jsonl", "manifest/100000.jsonl"]
-    assert find_shard_files(names) == [ShardFiles(), ShardFiles(2, 1)]
+    assert find_shards(names) == [ShardFiles(), ShardFiles(2, 1)]
 
 
 # Copies from a disk to a store, and back

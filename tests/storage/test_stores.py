@@ -240,7 +240,7 @@ def test_a_store_that_was_given_up_for_its_silence_is_not_asked_again_at_once(
 def test_a_reader_in_a_hurry_leaves_patience_to_others(fs: Any, waits: list[float]) -> None:
     fs.failures += [TimeoutError()] * 99
     for _ in range(2):
-        with pytest.raises(StoreError, match="for 5 s"), failures.hurrying():
+        with pytest.raises(StoreError, match="for 5 s"), failures.limit_retries():
             Store("objects://bucket").read("a.jpg")
     assert sum(waits) == pytest.approx(failures.SHORT_RETRY_SECONDS)
     with pytest.raises(StoreError, match="for 60 s"):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import gradcam
 from gradcam.errors import GradcamError, GradcamWarning, ModelError, TargetError
 from gradcam.targets.classes import ClassTarget, find_logits
-from gradcam.targets.heads import refuse_features
+from gradcam.targets.heads import require_class_head
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 Named = namedtuple("Named", ["first", "second"])
@@ -203,7 +203,7 @@ def test_a_model_without_its_head_has_no_classes(name: str, path: list[str]) -> 
     model = headless(name, *path)
     for full in (model, nn.Sequential(nn.Identity(), model), Wrapper(model)):
         with pytest.raises(TargetError, match="has no classification head.*Pass target=.*--task matching"):
-            refuse_features(full)
+            require_class_head(full)
     with pytest.raises(ModelError, match="has no classification head"):
         gradcam.load_model(model)
 
@@ -260,7 +260,7 @@ class HeadFirst(nn.Module):
     ],
 )
 def test_a_head_of_any_kind_is_a_head(make: Callable[[], nn.Module]) -> None:
-    refuse_features(make().eval())
+    require_class_head(make().eval())
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_a_head_of_any_kind_is_a_head(make: Callable[[], nn.Module]) -> None:
 def test_models_of_timm(name: str) -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model(name)
-    refuse_features(model)
+    require_class_head(model)
     model.reset_classifier(0)
     with pytest.raises(TargetError, match="has no classification head"):
-        refuse_features(Wrapper(model))
+        require_class_head(Wrapper(model))
 
 
 def test_the_image_tower_of_open_clip() -> None:
@@ -282,14 +282,14 @@ def test_the_image_tower_of_open_clip() -> None:
     visual = open_clip.model.CLIP(16, vision, text).visual
     with pytest.raises(TargetError, match="VisionTransformer has no classification head"):
         gradcam.explain(visual, IMAGES)
-    refuse_features(nn.Sequential(visual, nn.Linear(16, 3)))
+    require_class_head(nn.Sequential(visual, nn.Linear(16, 3)))
 
 
 def test_backbones_of_hugging_face() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8)
-    refuse_features(transformers.ViTForImageClassification(config))
+    require_class_head(transformers.ViTForImageClassification(config))
     pooled = Wrapper(transformers.ViTModel(config), lambda output: output.pooler_output)
     config.num_labels = 0
     for model in (pooled, transformers.ViTForImageClassification(config)):

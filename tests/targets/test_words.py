@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import TargetError
 from gradcam.families import find_family
-from gradcam.families.base import Captioner
+from gradcam.families.base import CaptionerAdapter
 from gradcam.targets.words import Token
 
 T: Any = pytest.importorskip("transformers")
@@ -70,7 +70,7 @@ def test_forms_of_a_caption(model: nn.Module, pictures: Tensor) -> None:
 
 
 def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -> None:
-    family = find_family(model, Captioner)
+    family = find_family(model, CaptionerAdapter)
     assert family is not None
     written = family.write(pictures[:1])
     explanation = gradcam.explain(model, pictures[:1], target=Token())

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gradcam import plugins
 from gradcam.errors import GradcamError, describe_unexpected, shorten
-from gradcam.options import load_late
+from gradcam.options import import_function
 
 if TYPE_CHECKING:
     from gradcam.sources.shards import Shard
-    from gradcam.storage.clear import Mode
-    from gradcam.storage.output import ResultWriter
+    from gradcam.storage.clear import ExistingRunMode
+    from gradcam.storage.output import OutputWriter
     from gradcam.storage.records import Record
-    from gradcam.storage.run_file import Run, ShardFiles
+    from gradcam.storage.run_file import RunSettings, ShardFiles
     from gradcam.storage.store import Store
 
 
@@ -41,7 +41,7 @@ class OpenRun(Protocol):
     def recorded(self) -> int: ...
 
     @property
-    def place(self) -> ResultWriter | None: ...
+    def place(self) -> OutputWriter | None: ...
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Add the record of an image, and its files unless they are already written. Return the record as stored.
@@ -79,7 +79,7 @@ class Destination:
     """The place of a run's results, the shard, and the treatment of an earlier run. `report` also writes a report."""
 
     place: Path | Store
-    mode: Mode = "new"
+    mode: ExistingRunMode = "new"
     shard: Shard | None = None
     report: bool = False
 
@@ -99,7 +99,7 @@ class Opening(Destination):
     """
 
     records: OpenRun
-    run: Run
+    run: RunSettings
     stems: Mapping[str, str]
 
 
@@ -156,7 +156,7 @@ class Format:
     def check_place(self, destination: Destination) -> None:
         """Raise `GradcamError` for problems that are known before a model is loaded."""
         try:
-            load_late(self.check, __package__)(destination)
+            import_function(self.check, __package__)(destination)
         except GradcamError:
             raise
         except (Exception, SystemExit) as error:
@@ -186,7 +186,7 @@ def find_format(name: str) -> Format:
     """
     if name in FORMATS:
         return FORMATS[name]
-    format_ = plugins.load("formats", name)
+    format_ = plugins.load_plugin("formats", name)
     if isinstance(format_, type) and is_writer(format_):
         format_ = Format(format_.__name__, " ".join((format_.__doc__ or "").split()), format_)
     if not isinstance(format_, Format):

@@ -13,14 +13,14 @@ from typing import Any
 from filelock import Timeout
 
 from gradcam.errors import OutputError, warn
-from gradcam.images.files import UNFINISHED, write_whole
+from gradcam.images.files import TEMPORARY_NAME, write_atomically
 from gradcam.sources.shards import Shard, to_shard_files
 from gradcam.storage import disk, run_file
-from gradcam.storage.clear import Mode, check_earlier, remove_runs
-from gradcam.storage.manifest import Logbook, ManifestWriter, is_of, keep_lines, sort_lines
-from gradcam.storage.output import Disk, DiskReader
+from gradcam.storage.clear import ExistingRunMode, check_earlier_run, remove_runs
+from gradcam.storage.manifest import LogWriter, ManifestWriter, is_finished_by, remove_unfinished_lines, sort_manifest
+from gradcam.storage.output import DiskReader, DiskWriter
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Run, ShardFiles, find_shard_files, list_manifests, list_pieces
+from gradcam.storage.run_file import RunSettings, ShardFiles, find_shards, list_manifests, list_pieces
 
 
 class OutputFolder:
@@ -41,9 +41,9 @@ class OutputFolder:
     def open(
         cls,
         path: Path,
-        run: Run,
+        run: RunSettings,
         *,
-        mode: Mode = "new",
+        mode: ExistingRunMode = "new",
         shard: Shard | None = None,
         inputs: Iterable[Path] = (),
         stems: Mapping[str, str] | None = None,
@@ -54,20 +54,20 @@ class OutputFolder:
         files have another stem is explained again.
         """
         part = to_shard_files(shard)
-        with disk.blaming_disk(path), contextlib.ExitStack() as stack:
+        with disk.translate_disk_errors(path), contextlib.ExitStack() as stack:
             _check_no_file(path)
             path.mkdir(parents=True, exist_ok=True)
             release = _lock(path, part)
             stack.callback(release)
             fields = run.to_fields()
-            notes = check_earlier(DiskReader(path), part, fields, mode)
+            notes = check_earlier_run(DiskReader(path), part, fields, mode)
             # Overwriting a whole run also removes its shards, none of which may be running, and the report.
             if mode == "overwrite":
-                earlier = [part] if part.of else find_shard_files(DiskReader(path).list_names())
+                earlier = [part] if part.of else find_shards(DiskReader(path).list_names())
                 with contextlib.ExitStack() as locks:
                     for other_part in filter(part.__ne__, earlier):
                         locks.callback(_lock(path, other_part))
-                    remove_runs(Disk(path), earlier, inputs, report=not part.of)
+                    remove_runs(DiskWriter(path), earlier, inputs, report=not part.of)
             _check_own_files(path, part)
             folder = cls(path, part, release, notes)
             folder._start(fields, stack, stems or {})
@@ -82,25 +82,25 @@ class OutputFolder:
         self._remove_unfinished()
         # Written first, so that a resumed run always finds the settings of the records in the manifest.
         if self._run.exists():
-            fields = run_file.keep_beginning(fields, run_file.read_run(self._run))
+            fields = run_file.merge_resumed_run(fields, run_file.read_run(self._run))
         self._contents = run_file.encode_run(fields)
         if not self._run.exists() or self._run.read_bytes() != self._contents:
-            write_whole(self._run, self._contents, beside=self.temporary)
+            write_atomically(self._run, self._contents, beside=self.temporary)
         self._join_pieces(manifest)
         if manifest.exists():
             model = fields["model"]["name"]
             self.done = frozenset(
-                keep_lines(manifest, lambda record: self._is_done(record, model, stems), self.temporary)
+                remove_unfinished_lines(manifest, lambda record: self._is_done(record, model, stems), self.temporary)
             )
             self._old_failures = {name: record for name, record in self._old_failures.items() if name not in self.done}
             self.failed = frozenset(self._old_failures)
         self._manifest = ManifestWriter(manifest)
         stack.callback(self._manifest.close)
-        self._log = Logbook(self.path / self._part.log)
+        self._log = LogWriter(self.path / self._part.log)
 
     def _restore_run_file(self) -> None:
         if not self._run.exists():
-            write_whole(self._run, self._contents, beside=self.temporary)
+            write_atomically(self._run, self._contents, beside=self.temporary)
             warn(f"{self._run}: another program removed this file during the run. gradcam wrote it again.")
 
     def _join_pieces(self, manifest: Path) -> None:
@@ -110,17 +110,17 @@ class OutputFolder:
         pieces = list_pieces(names, self._part.records)
         if pieces:
             lines = (line for name in list_manifests(names, self._part) for line in reader.read_lines(name))
-            write_whole(manifest, lines, beside=self.temporary)
+            write_atomically(manifest, lines, beside=self.temporary)
             for name in pieces:
                 disk.remove(self.path / name)
             disk.remove_empty(self.path / self._part.records)
 
     @property
-    def place(self) -> Disk:
-        return Disk(self.path, self.temporary)
+    def place(self) -> DiskWriter:
+        return DiskWriter(self.path, self.temporary)
 
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
-        with disk.blaming_disk(self.path), disk.uninterrupted():
+        with disk.translate_disk_errors(self.path), disk.delay_signals():
             self._restore_run_file()
             self._manifest.check()
             self._manifest.append(record)
@@ -138,7 +138,7 @@ class OutputFolder:
             stack.callback(self._release)
             stack.callback(disk.remove_empty, self.temporary)
             stack.callback(self._log.close)
-            stack.enter_context(disk.blaming_disk(self.path))
+            stack.enter_context(disk.translate_disk_errors(self.path))
             stack.callback(self._manifest.close)
             # Set only now, so that after a signal during the steps above the folder is closed again.
             self._is_closed = True
@@ -150,7 +150,7 @@ class OutputFolder:
             self._remove_unfinished()  # Remove files that a killed Ray actor left behind during the run.
             if self.done and order:
                 self._manifest.close()
-                sort_lines(self.path / self._part.manifest, order, self.temporary)
+                sort_manifest(self.path / self._part.manifest, order, self.temporary)
 
     def __enter__(self) -> OutputFolder:
         return self
@@ -161,11 +161,13 @@ class OutputFolder:
     def _is_done(self, record: Record, model: str, stems: Mapping[str, str]) -> bool:
         if record.error is not None:
             self._old_failures[record.image] = record
-        paths = [disk.find_inside(self.path, name) for name in record.files]
-        return is_of(record, model, stems) and all(path is not None and disk.is_there(path) for path in paths)
+        paths = [disk.join_inside(self.path, name) for name in record.files]
+        return is_finished_by(record, model, stems) and all(
+            path is not None and disk.is_nonempty_file(path) for path in paths
+        )
 
     def _remove_unfinished(self) -> None:
-        for path in self.temporary.glob(UNFINISHED.format("*")):
+        for path in self.temporary.glob(TEMPORARY_NAME.format("*")):
             disk.remove(path)
 
 
@@ -186,7 +188,7 @@ def _check_no_file(path: Path) -> None:
 
 def _check_own_files(folder: Path, part: ShardFiles) -> None:
     for name in (part.run, part.manifest, part.log):
-        disk.check_file(folder / name)
+        disk.check_regular_file(folder / name)
 
 
 def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:
@@ -195,10 +197,10 @@ def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:
     Raises `OutputError` if another process holds the lock.
     """
     try:
-        return disk.take_lock(folder / part.lock, seconds=0)
+        return disk.acquire_lock(folder / part.lock, seconds=0)
     except Timeout:
         shard_name = f" ({part})" if part.of else ""
         raise OutputError(
-            f"{disk.show(folder)}: another process is writing to this folder{shard_name}; wait until it ends, or choose "
-            "another --output"
+            f"{disk.format_folder(folder)}: another process is writing to this folder{shard_name}; wait until it ends, "
+            "or choose another --output"
         ) from None

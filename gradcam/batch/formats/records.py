@@ -13,15 +13,15 @@ from gradcam.batch.formats.folder import OutputFolder, check_folder
 from gradcam.batch.formats.store import StoreResults, check_store
 from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
 from gradcam.images.files import is_url
-from gradcam.options import load_late
-from gradcam.sources.contents import Item, find_url
-from gradcam.sources.list import Listing
-from gradcam.storage.clear import check_page, check_parts
-from gradcam.storage.disk import uninterrupted
+from gradcam.options import import_function
+from gradcam.sources.contents import InputImage, get_store_url
+from gradcam.sources.list import InputListing
+from gradcam.storage.clear import check_other_shards, check_page
+from gradcam.storage.disk import delay_signals
 from gradcam.storage.manifest import read_manifest
-from gradcam.storage.output import blaming, to_reader
+from gradcam.storage.output import to_reader, translate_output_errors
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Run, find_shard_files, list_manifests
+from gradcam.storage.run_file import RunSettings, find_shards, list_manifests
 from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 def check_records(destination: Destination) -> None:
     """Raise `OutputError` or `StoreError` for problems of the output place that are known before a model is loaded."""
     place = destination.place
-    with blaming(place):
+    with translate_output_errors(place):
         if check_store(place) if isinstance(place, Store) else check_folder(place, destination.part):
-            check_parts(to_reader(place), to_reader(place).list_names(), destination.part, destination.mode)
+            check_other_shards(to_reader(place), to_reader(place).list_names(), destination.part, destination.mode)
             if destination.report:
                 check_page(to_reader(place))
 
 
-def keep_records(opening: Opening) -> OpenRun:
+def open_records(opening: Opening) -> OpenRun:
     """Return the records unchanged: results that are separate files need nothing else."""
     return opening.records
 
 
 def open_results(
-    output_format: Format, destination: Destination, run: Run, listing: Listing, stems: Mapping[str, str]
+    output_format: Format, destination: Destination, run: RunSettings, listing: InputListing, stems: Mapping[str, str]
 ) -> OpenRun:
     """Open the results of this run.
 
@@ -54,7 +54,7 @@ def open_results(
     records: OpenRun
     with contextlib.ExitStack() as stack:
         if isinstance(destination.place, Store):
-            urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
+            urls = [*filter(None, map(get_store_url, listing.items)), *filter(is_url, listing.archives)]
             records = StoreResults.open(destination.place, run, inputs=urls, **options)
             stack.callback(records.close)
         else:
@@ -62,11 +62,11 @@ def open_results(
                 Path(archive) for archive in listing.archives if not is_url(archive)
             ]
             # Otherwise a signal could arrive after the folder is opened and before its closing is registered.
-            with uninterrupted():
+            with delay_signals():
                 records = OutputFolder.open(destination.place, run, inputs=filter(None, files), **options)
                 stack.callback(records.close)
         with _convert_errors(output_format.name, "cannot be opened"):
-            results = load_late(output_format.open, __package__)(
+            results = import_function(output_format.open, __package__)(
                 Opening(**vars(destination), records=records, run=run, stems=stems)
             )
         if not hasattr(results, "append") and not is_writer(results):
@@ -142,14 +142,14 @@ def rename_files(record: Record, names: Mapping[str, str], *, tar: str | None = 
     return replace(record, explained=tuple(explained), tar=tar, page=page)
 
 
-def check_classes(place: Path | Store, items: Iterable[Item], classifier: Classifier) -> None:
+def check_recorded_classes(place: Path | Store, items: Iterable[InputImage], classifier: Classifier) -> None:
     """Raise `OutputError` if a record in the folder explains another class than the list requests for that image."""
     requested = {item.name: item.wanted for item in items}
     if not any(requested.values()):
         return  # Without classes in the list, run.json already identifies the target.
     reader = to_reader(place)
     names = reader.list_names() if isinstance(place, Store) or place.is_dir() else []
-    if not any(list_manifests(names, part) for part in find_shard_files(names)):
+    if not any(list_manifests(names, part) for part in find_shards(names)):
         return
     for record in read_manifest(place):
         if record.model != classifier.name:

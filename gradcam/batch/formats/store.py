@@ -10,11 +10,11 @@ from typing import Any
 from gradcam.errors import GradcamError, OutputError, warn
 from gradcam.sources.shards import Shard, to_shard_files
 from gradcam.storage import run_file
-from gradcam.storage.clear import Mode, check_earlier, remove_runs
-from gradcam.storage.manifest import PieceWriter, encode_event, find_done, sort_pieces
-from gradcam.storage.output import Bucket, StoreReader, blaming_store
+from gradcam.storage.clear import ExistingRunMode, check_earlier_run, remove_runs
+from gradcam.storage.manifest import PieceWriter, encode_event, find_finished_images, sort_pieces
+from gradcam.storage.output import StoreReader, StoreWriter, translate_output_store_errors
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import Run, ShardFiles, find_shard_files, list_manifests
+from gradcam.storage.run_file import RunSettings, ShardFiles, find_shards, list_manifests
 from gradcam.storage.store import Store
 
 # Records are written to the manifest after this time, or after this number of records.
@@ -39,9 +39,9 @@ class StoreResults:
     def open(
         cls,
         store: Store,
-        run: Run,
+        run: RunSettings,
         *,
-        mode: Mode = "new",
+        mode: ExistingRunMode = "new",
         shard: Shard | None = None,
         inputs: Iterable[str] = (),
         stems: Mapping[str, str] | None = None,
@@ -51,11 +51,11 @@ class StoreResults:
         `inputs` are URLs of images that are never removed.
         """
         part, reader, fields = to_shard_files(shard), StoreReader(store), run.to_fields()
-        with blaming_store(store):
-            notes = check_earlier(reader, part, fields, mode)
+        with translate_output_store_errors(store):
+            notes = check_earlier_run(reader, part, fields, mode)
             if mode == "overwrite":
-                parts = [part] if part.of else find_shard_files(reader.list_names())
-                remove_runs(Bucket(store), parts, inputs, report=not part.of)
+                parts = [part] if part.of else find_shards(reader.list_names())
+                remove_runs(StoreWriter(store), parts, inputs, report=not part.of)
             results = cls(store, part, notes)
             results._start(fields, reader, stems or {})
         return results
@@ -65,21 +65,21 @@ class StoreResults:
         earlier = run_file.decode_run(reader.read(part.run), reader.show(part.run)) if part.run in names else None
         # Written first, so that a resumed run always finds the settings of the records in the manifest. Written even if
         # unchanged, so that missing write permission shows here.
-        self._contents = run_file.encode_run(fields if earlier is None else run_file.keep_beginning(fields, earlier))
+        self._contents = run_file.encode_run(fields if earlier is None else run_file.merge_resumed_run(fields, earlier))
         self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
         if self._pieces:
-            self.done, self._retried = find_done(
+            self.done, self._retried = find_finished_images(
                 reader, self._pieces, self._store.find(), fields["model"]["name"], stems
             )
             self.failed = frozenset(name for name, is_failed in self._retried.items() if is_failed)
-        self._manifest = PieceWriter(self._store, part.records, run_file.find_last(names, part.records))
-        self._log = PieceWriter(self._store, part.events, run_file.find_last(names, part.events))
+        self._manifest = PieceWriter(self._store, part.records, run_file.find_last_piece_number(names, part.records))
+        self._log = PieceWriter(self._store, part.events, run_file.find_last_piece_number(names, part.events))
         self._written = time.monotonic()
 
     @property
-    def place(self) -> Bucket:
-        return Bucket(self._store)
+    def place(self) -> StoreWriter:
+        return StoreWriter(self._store)
 
     @property
     def recorded(self) -> int:
@@ -98,7 +98,7 @@ class StoreResults:
         self._appended += 1
         self._retried.pop(record.image, None)
         if len(self._manifest) >= FLUSH_RECORDS or time.monotonic() - self._written >= FLUSH_SECONDS:
-            with blaming_store(self._store):
+            with translate_output_store_errors(self._store):
                 self._write()
         return record
 
@@ -109,7 +109,7 @@ class StoreResults:
         if self._is_closed:
             return
         self._is_closed = True
-        with blaming_store(self._store):
+        with translate_output_store_errors(self._store):
             self._write()
             if self._pieces and order:
                 sort_pieces(self._store, self._part, order, self._retried)

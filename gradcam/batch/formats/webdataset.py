@@ -13,9 +13,9 @@ from gradcam.batch.formats import Destination, Opening, OpenRun
 from gradcam.batch.formats.records import RecordsWrapper, check_records, rename_files
 from gradcam.errors import GradcamError, OutputError
 from gradcam.sources.archives import check_webdataset
-from gradcam.storage.clear import Mode
-from gradcam.storage.disk import blaming_disk, uninterrupted
-from gradcam.storage.output import ResultWriter, blaming, to_reader, to_writer
+from gradcam.storage.clear import ExistingRunMode
+from gradcam.storage.disk import delay_signals, translate_disk_errors
+from gradcam.storage.output import OutputWriter, to_reader, to_writer, translate_output_errors
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles
 from gradcam.storage.store import Store
@@ -62,7 +62,7 @@ class TarResults(RecordsWrapper):
     """
 
     def __init__(
-        self, records: OpenRun, place: ResultWriter, part: ShardFiles, stems: Mapping[str, str], mode: Mode
+        self, records: OpenRun, place: OutputWriter, part: ShardFiles, stems: Mapping[str, str], mode: ExistingRunMode
     ) -> None:
         super().__init__(records, self._finish_tar)
         self._tars, self._part, self._stems = place, part, stems
@@ -98,7 +98,7 @@ class TarResults(RecordsWrapper):
             RECORD_FIELD: renamed.to_json().encode(),
             **{fields[name]: files[name] for name in files},
         }
-        with uninterrupted():
+        with delay_signals():
             self._tar.add(sample)
             self._pending.append(renamed)
         if len(self._pending) >= MAX_IMAGES_PER_TAR or self._tar.size >= MAX_TAR_BYTES:
@@ -117,7 +117,7 @@ class TarResults(RecordsWrapper):
         is_stored = False
         try:
             if tar.close():
-                with blaming(self._tars.root):
+                with translate_output_errors(self._tars.root):
                     self._tars.keep(tar.path, self._part.tar(self._number + 1))
                 self._number += 1
                 is_stored = True
@@ -156,7 +156,7 @@ def open_tars(opening: Opening) -> TarResults:
 
 
 def _list_tars(place: Path | Store, part: ShardFiles) -> list[int]:
-    with blaming(place):
+    with translate_output_errors(place):
         is_there = isinstance(place, Store) or place.is_dir()
         return part.find_tars(to_reader(place).list_names()) if is_there else []
 
@@ -172,7 +172,11 @@ def _refuse_tars(place: Path | Store, part: ShardFiles) -> None:
 
 def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
     try:
-        with blaming(place), to_reader(place).open(name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with (
+            translate_output_errors(place),
+            to_reader(place).open(name) as file,
+            tarfile.open(fileobj=file, mode="r:") as tar,
+        ):
             for member in tar:
                 content = tar.extractfile(member) if member.name.endswith(f".{RECORD_FIELD}") else None
                 if content is not None:
@@ -191,19 +195,19 @@ class _OpenTar:
 
         self.path, self.size = path, 0
         self._is_complete = True
-        with blaming_disk(path.parent):
+        with translate_disk_errors(path.parent):
             self._file = open(path, "xb")  # noqa: SIM115  (`close` closes it)
             self._writer = TarWriter(self._file, encoder=False, mtime=0)
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. Raises `OutputError`; the tar file is then unusable."""
         self._is_complete = False  # An interruption would leave a partial sample.
-        with blaming_disk(self.path.parent):
+        with translate_disk_errors(self.path.parent):
             self.size += self._writer.write(dict(sample))
         self._is_complete = True
 
     def close(self) -> bool:
-        with blaming_disk(self.path.parent), self._file:
+        with translate_disk_errors(self.path.parent), self._file:
             try:
                 self._writer.close()
             except OSError:

@@ -22,17 +22,17 @@ from gradcam import errors
 from gradcam._version import __version__
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.device import open_device_pixels
-from gradcam.batch.engine import OnLeftover, Reports, Work
-from gradcam.batch.findings import find
+from gradcam.batch.engine import BatchWork, OnLeftover, Reports
+from gradcam.batch.findings import explain_batch
 from gradcam.batch.pipeline import compute_items, log_unanswered
 from gradcam.batch.pool import ItemBatch, cut_batches
 from gradcam.batch.ray.ending import register_process
 from gradcam.batch.save import Saver, describe_weights
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, describe_unexpected
 from gradcam.models.classifier import Classifier
-from gradcam.sources.contents import Item
-from gradcam.storage.output import Disk
-from gradcam.storage.records import Report
+from gradcam.sources.contents import InputImage
+from gradcam.storage.output import DiskWriter
+from gradcam.storage.records import ImageOutcome
 
 # Loads the model on the device with the given name. The function can be pickled.
 Load = Callable[[str], Classifier]
@@ -54,7 +54,7 @@ class ActorJob:
 
     load: Load
     weights: str
-    work: Work
+    work: BatchWork
     saver: Saver
     device: str
     folder: Path
@@ -97,7 +97,7 @@ def pack_block(block: Block) -> bytes:
     return zlib.compress(pickle.dumps(block, pickle.HIGHEST_PROTOCOL), 1)
 
 
-def pack_retry_blocks(work: Work, saver: Saver, names: Collection[str]) -> list[bytes]:
+def pack_retry_blocks(work: BatchWork, saver: Saver, names: Collection[str]) -> list[bytes]:
     """Pack the batches of images whose stores did not answer, one batch per block."""
     if names:
         log_unanswered(len(names))
@@ -130,18 +130,18 @@ class ActorReply:
     `events` are names and details for the log. `unanswered` are the names of images whose stores did not answer.
     """
 
-    outcomes: Sequence[Report] = ()
+    outcomes: Sequence[ImageOutcome] = ()
     events: Sequence[tuple[str, Mapping[str, Any]]] = ()
     error: ErrorReport | None = None
     unanswered: Sequence[str] = ()
 
 
-def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> ActorJob:
+def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int | None) -> ActorJob:
     """Return the job for the images of this run."""
     unset: Any = None  # Each actor loads the model itself.
     paths = (item.content.path for item in work.items)
     folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
-    if isinstance(saver.place, Disk) and saver.place.temporary is not None:
+    if isinstance(saver.place, DiskWriter) and saver.place.temporary is not None:
         # For results, check the folder for incomplete files. Its name is unique, while another disk may have a folder
         # with the name of the output folder.
         folders.insert(0, saver.place.temporary)
@@ -157,9 +157,9 @@ def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | Non
 
 
 def to_blocks(
-    work: Work,
+    work: BatchWork,
     stems: Mapping[str, str],
-    is_needed: Callable[[Item], bool],
+    is_needed: Callable[[InputImage], bool],
     actors: int,
     *,
     skip_slow_stores: bool = True,
@@ -220,7 +220,7 @@ class Actor:
         unanswered: list[ItemBatch] = []
         outcomes = compute_items(
             self._classifier,
-            functools.partial(find, self._classifier, work.request),
+            functools.partial(explain_batch, self._classifier, work.request),
             [item for batch in block.batches for item in batch.items],
             finish=replace(self._job.saver, stems=block.stems, classifier=self._classifier).save,
             is_needed=lambda item: item.name in needed,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradcam.batch.compute import LogEvent
-from gradcam.batch.engine import IsNeeded, OnLeftover, Reports, Work
+from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
 from gradcam.batch.ray.actor import (
     Actor,
     ActorJob,
@@ -27,7 +27,7 @@ from gradcam.batch.ray.ending import end_all_processes
 from gradcam.batch.ray.session import ActorLayout, shows_tracebacks
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, describe_unexpected, shorten
-from gradcam.plugins import PREFIX
+from gradcam.plugins import USER_MODULE_PREFIX
 
 # The number of retries of a block whose actor died. Without a limit, an image that crashes the process would do so
 # forever.
@@ -50,7 +50,7 @@ class RayEngine:
     workers: int | None = None
 
     def __call__(
-        self, work: Work, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+        self, work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
     ) -> Reports:
         """Run as an `Engine` does.
 
@@ -113,7 +113,7 @@ class RayEngine:
 
 def pickle_job(ray: Any, job: ActorJob) -> bytes:
     """Pickle the job, with the code of user files by value, because other processes cannot import them by name."""
-    for module in [module for name, module in sys.modules.items() if name.startswith(PREFIX)]:
+    for module in [module for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]:
         ray.cloudpickle.register_pickle_by_value(module)
     packed: bytes = ray.cloudpickle.dumps(job)
     return packed

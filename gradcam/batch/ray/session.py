@@ -154,7 +154,7 @@ def import_ray() -> ModuleType:
 
 
 @contextlib.contextmanager
-def joined(address: str | None) -> Iterator[ModuleType]:
+def connect(address: str | None) -> Iterator[ModuleType]:
     """Join Ray at the address, at RAY_ADDRESS, or at a local Ray that runs until the context ends.
 
     If the caller has already joined Ray, that connection is used and stays open. Raises `ClusterError` if Ray is not

@@ -35,15 +35,15 @@ from gradcam.cam.methods.attention_capture import (
     require_all,
 )
 from gradcam.cam.methods.rerun import reproduces_first_pass, run_again, score_rows
-from gradcam.cam.readings import check_range
+from gradcam.cam.readings import read_range
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient, reached
-from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off, swap_contents
+from gradcam.hooks.autograd import MAX_GRADIENT_BYTES, find_dependence, jacobian, no_gradient_error
+from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off, swap_contents
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import first_floating, map_tensors, replace_tensor, tensors
+from gradcam.hooks.nested import find_floating_tensor, list_tensors, map_tensors, replace_tensor
 from gradcam.layers.layout import Layout
-from gradcam.targets.base import Scored
+from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import compute_scores
 
 # Up to this number of classes, gradients at all tokens cost less than another run of a block.
@@ -90,7 +90,7 @@ def gradient_rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBud
 def _compute_jacobian(
     recorded: RecordedPass, scores: Tensor, inputs: Sequence[Tensor]
 ) -> Iterator[Sequence[Tensor | None]]:
-    yield from jacobian(scores, inputs, scaled=_is_scaled(recorded), most_bytes=MOST_BYTES // len(inputs))
+    yield from jacobian(scores, inputs, scaled=_is_scaled(recorded), most_bytes=MAX_GRADIENT_BYTES // len(inputs))
 
 
 def _is_scaled(recorded: RecordedPass) -> bool:
@@ -125,7 +125,7 @@ def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
     """
     if gradient is None:
         return torch.zeros_like(at_least_float32(attention).mean(1))[None]
-    check_range(gradient, "The gradients at the attention are")
+    read_range(gradient, "The gradients at the attention are")
     return (at_least_float32(gradient) * at_least_float32(attention.detach())).relu().mean(2)
 
 
@@ -137,7 +137,7 @@ def find_read_tokens(gradient: Tensor | None, blocks: AttentionBlocks) -> Tensor
     name, _ = blocks.last
     if gradient is None or not gradient.any():
         raise blind_attention(name)
-    check_range(gradient, f"The gradients at layer '{name}' are")
+    read_range(gradient, f"The gradients at layer '{name}' are")
     is_read = gradient.movedim(1 + blocks.token_axis, -1).flatten(0, -2).any(0)
     return at_least_float32(is_read.to(gradient.dtype)) / is_read.sum()
 
@@ -153,7 +153,7 @@ def blind_attention(name: str) -> BlindLayerError:
 @contextlib.contextmanager
 def _run_rollout(
     recorded: RecordedPass, blocks: AttentionBlocks, budget: RerunBudget, keep: KeepAttention
-) -> Iterator[tuple[Scored, Tensor, list[Tensor]]]:
+) -> Iterator[tuple[TargetScores, Tensor, list[Tensor]]]:
     """Run another pass; yield its scores, the last block's output, and the attention of all blocks."""
     name, last = blocks.last
     with capture_attention(blocks, recorded, keep) as attentions:
@@ -161,13 +161,13 @@ def _run_rollout(
             output = run_again(recorded, budget, 1)
             scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
             if not _make_any_score(scored).requires_grad:
-                raise no_gradient([name])
+                raise no_gradient_error([name])
         require_all(attentions, blocks)
         budget.report(1, 1)
         yield scored, layer.activations, attentions
 
 
-def _make_any_score(scored: Scored) -> Tensor:
+def _make_any_score(scored: TargetScores) -> Tensor:
     """Return a number per image (N,1) that depends on all of the output, because rollout is class-agnostic."""
     with torch.enable_grad():
         if scored.logits is None:
@@ -245,7 +245,7 @@ def _run_legrad(
     joined: list[Node | None] = []
 
     def pass_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        tensor: Any = first_floating(output)  # A block returns one tensor.
+        tensor: Any = find_floating_tensor(output)  # A block returns one tensor.
         outputs.append(tensor)
         if len(outputs) < len(blocks.modules):
             gates.append(tensor.detach().requires_grad_())
@@ -258,14 +258,14 @@ def _run_legrad(
         outputs[-1] = next_input  # After the swap, this object holds the block's output.
         return None
 
-    with recording_off(), Hooks() as hooks:
+    with grad_mode_off(), Hooks() as hooks:
         for module in blocks.modules.values():
             hooks.after_forward(module, pass_on)
         output = run_again(recorded, budget, 1)
         require_all(attentions, blocks)
         scores = score_rows(recorded, output, len(blocks_in_batch), range(len(blocks_in_batch)))
         if not scores.requires_grad:
-            raise no_gradient([blocks.last[0]])
+            raise no_gradient_error([blocks.last[0]])
         if _is_reached(gates, scores, without=joined[0]):
             raise ModelError(
                 "The score also depends on earlier blocks through paths around the last attention block, "
@@ -302,7 +302,7 @@ def _differentiate(recorded: RecordedPass, scores: Tensor, attentions: Sequence[
     for gradients in _compute_jacobian(recorded, scores, attentions):
         present = [at_least_float32(gradient) for gradient in gradients if gradient is not None]
         for gradient in present:
-            has_gradient = check_range(gradient, "The gradients at the attention are") != (0, 0) or has_gradient
+            has_gradient = read_range(gradient, "The gradients at the attention are") != (0, 0) or has_gradient
         parts.append(torch.stack([gradient.relu().mean((2, 3)) for gradient in present]).sum(0))
     return torch.cat(parts).transpose(0, 1), has_gradient
 
@@ -330,7 +330,7 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
     """
     number, layout = find_last(log, recorded)
     attention, scores = find_attention_tensors(log, number), recorded.scored.values
-    if attention is None or not scores.requires_grad or not reached(scores, [attention.output])[0]:
+    if attention is None or not scores.requires_grad or not find_dependence(scores, [attention.output])[0]:
         remember_last(log, number, recorded)
         log, attention, scores = _attend_again(recorded, budget, number)
     budget.report(1, 1)
@@ -343,7 +343,7 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
     )
     with repeated, torch.autograd.set_multithreading_enabled(False):
         for gradient, row in _compute_query_gradients(recorded, attention, log, scores):
-            has_gradient = check_range(gradient, "The gradients at the last attention are") != (0, 0) or has_gradient
+            has_gradient = read_range(gradient, "The gradients at the last attention are") != (0, 0) or has_gradient
             rows = slice(None) if row is None else slice(row, row + 1)
             slopes = _join_heads(gradient)
             contribution = slopes @ _join_heads(values).transpose(-2, -1)
@@ -387,7 +387,7 @@ def _attend_again(
 ) -> tuple[AttentionLog, AttentionTensors, Tensor]:
     """Run another pass with gradients after the last attention; return its log, the tensors, and the scores."""
     log = AttentionLog()
-    with recording_off(), log.record(recorded.model):
+    with grad_mode_off(), log.record(recorded.model):
         output = run_again(recorded, budget, 1)
         scores = compute_scores(recorded.scored.target, output, recorded.batch.images).values
         attention = find_attention_tensors(log, number)
@@ -395,7 +395,7 @@ def _attend_again(
             where = log.attentions[number].where if number < len(log.attentions) else ""
             raise cannot_follow(recorded, f"the queries and keys of the attention in '{where}' were not found")
         if not scores.requires_grad:
-            raise no_gradient([log.attentions[number].where])
+            raise no_gradient_error([log.attentions[number].where])
         return log, attention, scores
 
 
@@ -434,7 +434,7 @@ def _compute_single_query_gradients(
         return None
     block_run, layout = enclosing_block
     axis, output = 1 - layout.image_axis, block_run.output
-    if output is None or not output.requires_grad or not reached(scores, [output])[0]:
+    if output is None or not output.requires_grad or not find_dependence(scores, [output])[0]:
         return None
     parts: list[tuple[Tensor, int | None]] = []
     for (gradient,) in _compute_jacobian(recorded, scores, [output]):
@@ -462,7 +462,8 @@ def _run_block_on_copies(
     """
     (axis, row), block_output = token, cast("Tensor", block_run.output)
     block_input = next(
-        (tensor for tensor in tensors((block_run.args, block_run.kwargs)) if tensor.shape == block_output.shape), None
+        (tensor for tensor in list_tensors((block_run.args, block_run.kwargs)) if tensor.shape == block_output.shape),
+        None,
     )
     query = _split_heads(attention.output.detach(), recorded)[..., row : row + 1, :]
     expected = block_output.detach().select(axis, row).unsqueeze(axis)
@@ -503,5 +504,5 @@ def _run_block(recorded: RecordedPass, block_run: ModuleRun, block_input: Tensor
     )
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with pytorch.autocast(device, autocast):
-        output: Any = first_floating(block_run.module(*args, **kwargs))
+        output: Any = find_floating_tensor(block_run.module(*args, **kwargs))
     return output

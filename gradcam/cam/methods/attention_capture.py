@@ -21,9 +21,9 @@ from gradcam.cam.places import run_changed
 from gradcam.errors import ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.hooks import Hooks, is_backward_running
-from gradcam.hooks.nested import Batch, first_floating, version_of
-from gradcam.layers.find import Outlet
-from gradcam.layers.layout import Axes, Layout, find_layout, find_patches
+from gradcam.hooks.nested import Batch, find_floating_tensor, version_of
+from gradcam.layers.find import LayerRef
+from gradcam.layers.layout import AxisResolver, Layout, find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
@@ -241,7 +241,7 @@ class AttentionLog:
             finished = running.pop()
             while finished.module is not module:  # These runs ended with an exception that the model caught.
                 finished = running.pop()
-            finished.output = first_floating(output)
+            finished.output = find_floating_tensor(output)
             if finished.output is not None and len(self.attentions) > finished.num_before:
                 self.outputs[finished.name] = tuple(finished.output.shape)
                 self.tensors[finished.name] = finished.output.detach(), version_of(finished.output)
@@ -320,7 +320,7 @@ def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Reco
     for name, shape in reversed(log.outputs.items()):
         assumed = _find_layout(shape, recorded, log.modules[name]) if len(shape) == 3 else None
         if assumed is not None and shape[1 - assumed.image_axis] == tokens:
-            outlet, (activations, version) = Outlet(name, log.modules[name]), log.tensors.get(name, (None, 0))
+            outlet, (activations, version) = LayerRef(name, log.modules[name]), log.tensors.get(name, (None, 0))
             # More attention followed, or the tensor was changed in place.
             if activations is None or version_of(activations) != version:
                 activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
@@ -340,7 +340,7 @@ def _find_layout(shape: Sequence[int], recorded: RecordedPass, module: nn.Module
     batch, patches = recorded.batch, find_patches(recorded.modules)
     if module is None:
         return find_layout(shape, batch.size, None, batch.images, patches=patches)
-    return Axes(recorded.model, batch, patches).find_layout(shape, module)
+    return AxisResolver(recorded.model, batch, patches).find_layout(shape, module)
 
 
 def _list_image_attention(log: AttentionLog, recorded: RecordedPass) -> list[ObservedAttention]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gradcam.cam.methods.papers import Paper
 from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.options import load_late
+from gradcam.options import import_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,8 +83,8 @@ class Method:
         """Return the function with this method's options. It is imported on first use."""
         options = dict(self.options)
         if self.join is not None:
-            options["join"] = load_late(self.join, __package__)
-        function = load_late(self.function, __package__)
+            options["join"] = import_function(self.join, __package__)
+        function = import_function(self.function, __package__)
         return functools.partial(function, **options) if options else function
 
     def __call__(self, *inputs: Any) -> Any:

@@ -22,17 +22,17 @@ from gradcam.cam.forward import RecordedPass
 from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks import pytorch
-from gradcam.hooks.hooks import Hooks, is_owned, swap_contents
+from gradcam.hooks.hooks import Hooks, is_parameter_or_buffer, swap_contents
 from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.hooks.nested import (
     LayerInput,
-    floating_by_keys,
+    copy_inputs,
+    floating_tensors_by_keys,
+    list_tensors,
     replace_tensor,
-    take_inputs,
     take_rows,
-    tensors,
 )
-from gradcam.layers.find import Outlet
+from gradcam.layers.find import LayerRef
 from gradcam.targets.classes import ClassTarget, compute_scores
 
 GUARD_SCALE = 100.0  # A factor that changes the output of any model.
@@ -246,26 +246,26 @@ def run_again(recorded: RecordedPass, budget: RerunBudget, count: int, pictures:
 
 
 @contextlib.contextmanager
-def _replace_output(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[None]:
+def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Iterator[None]:
     """Replace the module's output by `rows`, for every user of the tensor."""
     inputs: list[LayerInput] = []
     runs = itertools.count()
     swapped: list[tuple[Tensor, Tensor]] = []
 
     def record_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs[:], arguments = take_inputs(args, kwargs)
+        inputs[:], arguments = copy_inputs(args, kwargs)
         return arguments
 
     def hand_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if next(runs) != (outlet.run or 0):
             return None
-        tensor = floating_by_keys(output).get(outlet.keys)
+        tensor = floating_tensors_by_keys(output).get(outlet.keys)
         if tensor is None or tensor.shape != expected:
             description = "no floating tensor" if tensor is None else tuple(tensor.shape)
             raise LayerError(
                 f"The layer returned {description} in the second pass, expected {tuple(expected)} as in the first."
             )
-        if is_owned(tensor, module) or any(
+        if is_parameter_or_buffer(tensor, module) or any(
             layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs
         ):
             return replace_tensor(output, tensor, rows)  # Other users of the tensor still get the original.
@@ -314,7 +314,7 @@ def reproduces_first_pass(recorded: RecordedPass, output: Any, count: int) -> bo
         except TargetError:
             return False
     else:
-        recorded_outputs, outputs = tensors(recorded.output), tensors(output)
+        recorded_outputs, outputs = list_tensors(recorded.output), list_tensors(output)
     if len(recorded_outputs) != len(outputs):
         return False
     tolerance = recorded.tolerance

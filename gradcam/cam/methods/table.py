@@ -22,7 +22,7 @@ from gradcam.cam.methods.base import (
     RerunMethod,
     check_plain,
 )
-from gradcam.errors import GradcamError, join_names, nearest, shorten
+from gradcam.errors import GradcamError, find_similar_names, join_names, shorten
 from gradcam.options import EVIDENCE, SMOOTHINGS
 
 # fmt: off
@@ -195,13 +195,13 @@ def find_method(method: str | Method) -> Method:
     table_method = _find_in_table(name)
     if table_method is not None:
         return table_method
-    if plugins.is_own(name) or name in plugins.installed("methods"):
-        loaded = plugins.load("methods", name)
+    if plugins.is_custom(name) or name in plugins.list_entry_points("methods"):
+        loaded = plugins.load_plugin("methods", name)
         if not isinstance(loaded, Method):
             raise GradcamError(f"{name} is {shorten(loaded)}, expected a function decorated with @gradcam.method.")
         return loaded
-    all_names = [*METHODS, *plugins.installed("methods")]
-    raise GradcamError(f"There is no method {shorten(method)}. {offer(_normalise_name(name), all_names)}")
+    all_names = [*METHODS, *plugins.list_entry_points("methods")]
+    raise GradcamError(f"There is no method {shorten(method)}. {suggest_names(_normalise_name(name), all_names)}")
 
 
 def _find_in_table(name: str) -> Method | None:
@@ -209,11 +209,11 @@ def _find_in_table(name: str) -> Method | None:
     return next((method for method in METHODS.values() if _normalise_name(method.name) == normalised), None)
 
 
-def offer(
+def suggest_names(
     name: str, names: Iterable[str], otherwise: str = "`gradcam methods` lists them (gradcam.METHODS in Python)."
 ) -> str:
     """Return advice for an unknown name: the nearest names if any are similar, else where names are listed."""
-    offers = nearest(name, names)
+    offers = find_similar_names(name, names)
     return f"Nearest: {join_names(offers)}." if offers else otherwise
 
 
@@ -244,7 +244,7 @@ def find_methods(methods: Iterable[str | Method]) -> list[Method]:
     return list(methods_by_name.values())
 
 
-def smooth(methods: Sequence[Method], smoothing: str) -> list[Method]:
+def apply_smoothing(methods: Sequence[Method], smoothing: str) -> list[Method]:
     """Return the methods with this smoothing; raise `GradcamError` if it is unknown or a method does not support it."""
     if not isinstance(smoothing, str) or smoothing not in SMOOTHINGS:
         raise GradcamError(f"smoothing is {shorten(smoothing)}, expected one of {join_names(SMOOTHINGS)}.")

@@ -17,8 +17,8 @@ from gradcam.cli._job import load_model, make_folder, print_notes, process_image
 from gradcam.cli._settings import OutputLocation, OutputMode, find_destination, to_model_choice
 from gradcam.cli._terminal import format_written_path, import_torch
 from gradcam.cli.inspect import InspectOutcome
-from gradcam.errors import printable
-from gradcam.images.files import LONGEST_PART, OutputNames, cut, join_name
+from gradcam.errors import escape_controls
+from gradcam.images.files import MAX_NAME_PART_BYTES, OutputNames, join_name, truncate_bytes
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _to_cells(row: LayerDrawing) -> tuple[str, str, str]:
     dead = f", {row.dead} dead" if row.dead else ""
     listed = ", ".join(str(channel) for channel, _ in row.shown[:MAX_LISTED_CHANNELS])
     more = ", ..." if len(row.shown) > MAX_LISTED_CHANNELS else ""
-    return printable(row.layer), shape + dead, f"{len(row.shown)} drawn: {listed}{more}"
+    return escape_controls(row.layer), shape + dead, f"{len(row.shown)} drawn: {listed}{more}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _draw(job: _DrawJob, image: Path) -> ActivationsOutcome:
     reading = prepared.reading
     size: tuple[int, ...] = reading.picture.shape[:2]
     feature_maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
-    title = f"{cut(printable(image.name), LONGEST_PART)}, as seen by {classifier.name}"
+    title = f"{truncate_bytes(escape_controls(image.name), MAX_NAME_PART_BYTES)}, as seen by {classifier.name}"
     image_pixels = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
     sheet = draw_activations(feature_maps, input_image=image_pixels, title=title, **job.draw_options)
     make_folder(job.destination.folder)

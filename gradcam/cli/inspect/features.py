@@ -26,14 +26,14 @@ from gradcam.cli._terminal import (
     report_waits,
     show_progress_bar,
 )
-from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
+from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, escape_controls
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
 from gradcam.renames import FEATURES, add_old_keys
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
     from gradcam.batch.features import Extractor, FeatureFile
-    from gradcam.sources.list import Listing
+    from gradcam.sources.list import InputListing
 
 FEATURE_SUFFIXES = (".npz", ".safetensors")
 
@@ -136,7 +136,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **para
     )
     if settings.reshape is not None and not settings.pools:
         raise click.UsageError("--reshape is only used with --pool: add --pool, or remove --reshape.")
-    from gradcam.batch.features import FeatureFile, check_feature_file, check_layers
+    from gradcam.batch.features import FeatureFile, check_feature_file, check_layer_names
     from gradcam.sources.list import list_inputs
 
     start = time.perf_counter()
@@ -145,7 +145,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **para
         _refuse_input_as_output(settings, listing)
         check_feature_file(settings.path, [item.name for item in listing.items])
         extractor = _prepare(settings)
-        check_layers(settings.path, extractor.layers)
+        check_layer_names(settings.path, extractor.layers)
         classifier = extractor.classifier
         print_notes(classifier.notes, settings.output)
         with FeatureFile(settings.path) as file:
@@ -156,7 +156,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **para
                         {"model": classifier.name, "precision": settings.model.precision, "gradcam": __version__}
                     )
             except (LayerError, OutputError, StoreError) as error:  # Every other image would fail in the same way.
-                click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
+                click.echo(f"Error: {escape_controls(str(error))} Nothing was written.", err=True)
                 return 1
     seconds, written_count = time.perf_counter() - start, len(file.names)
     device = str(classifier.device)
@@ -167,7 +167,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **para
     return int(failed > 0)
 
 
-def _refuse_input_as_output(settings: _FeatureSettings, listing: Listing) -> None:
+def _refuse_input_as_output(settings: _FeatureSettings, listing: InputListing) -> None:
     input_paths = [item.content.path for item in listing.items if item.content.path is not None]
     files = [settings.model.weights, settings.model.labels, *map(Path, settings.inputs)]
     files += [path for path in input_paths if path.name == settings.path.name]
@@ -188,7 +188,7 @@ def _prepare(settings: _FeatureSettings) -> Extractor:
         return prepare_extractor(classifier, layers, pools=settings.pools, reshape=settings.reshape, batch_size=size)
 
 
-def _write_rows(settings: _FeatureSettings, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
+def _write_rows(settings: _FeatureSettings, listing: InputListing, extractor: Extractor, file: FeatureFile) -> int:
     from gradcam.batch.features import extract_items
     from gradcam.batch.pool import choose_batch_size
     from gradcam.options import count_cores

@@ -18,7 +18,7 @@ from gradcam.cli._job import load_model, make_folder, print_notes, process_image
 from gradcam.cli._settings import OutputLocation, OutputMode, find_destination, to_model_choice
 from gradcam.cli._terminal import draw_bar, format_written_path, import_torch
 from gradcam.cli.inspect import InspectOutcome
-from gradcam.errors import GradcamError, printable, to_pip_command
+from gradcam.errors import GradcamError, escape_controls, to_pip_command
 from gradcam.images.files import OutputNames, join_name
 from gradcam.models.labels import name_class
 
@@ -69,7 +69,7 @@ class GradientsOutcome(InspectOutcome):
         if self.flow is None:
             return ""
         flow = self.flow
-        name = printable(name_class(self.index, self.label))
+        name = escape_controls(name_class(self.index, self.label))
         rows = flow.layers if self.show_all else _select_layers(flow.layers)
         lines = [self.to_title(), f"norms of the gradient of {name} ({self.index}), score {flow.scores.item():.4g}"]
         lines += ["", *_table(rows, flow), ""]
@@ -117,7 +117,7 @@ def _table(rows: Sequence[LayerGradients], flow: GradientFlow) -> list[str]:
 
 
 def _cells(row: LayerGradients, reference: float, scale: tuple[float, float]) -> tuple[str, ...]:
-    name = printable(row.name or f"({row.type})")
+    name = escape_controls(row.name or f"({row.type})")
     output = row.activations
     return (
         name if len(name) <= MAX_NAME else "…" + name[1 - MAX_NAME :],
@@ -184,7 +184,7 @@ class _GradientsJob:
         path = destination.file or self.names.claim([join_name(image.stem, f"-gradients{self.suffix}")])[0]
         title = f"{image.name}: gradient of {name}, score {flow.scores.item():.4g}, in {self.classifier.name}"
         make_folder(path.parent)
-        write_image(path, draw_gradients(flow, title=printable(title)))
+        write_image(path, draw_gradients(flow, title=escape_controls(title)))
         return str(path)
 
 

@@ -17,7 +17,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import check_model_name, load_model, print_notes
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import custom_code_context, find_fitting_depth, format_shape, import_torch, shorten_name
-from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
+from gradcam.errors import GradcamError, LayerError, describe_failure, escape_controls, join_names
 from gradcam.renames import TRACE, add_old_keys
 from gradcam.storage.records import SCHEMA
 
@@ -41,7 +41,7 @@ def format_trace(trace: Trace, calls: Sequence[Call], name: str, source: str, wi
     `name`: the model's name. `source`: a description of the input. `width`: the target width in characters.
     """
     model_call = trace.calls[0]
-    model = click.style(printable(name), bold=True)
+    model = click.style(escape_controls(name), bold=True)
     shape = " x ".join(map(str, model_call.inputs[0]))
     times = [] if trace.seconds is None else [f"{1000 * trace.seconds:.1f} ms"]
     cost = "unknown" if trace.multiply_adds is None else format_number(trace.multiply_adds).rstrip()
@@ -49,7 +49,7 @@ def format_trace(trace: Trace, calls: Sequence[Call], name: str, source: str, wi
     totals += [f"{format_number(trace.activation_bytes)}B of activations", *times]
     rows = [call for call in calls if call.depth] or list(calls)
     table, hidden = _table(trace, rows, width)
-    title = [f"{model} on {trace.device}", shape, printable(source)]
+    title = [f"{model} on {trace.device}", shape, escape_controls(source)]
     lines = ["   ".join(title), "   ".join(totals), "", *table, "", *_describe_shared(rows)]
     inner_calls = len(trace.calls) - 1
     if len(rows) < inner_calls:
@@ -88,7 +88,7 @@ def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
     common_dtype = max(counts, key=counts.__getitem__, default="")
     times = [call.seconds for call in calls]
     columns = {
-        "layer": [printable(call.name) or "(the model)" for call in calls],
+        "layer": [escape_controls(call.name) or "(the model)" for call in calls],
         "run": [f"{call.run} of {call.runs}" if call.runs > 1 else "" for call in calls],
         "type": [shorten_name(call.type, MAX_TYPE) for call in calls],
         "input": [_shapes(call.inputs) for call in calls],
@@ -185,15 +185,15 @@ class _ImageReadError(GradcamError):
 def _build_with_noise(choice: ModelChoice) -> _TraceInput:
     import_torch()
     from gradcam.layers.find import unwrap
-    from gradcam.models.device import place
-    from gradcam.models.providers import DEFAULT
+    from gradcam.models.device import place_model
+    from gradcam.models.providers import DEFAULT_MODEL
     from gradcam.models.skeletons import build_with_random_weights
 
-    name = choice.model or DEFAULT
+    name = choice.model or DEFAULT_MODEL
     size = (choice.size, choice.size) if isinstance(choice.size, int) else choice.size
     with custom_code_context(name):
         skeleton = build_with_random_weights(name, size=size)
-        model = place(unwrap(skeleton.model), choice.device, choice.precision)
+        model = place_model(unwrap(skeleton.model), choice.device, choice.precision)
     images = _make_noise(model, (skeleton.channels, *skeleton.size))
     return _TraceInput(name, model, images, "noise, random weights")
 
@@ -222,7 +222,7 @@ def _trace(subject: _TraceInput) -> tuple[_TraceInput, Trace]:
 
     from gradcam.inspection.tracing import trace
     from gradcam.models.device import first_channels
-    from gradcam.models.skeletons import does_not_run
+    from gradcam.models.skeletons import to_run_error
 
     try:
         return subject, trace(subject.model, subject.images)
@@ -234,7 +234,7 @@ def _trace(subject: _TraceInput) -> tuple[_TraceInput, Trace]:
         if is_noise and channels not in (0, subject.images.shape[1]):
             images = _make_noise(subject.model, (channels, *subject.images.shape[2:]))
             return _trace(replace(subject, images=images))
-        raise does_not_run(subject.name, subject.images.shape[1:], error) from error
+        raise to_run_error(subject.name, subject.images.shape[1:], error) from error
 
 
 def _make_noise(model: nn.Module, shape: Sequence[int]) -> Tensor:

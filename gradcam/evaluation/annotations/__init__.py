@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.errors import InputError, shorten, show_fields
+from gradcam.errors import InputError, format_fields, shorten
 from gradcam.evaluation.annotations.coco import read_coco
 from gradcam.evaluation.annotations.match import AnnotatedObject, ImageNames, ModelView
 from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
@@ -48,7 +48,7 @@ class Truth:
     masks: Tensor
     boxes: Sequence[Tensor]
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 @keep_old_names
@@ -89,7 +89,7 @@ class Annotations:
     notes: Sequence[str] = ()
     find: FindObjects = field(default=lambda name: (), repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     def truth(
         self,

@@ -14,8 +14,8 @@ import numpy as np
 from gradcam.errors import ImageError, InputError, TargetError, shorten
 from gradcam.evaluation.annotations.match import AnnotatedObject, Box, ImageNames
 from gradcam.images.files import read_text_file
-from gradcam.images.read import read_numbers
-from gradcam.sources.folders import is_picture, walk_folder
+from gradcam.images.read import read_label_mask
+from gradcam.sources.folders import has_image_suffix, walk_folder
 from gradcam.sources.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
 CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
@@ -140,7 +140,7 @@ class LabelMasks:
         if path is None:
             return ()
         try:
-            pixels = read_numbers(path)
+            pixels = read_label_mask(path)
         except ImageError as error:
             raise InputError(str(error)) from None
         values = [int(value) for value in np.unique(pixels) if value != 0]
@@ -163,7 +163,7 @@ def read_label_masks(folder: str, image_names: ImageNames, find_class: FindClass
     paths: dict[str, str] = {}
     left_out = 0
     for subfolder in walk_folder(folder, set()):
-        for file in filter(is_picture, subfolder.files):
+        for file in filter(has_image_suffix, subfolder.files):
             path = os.path.join(subfolder.path, file)
             name = image_names.find(subfolder.name + file, path)
             if name is None:

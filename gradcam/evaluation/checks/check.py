@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.batch.findings import describe_instance
-from gradcam.cam.grid import find_doubt
+from gradcam.cam.grid import find_misplacement
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
 from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
@@ -35,8 +35,8 @@ from gradcam.evaluation.checks.shams import (
 )
 from gradcam.evaluation.checks.uncertainty import spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
-from gradcam.evaluation.controls import Explain, find_explained
-from gradcam.evaluation.explainers import Counter, Explainer, run_explain
+from gradcam.evaluation.controls import ExplainFunction, find_explainable
+from gradcam.evaluation.explainers import Explainer, ProgressCounter, run_explain
 from gradcam.evaluation.metrics.soundness import (
     Randomisation,
     explain_or_blank,
@@ -45,15 +45,15 @@ from gradcam.evaluation.metrics.soundness import (
     randomise_in_stages,
     rank_correlation,
 )
-from gradcam.evaluation.subject import Subject, check_heatmaps, draw
+from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator
 from gradcam.images.read import crop
 from gradcam.layers.find import find_layer, unwrap, without_wrappers
 from gradcam.layers.layout import to_reshape
-from gradcam.models.classifier import Classifier, Picture
+from gradcam.models.classifier import Classifier, ImageInput
 from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
-from gradcam.models.scores import COSINES, IN_UNIT, PictureScores, find_among
+from gradcam.models.scores import COSINE_KINDS, PROBABILITY_KINDS, PictureScores, find_instance_classifier
 from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
@@ -76,14 +76,14 @@ CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 @accept_old_parameters
 def check(
     classifier: Classifier,
-    image: Picture,
+    image: ImageInput,
     *,
-    method: str | Explain | None = None,
+    method: str | ExplainFunction | None = None,
     layer: str | nn.Module | None = None,
     target: Any = None,
     score: str = "logit",
     reshape: Any = None,
-    other_images: Sequence[Picture] = (),
+    other_images: Sequence[ImageInput] = (),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
@@ -174,13 +174,13 @@ def check(
     comparison_images = other_images if len(other_images) >= CELLS - 1 else read_bundled_images()
     requested_target = target
     if isinstance(classifier, TaskModel):
-        image_scores, target = find_among(classifier, prepared, target)
+        image_scores, target = find_instance_classifier(classifier, prepared, target)
         classifier, method = image_scores, method or image_scores.method
     method = method or classifier.default_method
     images = classifier.batch([prepared])
     index = classifier.find_class(target) if isinstance(target, str) else target
     subject = Subject(classifier.model, images, index, activation=classifier.activation)
-    source = find_explained(method)
+    source = find_explainable(method)
     if layer is not None:
         layer_name = find_layer(unwrap(classifier.model), layer).name
     else:
@@ -194,9 +194,9 @@ def check(
         torch.cat([resize(classifier.batch([other_image]), images.shape[2:]) for other_image in comparison_images]),
         classifier.labels,
         seed,
-        Counter(progress, MAX_HEATMAPS),
-        has_fixed_place=kind not in ("class", *COSINES),
-        is_probability=kind in ("class", *IN_UNIT),
+        ProgressCounter(progress, MAX_HEATMAPS),
+        has_fixed_place=kind not in ("class", *COSINE_KINDS),
+        is_probability=kind in ("class", *PROBABILITY_KINDS),
     )
     target_layer = layer_name if isinstance(source, Method) and source.has_layer else None
     tests, controls, artifacts = checks.run()
@@ -214,7 +214,7 @@ def check(
         labels=classifier.labels,
         image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
         artifacts=artifacts,
-        doubt=target_layer and find_doubt(unwrap(classifier.model), images, target_layer, to_reshape(reshape)),
+        doubt=target_layer and find_misplacement(unwrap(classifier.model), images, target_layer, to_reshape(reshape)),
         notes=tuple(checks.notes),
     )
 
@@ -248,11 +248,11 @@ class SanityChecks:
     """
 
     subject: Subject
-    explain: Explain
+    explain: ExplainFunction
     other_images: Tensor
     labels: Sequence[str] | None
     seed: int
-    counter: Counter
+    counter: ProgressCounter
     has_fixed_place: bool
     is_probability: bool  # of the target's score
     notes: list[str] = field(default_factory=list)
@@ -294,7 +294,7 @@ class SanityChecks:
 
     def _add_noise(self, heatmap: Tensor) -> tuple[CheckArtifacts, float]:
         """Return the heatmaps of noisy images, and the rank correlation from which two heatmaps count as the same."""
-        images, generator = self.subject.images, draw(self.seed, "noise")
+        images, generator = self.subject.images, make_generator(self.seed, "noise")
         radius = MAX_NOISE_SHARE * float(images.amax() - images.amin())
         noise = torch.rand((NOISE_SAMPLES, *images.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
         noisy_maps = self.compute_heatmaps(images + ((2 * noise - 1) * radius).to(images.device, images.dtype))
@@ -360,7 +360,7 @@ class SanityChecks:
     def _test_classes(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
         subject = self.subject
         classes = [int(find_rivals(subject)), int(subject.classes)]
-        generator = draw(self.seed, "other classes")
+        generator = make_generator(self.seed, "other classes")
         shuffled = torch.randperm(
             subject.all_probabilities.shape[1], generator=generator, dtype=torch.int64, device="cpu"
         )
@@ -543,7 +543,7 @@ class SanityChecks:
 
 def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
     """Return copies of a heatmap (H,W), randomly shifted (with wrap-around) and randomly mirrored."""
-    generator = draw(seed, "elsewhere")
+    generator = make_generator(seed, "elsewhere")
     moved_maps = []
     for _ in range(RANDOM_POSITIONS):
         down, across, is_mirrored = (

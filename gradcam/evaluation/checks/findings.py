@@ -7,13 +7,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from gradcam.errors import show_fields
+from gradcam.errors import format_fields
 from gradcam.evaluation.checks.grounds import PlacementGrid
 from gradcam.evaluation.metrics.soundness import Randomisation
 
 Outcome = Literal["passed", "undecided", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "undecided", "failed")  # from best to worst
-PASSED = "A passed test does not prove that the heatmap is right."  # A note that follows the outcome "passed".
+PASSED_NOTE = "A passed test does not prove that the heatmap is right."  # A note that follows the outcome "passed".
 QUESTIONS = {
     "stability": "Does the heatmap stay the same under a little noise?",
     "classes": "Does the heatmap differ between classes?",
@@ -32,7 +32,7 @@ class TestResult:
     value: float
     reason: str
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def question(self) -> str:
@@ -61,4 +61,4 @@ class CheckArtifacts:
     placed_maps: Tensor | None = None
     uncertainty: Tensor | None = None
 
-    __repr__ = show_fields
+    __repr__ = format_fields

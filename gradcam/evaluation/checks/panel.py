@@ -13,11 +13,11 @@ from torch import Tensor
 from gradcam.errors import ImageError
 from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
 from gradcam.evaluation.checks.shams import ControlMap
-from gradcam.evaluation.subject import to_unit
-from gradcam.images.draw import GAP, colour_bar, overlay, scale, stack
+from gradcam.evaluation.subject import scale_to_unit
+from gradcam.images.draw import GAP_PIXELS, draw_colour_bar, join_below, overlay, scale_to_height
 from gradcam.images.read import Pixels
 from gradcam.images.sheets import INK, LEGENDS, MARGIN, WHITE, find_font, fit_text, measure_text
-from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE
+from gradcam.inspection.sheets import CAPTION_COLOUR, LABEL, TEXT, TITLE
 from gradcam.models.labels import name_class
 from gradcam.options import check_count
 
@@ -45,11 +45,11 @@ class PanelData:
 def draw_verdict(data: PanelData, outcome: Outcome, title: str, summary: str, *, height: int) -> Pixels:
     """Draw a panel with cells of this height; raise `ImageError` if the height is not a number of pixels."""
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
-    image = scale(data.image, height)
-    width = max(MIN_WIDTH_PIXELS, COLUMNS * (image.shape[1] + GAP) - GAP)
+    image = scale_to_height(data.image, height)
+    width = max(MIN_WIDTH_PIXELS, COLUMNS * (image.shape[1] + GAP_PIXELS) - GAP_PIXELS)
     rows = [(test, _list_cells(data, test, image, height)) for test in data.tests]
     blocks = [_draw_heading(outcome, title, summary, width), *(_draw_test(test, cells, width) for test, cells in rows)]
-    return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+    return np.pad(join_below(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
 def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -> list[Cell]:
@@ -115,11 +115,11 @@ def to_pixels(image: Tensor, height: int) -> Pixels:
     values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # RGB, or grey
     low, high = values.amin(), values.amax()
     unit = (values - low) / (high - low).clamp(min=1e-12)
-    return scale((unit * 255).round().to(torch.uint8).permute(1, 2, 0).numpy(), height)
+    return scale_to_height((unit * 255).round().to(torch.uint8).permute(1, 2, 0).numpy(), height)
 
 
 def _overlay_heatmap(image: Pixels, heatmap: Tensor) -> Pixels:
-    values = to_unit((heatmap - heatmap.amin().clamp(max=0)).float()[None])[0]
+    values = scale_to_unit((heatmap - heatmap.amin().clamp(max=0)).float()[None])[0]
     return overlay(image, values, region=(0, 0, *image.shape[:2]))
 
 
@@ -132,26 +132,26 @@ def _draw_heading(outcome: Outcome, title: str, summary: str, width: int) -> Pix
     lines = _wrap(summary, width, TEXT)
     canvas = Image.new("RGB", (width, 2 * LINE_PIXELS + len(lines) * LINE_PIXELS + LINE_PIXELS), WHITE)
     draw = ImageDraw.Draw(canvas)
-    _write(draw, outcome, fit_text(title, width - measure_text(outcome, TITLE) - 2 * GAP, TITLE), lines)
+    _write(draw, outcome, fit_text(title, width - measure_text(outcome, TITLE) - 2 * GAP_PIXELS, TITLE), lines)
     baseline = canvas.height - LINE_PIXELS // 2 + 4
     low, high = LEGENDS[False]
-    draw.text((0, baseline), low, PALE, find_font(LABEL), anchor="ls")
-    bar_x, bar = measure_text(low, LABEL) + GAP, colour_bar(BAR_PIXELS, LINE_PIXELS - 8)
+    draw.text((0, baseline), low, CAPTION_COLOUR, find_font(LABEL), anchor="ls")
+    bar_x, bar = measure_text(low, LABEL) + GAP_PIXELS, draw_colour_bar(BAR_PIXELS, LINE_PIXELS - 8)
     canvas.paste(Image.fromarray(bar), (bar_x, baseline - bar.shape[0] + 1))
-    draw.text((bar_x + BAR_PIXELS + GAP, baseline), high, PALE, find_font(LABEL), anchor="ls")
+    draw.text((bar_x + BAR_PIXELS + GAP_PIXELS, baseline), high, CAPTION_COLOUR, find_font(LABEL), anchor="ls")
     return np.array(canvas)
 
 
 def _draw_test(test: TestResult, cells: Sequence[Cell], width: int) -> Pixels:
     lines = _wrap(test.reason, width, TEXT)
-    row_height = max(image.shape[0] for image, _ in cells) + LINE_PIXELS + GAP
-    top, rows = LINE_PIXELS + len(lines) * LINE_PIXELS + 2 * GAP, -(-len(cells) // COLUMNS)
+    row_height = max(image.shape[0] for image, _ in cells) + LINE_PIXELS + GAP_PIXELS
+    top, rows = LINE_PIXELS + len(lines) * LINE_PIXELS + 2 * GAP_PIXELS, -(-len(cells) // COLUMNS)
     canvas = Image.new("RGB", (width, top + rows * row_height), WHITE)
     draw = ImageDraw.Draw(canvas)
     _write(draw, test.outcome, test.question, lines)
-    cell_width = max(cells[0][0].shape[1], (width + GAP) // COLUMNS - GAP)
+    cell_width = max(cells[0][0].shape[1], (width + GAP_PIXELS) // COLUMNS - GAP_PIXELS)
     for number, (image, caption) in enumerate(cells):
-        x, y = number % COLUMNS * (cell_width + GAP), top + number // COLUMNS * row_height
+        x, y = number % COLUMNS * (cell_width + GAP_PIXELS), top + number // COLUMNS * row_height
         canvas.paste(Image.fromarray(image), (x, y))
         draw.text((x, y + image.shape[0] + 4), fit_text(caption, cell_width, LABEL), INK, find_font(LABEL))
     return np.array(canvas)
@@ -159,9 +159,9 @@ def _draw_test(test: TestResult, cells: Sequence[Cell], width: int) -> Pixels:
 
 def _write(draw: ImageDraw.ImageDraw, outcome: str, title: str, lines: Sequence[str]) -> None:
     draw.text((0, LINE_PIXELS), outcome, COLOURS[outcome], find_font(TITLE), anchor="ls")
-    draw.text((measure_text(outcome, TITLE) + 2 * GAP, LINE_PIXELS), title, INK, find_font(TITLE), anchor="ls")
+    draw.text((measure_text(outcome, TITLE) + 2 * GAP_PIXELS, LINE_PIXELS), title, INK, find_font(TITLE), anchor="ls")
     for number, line in enumerate(lines):
-        draw.text((0, (number + 2) * LINE_PIXELS), line, PALE, find_font(TEXT), anchor="ls")
+        draw.text((0, (number + 2) * LINE_PIXELS), line, CAPTION_COLOUR, find_font(TEXT), anchor="ls")
 
 
 def _wrap(text: str, width: int, size: int) -> list[str]:

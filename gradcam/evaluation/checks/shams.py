@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradcam.errors import show_fields
+from gradcam.errors import format_fields
 from gradcam.evaluation.explainers import make_centre, make_edges
-from gradcam.evaluation.subject import draw
+from gradcam.evaluation.subject import make_generator
 from gradcam.options import keep_old_names
 
 RIVAL = "rival"
@@ -68,7 +68,7 @@ class ControlMap:
     is_better: bool
     heatmap: Tensor
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def words(self) -> str:
@@ -127,7 +127,7 @@ def make_spectrum_noise(heatmap: Tensor, seed: int, *names: object) -> Tensor:
     mirrored = torch.cat([heatmap, heatmap.flip(1)], 1)
     mirrored = torch.cat([mirrored, mirrored.flip(0)], 0)
     noise = torch.randn(
-        mirrored.shape, generator=draw(seed, "noise of a spectrum", *names), dtype=torch.float32, device="cpu"
+        mirrored.shape, generator=make_generator(seed, "noise of a spectrum", *names), dtype=torch.float32, device="cpu"
     )
     phases = torch.fft.rfft2(noise.to(mirrored))
     spectrum = torch.fft.rfft2(mirrored).abs() * phases / phases.abs().clamp(min=1e-12)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import shorten
-from gradcam.evaluation.controls import Explain
+from gradcam.evaluation.controls import ExplainFunction
 from gradcam.evaluation.explainers import run_explain
-from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
-from gradcam.options import check_count, refuse
+from gradcam.evaluation.subject import check_heatmaps, make_generator, scale_to_unit
+from gradcam.options import argument_error, check_count
 
 # A view is shifted by the image's height or width, divided by one of these numbers.
 SMALL_SHIFT_DIVISOR, LARGE_SHIFT_DIVISOR = 16, 4
@@ -19,7 +19,7 @@ MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's r
 
 
 def uncertainty(
-    explain: Explain, model: nn.Module, images: Tensor, classes: Any, *, samples: int = 4, seed: int = 0
+    explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Any, *, samples: int = 4, seed: int = 0
 ) -> Tensor:
     """Measure how uncertain a heatmap is at each pixel, over shifted, mirrored and noisy views of the image.
 
@@ -67,8 +67,8 @@ def uncertainty(
     """
     check_count(samples, "samples", "the number of noise samples, 0 or more.", least=0)
     if not isinstance(images, Tensor) or images.ndim != 4:
-        raise refuse(shorten(images), "images", "a floating-point tensor (N,C,H,W).")
-    generator, deviations = draw(seed, "uncertainty"), []
+        raise argument_error(shorten(images), "images", "a floating-point tensor (N,C,H,W).")
+    generator, deviations = make_generator(seed, "uncertainty"), []
     for image, index in zip(
         images.split(1), torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)
     ):
@@ -108,4 +108,4 @@ def _list_shifts(size: Any, *, is_large: bool) -> list[tuple[int, int]]:
 
 def spread(heatmaps: Tensor) -> Tensor:
     """Return the standard deviation (H,W) of heatmaps (V,H,W), each divided by its maximum."""
-    return to_unit(heatmaps).std(0, correction=0)
+    return scale_to_unit(heatmaps).std(0, correction=0)

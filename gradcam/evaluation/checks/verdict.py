@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradcam.errors import shorten
-from gradcam.evaluation.checks.findings import OUTCOMES, PASSED, CheckArtifacts, Outcome, TestResult
+from gradcam.evaluation.checks.findings import OUTCOMES, PASSED_NOTE, CheckArtifacts, Outcome, TestResult
 from gradcam.evaluation.checks.panel import PanelData, draw_verdict
 from gradcam.evaluation.checks.shams import RIVAL, ControlMap
 from gradcam.images.read import Pixels
@@ -162,7 +162,7 @@ class Verdict:
         """
         place = "" if self.layer is None else f" at {self.layer}"
         title = f"{self.class_name}, {self.probability * 100:.0f} %, by {self.method}{place} in {self.model}"
-        summary = " ".join([self.summary, *([PASSED] if self.outcome == "passed" else [])])
+        summary = " ".join([self.summary, *([PASSED_NOTE] if self.outcome == "passed" else [])])
         data = PanelData(self.image, self.tests, self.controls, self.artifacts, self.labels)
         return draw_verdict(data, self.outcome, title, summary, height=height)
 

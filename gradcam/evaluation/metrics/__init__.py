@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from gradcam import plugins
 from gradcam.cam.methods import papers
-from gradcam.cam.methods.table import offer
+from gradcam.cam.methods.table import suggest_names
 from gradcam.errors import GradcamError, shorten
-from gradcam.options import load_late
+from gradcam.options import import_function
 
 Better = Literal["higher", "lower"]
 
@@ -109,7 +109,7 @@ class Metric:
     @property
     def compute(self) -> Callable[..., Any]:
         """The function, imported."""
-        return load_late(self.function, __package__)
+        return import_function(self.function, __package__)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.compute(*args, **options)
@@ -173,7 +173,7 @@ METRICS: dict[str, Metric] = {
 # fmt: on
 GROUPS = tuple(dict.fromkeys(metric.group for metric in METRICS.values()))
 OPTIONAL_GROUPS = ("soundness", "annotations")  # These groups are slow, or need annotations.
-DEFAULT = tuple(name for name, metric in METRICS.items() if metric.group not in OPTIONAL_GROUPS)
+DEFAULT_GROUPS = tuple(name for name, metric in METRICS.items() if metric.group not in OPTIONAL_GROUPS)
 
 
 def metric(
@@ -273,13 +273,13 @@ def _select(choice: str | Metric) -> list[Metric]:
     members = [metric for metric in METRICS.values() if name.lower() in ("all", metric.group, metric.name)]
     if members:
         return members
-    is_plugin = plugins.is_own(name) or name in plugins.installed("metrics")
-    loaded = plugins.load("metrics", name) if is_plugin else choice
+    is_plugin = plugins.is_custom(name) or name in plugins.list_entry_points("metrics")
+    loaded = plugins.load_plugin("metrics", name) if is_plugin else choice
     if isinstance(loaded, Metric):
         return [loaded]
     if is_plugin or callable(loaded):
         expected = "a function decorated with @gradcam.evaluation.metric"
         raise GradcamError(f"The metric {name or 'you gave'} is {shorten(loaded)}, expected {expected}.")
-    names = [*METRICS, *GROUPS, "all", *plugins.installed("metrics")]
+    names = [*METRICS, *GROUPS, "all", *plugins.list_entry_points("metrics")]
     choices = f"Metrics: {', '.join(METRICS)}. Groups: {', '.join((*GROUPS, 'all'))}."
-    raise GradcamError(f"There is no metric {shorten(choice)}. {offer(name, names, choices)}")
+    raise GradcamError(f"There is no metric {shorten(choice)}. {suggest_names(name, names, choices)}")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.explain import Explanation
-from gradcam.errors import ImageError, InputError, shorten, show_fields
+from gradcam.errors import ImageError, InputError, format_fields, shorten
 from gradcam.evaluation.metrics.localisation import measure_order
-from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_unit
+from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, scale_to_unit
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.preserve import preserve_state
 from gradcam.models.classifier import Classifier
@@ -24,8 +24,8 @@ from gradcam.models.labels import name_class
 from gradcam.options import accept_old_parameters, check_count, check_number
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
-MOSAICS = 64
-LEAST = 0.5  # smallest probability of an image's class
+DEFAULT_MOSAICS = 64
+MIN_CLASS_PROBABILITY = 0.5  # smallest probability of an image's class
 MAX_ATTEMPTS = 50  # to sample four images that are not yet a mosaic
 MAX_IMAGES_IN_MESSAGE = 12
 
@@ -57,7 +57,7 @@ class GridPointing:
     mass: Tensor
     hits: Tensor
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 def grid_pointing_game(heatmaps: Any) -> GridPointing:
@@ -119,7 +119,7 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     rows, columns = ((slice(length // 2), slice(length // 2, None)) for length in shape[2:])
     for k, (row, column) in enumerate(product(rows, columns)):
         cells[k, row, column] = True
-    masks, unit = cells.repeat(shape[0], 1, 1), to_unit(checked)
+    masks, unit = cells.repeat(shape[0], 1, 1), scale_to_unit(checked)
     scores = measure_order(checked, masks), _measure_share(unit, masks), _measure_share((unit == 1).float(), masks)
     return GridPointing(*(score.unflatten(0, (-1, CELLS)) for score in scores))
 
@@ -131,7 +131,7 @@ def _measure_share(maps: Tensor, masks: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
+class MosaicTile:
     """An image for mosaics and its most probable class. `image` (C,H,W) is preprocessed, and on the CPU."""
 
     name: str
@@ -139,7 +139,7 @@ class Tile:
     index: int
     probability: float
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +172,7 @@ class Mosaic:
     image: Tensor
     classes: tuple[int, int, int, int]
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 @accept_old_parameters
@@ -180,8 +180,8 @@ def make_mosaics(
     classifier: Classifier,
     images: Mapping[str, Any],
     *,
-    limit: int = MOSAICS,
-    min_probability: float = LEAST,
+    limit: int = DEFAULT_MOSAICS,
+    min_probability: float = MIN_CLASS_PROBABILITY,
     seed: int = 0,
 ) -> list[Mosaic]:
     """Make mosaics of confidently classified images, for the grid pointing game.
@@ -232,10 +232,14 @@ def make_mosaics(
     ----------
     Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2.
     """
-    return arrange(classifier.model, find_tiles(classifier, images, least=min_probability), limit=limit, seed=seed)
+    return arrange_mosaics(
+        classifier.model, find_confident_tiles(classifier, images, least=min_probability), limit=limit, seed=seed
+    )
 
 
-def find_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float = LEAST) -> list[Tile]:
+def find_confident_tiles(
+    classifier: Classifier, images: Mapping[str, Any], *, least: float = MIN_CLASS_PROBABILITY
+) -> list[MosaicTile]:
     """Return the confidently classified images, in order; raise `InputError` or `ImageError` as in `make_mosaics`."""
     check_number(least, "min_probability", "a probability from 0 to 1, such as 0.5.", most=1)
     if not isinstance(images, Mapping):
@@ -246,7 +250,7 @@ def find_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: floa
         image = source if is_prepared else classifier.prepare(source).image
         batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
         subject = Subject(classifier.model, batch, activation=classifier.activation)
-        tiles.append(Tile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities)))
+        tiles.append(MosaicTile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities)))
     confident = [tile for tile in tiles if tile.probability >= least]
     if (count := len({tile.index for tile in confident})) < CELLS:
         top_tiles = sorted(tiles, key=lambda tile: -tile.probability)[:MAX_IMAGES_IN_MESSAGE]
@@ -271,7 +275,9 @@ def find_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: floa
     return confident
 
 
-def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, seed: int = 0) -> list[Mosaic]:
+def arrange_mosaics(
+    model: nn.Module, tiles: Sequence[MosaicTile], *, limit: int = DEFAULT_MOSAICS, seed: int = 0
+) -> list[Mosaic]:
     """Return mosaics of tiles, as in `make_mosaics`. The tiles have at least four classes, and the same size."""
     check_count(limit, "limit", "the largest number of mosaics, 1 or more.")
     quartets = [
@@ -290,7 +296,7 @@ def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, se
 
 def _choose_quartets(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
     """Return different sets of four tiles of four classes, as indices in random order; the least used tiles come first."""
-    generator = draw(seed, "mosaics")
+    generator = make_generator(seed, "mosaics")
     uses = torch.zeros(len(classes), dtype=torch.float32, device="cpu")
     quartets: dict[frozenset[int], list[int]] = {}
     for _ in range(limit):
@@ -315,7 +321,7 @@ def _join(images: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.cat(list(row), dim=2) for row in (images[:2], images[2:])], dim=1)
 
 
-def _to_mosaic(tiles: Sequence[Tile], *, is_large: bool) -> Mosaic:
+def _to_mosaic(tiles: Sequence[MosaicTile], *, is_large: bool) -> Mosaic:
     images = [tile.image for tile in tiles]
     if not is_large:
         # If a length is odd, the second part gets the extra pixel, as in `grid_pointing_game`.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError
-from gradcam.evaluation.subject import describe, draw
+from gradcam.evaluation.subject import describe_tensor, make_generator
 from gradcam.options import check_number
 
 TOLERANCE = 5e-4  # The solver stops when no pixel changes by more than this share of the image's range.
@@ -82,11 +82,11 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     5.1, equation 6.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-        raise ImageError(f"The images are {describe(images)}, expected a floating-point tensor (N,C,H,W).")
+        raise ImageError(f"The images are {describe_tensor(images)}, expected a floating-point tensor (N,C,H,W).")
     size = (len(images), *images.shape[2:])
     if not isinstance(known, Tensor) or known.dtype != torch.bool or known.shape != size:
         expected = f"expected torch.bool {size}: which pixels of each image are known."
-        raise ImageError(f"known is {describe(known)}, {expected}")
+        raise ImageError(f"known is {describe_tensor(known)}, {expected}")
     check_number(noise, "noise", "a standard deviation: a number, 0 or more.")
     values = images.detach() if images.dtype == torch.float64 else images.detach().float()
     known_mask = known.to(images.device)
@@ -96,7 +96,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     batches = zip(values.split(batch_size), unknown.split(batch_size))
     filled = torch.cat([fill(*batch) for batch in batches]).masked_fill_(is_all_unknown[:, None, None, None], 0)
     if noise:
-        noise_generator = draw(0, "imputation") if generator is None else generator
+        noise_generator = make_generator(0, "imputation") if generator is None else generator
         sample = torch.randn(
             images.shape[1:], generator=noise_generator, dtype=torch.float32, device=noise_generator.device
         )

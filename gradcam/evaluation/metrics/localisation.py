@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradcam.errors import ImageError, shorten, show_fields
-from gradcam.evaluation.subject import check_heatmaps, describe, to_unit
-from gradcam.options import check_number, refuse
+from gradcam.errors import ImageError, format_fields, shorten
+from gradcam.evaluation.subject import check_heatmaps, describe_tensor, scale_to_unit
+from gradcam.options import argument_error, check_number
 
 MIN_SHARE_OF_MAXIMUM = 0.15  # Pixels with a smaller value are not part of a heatmap's box.
 MIN_IOU = 0.5  # A smaller overlap counts as a localisation error.
@@ -49,7 +49,7 @@ class Localisation:
     iou: Tensor
     errors: Tensor
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHARE_OF_MAXIMUM) -> Localisation:
@@ -97,13 +97,13 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     Selvaraju et al., "Grad-CAM", ICCV 2017, section 4.1, for the share of 15 %.
     """
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-        raise refuse(share, "share", "a share of the maximum from 0 to below 1, such as 0.15.")
+        raise argument_error(share, "share", "a share of the maximum from 0 to below 1, such as 0.15.")
     if not isinstance(boxes, (Sequence, Tensor, np.ndarray)) or not len(boxes):
         raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, as an array (B,4).")
     objects = [_check_boxes(image_boxes, number) for number, image_boxes in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
     # The boxes determine only the number of heatmaps; their height and width are arbitrary.
-    units = to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
+    units = scale_to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
     main_boxes = np.stack([_bound_largest(mask) for mask in (units > share).cpu().numpy().astype(np.uint8)])
     overlaps = [float(measure_overlap(box, image_boxes).max()) for box, image_boxes in zip(main_boxes, objects)]
     iou, box_tensor = (
@@ -232,7 +232,7 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     Wang et al., "Score-CAM", CVPR Workshops 2020, section 4.3.
     """
     maps, inside = _check(heatmaps, masks)
-    unit = to_unit(maps)
+    unit = scale_to_unit(maps)
     mass = unit.sum((1, 2))
     return (unit * inside).sum((1, 2)) / torch.where(mass > 0, mass, 1.0)
 
@@ -299,7 +299,7 @@ def measure_order(maps: Tensor, inside: Tensor) -> Tensor:
 def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
     inside = torch.from_numpy(np.ascontiguousarray(masks)) if isinstance(masks, np.ndarray) else masks
     if not isinstance(inside, Tensor) or inside.dtype != torch.bool or inside.ndim != 3:
-        description = describe(masks, Tensor, np.ndarray)
+        description = describe_tensor(masks, Tensor, np.ndarray)
         raise ImageError(f"The masks are {description}, expected bool (N,H,W): one mask per image, True on the object.")
     maps = check_heatmaps(heatmaps, inside.shape)
     empty = (~inside.any(2).any(1)).nonzero().flatten().tolist()

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gradcam.cam.methods.perturbation import check_number
-from gradcam.errors import BlindLayerError, GradcamError, shorten, show_fields
-from gradcam.evaluation.controls import Explain
+from gradcam.errors import BlindLayerError, GradcamError, format_fields, shorten
+from gradcam.evaluation.controls import ExplainFunction
 from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.metrics.imputation import NOISE, impute
-from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, draw, rank_pixels, to_unit
-from gradcam.options import check_count, refuse
+from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, make_generator, rank_pixels, scale_to_unit
+from gradcam.options import argument_error, check_count
 
 CURVE_STEPS = 50
 SUFFICIENT_SHARE = 0.2  # share of the pixels that `sufficiency` keeps
@@ -318,7 +318,7 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     ----------
     Chattopadhay et al., "Grad-CAM++", WACV 2018, section 4.1; the gain is Zhang et al.'s, "Opti-CAM", CVIU 2024.
     """
-    units = to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
+    units = scale_to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
     before = subject.probabilities
     (after,) = subject.score([subject.images * units[:, None].to(subject.images.dtype)])
     after = torch.where(units.amin((1, 2)) == 1, before, after)
@@ -329,7 +329,7 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     return ConfidenceChange(drop, (after > before).float(), gain)
 
 
-def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
+def coherency(subject: Subject, heatmaps: Any, explain: ExplainFunction) -> Tensor:
     """Measure how similar a class's heatmap remains when the image is multiplied by it; higher is better.
 
     The second heatmap explains the same class for the multiplied image. The result is (1 + r) / 2. Here r is Pearson's
@@ -374,7 +374,7 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
     ----------
     Poppi et al., "Revisiting the Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
     """
-    units = to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
+    units = scale_to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
     correlations = torch.zeros_like(subject.probabilities)
     varied = units.amax((1, 2)) != units.amin((1, 2))
     if varied.any():
@@ -385,7 +385,7 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
                 second = run_explain(explain, subject.model, images, subject.classes[varied])
         except BlindLayerError:
             second = torch.zeros_like(units)
-        second = to_unit(check_heatmaps(second, units.shape, units.device))
+        second = scale_to_unit(check_heatmaps(second, units.shape, units.device))
         a, b = (maps.flatten(1) - maps.mean((1, 2))[:, None] for maps in (units, second))
         pearson = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))  # NaN if the second heatmap is constant
         correlations[varied] = torch.where(second.amax((1, 2)) == second.amin((1, 2)), 0.0, pearson.clamp(-1, 1))
@@ -423,7 +423,7 @@ class Road:
     least: Tensor = field(repr=False)
     shares: tuple[float, ...] = field(repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 def road(
@@ -486,7 +486,7 @@ def road(
     checked = tuple(shares) if isinstance(shares, Sequence) else ()
     are_numbers = all(isinstance(share, (int, float)) and not isinstance(share, bool) for share in checked)
     if not checked or not are_numbers or not all(0 <= share <= 1 for share in checked):
-        raise refuse(shares, "shares", "a list of numbers from 0 to 1: the shares of pixels to remove.")
+        raise argument_error(shares, "shares", "a list of numbers from 0 to 1: the shares of pixels to remove.")
     checked = tuple(map(float, checked))
     scores = subject.score(_remove(subject.images, rank_pixels(maps, seed), checked, noise, seed))
     most, least = scores[0::2].T.contiguous(), scores[1::2].T.contiguous()
@@ -500,7 +500,9 @@ def _remove(images: Tensor, ranks: Tensor, shares: Sequence[float], noise: float
     for share in shares:
         count = count_pixels(share, pixels)
         masks = torch.cat([ranks >= count, ranks < pixels - count])
-        yield from impute(image_pairs, masks, noise=noise, generator=draw(seed, "road", share)).split(len(images))
+        yield from impute(image_pairs, masks, noise=noise, generator=make_generator(seed, "road", share)).split(
+            len(images)
+        )
 
 
 def complexity(heatmaps: Any) -> Tensor:
@@ -536,7 +538,7 @@ def complexity(heatmaps: Any) -> Tensor:
     ----------
     Poppi et al., "Revisiting the Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
     """
-    return to_unit(check_heatmaps(heatmaps)).mean((1, 2))
+    return scale_to_unit(check_heatmaps(heatmaps)).mean((1, 2))
 
 
 def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import BlindLayerError, ModelError, TargetError, describe_unexpected, show_fields
-from gradcam.evaluation.controls import Explain
+from gradcam.errors import BlindLayerError, ModelError, TargetError, describe_unexpected, format_fields
+from gradcam.evaluation.controls import ExplainFunction
 from gradcam.evaluation.explainers import run_explain
-from gradcam.evaluation.subject import Subject, check_heatmaps, draw, to_tensor
+from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, to_tensor
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import check_count, check_number
@@ -47,7 +47,7 @@ def _rank(values: Tensor) -> Tensor:
     return (before + through - 1).to(dtype) / 2 - (values.shape[1] - 1) / 2
 
 
-def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -> Tensor:
+def class_difference(subject: Subject, explain: ExplainFunction, heatmaps: Any = None) -> Tensor:
     """Measure how different the heatmaps of a class and its strongest rival are: 1 minus their rank correlation.
 
     The rival is the most probable of the other classes. 0 means that both heatmaps are the same, and 1 means that they
@@ -98,7 +98,7 @@ def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -
     return 1 - rank_correlation(before, check_heatmaps(rivals, subject.size, subject.images.device))
 
 
-def _explain_if_missing(heatmaps: Any, subject: Subject, explain: Explain) -> Tensor:
+def _explain_if_missing(heatmaps: Any, subject: Subject, explain: ExplainFunction) -> Tensor:
     maps = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
     return check_heatmaps(maps, subject.size, subject.images.device)
 
@@ -112,7 +112,13 @@ def find_rivals(subject: Subject) -> Tensor:
 
 
 def max_sensitivity(
-    subject: Subject, explain: Explain, heatmaps: Any = None, *, radius: float = 0.02, samples: int = 10, seed: int = 0
+    subject: Subject,
+    explain: ExplainFunction,
+    heatmaps: Any = None,
+    *,
+    radius: float = 0.02,
+    samples: int = 10,
+    seed: int = 0,
 ) -> Tensor:
     """Measure the largest change of a heatmap under noise; 0 is best.
 
@@ -166,7 +172,7 @@ def max_sensitivity(
     check_number(radius, "radius", "the largest change of a value, 0 or more.")
     check_count(samples, "samples", "the number of noise samples, 1 or more.")
     images, before = subject.images, _explain_if_missing(heatmaps, subject, explain)
-    generator = draw(seed, "noise")
+    generator = make_generator(seed, "noise")
     largest = torch.zeros(len(images), dtype=torch.float32, device=images.device)
     for _ in range(samples):
         uniform = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu")
@@ -208,11 +214,11 @@ class Randomisation:
     correlations: Tensor
     heatmaps: Tensor = field(repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 def randomisation(
-    subject: Subject, explain: Explain, heatmaps: Any = None, *, stages: int = 8, seed: int = 0
+    subject: Subject, explain: ExplainFunction, heatmaps: Any = None, *, stages: int = 8, seed: int = 0
 ) -> Randomisation:
     """Run the model parameter randomisation test, a sanity check: randomise the weights and compare the heatmaps.
 
@@ -298,7 +304,7 @@ def make_random_networks(subject: Subject, count: int, seed: int) -> Iterator[nn
     model = _copy(subject.model)
     for number in range(count):
         for name, parameter in model.named_parameters():
-            generator = draw(seed, "network", str(number), name)
+            generator = make_generator(seed, "network", str(number), name)
             if number == 0:
                 _shuffle(parameter, generator)
             elif parameter.numel():
@@ -318,7 +324,7 @@ def _copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def explain_or_blank(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+def explain_or_blank(explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """Return the heatmaps (N,H,W) of a re-initialised model, zero where the gradient vanishes or values overflow."""
     size = (len(images), *images.shape[2:])
     try:
@@ -339,7 +345,7 @@ def _shuffle_in_stages(model: nn.Module, images: Tensor, stages: int, seed: int)
     for number, (name, parameters) in enumerate(layers):
         for parameter_name, parameter in parameters:
             if parameter not in shuffled:  # Tied parameters are shuffled once.
-                _shuffle(parameter, draw(seed, "weights", parameter_name))
+                _shuffle(parameter, make_generator(seed, "weights", parameter_name))
                 shuffled.add(parameter)
         if number in ends:
             yield name

@@ -13,7 +13,7 @@ import numpy as np
 from gradcam.batch.read import read_item
 from gradcam.cam.methods.base import Method
 from gradcam.errors import ImageError, InputError, ModelError, shorten
-from gradcam.evaluation.explainers import Counter
+from gradcam.evaluation.explainers import ProgressCounter
 from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster, Evidence, check_installed, cluster
 from gradcam.evaluation.shortcuts.evidence import ImageEvidence, collect_evidence
 from gradcam.evaluation.shortcuts.labels import Labels, find_labels
@@ -24,7 +24,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared
 from gradcam.options import Progress
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.sources.list import Inputs, list_inputs
 
 MAX_LISTED = 8  # class names in a note
@@ -102,7 +102,7 @@ def audit(
 
 
 def audit_items(
-    items: Sequence[Item],
+    items: Sequence[InputImage],
     classifier: Classifier,
     *,
     labels: Labels | None = None,
@@ -120,7 +120,7 @@ def audit_items(
     if classifier.fit != "crop":
         raise ModelError(f"An audit needs the model's default crop, but fit is {classifier.fit!r}: use fit='crop'.")
     labelled = find_labels(labels, items, classifier)
-    counter = Counter(progress, total=len(labelled.items))
+    counter = ProgressCounter(progress, total=len(labelled.items))
     evidence, blank, failures = collect_evidence(explainer, labelled.items, counter.step)
     name_of = partial(_name, classifier)
     _check_classes(evidence, name_of, {**labelled.failures, **failures})

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, to_pip_command
-from gradcam.evaluation.intervals import bound_share
+from gradcam.evaluation.intervals import wilson_interval
 
 Array = NDArray[np.floating[Any]]
 
@@ -221,6 +221,6 @@ def estimate_rarity(outside: NDArray[np.bool_], inside: NDArray[np.bool_]) -> fl
 
     Each rate is replaced by the conservative end of its Wilson interval (1927), so that few images prove little.
     """
-    highest = bound_share(float(outside.mean()), len(outside), Z)[1] if len(outside) else 1.0
-    lowest = bound_share(float(inside.mean()), len(inside), Z)[0] if len(inside) else 0.0
+    highest = wilson_interval(float(outside.mean()), len(outside), Z)[1] if len(outside) else 1.0
+    lowest = wilson_interval(float(inside.mean()), len(inside), Z)[0] if len(inside) else 0.0
     return max(0.0, 1 - highest / max(lowest, TINY))

@@ -12,20 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.batch.findings import PictureResult, find
+from gradcam.batch.findings import ExplainedImage, explain_batch
 from gradcam.batch.pipeline import compute_items
-from gradcam.batch.read import Fetched
-from gradcam.cam.postprocess import take_windows
+from gradcam.batch.read import HashedItem
+from gradcam.cam.postprocess import crop_to_windows
 from gradcam.errors import GradcamError, LayerError, describe_failure
 from gradcam.evaluation.snapshots.snapshot import ItemExplainer
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import first_floating, to_batch
+from gradcam.hooks.nested import find_floating_tensor, to_batch
 from gradcam.images.read import Region
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.frames import Frame
-from gradcam.layers.layout import Axes, find_patches
+from gradcam.layers.layout import AxisResolver, find_patches
 from gradcam.models.preprocess import Prepared, find_windows
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class ImageEvidence:
     `features` (float32, (C,)) is the mean of the layer's channels, weighted by the map: the appearance of the evidence.
     """
 
-    item: Item
+    item: InputImage
     class_index: int
     predicted: int
     region: Region
@@ -46,12 +46,12 @@ class ImageEvidence:
 
 @dataclass(frozen=True, eq=False)
 class _ResultWithFeatures:
-    result: PictureResult
+    result: ExplainedImage
     features: Tensor  # (C,h,w) on the map's grid
 
 
 def collect_evidence(
-    explainer: ItemExplainer, items: Sequence[Item], step: Callable[[], None]
+    explainer: ItemExplainer, items: Sequence[InputImage], step: Callable[[], None]
 ) -> tuple[list[ImageEvidence], list[str], dict[str, str]]:
     """Return the evidence in each image, the names of images with blank heatmaps, and the reasons for failures."""
     evidence: list[ImageEvidence] = []
@@ -88,14 +88,14 @@ def _explain(
     outputs: list[Tensor] = []
 
     def record_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        tensor = first_floating(output)
+        tensor = find_floating_tensor(output)
         # Some methods run the model several times. The first pass is the one of the unchanged image.
         if tensor is not None and not outputs:
             outputs.append(tensor.detach().clone())  # The next layer may change the tensor in place.
 
     with Hooks() as hooks:
         hooks.after_forward(module, record_output)
-        results = find(explainer.classifier, explainer.request, prepared, classes=classes)
+        results = explain_batch(explainer.classifier, explainer.request, prepared, classes=classes)
     grids = _to_grid(explainer, outputs, prepared)
     return [
         result if isinstance(result, GradcamError) else _ResultWithFeatures(result, grid)
@@ -107,17 +107,19 @@ def _to_grid(explainer: ItemExplainer, outputs: Sequence[Tensor], prepared: Sequ
     """Return the layer's output (N,C,h,w) on the CPU."""
     model = unwrap(explainer.classifier.model)
     images = torch.stack([image.image for image in prepared])
-    axes = Axes(model, to_batch(images), find_patches(model.modules()) if outputs and outputs[0].ndim == 3 else ())
+    axes = AxisResolver(
+        model, to_batch(images), find_patches(model.modules()) if outputs and outputs[0].ndim == 3 else ()
+    )
     module = find_layer(model, explainer.layer).module
     layout = axes.find_layout(outputs[0].shape, module, explainer.request.options["reshape"]) if outputs else None
     if layout is None or len(outputs[0]) != len(prepared):
         raise LayerError(f"Layer '{explainer.layer}' has no grid of features for each image: choose another --layer.")
     grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(explainer.classifier.preprocess, prepared)
     # Crop the features of padded images to the image, because heatmaps are cropped as well.
-    return grid if windows is None else take_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
+    return grid if windows is None else crop_to_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
 
 
-def _finish(fetched: Fetched, outcome: _ResultWithFeatures | GradcamError) -> tuple[Item, ImageEvidence | str]:
+def _finish(fetched: HashedItem, outcome: _ResultWithFeatures | GradcamError) -> tuple[InputImage, ImageEvidence | str]:
     item = fetched.item
     if isinstance(outcome, GradcamError):
         return item, describe_failure(item.name, outcome)

@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 
 from gradcam.errors import InputError, TargetError
 from gradcam.models.classifier import Classifier
-from gradcam.sources.contents import Item
-from gradcam.sources.lists import LIST_SUFFIXES, Entry, read_list
+from gradcam.sources.contents import InputImage
+from gradcam.sources.lists import LIST_SUFFIXES, ListEntry, read_list
 
 FOLDERS, PREDICTED = "folders", "predicted"
 Labels = str | os.PathLike[str] | Mapping[str, str]
@@ -26,12 +26,12 @@ class LabelledItems:
     left out, and the reasons.
     """
 
-    items: Sequence[Item]
+    items: Sequence[InputImage]
     source: str
     failures: Mapping[str, str]
 
 
-def find_labels(labels: Labels | None, items: Sequence[Item], classifier: Classifier) -> LabelledItems:
+def find_labels(labels: Labels | None, items: Sequence[InputImage], classifier: Classifier) -> LabelledItems:
     """Find the class of each image. Raise `InputError` if the labels cannot be read, or if no image has a class."""
     if labels == PREDICTED:
         return _use_predictions(items)
@@ -54,7 +54,7 @@ def find_labels(labels: Labels | None, items: Sequence[Item], classifier: Classi
     return _label(items, labels_by_name, os.path.basename(path), classifier, failures)
 
 
-def _use_predictions(items: Sequence[Item]) -> LabelledItems:
+def _use_predictions(items: Sequence[InputImage]) -> LabelledItems:
     return LabelledItems([replace(item, wanted=None) for item in items], "the model's predictions", {})
 
 
@@ -72,7 +72,9 @@ def _is_class(classifier: Classifier, name: str) -> bool:
     return True
 
 
-def _match(entries: Sequence[Entry], items: Sequence[Item], path: str) -> tuple[dict[str, str], dict[str, str]]:
+def _match(
+    entries: Sequence[ListEntry], items: Sequence[InputImage], path: str
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return the class of each image by name, and the problems with lines of the table.
 
     Paths in the table may be relative to the table, to the current folder, or to the folder of the image names.
@@ -105,7 +107,11 @@ def _relate(path: str, folder: str) -> str:
 
 
 def _label(
-    items: Sequence[Item], labels: Mapping[str, str], source: str, classifier: Classifier, failures: dict[str, str]
+    items: Sequence[InputImage],
+    labels: Mapping[str, str],
+    source: str,
+    classifier: Classifier,
+    failures: dict[str, str],
 ) -> LabelledItems:
     unknown = dict(_find_unknown(labels, classifier))
     failures |= {f"class {name}": reason for name, reason in unknown.items()}

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradcam.cam.postprocess import to_heatmaps
-from gradcam.errors import GradcamError, show_fields
+from gradcam.errors import GradcamError, format_fields
 from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region
 from gradcam.images.sheets import PanelRow, draw_panel
@@ -124,7 +124,7 @@ class EvidenceCluster:
     map: NDArray[np.floating[Any]] = field(repr=False)
     draw_member: Callable[[str], Pixels] = field(repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def share(self) -> float:

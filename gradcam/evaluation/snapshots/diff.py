@@ -12,15 +12,15 @@ from gradcam.batch.read import read_item
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
 from gradcam.errors import GradcamError, ImageError, ModelError, describe_failure, shorten
-from gradcam.evaluation.explainers import Counter
-from gradcam.evaluation.snapshots.gate import ALIKE
+from gradcam.evaluation.explainers import ProgressCounter
+from gradcam.evaluation.snapshots.gate import MIN_ALIKE_CORRELATION
 from gradcam.evaluation.snapshots.result import CHANGES, Diff, compare_entries
 from gradcam.evaluation.snapshots.snapshot import ItemExplainer, Origin, Snapshot, SnapshotEntry, explain_items
 from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
 from gradcam.options import Progress, check_number
-from gradcam.sources.contents import GivenContent, Item
+from gradcam.sources.contents import InMemoryImage, InputImage
 from gradcam.sources.list import Inputs, list_inputs
 
 
@@ -32,7 +32,7 @@ def diff(
     method: str | Method | None = None,
     score: str | None = None,
     reshape: Any = None,
-    alike: float = ALIKE,
+    alike: float = MIN_ALIKE_CORRELATION,
     batch_size: int | str = "auto",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -98,7 +98,7 @@ def diff(
     )
     _check_classes(old_source.origin, explainer.origin)
     items = list_inputs(inputs).items
-    counter = Counter(progress, total=len(items) * (1 if isinstance(old_source, Snapshot) else 2))
+    counter = ProgressCounter(progress, total=len(items) * (1 if isinstance(old_source, Snapshot) else 2))
     old_snapshot = (
         _find_entries(old_source, new, items)
         if isinstance(old_source, Snapshot)
@@ -163,7 +163,7 @@ def _check_classes(old: Origin, new: Origin) -> None:
         )
 
 
-def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[Item]) -> Snapshot:
+def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[InputImage]) -> Snapshot:
     """Find the entries of these images in a snapshot by hash, and rename them like the images.
 
     An image that cannot be read, or is not in the snapshot, becomes a failure.
@@ -182,9 +182,9 @@ def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[It
     return Snapshot(snapshot.origin, tuple(entries), failures)
 
 
-def _hash(item: Item, classifier: Classifier) -> str:
+def _hash(item: InputImage, classifier: Classifier) -> str:
     """Return the SHA-256 of an image's file, or of its pixels if there is no file. Raise `ImageError` on failure."""
-    if not isinstance(item.content, GivenContent):
+    if not isinstance(item.content, InMemoryImage):
         return hashlib.sha256(item.content.read()).hexdigest()
     result = read_item(classifier, replace(item, wanted=None), audit=True)
     if isinstance(result.picture, GradcamError) or result.fetched.sha256 is None:
@@ -192,7 +192,7 @@ def _hash(item: Item, classifier: Classifier) -> str:
     return result.fetched.sha256
 
 
-def _read(classifier: Classifier, item: Item) -> Pixels:
+def _read(classifier: Classifier, item: InputImage) -> Pixels:
     prepared = read_item(classifier, replace(item, wanted=None)).picture
     if isinstance(prepared, Prepared):
         return prepared.reading.picture

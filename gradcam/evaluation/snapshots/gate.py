@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from gradcam.errors import GradcamError, printable, shorten, show_fields
+from gradcam.errors import GradcamError, escape_controls, format_fields, shorten
 
-ALIKE = 0.9  # smallest rank correlation at which two heatmaps count as alike
+MIN_ALIKE_CORRELATION = 0.9  # smallest rank correlation at which two heatmaps count as alike
 
 # The names that conditions can use, with descriptions for the docs and for error messages.
-NAMES = {
+CONDITION_NAMES = {
     "agree": "1 if the predictions agree, 0 if they do not",
     "correlation": "the rank correlation of the heatmaps, -1 to 1",
     "overlap": "the overlap of the top 30 % of the pixels, 0 to 1",
@@ -42,7 +42,7 @@ class Condition:
         return value < self.limit if self.sign == "<" else value > self.limit
 
 
-def read_condition(text: str) -> Condition:
+def parse_condition(text: str) -> Condition:
     """Parse a condition. Raise `GradcamError` if the text is not a condition."""
     match = CONDITION_PATTERN.fullmatch(text)
     limit = math.nan
@@ -51,10 +51,10 @@ def read_condition(text: str) -> Condition:
             limit = float(match["number"])
         except ValueError:
             match = None
-    if match is None or not math.isfinite(limit) or match["name"] not in NAMES:
+    if match is None or not math.isfinite(limit) or match["name"] not in CONDITION_NAMES:
         raise GradcamError(
             f"{shorten(text)} is not a condition: expected NAME<NUMBER or NAME>NUMBER, such as 'correlation<0.9' or 'mean "
-            f"agree<1'. Names: {', '.join(NAMES)}."
+            f"agree<1'. Names: {', '.join(CONDITION_NAMES)}."
         )
     normalised = f"{'mean ' if match['mean'] else ''}{match['name']}{match['sign']}{match['number']}"
     return Condition(normalised, match["name"], match["sign"], limit, match["mean"] is not None)
@@ -69,7 +69,7 @@ class Case:
     met: tuple[str, ...] = ()
     error: str | None = None
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Gate:
     conditions: tuple[str, ...]
     cases: tuple[Case, ...]
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def is_met(self) -> bool:
@@ -127,7 +127,7 @@ class Gate:
 
 def _to_xml(text: str) -> str:
     """Replace the characters that XML does not allow."""
-    return re.sub("[\ufffe\uffff]", "\ufffd", printable(text))
+    return re.sub("[\ufffe\uffff]", "\ufffd", escape_controls(text))
 
 
 def check_conditions(
@@ -137,7 +137,7 @@ def check_conditions(
     failures: Mapping[str, str],
 ) -> Gate:
     """Find the conditions that each image meets, and the mean. Raise `GradcamError` if a condition is invalid."""
-    parsed = [read_condition(text) for text in conditions]
+    parsed = [parse_condition(text) for text in conditions]
 
     def find_met(values: Mapping[str, float], *, of_mean: bool) -> tuple[str, ...]:
         return tuple(

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gradcam.cam.postprocess import resize
-from gradcam.errors import ImageError, show_fields
+from gradcam.errors import ImageError, format_fields
 from gradcam.evaluation.metrics.soundness import rank_correlation
 from gradcam.evaluation.snapshots.gate import Gate, check_conditions
 from gradcam.evaluation.snapshots.snapshot import Origin, SnapshotEntry
-from gradcam.evaluation.subject import count_pixels, rank_pixels, to_unit
+from gradcam.evaluation.subject import count_pixels, rank_pixels, scale_to_unit
 from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region, crop
 from gradcam.images.sheets import PanelRow, draw_panel
@@ -83,7 +83,7 @@ class ImageDiff:
     entries: tuple[SnapshotEntry, SnapshotEntry] = field(repr=False)
     read: Callable[[], Pixels] = field(repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def agree(self) -> bool:
@@ -118,7 +118,7 @@ class ImageDiff:
             If the image can no longer be read.
         """
         maps, region = align_maps(*self.entries)
-        image, (old, new) = crop(self.read(), region), to_unit(maps)
+        image, (old, new) = crop(self.read(), region), scale_to_unit(maps)
         draw = partial(overlay, region=(0, 0, *image.shape[:2]))
         grey = np.repeat(image.mean(2, keepdims=True), 3, 2).astype(np.uint8)  # Faint red and blue are visible on grey.
         difference = draw(grey, new - old, signed=True, alpha=0.8)

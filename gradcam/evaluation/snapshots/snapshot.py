@@ -20,23 +20,23 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from gradcam._version import __version__
-from gradcam.batch.findings import PictureResult, Request, find
+from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
-from gradcam.batch.read import Fetched
+from gradcam.batch.read import HashedItem
 from gradcam.batch.save import describe_weights
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
-from gradcam.errors import GradcamError, ModelError, OutputError, describe_failure, shorten, show_fields
-from gradcam.evaluation.explainers import Counter
+from gradcam.errors import GradcamError, ModelError, OutputError, describe_failure, format_fields, shorten
+from gradcam.evaluation.explainers import ProgressCounter
 from gradcam.evaluation.subject import check_probabilities
-from gradcam.images.files import read_text_file, write_whole
+from gradcam.images.files import read_text_file, write_atomically
 from gradcam.images.opencv import cv2
 from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.options import Progress, check_count, count_cores, keep_old_names
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.disk import describe_os_error
 from gradcam.storage.run_file import load_fields
@@ -67,7 +67,7 @@ class Origin:
     labels: tuple[str, ...] | None
     versions: Mapping[str, str]
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     def label(self, index: int) -> str | None:
         return None if self.labels is None else self.labels[index]
@@ -92,7 +92,7 @@ class SnapshotEntry:
     region: Region
     map: NDArray[np.float16]
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
 
 @keep_old_names
@@ -147,7 +147,7 @@ class Snapshot:
             If the file cannot be written, or if it exists and is not a snapshot.
         """
         target = Path(path)
-        check_place(target)
+        check_snapshot_path(target)
         header = {"kind": KIND, "schema": SCHEMA, **asdict(self.origin)}
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -156,12 +156,12 @@ class Snapshot:
                 np.lib.format.write_array(array, values, allow_pickle=False)
                 archive.writestr(zipfile.ZipInfo(f"{name}.npy"), array.getvalue(), zipfile.ZIP_DEFLATED)
         try:
-            write_whole(target, content.getvalue())
+            write_atomically(target, content.getvalue())
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({describe_os_error(error)})") from error
 
 
-def check_place(path: Path) -> None:
+def check_snapshot_path(path: Path) -> None:
     """Raise `OutputError` if the folder does not exist, or if the path is an existing file that is not a snapshot."""
     if os.path.lexists(path):
         read_snapshot(path)
@@ -283,7 +283,7 @@ class ItemExplainer:
     """Explains images with one classifier, method and layer, in batches."""
 
     classifier: Classifier
-    request: Request
+    request: ExplainRequest
     layer: str
     batch_size: int
     workers: int
@@ -310,7 +310,7 @@ class ItemExplainer:
         resolved_method = find_method(classifier.default_method if method is None else method)
         layer = classifier.layer_for(resolved_method) if resolved_method.has_layer else ""
         layers = {"layers": [layer] if layer else ()}
-        request = Request.of([resolved_method], ClassTarget(score=score), {"reshape": reshape}, "diff", **layers)
+        request = ExplainRequest.of([resolved_method], ClassTarget(score=score), {"reshape": reshape}, "diff", **layers)
         size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
         check_count(size, "batch_size", "an integer, 1 or more.")
         return cls(classifier, request, layer or "input", int(size), count_cores() if workers is None else workers)
@@ -338,7 +338,7 @@ class ItemExplainer:
         )
 
     def explain(
-        self, items: Iterable[Item], class_by_name: Mapping[str, int] | None = None
+        self, items: Iterable[InputImage], class_by_name: Mapping[str, int] | None = None
     ) -> Generator[SnapshotEntry | ImageFailure, None, None]:
         """Yield the result on each image, in order. The heatmap explains the top class, or the image's class in
         `class_by_name`."""
@@ -348,7 +348,7 @@ class ItemExplainer:
         )
         return compute_items(
             self.classifier,
-            partial(find, self.classifier, self.request),
+            partial(explain_batch, self.classifier, self.request),
             class_items,
             finish=_to_entry,
             batch_size=self.batch_size,
@@ -373,7 +373,7 @@ def _hash_architecture(classifier: Classifier) -> str:
     ).hexdigest()
 
 
-def _to_entry(fetched: Fetched, result: PictureResult | GradcamError) -> SnapshotEntry | ImageFailure:
+def _to_entry(fetched: HashedItem, result: ExplainedImage | GradcamError) -> SnapshotEntry | ImageFailure:
     if isinstance(result, GradcamError):
         return ImageFailure(fetched.item.name, describe_failure(fetched.item.name, result))
     (explanation,) = result.maps.values()
@@ -448,13 +448,13 @@ def take_snapshot(
         classifier, method=method, score=score, reshape=reshape, batch_size=batch_size, workers=workers
     )
     items = list_inputs(inputs).items
-    counter = Counter(progress, total=len(items))
+    counter = ProgressCounter(progress, total=len(items))
     return explain_items(explainer, items, counter.step)
 
 
 def explain_items(
     explainer: ItemExplainer,
-    items: Sequence[Item],
+    items: Sequence[InputImage],
     step: Callable[[], None],
     class_by_name: Mapping[str, int] | None = None,
 ) -> Snapshot:

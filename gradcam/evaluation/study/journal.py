@@ -11,13 +11,13 @@ from typing import Any, Literal
 from filelock import Timeout
 
 from gradcam.errors import GradcamError, OutputError
-from gradcam.evaluation.study.results import Judgement
-from gradcam.images.files import open_file, write_whole
-from gradcam.storage.disk import LineFile, blaming_disk, take_lock
-from gradcam.storage.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
+from gradcam.evaluation.study.results import StudyEntry
+from gradcam.images.files import open_file, write_atomically
+from gradcam.storage.disk import LineFile, acquire_lock, translate_disk_errors
+from gradcam.storage.run_file import SCHEMA, describe_invalid_field, list_differences, list_resume_notes, load_fields
 
 FIELDS = ("gradcam", "versions", "device", "model", "settings", "images")  # the fields of a run that a journal needs
-Entries = dict[tuple[str, str], Judgement]  # by (image name, SHA-256)
+Entries = dict[tuple[str, str], StudyEntry]  # by (image name, SHA-256)
 Mode = Literal["new", "resume", "overwrite"]
 
 
@@ -42,10 +42,10 @@ class Journal(AbstractContextManager["Journal"]):
         is no file, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise `OutputError`
         if this is not possible, or if another process uses the file.
         """
-        with blaming_disk(path.parent):
+        with translate_disk_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                release = take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
+                release = acquire_lock(path.with_name(f".{path.name}.lock"), seconds=0)
             except Timeout:
                 busy = f"{path}: is in use by another process. Wait for it to finish, or choose another --output"
                 raise OutputError(busy) from None
@@ -56,13 +56,13 @@ class Journal(AbstractContextManager["Journal"]):
                 release()
                 raise
 
-    def find(self, image: str, sha256: str | None) -> Judgement | None:
+    def find(self, image: str, sha256: str | None) -> StudyEntry | None:
         """Return the entry of an image; None if it has no entry, or if its file has changed."""
         return None if sha256 is None else self._entries.get((image, sha256))
 
-    def append(self, entry: Judgement) -> None:
+    def append(self, entry: StudyEntry) -> None:
         """Append an entry. After an `OutputError`, no part of the entry is in the file."""
-        with blaming_disk(self.path.parent):
+        with translate_disk_errors(self.path.parent):
             self._lines.append(entry.to_json().encode() + b"\n")
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
     lines = _read_lines(path) if path.exists() and mode == "resume" else iter(())
     first = next(lines, None)
     if first is None:
-        write_whole(path, json.dumps(dict(run)).encode() + b"\n")
+        write_atomically(path, json.dumps(dict(run)).encode() + b"\n")
         return {}, []
     first_run = load_fields(first)
-    if first_run is None or first_run.get("schema") != SCHEMA or find_fault(first_run, FIELDS) is not None:
+    if first_run is None or first_run.get("schema") != SCHEMA or describe_invalid_field(first_run, FIELDS) is not None:
         problem = "is not a journal of this version"
         raise OutputError(f"{path}: {problem}. Replace it with --overwrite")
     if differences := list_differences(first_run, run):
@@ -100,12 +100,12 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
     entries = {}
     for number, line in enumerate(lines, 2):
         try:
-            entry = Judgement.from_json(line)
+            entry = StudyEntry.from_json(line)
         except GradcamError as error:
             raise OutputError(f"{path}, line {number}: {error}; repair the line, or remove it") from error
         if entry.error is None and entry.sha256 is not None:  # Failed images are evaluated again.
             entries[entry.image, entry.sha256] = entry
-    return entries, list_notes(first_run, run)
+    return entries, list_resume_notes(first_run, run)
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:

@@ -12,10 +12,10 @@ from typing import Any
 from gradcam import plugins
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_methods
-from gradcam.errors import GradcamError, join_names, shorten, show_fields
-from gradcam.evaluation.controls import CONTROLS, Control, Explained, OwnFunction, find_explained
-from gradcam.evaluation.metrics import DEFAULT, GROUPS, METRICS, Metric, find_metrics
-from gradcam.options import refuse
+from gradcam.errors import GradcamError, format_fields, join_names, shorten
+from gradcam.evaluation.controls import CONTROLS, Control, CustomFunction, Explainable, find_explainable
+from gradcam.evaluation.metrics import DEFAULT_GROUPS, GROUPS, METRICS, Metric, find_metrics
+from gradcam.options import argument_error
 
 DEFAULT_METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
 # Methods without `needs` run the model several times.
@@ -37,7 +37,7 @@ class StudyOptions:
 
 
 @dataclass(frozen=True)
-class Agenda:
+class StudyPlan:
     """The names of methods, controls and metrics, in the order of the built-in tables, user-defined ones last.
 
     `requested_methods` and `requested_metrics` are those that the user named, also by a group of metrics. If one of
@@ -50,10 +50,10 @@ class Agenda:
     metrics: tuple[str, ...]
     requested_methods: frozenset[str] = frozenset()
     requested_metrics: frozenset[str] = frozenset()
-    custom_methods: Mapping[str, Explained] = field(default_factory=dict, repr=False)
+    custom_methods: Mapping[str, Explainable] = field(default_factory=dict, repr=False)
     custom_metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def make_plan(
     *,
     controls: Sequence[str] | None = None,
     has_annotations: bool = False,
-) -> Agenda:
+) -> StudyPlan:
     """Make a plan from methods, metrics and controls, as in `evaluate`.
 
     Raise `GradcamError` if a name is unknown or duplicate, if no name is left, or if a requested metric needs
@@ -97,9 +97,9 @@ def make_plan(
     """
     explained, requested_methods = _find_methods(_check_names(methods, "methods"))
     if controls is not None and (isinstance(controls, str) or any(name not in CONTROLS for name in controls)):
-        raise refuse(controls, "controls", f"a list of some of {join_names(CONTROLS)}.")
+        raise argument_error(controls, "controls", f"a list of some of {join_names(CONTROLS)}.")
     if metrics is None:
-        selected, requested = find_metrics((*(("annotations",) if has_annotations else ()), *DEFAULT)), []
+        selected, requested = find_metrics((*(("annotations",) if has_annotations else ()), *DEFAULT_GROUPS)), []
     else:
         selected = find_metrics(_check_names(metrics, "metrics"))
         requested = find_metrics(
@@ -117,7 +117,7 @@ def make_plan(
         if not selected:
             raise GradcamError(f"No metric is left: give metrics by name, or a group ({join_names([*GROUPS, 'all'])}).")
     method_names = [method.name for method in explained.values() if not isinstance(method, Control)]
-    return Agenda(
+    return StudyPlan(
         methods=tuple(sorted(method_names, key=[*METHODS, *method_names].index)),
         controls=tuple(name for name in CONTROLS if controls is None or name in controls or name in explained),
         metrics=tuple(metric.name for metric in selected),
@@ -132,19 +132,19 @@ def make_plan(
 
 def _check_names(values: Sequence[Any], name: str) -> Sequence[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable) or not values:
-        raise refuse(values, name, "a list of at least one name.")
+        raise argument_error(values, name, "a list of at least one name.")
     return values
 
 
-def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explained], frozenset[str]]:
+def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explainable], frozenset[str]]:
     """Return the methods by name, and the names of the methods that were requested outside a group."""
     members = [METHOD_GROUPS.get(entry.strip().lower()) if isinstance(entry, str) else None for entry in methods]
     groups = [METHODS[name] for group in members for name in group or ()]
-    requested = [find_explained(entry, *METHOD_GROUPS) for entry, group in zip(methods, members) if group is None]
+    requested = [find_explainable(entry, *METHOD_GROUPS) for entry, group in zip(methods, members) if group is None]
     methods = [*groups, *(method for method in requested if isinstance(method, Method))]
-    by_name: dict[str, Explained] = {method.name: method for method in (find_methods(methods) if methods else ())}
+    by_name: dict[str, Explainable] = {method.name: method for method in (find_methods(methods) if methods else ())}
     for method in requested:
-        if isinstance(method, OwnFunction) and method.name in (*METHODS, *CONTROLS):
+        if isinstance(method, CustomFunction) and method.name in (*METHODS, *CONTROLS):
             raise GradcamError(f"There is already a method {method.name!r}: rename your function.")
         if not isinstance(method, Method) and by_name.setdefault(method.name, method) != method:
             raise GradcamError(f"There are two methods {method.name!r}: rename one of them.")
@@ -153,22 +153,22 @@ def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explained], frozens
     )
 
 
-def count_passes(plan: Agenda) -> int:
+def count_passes(plan: StudyPlan) -> int:
     """Estimate the forward passes of all metrics for one heatmap, without those in which the method is run again."""
     return sum({metric.key: metric.passes for metric in _list_computed_metrics(plan)}.values())
 
 
-def count_explanations(plan: Agenda) -> int:
+def count_explanations(plan: StudyPlan) -> int:
     """Count how often each method explains an image or a variant of it."""
     return 1 + sum({metric.key: metric.reruns for metric in _list_computed_metrics(plan)}.values())
 
 
-def _list_computed_metrics(plan: Agenda) -> list[Metric]:
+def _list_computed_metrics(plan: StudyPlan) -> list[Metric]:
     metrics = [plan.metric(name) for name in plan.metrics]
     return metrics + [METRICS[need] for metric in metrics for need in metric.needs if need in METRICS]
 
 
-def describe_cost(plan: Agenda, images: int, mosaics: int) -> list[str]:
+def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
     """Describe the amount of computation and the most expensive methods, so that the user can decide to wait."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"

@@ -14,27 +14,27 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gradcam.batch.findings import name_target
+from gradcam.batch.findings import name_target_function
 from gradcam.batch.read import read_item
 from gradcam.errors import GradcamError, ModelError, TargetError
 from gradcam.evaluation.annotations import read_annotations
 from gradcam.evaluation.metrics import Metric
-from gradcam.evaluation.metrics.grid import MOSAICS, make_mosaics
+from gradcam.evaluation.metrics.grid import DEFAULT_MOSAICS, make_mosaics
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.plan import DEFAULT_METHODS, Agenda, StudyOptions, make_plan
+from gradcam.evaluation.study.plan import DEFAULT_METHODS, StudyOptions, StudyPlan, make_plan
 from gradcam.evaluation.study.results import Results, list_conditions
 from gradcam.evaluation.study.run import Evaluator, NamedMosaic, Study
-from gradcam.evaluation.subject import Subject, check_probabilities, derive
+from gradcam.evaluation.subject import Subject, check_probabilities, derive_seed
 from gradcam.images.read import to_numpy
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared
-from gradcam.options import SCORES, Progress, check_count, refuse
-from gradcam.sources.contents import Item
+from gradcam.options import SCORES, Progress, argument_error, check_count
+from gradcam.sources.contents import InputImage
 from gradcam.sources.list import Inputs, list_inputs
-from gradcam.targets.classes import check_range
+from gradcam.targets.classes import check_class_range
 
 MAX_MOSAIC_CANDIDATES = 512  # images from which mosaics are made, all in memory at once
 MAX_TRIAL_IMAGES = 8  # Stop the search for an image with a target, such as a detection, after this many.
@@ -136,10 +136,10 @@ def evaluate(
         return study.conclude(list(study.run(open_journal, progress=progress)))
 
 
-def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, options: StudyOptions) -> Study:
+def prepare_study(classifier: Classifier, items: Sequence[InputImage], plan: StudyPlan, options: StudyOptions) -> Study:
     """Prepare a study of these images. For mosaics, run the model once per image. Raise the errors of `evaluate`."""
     if options.score not in SCORES:
-        raise refuse(options.score, "score", f"one of {', '.join(SCORES)}.")
+        raise argument_error(options.score, "score", f"one of {', '.join(SCORES)}.")
     for name, value, minimum in (("limit", options.limit, 1), ("seed", options.seed, 0)):
         if value is not None:
             check_count(value, name, f"an integer, {minimum} or more.", least=minimum)
@@ -174,7 +174,7 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, o
 def _describe_target(target: Any) -> str:
     """Describe a target by its class and its fields, arrays by their hash, and functions by their name."""
     if not is_dataclass(target) or isinstance(target, type):
-        return name_target(target)
+        return name_target_function(target)
     values = {field.name: getattr(target, field.name) for field in fields(target)}
     arrays = {name: to_numpy(value) for name, value in values.items() if isinstance(value, (Tensor, np.ndarray))}
     values |= {name: f"sha256:{hashlib.sha256(value.tobytes()).hexdigest()}" for name, value in arrays.items()}
@@ -186,7 +186,7 @@ def _describe_target(target: Any) -> str:
     return f"{type(target).__name__}({', '.join(f'{name}={value!r}' for name, value in simple.items())})"
 
 
-def _find_target(classifier: Classifier, target: Any, items: Iterable[Item]) -> int | None:
+def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage]) -> int | None:
     """Return the class index for all images, or None. Raise `GradcamError` if a class is unknown, also in a list."""
     class_names = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
     if class_names and target is not None:
@@ -197,21 +197,21 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[Item]) -> 
         return classifier.find_class(target)
     if target is not None:
         if isinstance(target, bool) or not isinstance(target, int):
-            raise refuse(target, "target", "one class for all images, by label or index.")
+            raise argument_error(target, "target", "one class for all images, by label or index.")
         if classifier.classes:  # 0 if the number of classes is unknown
-            check_range([target], classifier.classes)
+            check_class_range([target], classifier.classes)
     return target
 
 
-def choose_items(items: Sequence[Item], limit: int | None, seed: int) -> Sequence[Item]:
+def choose_items(items: Sequence[InputImage], limit: int | None, seed: int) -> Sequence[InputImage]:
     """Sample at most `limit` images, in their order. The first images of a sorted folder may all have one class."""
     if limit is None or limit >= len(items):
         return items
-    names = {item.name for item in sorted(items, key=lambda item: derive(seed, "limit", item.name))[:limit]}
+    names = {item.name for item in sorted(items, key=lambda item: derive_seed(seed, "limit", item.name))[:limit]}
     return [item for item in items if item.name in names]
 
 
-def _find_layers(classifier: Classifier, plan: Agenda, requested: str | None) -> str | dict[str, str]:
+def _find_layers(classifier: Classifier, plan: StudyPlan, requested: str | None) -> str | dict[str, str]:
     if requested is not None:
         return find_layer(classifier.model, requested).name
     methods = [method for method in map(plan.method, plan.methods) if method.place == "layer"]
@@ -223,7 +223,7 @@ def _find_layers(classifier: Classifier, plan: Agenda, requested: str | None) ->
     )
 
 
-def _describe_layers(layer: str | dict[str, str], plan: Agenda) -> str:
+def _describe_layers(layer: str | dict[str, str], plan: StudyPlan) -> str:
     """Describe the layers in one line: "layer4", or "layer4; head.0 for xgradcam, scorecam"."""
     if isinstance(layer, str):
         return layer
@@ -233,7 +233,7 @@ def _describe_layers(layer: str | dict[str, str], plan: Agenda) -> str:
     return "; ".join([first, *(f"{layer_name} for {', '.join(methods[layer_name])}" for layer_name in further)])
 
 
-def _leave_out_unusable(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluator, list[str]]:
+def _leave_out_unusable(evaluator: Evaluator, items: Iterable[InputImage]) -> tuple[Evaluator, list[str]]:
     """Remove the methods that fail with this model on the first usable image, and return the reasons as notes.
 
     Methods that run the model many times are not tried. Raise `ModelError` if a requested method fails.
@@ -273,7 +273,9 @@ def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> st
     return None
 
 
-def _add_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluator, Sequence[NamedMosaic], list[str]]:
+def _add_mosaics(
+    evaluator: Evaluator, items: Sequence[InputImage]
+) -> tuple[Evaluator, Sequence[NamedMosaic], list[str]]:
     """Make the mosaics that the metrics need. If that fails, remove these metrics, and return the reason as a note.
 
     The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. Raise
@@ -292,7 +294,7 @@ def _add_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluator
             read = read_item(classifier, item, audit=True)
             if isinstance(read.picture, Prepared) and read.fetched.sha256 is not None:
                 images[item.name], digests[item.name] = read.picture.image, read.fetched.sha256
-        mosaics = make_mosaics(classifier, images, limit=min(MOSAICS, max(1, len(images))), seed=seed)
+        mosaics = make_mosaics(classifier, images, limit=min(DEFAULT_MOSAICS, max(1, len(images))), seed=seed)
     except GradcamError as error:
         remaining = tuple(metric.name for metric in plan.image_metrics)
         if plan.requested_metrics.intersection(metric_names) or not remaining:

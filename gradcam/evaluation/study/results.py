@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradcam._version import __version__
-from gradcam.batch.findings import Request, resolve
+from gradcam.batch.findings import ExplainRequest, resolve_settings
 from gradcam.batch.save import describe_weights
 from gradcam.cam.methods.base import Method
-from gradcam.errors import GradcamError, shorten, show_fields
-from gradcam.evaluation.intervals import ENOUGH, FEWEST, Interval, find_told_apart, mean_interval, paired_difference
-from gradcam.evaluation.study.plan import Agenda, StudyOptions
+from gradcam.errors import GradcamError, format_fields, shorten
+from gradcam.evaluation.intervals import (
+    MIN_IMAGES_FOR_COMPARISON,
+    MIN_IMAGES_FOR_INTERVAL,
+    Interval,
+    find_distinguished_pairs,
+    mean_interval,
+    paired_difference,
+)
+from gradcam.evaluation.study.plan import StudyOptions, StudyPlan
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.models.preprocess import Preprocessing, WholePicture, describe_preprocess
+from gradcam.models.preprocess import Preprocessing, WholeImage, describe_preprocess
 from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
@@ -60,7 +67,7 @@ class Conditions:
     settings: Mapping[str, Any] = field(repr=False)
     resolved: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    __repr__ = show_fields
+    __repr__ = format_fields
 
     def to_fields(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("settings", "resolved")}
@@ -85,13 +92,15 @@ class Conditions:
         return json.loads(json.dumps(add_old_keys(RUN, run)))
 
 
-def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions, layer: str, target: str) -> Conditions:
+def list_conditions(
+    classifier: Classifier, plan: StudyPlan, options: StudyOptions, layer: str, target: str
+) -> Conditions:
     """Collect the conditions of a study. Raise `OSError` if the annotations cannot be read."""
     reshape, annotations = options.reshape, options.annotations
     methods = [method for method in map(plan.method, plan.methods) if isinstance(method, Method)]
     layers = [] if options.layer is None else [options.layer]
-    request = Request.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
-    resolved = resolve(classifier, request)
+    request = ExplainRequest.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
+    resolved = resolve_settings(classifier, request)
     return Conditions(
         model=classifier.name,
         weights=describe_weights(classifier)["sha256"],
@@ -119,7 +128,7 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
 
 def describe_resizing(preprocess: Any) -> str:
     """Describe how an image is resized for the model."""
-    if isinstance(preprocess, WholePicture):
+    if isinstance(preprocess, WholeImage):
         side = "original size" if preprocess.side is None else f"shorter side to {preprocess.side}"
         return f"whole image, {side}"
     if not isinstance(preprocess, Preprocessing):
@@ -177,7 +186,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class StudyEntry:
     """The values of one image or mosaic for all methods and metrics, or the error if it failed.
 
     `sha256` is the hash of the file, or of the hashes of a mosaic's images; None if the file could not be read.
@@ -185,7 +194,7 @@ class Judgement:
     are given.
     """
 
-    __repr__ = show_fields
+    __repr__ = format_fields
     image: str
     kind: Kind = "image"
     sha256: str | None = None
@@ -208,12 +217,12 @@ class Judgement:
         return json.dumps(asdict(self), allow_nan=False)
 
     @staticmethod
-    def from_json(line: str | bytes) -> Judgement:
+    def from_json(line: str | bytes) -> StudyEntry:
         """Parse a line from `to_json`, ignoring unknown keys. Raise `GradcamError` if it is not an entry."""
         try:
             content = json.loads(line)
-            values = {field.name: content[field.name] for field in fields(Judgement)}
-            entry = Judgement(**values | {"kind": to_new_value(JOURNAL, values["kind"])})
+            values = {field.name: content[field.name] for field in fields(StudyEntry)}
+            entry = StudyEntry(**values | {"kind": to_new_value(JOURNAL, values["kind"])})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GradcamError(f"it is not a complete entry of a study ({type(error).__name__}: {error})") from error
         tables = (entry.values, entry.curves)
@@ -229,9 +238,9 @@ class Judgement:
 class Results:
     """The results of a study: the entries of images in their order, then of mosaics, and notes for the user."""
 
-    plan: Agenda
+    plan: StudyPlan
     conditions: Conditions
-    entries: Sequence[Judgement] = field(repr=False)
+    entries: Sequence[StudyEntry] = field(repr=False)
     notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
@@ -245,7 +254,7 @@ class Results:
         return [measurement for entry in self.entries for measurement in entry.measurements]
 
     @property
-    def failures(self) -> list[Judgement]:
+    def failures(self) -> list[StudyEntry]:
         """Return the entries of images that could not be evaluated. Their error names the image."""
         return [entry for entry in self.entries if entry.error is not None]
 
@@ -255,7 +264,7 @@ class Results:
         hashes = sorted(entry.sha256 or "" for entry in self.judged())
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
-    def judged(self, kind: Kind = "image") -> list[Judgement]:
+    def judged(self, kind: Kind = "image") -> list[StudyEntry]:
         """Return the entries of one kind that did not fail."""
         return [entry for entry in self.entries if entry.kind == kind and entry.error is None]
 
@@ -269,7 +278,7 @@ class Results:
         is_of_mosaics = any(entry.kind == "mosaic" for entry in entries)
         return [entry.image.split(NAME_SEPARATOR) for entry in entries] if is_of_mosaics else None
 
-    def _entries_with(self, metric: str) -> list[Judgement]:
+    def _entries_with(self, metric: str) -> list[StudyEntry]:
         return [entry for entry in self.entries if any(metric in numbers for numbers in entry.values.values())]
 
     def curves(self, method: str, metric: str) -> list[Sequence[float]]:
@@ -298,18 +307,18 @@ class Ranking:
     beats_all: bool = False
 
 
-def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None:
+def describe_too_few_images(rankings: Mapping[tuple[str, str], Ranking]) -> str | None:
     """Explain that there are too few images for intervals or a best method; None if each metric has enough images."""
     if all(_is_enough(ranking.interval) for ranking in rankings.values()):
         return None
     return (
-        f"Too few images (n): a best method needs {ENOUGH} images, and an interval needs {FEWEST}. With so few images, "
-        "apparent differences are often due to chance."
+        f"Too few images (n): a best method needs {MIN_IMAGES_FOR_COMPARISON} images, and an interval needs "
+        f"{MIN_IMAGES_FOR_INTERVAL}. With so few images, apparent differences are often due to chance."
     )
 
 
 def _is_enough(interval: Interval) -> bool:
-    return interval.is_known and interval.n >= ENOUGH
+    return interval.is_known and interval.n >= MIN_IMAGES_FOR_COMPARISON
 
 
 def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
@@ -327,7 +336,7 @@ def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
             (name for name, mean in signed_means.items() if mean >= max(signed_means.values()) - ROUNDING_TOLERANCE),
             None,
         )
-        distinguished = find_told_apart({name: values[name] for name in signed_means}, pictures=images)
+        distinguished = find_distinguished_pairs({name: values[name] for name in signed_means}, pictures=images)
         for name, row in values.items():
             is_control, is_level, beats_all = name in plan.controls, False, False
             difference = None if best in (None, name) else paired_difference(row, values[best], images=images)

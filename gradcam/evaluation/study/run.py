@@ -17,22 +17,22 @@ from torch import Tensor
 from gradcam.batch.read import read_item
 from gradcam.errors import GradcamError, TargetError, describe_failure, describe_unexpected
 from gradcam.evaluation.annotations import Annotations, Truth
-from gradcam.evaluation.explainers import Counter, Explainer
+from gradcam.evaluation.explainers import Explainer, ProgressCounter
 from gradcam.evaluation.metrics import METRICS, Metric
 from gradcam.evaluation.metrics.grid import Mosaic
 from gradcam.evaluation.metrics.perturbation import Curve
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.plan import Agenda
-from gradcam.evaluation.study.results import Conditions, Judgement, Kind, Results
-from gradcam.evaluation.subject import Subject, derive, describe, to_tensor
+from gradcam.evaluation.study.plan import StudyPlan
+from gradcam.evaluation.study.results import Conditions, Kind, Results, StudyEntry
+from gradcam.evaluation.subject import Subject, derive_seed, describe_tensor, to_tensor
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared, find_canvas
-from gradcam.models.scores import PictureScores, to_classifier
+from gradcam.models.scores import PictureScores, to_instance_classifier
 from gradcam.options import Progress
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 
 MAX_EXAMPLES = 5  # images whose heatmaps are cached for the examples
 
@@ -56,7 +56,7 @@ class Study:
     """
 
     evaluator: Evaluator
-    items: Sequence[Item]
+    items: Sequence[InputImage]
     compositions: Sequence[NamedMosaic]
     conditions: Conditions
     index: int | None = None
@@ -65,7 +65,7 @@ class Study:
     example_heatmaps: dict[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
-    def plan(self) -> Agenda:
+    def plan(self) -> StudyPlan:
         return self.evaluator.plan
 
     @property
@@ -76,13 +76,13 @@ class Study:
     def total(self) -> int:
         return len(self.plan.names) * (len(self.items) + len(self.compositions))
 
-    def run(self, journal: Journal | None = None, *, progress: Progress | None = None) -> Iterator[Judgement]:
+    def run(self, journal: Journal | None = None, *, progress: Progress | None = None) -> Iterator[StudyEntry]:
         """Yield the entry of each image in order, then of each mosaic. An image that fails has an entry with an error.
 
         Entries in the journal are not computed again. Other entries are written to the journal before they are yielded.
         `progress` counts heatmaps.
         """
-        counter = Counter(progress, self.total)
+        counter = ProgressCounter(progress, self.total)
         image_entries = (self._evaluate_item(item, journal, counter) for item in self.items)
         mosaic_entries = (
             _load_or_evaluate(
@@ -98,16 +98,16 @@ class Study:
             counter.reach(number * len(self.plan.names))
             yield entry
 
-    def conclude(self, entries: Sequence[Judgement]) -> Results:
+    def conclude(self, entries: Sequence[StudyEntry]) -> Results:
         return Results(self.plan, self.conditions, tuple(entries), tuple(self.notes))
 
-    def _evaluate_item(self, item: Item, journal: Journal | None, counter: Counter) -> Judgement:
+    def _evaluate_item(self, item: InputImage, journal: Journal | None, counter: ProgressCounter) -> StudyEntry:
         read = read_item(self.classifier, item, audit=True)
         sha256 = read.fetched.sha256
 
-        def evaluate() -> Judgement:
+        def evaluate() -> StudyEntry:
             if isinstance(read.picture, GradcamError):
-                return Judgement(item.name, sha256=sha256, error=str(read.picture))
+                return StudyEntry(item.name, sha256=sha256, error=str(read.picture))
             evaluator, subject, index = self.make_subject(item, read.picture, read.wanted)
             size: tuple[int, int] = read.picture.reading.picture.shape[:2]
             truth = None
@@ -122,7 +122,7 @@ class Study:
         return _load_or_evaluate(evaluate, journal, item.name, "image", sha256)
 
     def make_subject(
-        self, item: Item, prepared: Prepared, class_index: int | None
+        self, item: InputImage, prepared: Prepared, class_index: int | None
     ) -> tuple[Evaluator, Subject, int | None]:
         """Return the evaluator and the subject for an image, and the class whose annotations belong to it.
 
@@ -149,15 +149,15 @@ class Study:
 
 
 def _load_or_evaluate(
-    evaluate: Callable[[], Judgement], journal: Journal | None, name: str, kind: Kind, sha256: str | None
-) -> Judgement:
+    evaluate: Callable[[], StudyEntry], journal: Journal | None, name: str, kind: Kind, sha256: str | None
+) -> StudyEntry:
     """Return the entry from the journal, or call `evaluate` and add its entry to the journal."""
     if journal is not None and (earlier := journal.find(name, sha256)) is not None:
         return earlier
     try:
         entry = evaluate()
     except (Exception, SystemExit) as error:  # A failed image does not stop the study.
-        entry = Judgement(name, kind, sha256, error=describe_failure(name, error))
+        entry = StudyEntry(name, kind, sha256, error=describe_failure(name, error))
     if journal is not None:
         journal.append(entry)
     return entry
@@ -172,7 +172,7 @@ class Evaluator:
     """
 
     classifier: Classifier
-    plan: Agenda
+    plan: StudyPlan
     layer: str | Mapping[str, str]
     score: str = "logit"
     reshape: Any = None
@@ -195,7 +195,7 @@ class Evaluator:
         self, model: TaskModel, prepared: Prepared, index: int | None, annotated: Sequence[int]
     ) -> PictureScores:
         at_layers = [method for method in map(self.plan.method, self.plan.methods) if method.place == "layer"]
-        to_scores = partial(to_classifier, model, prepared, methods=at_layers[:1])
+        to_scores = partial(to_instance_classifier, model, prepared, methods=at_layers[:1])
         if index is not None:
             return to_scores(index)
         if self.target is None and model.list_all() is None:  # The model needs a class to find something.
@@ -205,7 +205,7 @@ class Evaluator:
         return to_scores(self.target)
 
     def make_explainer(self, sha256: str) -> Explainer:
-        names, seed = [self.plan.method(name) for name in self.plan.names], derive(self.seed, sha256)
+        names, seed = [self.plan.method(name) for name in self.plan.names], derive_seed(self.seed, sha256)
         return Explainer(names, self.layer, self.score, self.classifier.activation, self.reshape, seed)
 
     def explain(self, subject: Subject, sha256: str) -> dict[str, Tensor]:  # heatmaps (1,H,W), by method
@@ -218,12 +218,12 @@ class Evaluator:
         return Subject(self.classifier.model, images, classes, activation=self.classifier.activation)
 
     def evaluate(
-        self, name: str, sha256: str, subject: Subject, truth: Truth | None, counter: Counter
-    ) -> tuple[Judgement, Mapping[str, Tensor]]:
+        self, name: str, sha256: str, subject: Subject, truth: Truth | None, counter: ProgressCounter
+    ) -> tuple[StudyEntry, Mapping[str, Tensor]]:
         """Measure the heatmaps of all methods for one image; return the entry and the heatmaps (1,H,W)."""
         explainer, heatmaps = self.make_explainer(sha256), self.explain(subject, sha256)
         inputs: dict[str, Any] = {} if truth is None else {"masks": truth.masks, "boxes": truth.boxes}
-        inputs |= {"subject": subject, "seed": derive(self.seed, sha256)}
+        inputs |= {"subject": subject, "seed": derive_seed(self.seed, sha256)}
         values, curves = {}, {}
         for method, maps in heatmaps.items():
             metric_inputs = MetricInputs(heatmaps=maps, explain=explainer.only(method), **inputs)
@@ -235,9 +235,9 @@ class Evaluator:
         index = (
             self.classifier.instance(class_index).index if isinstance(self.classifier, PictureScores) else class_index
         )
-        return Judgement(name, "image", sha256, None, index, label, probability, values, curves), heatmaps
+        return StudyEntry(name, "image", sha256, None, index, label, probability, values, curves), heatmaps
 
-    def evaluate_mosaic(self, named_mosaic: NamedMosaic, counter: Counter) -> Judgement:
+    def evaluate_mosaic(self, named_mosaic: NamedMosaic, counter: ProgressCounter) -> StudyEntry:
         """Measure the heatmaps of all methods for one mosaic. Each value is a mean over the mosaic's four classes."""
         mosaic, sha256 = named_mosaic.mosaic, named_mosaic.sha256
         classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=self.classifier.device)
@@ -247,7 +247,7 @@ class Evaluator:
             values[method] = MetricInputs(mosaic=maps).measure(self.plan.mosaic_metrics)
             counter.step()
         labels = [name_class(index, self.classifier.label(index) or None) for index in mosaic.classes]
-        return Judgement(named_mosaic.name, "mosaic", sha256, label=" + ".join(labels), values=values)
+        return StudyEntry(named_mosaic.name, "mosaic", sha256, label=" + ".join(labels), values=values)
 
     def _to_batch(self, image: Tensor) -> Tensor:
         return image[None].to(self.classifier.device, find_input_dtype(self.classifier.model))
@@ -308,7 +308,7 @@ def _call_custom(metric: Metric, image_count: int, *arguments: Any, **options: A
         if np.shape(returned) == (image_count,) and numbers.is_floating_point():
             return numbers
     received, expected = (
-        describe(returned, Tensor, np.ndarray),
+        describe_tensor(returned, Tensor, np.ndarray),
         f"expected floats ({image_count},): one number per image.",
     )
     raise GradcamError(f"The metric {metric.name!r} returned {received}, {expected}")

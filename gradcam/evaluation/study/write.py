@@ -15,18 +15,18 @@ import numpy as np
 from gradcam.batch.read import read_item
 from gradcam.errors import GradcamError, OutputError, join_names, to_pip_command
 from gradcam.evaluation.intervals import mean_interval
-from gradcam.evaluation.study.plan import Agenda
-from gradcam.evaluation.study.results import Judgement, Ranking, Results, compare_methods, describe_shortage
+from gradcam.evaluation.study.plan import StudyPlan
+from gradcam.evaluation.study.results import Ranking, Results, StudyEntry, compare_methods, describe_too_few_images
 from gradcam.evaluation.study.run import MAX_EXAMPLES, Study
-from gradcam.evaluation.subject import to_unit
+from gradcam.evaluation.subject import scale_to_unit
 from gradcam.images.draw import overlay
-from gradcam.images.files import write_whole
+from gradcam.images.files import write_atomically
 from gradcam.images.read import Pixels, crop
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.renames import EVALUATE, add_old_keys
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def write_results(results: Results, path: Path) -> None:
         raise OutputError(f"{path}: expected a file that ends in {join_names(writers)}, or a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, to_text(results).encode("utf-8", "surrogateescape"))
+        write_atomically(path, to_text(results).encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
@@ -90,7 +90,7 @@ def to_csv(results: Results) -> str:
 def to_json(results: Results) -> str:
     """Return a JSON document with the conditions, a summary of each method and metric, all values, and the failures."""
     rankings = compare_methods(results)
-    shortage = describe_shortage(rankings)
+    shortage = describe_too_few_images(rankings)
     summaries = [
         {
             "method": ranking.method,
@@ -139,7 +139,7 @@ def to_latex(results: Results) -> str:
         images=len(results.judged()),
         mosaics=len(results.judged("mosaic")),
         has_best=any(ranking.is_best for ranking in rankings.values()),
-        shortage=describe_shortage(rankings),
+        shortage=describe_too_few_images(rankings),
         parts=[_to_part(results, rankings, group) for group in groups],
     )
     return str(text)
@@ -185,7 +185,7 @@ def draw_examples(study: Study, results: Results) -> Pixels:
     return draw_panel(["image", *study.plan.names], rows, height=EXAMPLE_HEIGHT_PIXELS)
 
 
-def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
+def _to_row(study: Study, item: InputImage, entry: StudyEntry) -> PanelRow:
     read = read_item(study.classifier, item)
     if isinstance(read.picture, GradcamError):
         raise read.picture
@@ -196,7 +196,7 @@ def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
         heatmaps = evaluator.explain(subject, entry.sha256 or "")
     view = crop(image, find_canvas(study.classifier.preprocess, read.picture))
     region = (0, 0, *view.shape[:2])
-    overlays = [overlay(view, to_unit(heatmaps[name])[0], region=region) for name in study.plan.names]
+    overlays = [overlay(view, scale_to_unit(heatmaps[name])[0], region=region) for name in study.plan.names]
     label = name_class(entry.index, entry.label)
     return PanelRow(f"{entry.image}: {label}, {100 * (entry.probability or 0):.0f} %", [image, *overlays])
 
@@ -270,7 +270,7 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
     )  # fmt: skip
 
 
-def _style(plan: Agenda, name: str) -> dict[str, Any]:
+def _style(plan: StudyPlan, name: str) -> dict[str, Any]:
     if name in plan.controls:
         return {
             "color": MUTED,

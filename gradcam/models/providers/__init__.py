@@ -16,7 +16,7 @@ from gradcam.errors import ModelError, shorten
 if TYPE_CHECKING:
     from gradcam.models.providers.base import Blueprint, Parts
 
-DEFAULT = "efficientnet_lite0"
+DEFAULT_MODEL = "efficientnet_lite0"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Provider:
 # word, with or without a colon, may be a torchvision model with its weights, a module with its function, or the entry
 # point of an installed package; torchvision's provider distinguishes these.
 PROVIDERS = (
-    Provider(DEFAULT, "comes with gradcam, needs no download", rf"({DEFAULT})", "embedded"),
+    Provider(DEFAULT_MODEL, "comes with gradcam, needs no download", rf"({DEFAULT_MODEL})", "embedded"),
     Provider("open_clip:NAME", "an open_clip architecture, with --weights", r"open_clip:(.*)", "open_clip"),
     Provider("smp:FOLDER", "a segmenter saved by segmentation-models-pytorch", r"smp:(.*)", "smp"),
     Provider("yolo:FILE.pt", "an ultralytics detector, if ultralytics is installed", r"yolo:(.*)", "yolo"),
@@ -95,7 +95,7 @@ def find_blueprint(name: str) -> Blueprint:
 def _find_provider(name: str) -> tuple[Any, str]:
     if not isinstance(name, str):
         raise ModelError(
-            f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT}', or a torch.nn.Module."
+            f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT_MODEL}', or a torch.nn.Module."
         )
     matches = ((provider, re.fullmatch(provider.pattern, name, re.DOTALL)) for provider in PROVIDERS)
     # The last pattern matches any name.

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from gradcam.errors import ModelError, to_pip_command
-from gradcam.hooks.nested import tensors
+from gradcam.hooks.nested import list_tensors
 from gradcam.models.checkpoints.fit import count_classes, load_weights
 from gradcam.models.checkpoints.read import Checkpoint, hash_weights
 from gradcam.models.preprocess import Preprocess, Preprocessing
@@ -144,7 +144,7 @@ def _lacks_values(model: nn.Module) -> bool:
     attributes = [
         value for module in model.modules() for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES
     ]
-    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *tensors(attributes)))
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *list_tensors(attributes)))
 
 
 def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:

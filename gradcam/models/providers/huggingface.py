@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, join_names
-from gradcam.families import Detector, find_readers
+from gradcam.families import DetectorAdapter, find_family_classes
 from gradcam.hooks.nested import Window
 from gradcam.images.read import Region
 from gradcam.images.write import check_pixels
@@ -90,7 +90,9 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
 def _find_task_class(transformers: Any, config: Any) -> Any:
     """Return the class that the model was saved from, if its family is for a task other than classification."""
     kinds = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ())
-    return next((kind for kind in kinds if kind is not None and next(find_readers(kind), None) is not None), None)
+    return next(
+        (kind for kind in kinds if kind is not None and next(find_family_classes(kind), None) is not None), None
+    )
 
 
 def _load_task_model(
@@ -115,12 +117,12 @@ def _load_task_model(
     else:
         model = kind(config)
         notes = [*notes, *load_weights(model, read_checkpoint(weights))]
-    reader = next(find_readers(kind))
+    reader = next(find_family_classes(kind))
     labels = None
     if reader.task in ("detection", "segmentation", "pose") and config.id2label:
         labels = [str(config.id2label.get(index, f"class {index}")) for index in range(max(config.id2label) + 1)]
     family, inputs = reader(model), {}
-    if prompts and issubclass(reader, Detector) and family.usual_prompts is not None:
+    if prompts and issubclass(reader, DetectorAdapter) and family.usual_prompts is not None:
         labels = list(prompts)
     default_prompts = family.usual_prompts
     if default_prompts is not None and (words := prompts or default_prompts):

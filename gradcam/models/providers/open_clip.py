@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
@@ -38,7 +38,7 @@ def _find_settings(library: Any, name: str) -> dict[str, Any]:
     names = library.list_models()
     settings = library.get_model_config(name) if name in names else None
     if settings is None:
-        offers = nearest(name, names) or names[:5]
+        offers = find_similar_names(name, names) or names[:5]
         raise ModelError(f"open_clip has no architecture {shorten(name)}. Nearest: {join_names(offers)}.")
     result: dict[str, Any] = settings
     return result

@@ -13,7 +13,7 @@ from torch import nn
 
 from gradcam import plugins
 from gradcam.errors import ModelError, shorten
-from gradcam.layers.find import refuse_other_kinds, unwrap
+from gradcam.layers.find import refuse_foreign_models, unwrap
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.device import first_channels
@@ -31,7 +31,11 @@ def load(name: str, weights: Path | None) -> Parts:
 
 def plan(name: str) -> Blueprint:
     """Return the blueprint of the model that the function returns; raise `ModelError` if there is no such function."""
-    function = plugins.load("models", name) if name in plugins.installed("models") else plugins.find_function(name)
+    function = (
+        plugins.load_plugin("models", name)
+        if name in plugins.list_entry_points("models")
+        else plugins.import_object(name)
+    )
     return Blueprint(partial(_call_factory, function, name))
 
 
@@ -81,7 +85,7 @@ def _read_settings(module: Any) -> Parts | None:
 
 
 def _call_factory(function: Any, name: str) -> nn.Module:
-    refuse_other_kinds(function)
+    refuse_foreign_models(function)
     if isinstance(function, nn.Module):
         return function
     if not callable(function):
@@ -96,8 +100,8 @@ def _call_factory(function: Any, name: str) -> nn.Module:
                 f"{name} needs arguments, {short}{signature}, but is called without any: write a function that passes "
                 f"them, such as `def make(): return {short}(...)`."
             ) from error
-    model = plugins.call(function, name)
-    refuse_other_kinds(model)
+    model = plugins.call_user_function(function, name)
+    refuse_foreign_models(model)
     if not isinstance(model, nn.Module):
         hint = " Give a checkpoint with --weights." if isinstance(model, dict) else ""
         raise ModelError(f"{name} returned {shorten(model)}, {type(model).__name__}, expected a torch.nn.Module.{hint}")

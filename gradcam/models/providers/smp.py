@@ -14,7 +14,7 @@ from gradcam.errors import ModelError
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.device import first_channels
-from gradcam.models.preprocess import ASSUMED, ASSUMED_GREY, WholePicture
+from gradcam.models.preprocess import ASSUMED, ASSUMED_GREY, WholeImage
 from gradcam.models.providers.base import DEFAULT_SIZE, Blueprint, Parts, import_extra
 
 SHORTER_SIDE = 512  # pixels; the settings do not record the training size
@@ -42,9 +42,7 @@ def to_parts(model: Any) -> Parts:
         f"Assumed {kind} with a shorter side of {SHORTER_SIDE} pixels{statistics}. Override with --size, --mean, --std."
     )
     multiple = int(getattr(model.encoder, "output_stride", 32))  # the sides of the input must be multiples of it
-    return Parts(
-        model, WholePicture(SHORTER_SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation"
-    )
+    return Parts(model, WholeImage(SHORTER_SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation")
 
 
 def plan(name: str) -> Blueprint:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
@@ -118,7 +118,7 @@ def _find_source(timm: Any, name: str) -> str:
     known_names = _list_tagged(timm, name) if is_model else timm.list_models()
     if is_model and ("." not in name or name in known_names):
         return name
-    offers = nearest(name, known_names) or (known_names if is_model else [])
+    offers = find_similar_names(name, known_names) or (known_names if is_model else [])
     hint = f"Nearest: {join_names(offers)}." if offers else "timm.list_models() lists them."
     raise ModelError(f"timm has no model {shorten(name)}. {hint}")
 

@@ -15,10 +15,10 @@ from torch import nn
 from torchvision import models
 
 from gradcam import plugins
-from gradcam.errors import ModelError, join_names, nearest, shorten
+from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 from gradcam.models.checkpoints.read import Checkpoint, describe_unsupported_model, read_checkpoint
-from gradcam.models.preprocess import Preprocessing, WholePicture
-from gradcam.models.providers import DEFAULT, PROVIDERS
+from gradcam.models.preprocess import Preprocessing, WholeImage
+from gradcam.models.providers import DEFAULT_MODEL, PROVIDERS
 from gradcam.models.providers import embedded as imagenet
 from gradcam.models.providers import own as factory
 from gradcam.models.providers.base import (
@@ -46,7 +46,7 @@ def load(name: str, weights: Path | None) -> Parts:
     if match is None:
         return factory.load(name, weights)
     name, enum, is_chosen = match
-    task = find_task_of(name)
+    task = find_task(name)
     if weights is not None and not weights.exists() and WEIGHTS_NAME.fullmatch(str(weights)):
         enum, weights = find_weights(name, str(weights)), None
     if weights is not None:
@@ -55,7 +55,7 @@ def load(name: str, weights: Path | None) -> Parts:
             if task == "classification"
             else _load_whole_image_model(name, enum, weights)
         )
-    path = cached_file(enum)
+    path = find_cache_path(enum)
     if not path.exists():
         prefix = torch.hub.HASH_REGEX.search(path.name)
         fetch(enum.url, path, prefix.group(1) if prefix else None)
@@ -78,11 +78,11 @@ def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
     model, notes = fill(checkpoint, partial(_build_whole_image_model, name, classes))
     if classes != len(labels):
         labels = [f"class {index}" for index in range(classes)]
-    if find_task_of(name) == "detection":
-        return Parts(model, WholePicture(), labels=labels, notes=notes, task="detection")
+    if find_task(name) == "detection":
+        return Parts(model, WholeImage(), labels=labels, notes=notes, task="detection")
     transforms = enum.transforms()
     (side,) = transforms.resize_size
-    preprocess = WholePicture(side, None, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
+    preprocess = WholeImage(side, None, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
     return Parts(model, preprocess, labels=labels, notes=notes, task="segmentation")
 
 
@@ -107,7 +107,7 @@ def _build_whole_image_model(name: str, classes: int) -> nn.Module:
     return models.get_model(name, weights=None, weights_backbone=None, num_classes=classes)
 
 
-def find_task_of(name: str) -> str:
+def find_task(name: str) -> str:
     """Return the task of the model with this name."""
     if name in models.list_models(module=models.detection):
         return "detection"
@@ -116,7 +116,7 @@ def find_task_of(name: str) -> str:
 
 def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
     """Load the model with a checkpoint; `is_chosen` is True if the user named the weights `enum`."""
-    entries = {cached_file(entry).name: entry for entry in list_weights(name) if entry.meta.get("categories")}
+    entries = {find_cache_path(entry).name: entry for entry in list_weights(name) if entry.meta.get("categories")}
     checkpoint, recognised = read_checkpoint(weights), recognise(weights, entries)
     if is_chosen and recognised is not None and entries[recognised.name] is not enum:
         recognised = None
@@ -137,7 +137,7 @@ def plan(name: str) -> Blueprint:
     if match is None:
         return factory.plan(name)
     name, enum, _ = match
-    if find_task_of(name) != "classification":
+    if find_task(name) != "classification":
         return Blueprint(partial(_build_whole_image_model, name, len(_categories(enum))), DEFAULT_SIZE)
     return Blueprint(partial(_build, name, enum, imagenet.CLASSES), to_preprocessing(enum.transforms()).size)
 
@@ -149,8 +149,8 @@ def list_names() -> list[str]:
 
 def list_installed() -> dict[str, str]:
     """Return the models of installed packages with their origins, except shadowed names; nothing is imported."""
-    entries = plugins.installed("models")
-    reserved = {DEFAULT, *list_names()} if entries else set()
+    entries = plugins.list_entry_points("models")
+    reserved = {DEFAULT_MODEL, *list_names()} if entries else set()
     available = {name: entry for name, entry in entries.items() if name not in reserved}
     return {
         name: entry.value + (f", from {entry.dist.name}" if entry.dist else "") for name, entry in available.items()
@@ -162,7 +162,7 @@ def list_weights(name: str) -> Any:
     return models.get_model_weights(name)
 
 
-def cached_file(enum: Any) -> Path:
+def find_cache_path(enum: Any) -> Path:
     """Return the path of the weights in torch hub's cache, whether or not the file exists."""
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(enum.url).path).name
 
@@ -186,14 +186,14 @@ def _find_model(typed: str) -> tuple[str, Any, bool] | None:
     name, _, weights_name = typed.partition(":")
     if name in list_names():
         return name, find_weights(name, weights_name), bool(weights_name)
-    if typed in plugins.installed("models"):
+    if typed in plugins.list_entry_points("models"):
         return None
     with contextlib.suppress(ImportError, ValueError):
         if weights_name and importlib.util.find_spec(name) is not None:  # find_spec does not import the module
             return None
     if description := describe_unsupported_model(Path(typed)):
         raise ModelError(f"{typed}: {description}.")
-    offers = nearest(name, [DEFAULT, *list_names(), *plugins.installed("models")])
+    offers = find_similar_names(name, [DEFAULT_MODEL, *list_names(), *plugins.list_entry_points("models")])
     hint = " ".join([*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)])
     forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
     hint = hint or f"`gradcam models` lists all names. A model can also be given as {forms}."
