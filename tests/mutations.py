@@ -270,7 +270,7 @@ def make_archives() -> Files:
 def read_archive(path: Path) -> None:
     from gradcam.errors import GradcamError
     from gradcam.models.preprocess import read_image_file
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     errors = []
     for item in list_inputs(path).items:

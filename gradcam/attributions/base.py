@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.cam.deferred_checks import read_range
 from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_statistics
 from gradcam.cam.grid import at_least_float32
-from gradcam.cam.readings import read_range
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import ADVICE_IN_MODEL, jacobian, translate_torch_errors
-from gradcam.hooks.nested import Batch, detach_input, has_rows, map_tensors, take_rows, to_batch
+from gradcam.hooks.containers import Batch, detach_input, has_rows, map_tensors, take_rows, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap

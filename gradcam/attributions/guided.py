@@ -15,8 +15,8 @@ from gradcam.attributions.base import Attribution, differentiable, fix_classes
 from gradcam.cam.explain import explain
 from gradcam.errors import ModelError
 from gradcam.hooks import pytorch
+from gradcam.hooks.containers import to_batch
 from gradcam.hooks.hooks import Hooks, refuse_vmap
-from gradcam.hooks.nested import to_batch
 from gradcam.targets.classes import is_function
 
 # The autograd node of a hooked output, and the node of its base tensor if the output is a view changed in place.

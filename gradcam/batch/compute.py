@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
-from gradcam.batch.read import ReadItem, receive
+from gradcam.batch.read_items import ReadItem, receive
 from gradcam.errors import GradcamError, ImageError, describe_failure
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.device import check_device

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gradcam.batch.compute import LogEvent
-from gradcam.batch.findings import DrawnImage, ExplainedImage, ExplainRequest, ExplanationResult
-from gradcam.batch.names import OutputOptions
-from gradcam.batch.read import PendingImage, ReadItem, prepare_on_cpu
+from gradcam.batch.image_results import DrawnImage, ExplainedImage, ExplainRequest, ExplanationResult
+from gradcam.batch.read_items import PendingImage, ReadItem, prepare_on_cpu
+from gradcam.batch.result_names import OutputOptions
 from gradcam.errors import DeviceError
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images import on_device

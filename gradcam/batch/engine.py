@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.device import open_device_pixels
-from gradcam.batch.findings import ExplainRequest, explain_batch
 from gradcam.batch.formats import OpenRun
+from gradcam.batch.image_results import ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.save import Saver
 from gradcam.errors import OutputError, StoreError

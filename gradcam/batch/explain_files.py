@@ -12,10 +12,10 @@ from typing_extensions import Unpack
 
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.batch.device import open_device_pixels
-from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
+from gradcam.batch.image_results import ExplainedImage, ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
-from gradcam.batch.read import HashedItem
+from gradcam.batch.read_items import HashedItem
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, format_fields, shorten
@@ -24,7 +24,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
 from gradcam.models.results import ImageAttribution, ImageExplanation
 from gradcam.options import ExplainOptions, check_count, count_cores
-from gradcam.sources.list import Inputs, list_inputs
+from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.storage.records import Prediction
 from gradcam.targets.base import Target
 from gradcam.targets.classes import ClassTarget, check_classes, is_function

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from gradcam.batch.pipeline import compute_items
-from gradcam.batch.read import HashedItem
+from gradcam.batch.read_items import HashedItem
 from gradcam.errors import GradcamError, LayerError, OutputError
-from gradcam.hooks.nested import to_batch
+from gradcam.hooks.containers import to_batch
 from gradcam.images.files import open_replacement
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers

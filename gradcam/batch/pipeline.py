@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from gradcam.batch.compute import BatchExplainer, BatchFunction, LogEvent, ResultT
 from gradcam.batch.device import DevicePixels
 from gradcam.batch.pool import LATER, URGENT, ItemBatch, Pool, cut_batches, one_opencv_thread
-from gradcam.batch.read import IMAGE_NOT_LOADED, HashedItem, ReadItem, find_upload, read_item, to_image_error
+from gradcam.batch.read_items import IMAGE_NOT_LOADED, HashedItem, ReadItem, find_upload, read_item, to_image_error
 from gradcam.errors import GradcamError, ImageError, StoreError
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared

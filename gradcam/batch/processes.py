@@ -34,7 +34,7 @@ from gradcam.batch.ray.actor import (
     to_job,
     yield_reports,
 )
-from gradcam.batch.ray.ending import end_local_processes
+from gradcam.batch.ray.end_processes import end_local_processes
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError, to_pip_command
 from gradcam.options import count_cores

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcam.batch.findings import ExplainedImage, ExplainRequest, ExplanationResult
-from gradcam.batch.names import OutputOptions, list_endings, name_kinds, name_page, name_result, panel_suffix
+from gradcam.batch.image_results import ExplainedImage, ExplainRequest, ExplanationResult
+from gradcam.batch.result_names import OutputOptions, list_endings, name_kinds, name_page, name_result, panel_suffix
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
 from gradcam.images.files import OutputNames
 from gradcam.images.write import encode_image
@@ -27,7 +27,7 @@ from gradcam.storage.output import OutputWriter
 from gradcam.storage.records import ImageOutcome, Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.read import HashedItem
+    from gradcam.batch.read_items import HashedItem
 
 
 DrawViews = Callable[..., Mapping[str, bytes]]  # `report.draw_views`: (stem, image, overlays) to files by name.

@@ -17,8 +17,8 @@ from gradcam.cam.places import MisplacedError
 from gradcam.cam.suggest import OUTPUT_NOTE, find_suggestion
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import jacobian
-from gradcam.hooks.facts import SIMPLE_TYPES, ModelFacts
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
+from gradcam.hooks.model_facts import SIMPLE_TYPES, ModelFacts
 from gradcam.layers.find import find_layers
 from gradcam.layers.layout import ReshapeSpec
 from gradcam.targets.base import BoundTarget, ScoreExtractor, Target

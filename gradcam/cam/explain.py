@@ -36,9 +36,9 @@ from gradcam.errors import (
     shorten,
     warn,
 )
-from gradcam.hooks.facts import ModelFacts, self_changing_models
+from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import Batch, to_batch
+from gradcam.hooks.model_facts import ModelFacts, self_changing_models
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.frames import find_frame

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from gradcam.cam.readings import DeferredChecks
+from gradcam.cam.deferred_checks import DeferredChecks
 from gradcam.errors import ImageError, LayerError, ModelError, warn
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import (
@@ -30,9 +30,7 @@ from gradcam.hooks.autograd import (
     trace_score_graph,
     translate_torch_errors,
 )
-from gradcam.hooks.facts import ModelFacts
-from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off
-from gradcam.hooks.nested import (
+from gradcam.hooks.containers import (
     QUANTISED_ADVICE,
     Batch,
     detach_input,
@@ -41,6 +39,8 @@ from gradcam.hooks.nested import (
     list_tensors,
     version_of,
 )
+from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off
+from gradcam.hooks.model_facts import ModelFacts
 from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import LayerRef, find_layer, list_layers_with_grid
 from gradcam.layers.frames import DETECTION_TRANSFORM_MODULE, Frame, find_frame, watch_frames

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
 from gradcam.cam.forward import RecordedPass, record_outputs, warn_of_dependence
 from gradcam.cam.places import MIN_RESPONSES, MisplacedError, PlacedLayer, Probe, count_responses, run_changed
-from gradcam.cam.readings import DeferredChecks, RowRanges
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import find_dependence, no_dependence_error
-from gradcam.hooks.facts import ModelFacts
-from gradcam.hooks.nested import Batch, to_batch
+from gradcam.hooks.containers import Batch, to_batch
+from gradcam.hooks.model_facts import ModelFacts
 from gradcam.layers.find import LayerRef, find_layer
 from gradcam.layers.layout import (
     MAX_PREFIX_OF_GIVEN_GRID,
@@ -26,12 +26,12 @@ from gradcam.layers.layout import (
     IndexLayout,
     Layout,
     ReshapeSpec,
-    find_ambiguous_layouts,
     find_patches,
+    find_rival_layouts,
     is_guess,
-    layout_from_function,
     list_token_layouts,
     order_key,
+    probe_layout,
     take_image,
 )
 
@@ -133,7 +133,7 @@ def find_output_layout(
     """
     layer, module, facts = outlet.name, outlet.module, facts or ModelFacts(model)
     if callable(reshape):
-        return layout_from_function(reshape, layer, activations.detach(), batch.images, len(batch.size))
+        return probe_layout(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
     axes = AxisResolver(model, batch, find_patches(model.modules()) if len(shape) == 3 else (), facts)
     layout = axes.find_layout(shape, module, reshape)
@@ -177,7 +177,7 @@ def choose_layout_by_response(
     if shape[0] != batch.images or batch.pictures.is_meta:
         return None
     patches = find_patches(model.modules()) if len(shape) == 3 else ()
-    layouts = find_ambiguous_layouts(shape, outlet.module, batch.size, patches)
+    layouts = find_rival_layouts(shape, outlet.module, batch.size, patches)
     layouts = [layout for layout in layouts if PlacedLayer(outlet, shape, layout).is_measurable(batch)]
     placed = {str(number): PlacedLayer(outlet, shape, layout) for number, layout in enumerate(layouts)}
     counts = [count or 0 for count in (count_responses(model, batch, placed).values() if placed else ())]

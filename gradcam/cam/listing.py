@@ -16,8 +16,8 @@ from gradcam.cam.places import MIN_RESPONSES, PlacedLayer, count_responses
 from gradcam.cam.suggest import OutputInfo, read_scores, release_graph, suggest, to_output_info
 from gradcam.errors import ImageError, format_fields, shorten
 from gradcam.hooks.autograd import Edge, get_edge, list_ancestor_nodes
+from gradcam.hooks.containers import Batch, detach_input, floating_tensors_by_keys, list_tensors, map_tensors, to_batch
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, detach_input, floating_tensors_by_keys, list_tensors, map_tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.hooks.pytorch import is_softmax
 from gradcam.layers.find import GradientPaths, LayerRef, is_nonnegative, list_layers_with_grid, unwrap

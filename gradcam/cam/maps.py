@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gradcam.adapters.base import LocalGradient
+from gradcam.cam.deferred_checks import DeferredChecks, RowRanges, read_row_ranges
 from gradcam.cam.forward import RecordedPass, warn_of_dependence
 from gradcam.cam.grid import GridActivations, at_least_float32, blind_layer, choose_activations, warn_of_blind_images
 from gradcam.cam.methods.attention_capture import AttentionLog
@@ -23,10 +25,8 @@ from gradcam.cam.methods.base import (
     Method,
     RerunMethod,
 )
-from gradcam.cam.readings import DeferredChecks, RowRanges, read_row_ranges
 from gradcam.cam.rounding import DenoisedMaps, denoise_method, keep_all
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
-from gradcam.families.base import LocalGradient
 from gradcam.hooks.autograd import hessian_products, jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.layers.layout import Layout, ReshapeSpec

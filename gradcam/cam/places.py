@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from gradcam.cam.forward import record_outputs
 from gradcam.hooks import pytorch
+from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.memory import is_out_of_memory
-from gradcam.hooks.nested import Batch, list_tensors
 from gradcam.layers.find import LayerRef
-from gradcam.layers.layout import IndexLayout, Layout, is_guess, layout_from_function
+from gradcam.layers.layout import IndexLayout, Layout, is_guess, probe_layout
 
 AnyLayout = Layout | IndexLayout
 
@@ -160,7 +160,7 @@ class Probe:
             return assumed
         if is_flat and _follows(transposed):
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
-            return layout_from_function(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
+            return probe_layout(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
         raise MisplacedError("it does not respond on the side where the image was changed")
 
     def _respond(self, mask: Tensor) -> Tensor | None:

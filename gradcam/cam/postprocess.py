@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.hooks.nested import Batch, Window, map_tensors, take_rows
+from gradcam.hooks.containers import Batch, Window, map_tensors, take_rows
 from gradcam.layers.frames import Frame
 from gradcam.options import AUGMENTATIONS
 from gradcam.targets.classes import RepeatedTarget

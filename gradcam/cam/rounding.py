@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradcam.cam.readings import DeferredChecks, RowRanges
+from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
 from gradcam.errors import warn
 
 NUM_PERTURBATIONS = 2  # With a single perturbation, the changes could cancel as well.

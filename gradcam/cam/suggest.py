@@ -17,11 +17,11 @@ from gradcam.cam.grid import choose_layout_by_response
 from gradcam.cam.places import MIN_CELLS
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import Edge, get_edge, list_graph_nodes, list_leaves, trace_score_graph
-from gradcam.hooks.facts import ModelFacts
+from gradcam.hooks.containers import Batch, detach_input, find_floating_tensor, list_tensors, map_tensors
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, detach_input, find_floating_tensor, list_tensors, map_tensors
+from gradcam.hooks.model_facts import ModelFacts
 from gradcam.layers.find import GradientPaths, LayerRef, is_nonnegative
-from gradcam.layers.layout import Layout, find_ambiguous_layouts, find_layout, find_patches, order_key, take_image
+from gradcam.layers.layout import Layout, find_layout, find_patches, find_rival_layouts, order_key, take_image
 from gradcam.targets.base import ScoreExtractor
 from gradcam.targets.classes import is_custom_function, is_function, to_class_target
 
@@ -391,7 +391,7 @@ def _measure_grid(
     """Return a suggestion for ambiguous tokens, with the grid that the model's responses show; None if unclear."""
     modules, patches = dict(model.named_modules()), find_patches(model.modules())
     for name in reversed(list(shapes)):
-        for candidate in find_ambiguous_layouts(shapes[name], modules[name], batch.size, patches):
+        for candidate in find_rival_layouts(shapes[name], modules[name], batch.size, patches):
             suggestion = _record_suggestion(model, batch, target, candidate.grid)
             layer = suggestion.layers[0]
             layout = (

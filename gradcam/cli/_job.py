@@ -42,8 +42,8 @@ from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_a
 from gradcam.storage.records import ImageOutcome, Record
 
 if TYPE_CHECKING:
-    from gradcam.batch.findings import ExplainedImage, ExplainRequest
-    from gradcam.batch.names import OutputOptions
+    from gradcam.batch.image_results import ExplainedImage, ExplainRequest
+    from gradcam.batch.result_names import OutputOptions
     from gradcam.images.edit import Edit
     from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
@@ -170,7 +170,7 @@ def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) 
 
 def iterate_results(job: ExplainJob, images: Sequence[Path], output: OutputMode) -> Iterator[Attempt]:
     """Explain each image. An attempt has either a result or an error."""
-    from gradcam.batch.findings import explain_batch
+    from gradcam.batch.image_results import explain_batch
 
     request = job.request
     is_shown = any(method.runs_again for method in request.methods) or any(
@@ -189,7 +189,7 @@ def iterate_results(job: ExplainJob, images: Sequence[Path], output: OutputMode)
 
 def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, str]]:
     """Write the files of an image. Return the paths by kind, for each result."""
-    from gradcam.batch.names import name_files, panel_suffix
+    from gradcam.batch.result_names import name_files, panel_suffix
     from gradcam.models.panels import panel
 
     saving, suffix = job.saving, job.suffix
@@ -245,7 +245,7 @@ def prepare_job(
 
     `choose_methods` returns the methods if none is given; None for the default method of the model.
     """
-    from gradcam.batch.names import MAP_SUFFIX, OutputOptions, check_panel
+    from gradcam.batch.result_names import MAP_SUFFIX, OutputOptions, check_panel
 
     require_images(images, output)
     saving = OutputOptions(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
@@ -301,7 +301,7 @@ def prepare_request(
 
 def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> ExplainRequest:
     """Return the request for these methods. Raise `GradcamError` for options that they do not support."""
-    from gradcam.batch.findings import ExplainRequest
+    from gradcam.batch.image_results import ExplainRequest
 
     attributions = [method for method in methods if isinstance(method, AttributionMethod)]
     cam_methods = [method for method in methods if not isinstance(method, AttributionMethod)]

@@ -74,6 +74,7 @@ def _find_numbers_or_all(names: Sequence[str]) -> Sequence[int | str]:
     return [ALL]
 
 
+LARGE_FOLDER_IMAGES = 100  # for larger folders, a note recommends `gradcam batch`
 FOLDER = Parser("folder", parse.to_folder)
 FAILURE_LIMIT = Parser("limit", parse_failure_limit)  # a number of images, or a percentage
 SHARD = Parser("share", parse_shard)  # I/N: part I of N of the images
@@ -87,9 +88,6 @@ def real(minimum: float, maximum: float, *, above: bool = False) -> Parser:
 def integer(minimum: int, maximum: int) -> Parser:
     """Return the type of an integer in a range. `click.IntRange` would print the range in the help."""
     return Parser("integer", functools.partial(parse.to_integer, minimum=minimum, maximum=maximum))
-
-
-LARGE_FOLDER_IMAGES = 100  # for larger folders, a note recommends `gradcam batch`
 
 
 def find_images(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> tuple[Path, ...]:
@@ -114,40 +112,32 @@ def find_images(context: click.Context, parameter: click.Parameter, texts: Seque
 
 
 def _list_images(folder: Path, context: click.Context) -> list[Path]:
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     images = [folder / item.name for item in list_inputs([folder]).items]
     stems = {path.stem for path in images}
     images = [path for path in images if path.suffix != ".png" or not _is_result(path.stem, stems)]
     if len(images) > LARGE_FOLDER_IMAGES and not context.params.get("quiet"):
-        line = quote_command(["gradcam", "batch", str(folder), "-o", "explained/"])
-        click.echo(f"Note: {folder} contains {len(images)} images. For large folders, use: {line}", err=True)
+        command = quote_command(["gradcam", "batch", str(folder), "-o", "explained/"])
+        click.echo(f"Note: {folder} contains {len(images)} images. For large folders, use: {command}", err=True)
     return images
 
 
 def _is_result(stem: str, stems: set[str]) -> bool:
     """Return whether a file is a result for another image of its folder, which a second run must not explain."""
-    from gradcam.batch.names import COMPARISON_NAME
-    from gradcam.evaluation.controls import CONTROLS
+    from gradcam.batch.result_names import COMPARISON_NAME
+    from gradcam.evaluation.heatmap_sources import CONTROLS
 
-    names = (
-        *METHODS,
-        *ATTRIBUTIONS,
-        COMPARISON_NAME,
-        "activations",
-        "gradients",
-        *(f"{name}-check" for name in CONTROLS),
-    )
+    names = (*METHODS, *ATTRIBUTIONS, COMPARISON_NAME, "activations", "gradients", *(f"{c}-check" for c in CONTROLS))
     parts = stem.split("-")
-    ends = (("-".join(parts[:count]), "-".join(parts[count:])) for count in range(1, len(parts)))
-    if any(start in stems and any(end == name or end.startswith(f"{name}-") for name in names) for start, end in ends):
+    cuts = (("-".join(parts[:i]), "-".join(parts[i:])) for i in range(1, len(parts)))
+    if any(start in stems and any(end == name or end.startswith(f"{name}-") for name in names) for start, end in cuts):
         return True
     # With --like, a result on the second image has the name of the first image after `-like-`.
     start, like, end = stem.rpartition("-like-")
-    plain = (
-        [to_safe_name(name) for name in stems] if like and start.endswith(tuple(f"-{name}" for name in names)) else []
-    )
-    return any(end == name or end.startswith(f"{name}-") for name in plain)
+    if not (like and start.endswith(tuple(f"-{name}" for name in names))):
+        return False
+    return any(end == name or end.startswith(f"{name}-") for name in map(to_safe_name, stems))
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])

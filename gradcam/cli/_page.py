@@ -31,7 +31,7 @@ class PageMaker:
 
     def __call__(self, classifier: Classifier, image: Prepared, progress: Progress | None = None) -> Page:
         """Return the page of an image. Raise `GradcamError` if the image cannot be explained."""
-        from gradcam.models.pages import page
+        from gradcam.models.page_builder import page
 
         settings = self.settings
         is_class = classifier.task == "classification"

@@ -73,7 +73,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
     from gradcam.evaluation.shortcuts.audit import audit_items
     from gradcam.evaluation.shortcuts.clusters import check_installed
     from gradcam.images.write import write_image
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     check_installed()
     destination = find_destination(params["output"], [], 1)

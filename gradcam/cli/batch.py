@@ -34,11 +34,11 @@ from gradcam.plugins import is_custom, list_entry_points
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import BatchWork, Engine
-    from gradcam.batch.findings import ExplainRequest, MakePage
-    from gradcam.batch.names import OutputOptions
+    from gradcam.batch.image_results import ExplainRequest, MakePage
+    from gradcam.batch.result_names import OutputOptions
     from gradcam.images.jpeg import Codec
     from gradcam.models.classifier import Classifier
-    from gradcam.sources.list import InputListing
+    from gradcam.sources.collect import InputListing
     from gradcam.sources.shards import FailureLimit, Shard
     from gradcam.storage.clear import ExistingRunMode
     from gradcam.storage.store import Store
@@ -53,7 +53,7 @@ def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
 
 def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions) -> dict[str, Any]:
     """Return the settings for run.json, by option names. Automatic values are resolved."""
-    from gradcam.batch.findings import name_target_function
+    from gradcam.batch.image_results import name_target_function
     from gradcam.models.preprocess import describe_preprocess
 
     classifier, request = work.classifier, work.request
@@ -142,8 +142,8 @@ class BatchArguments:
 
 def run_batch(arguments: BatchArguments) -> int:
     """Explain the images, print a summary, and return the exit status. Raise errors only before the first image."""
-    from gradcam.batch.names import OutputOptions, check_outputs, check_panel, plan_stems
-    from gradcam.sources.list import list_inputs
+    from gradcam.batch.result_names import OutputOptions, check_outputs, check_panel, plan_stems
+    from gradcam.sources.collect import list_inputs
 
     choice, settings = arguments.choice, arguments.settings
     with report_waits(arguments.output), contextlib.ExitStack() as stack:
@@ -254,7 +254,7 @@ def _find_codec(choice: BatchOptions, model: Classifier, request: ExplainRequest
 
 def _resolve(work: BatchWork, arguments: BatchArguments) -> BatchWork:
     """Resolve the automatic settings of the work. A resumed run keeps its original layers."""
-    from gradcam.batch.findings import resolve_settings
+    from gradcam.batch.image_results import resolve_settings
     from gradcam.storage.clear import list_earlier_layers
 
     destination, classifier = arguments.choice.destination, work.classifier

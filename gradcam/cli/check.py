@@ -27,7 +27,7 @@ from gradcam.cli._terminal import (
     show_pass_progress,
 )
 from gradcam.errors import GradcamError, escape_controls
-from gradcam.evaluation.controls import CONTROLS, find_explainable
+from gradcam.evaluation.heatmap_sources import CONTROLS, find_explainable
 from gradcam.images.files import OutputNames, join_name
 from gradcam.options import MAX_SEED
 from gradcam.plugins import list_entry_points

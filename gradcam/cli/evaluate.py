@@ -31,7 +31,7 @@ from gradcam.cli._terminal import (
     show_progress_bar,
 )
 from gradcam.errors import OutputError, StoreError, escape_controls, to_pip_command
-from gradcam.evaluation.controls import CONTROLS
+from gradcam.evaluation.heatmap_sources import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
 from gradcam.evaluation.study.plan import (
     DEFAULT_METHODS,
@@ -128,7 +128,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
     if (resume or overwrite) and params["output"] is None:
         raise click.UsageError("--resume and --overwrite need --output: give the folder or file of the earlier study.")
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     # Check all arguments before torch is imported and a model is loaded, which takes seconds.
     annotations, paths = params["annotations"], None if params["output"] is None else _find_paths(params["output"])

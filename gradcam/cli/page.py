@@ -90,7 +90,7 @@ def page_command(
 
 def _find_single_image(inputs: tuple[str, ...]) -> Path | None:
     """Return the image if the input is a single image file, else None. An archive or list counts as several images."""
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     if len(inputs) > 1 or is_url(inputs[0]) or os.path.isdir(inputs[0]):
         return None

@@ -18,7 +18,7 @@ from gradcam.cli._job import load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice, to_word
 from gradcam.cli._terminal import import_torch, plural, print_above_bar, quote_command, report_waits, show_pass_progress
 from gradcam.errors import GradcamError, LayerError
-from gradcam.evaluation.intervals import MIN_IMAGES_FOR_COMPARISON
+from gradcam.evaluation.intervals import MIN_IMAGES_TO_COMPARE
 from gradcam.options import MAX_SEED, SCORES
 from gradcam.renames import RECOMMEND, REMOVED_IN, add_old_keys
 from gradcam.storage.records import SCHEMA
@@ -119,7 +119,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
     import_torch()
     from gradcam.evaluation.annotations import read_annotations
     from gradcam.evaluation.recommendation import recommend, resolve_layer_names
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     if (old_value := params.pop("least")) is not None:
         click.echo(f"--least is now --min-probability. The old name will be removed in gradcam {REMOVED_IN}.", err=True)
@@ -176,7 +176,7 @@ def _read(
     classifier: Classifier, items: Sequence[InputImage], annotations: Annotations | None
 ) -> tuple[dict[str, Tensor], dict[str, dict[int, Tensor]], int]:
     """Read the images. Return their tensors, the masks of their annotated objects, and the number of failures."""
-    from gradcam.batch.read import read_item
+    from gradcam.batch.read_items import read_item
 
     images, objects, failed = {}, {}, 0
     for item in items:
@@ -258,9 +258,9 @@ class RecommendResult:
     def _sentences(self) -> Iterator[str]:
         """Yield the answer to each question, its reason and the command."""
         result = self.recommendation
-        if len(result.images) < MIN_IMAGES_FOR_COMPARISON:
+        if len(result.images) < MIN_IMAGES_TO_COMPARE:
             yield (
-                f"{len(result.images)} images are too few: with fewer than {MIN_IMAGES_FOR_COMPARISON}, only the default is "
+                f"{len(result.images)} images are too few: with fewer than {MIN_IMAGES_TO_COMPARE}, only the default is "
                 "recommended."
             )
         for title, answer in (

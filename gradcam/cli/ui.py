@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
     from gradcam.ui.jobs import JobQueue
-    from gradcam.ui.models import LoadedModel, ModelRequest
+    from gradcam.ui.model_cache import LoadedModel, ModelRequest
 
 LOCALHOST = "127.0.0.1"
 DEFAULT_PORT = 8765
@@ -73,10 +73,10 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
 
         import_torch()
         from gradcam.models.providers import DEFAULT_MODEL
-        from gradcam.ui.answers import Explainer
-        from gradcam.ui.models import ModelCache, ModelRequest
-        from gradcam.ui.pictures import ImageStrip, list_images
+        from gradcam.ui.explainer import Explainer
+        from gradcam.ui.model_cache import ModelCache, ModelRequest
         from gradcam.ui.server import WILDCARD_HOSTS, PageSettings, Server, find_address, find_hosts
+        from gradcam.ui.strip import ImageStrip, list_images
     except ImportError as error:
         if error.name in ("uvicorn", "starlette"):
             raise GradcamError(f"gradcam ui needs starlette and uvicorn: {to_pip_command('ui')}") from error
@@ -150,7 +150,7 @@ def _make_read_pixels(classifier: Classifier) -> Callable[[Any], Pixels]:
 def _load(default_choice: ModelChoice, reshape: Any, request: ModelRequest) -> LoadedModel:
     """Load a model for the page. The options of the command line apply only to the model that was given there."""
     from gradcam.models.providers import DEFAULT_MODEL
-    from gradcam.ui.models import LoadedModel
+    from gradcam.ui.model_cache import LoadedModel
 
     is_default = request.model in (None, default_choice.model or DEFAULT_MODEL)
     choice = default_choice

@@ -5,9 +5,9 @@ from .checks.check import check as check
 from .checks.shams import ControlMap as ControlMap
 from .checks.uncertainty import uncertainty as uncertainty
 from .checks.verdict import Verdict as Verdict
-from .controls import CONTROLS as CONTROLS
-from .controls import Control as Control
 from .explainers import Explainer as Explainer
+from .heatmap_sources import CONTROLS as CONTROLS
+from .heatmap_sources import Control as Control
 from .intervals import Interval as Interval
 from .intervals import mean_interval as mean_interval
 from .intervals import paired_difference as paired_difference

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradcam.cam.explain import compare
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ImageError, describe_unexpected
-from gradcam.evaluation.controls import Control, CustomFunction, Explainable, ExplainFunction, find_explainable
+from gradcam.evaluation.heatmap_sources import Control, CustomFunction, Explainable, ExplainFunction, find_explainable
 from gradcam.evaluation.subject import check_heatmaps, make_generator, scale_to_unit
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
@@ -209,7 +209,7 @@ def make_edges(images: Tensor, seed: int = 0) -> Tensor:
 
 
 @dataclass
-class ProgressCounter:
+class StepCounter:
     """Counts finished steps, and reports them to the progress callback."""
 
     progress: Progress | None

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from gradcam.errors import GradcamError, shorten
 from gradcam.options import accept_old_parameters, argument_error
 
-CONFIDENCE_LEVEL = 0.95
+CONFIDENCE = 0.95
 ROUNDING_LIMIT = 1e-6  # A smaller standard deviation or skewness counts as zero.
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadrature
 MIN_IMAGES_FOR_INTERVAL = 6  # images for an interval: with five, no paired test can find a significant difference
-MIN_IMAGES_FOR_COMPARISON = (
+MIN_IMAGES_TO_COMPARE = (
     8  # images for a comparison: with fewer, intervals of skewed numbers contain the true mean too seldom
 )
 
@@ -103,7 +103,7 @@ class Interval:
 
 @accept_old_parameters
 def mean_interval(
-    values: Iterable[Any], *, level: float = CONFIDENCE_LEVEL, images: Sequence[Sequence[Hashable]] | None = None
+    values: Iterable[Any], *, level: float = CONFIDENCE, images: Sequence[Sequence[Hashable]] | None = None
 ) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
@@ -199,7 +199,7 @@ def paired_difference(
     values: Sequence[Any],
     reference: Sequence[Any],
     *,
-    level: float = CONFIDENCE_LEVEL,
+    level: float = CONFIDENCE,
     images: Sequence[Sequence[Hashable]] | None = None,
 ) -> Interval:
     """Compute the mean of the differences `values` minus `reference`, image by image, and its interval by Student's t.
@@ -246,7 +246,7 @@ def paired_difference(
 def find_distinguished_pairs(
     rows: Mapping[str, Sequence[Any]],
     *,
-    level: float = CONFIDENCE_LEVEL,
+    level: float = CONFIDENCE,
     pictures: Sequence[Sequence[Hashable]] | None = None,
 ) -> set[frozenset[str]]:
     """Return the pairs of methods whose means over the same images differ significantly.

@@ -19,26 +19,13 @@ from gradcam.cam.listing import list_layers
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_methods
 from gradcam.errors import BlindLayerError, GradcamError, GradcamWarning, LayerError, format_fields, shorten
-from gradcam.evaluation.explainers import ProgressCounter
-from gradcam.evaluation.intervals import (
-    CONFIDENCE_LEVEL,
-    MIN_IMAGES_FOR_COMPARISON,
-    Interval,
-    mean_interval,
-    paired_difference,
-)
-from gradcam.evaluation.metrics.grid import (
-    MIN_CLASS_PROBABILITY,
-    Mosaic,
-    MosaicTile,
-    arrange_mosaics,
-    find_confident_tiles,
-    grid_pointing_game,
-)
+from gradcam.evaluation.explainers import StepCounter
+from gradcam.evaluation.intervals import CONFIDENCE, MIN_IMAGES_TO_COMPARE, Interval, mean_interval, paired_difference
+from gradcam.evaluation.metrics.grid import MIN_PROBABILITY, Mosaic, Tile, arrange_mosaics, grid_pointing_game, to_tiles
 from gradcam.evaluation.metrics.localisation import order_pointing_game
 from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.subject import Subject, to_tensor
-from gradcam.hooks import nested
+from gradcam.hooks import containers
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
@@ -236,7 +223,7 @@ def recommend(
     layers: Sequence[str] | None = None,
     objects: Objects | None = None,
     mosaics: int = DEFAULT_MOSAICS,
-    min_probability: float = MIN_CLASS_PROBABILITY,
+    min_probability: float = MIN_PROBABILITY,
     seed: int = 0,
     reshape: Any = None,
     progress: Progress | None = None,
@@ -309,19 +296,19 @@ def recommend(
     layer_names = None if layers is None else resolve_layer_names(model, layers)
     names = list_single_pass_methods() if methods is None else methods
     combine(names, scores, [default.layer])  # Raise for wrong arguments before the computation starts.
-    tiles = find_confident_tiles(classifier, images, least=min_probability)
+    tiles = to_tiles(classifier, images, least=min_probability)
     mosaic_list = arrange_mosaics(model, tiles, limit=mosaics, seed=seed)
     candidates = layer_names or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
     used = {name for mosaic in mosaic_list for name in mosaic.names}
     explainer = CombinationExplainer(classifier, reshape, {method.name: method for method in find_methods(names)})
-    counter = ProgressCounter(progress)
+    counter = StepCounter(progress)
     benchmark = Benchmark(explainer, [tile for tile in tiles if tile.name in used], mosaic_list, seed, counter.step)
     counter.total = len(mosaic_list) + (SHORTLIST_SIZE + 1) * benchmark.batches
     return decide(benchmark, [*dict.fromkeys([default, *combine(names, scores, candidates)])], objects or {}, counter)
 
 
 def decide(
-    benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects, counter: ProgressCounter
+    benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects, counter: StepCounter
 ) -> Recommendation:
     """Answer both questions. The first combination is the default. Raise `LayerError` if none has a heatmap."""
     default, left_out = combinations[0], benchmark.explainer.left_out
@@ -345,7 +332,7 @@ def decide(
         leader = find_best({key: values[key] for key in values if key == default or first_of[key] in leaders}, default)
         if default not in scores.order:
             return Answer(row_of[leader], row_of[leader], measure, None, None)
-        gain = subtract(values[leader], values[default], level=1 - (1 - CONFIDENCE_LEVEL) / max(1, len(distinct) - 1))
+        gain = subtract(values[leader], values[default], level=1 - (1 - CONFIDENCE) / max(1, len(distinct) - 1))
         result = Answer(row_of[leader], row_of[leader], measure, gain, subtract(roads[leader], roads[default]))
         return result if result.is_clear else replace(result, row=row_of[default])
 
@@ -438,7 +425,7 @@ class Benchmark:
     """Measures combinations on mosaics and their images. `step` is called after each mosaic and each batch of ROAD."""
 
     explainer: CombinationExplainer
-    tiles: Sequence[MosaicTile]
+    tiles: Sequence[Tile]
     mosaics: Sequence[Mosaic]
     seed: int
     step: Callable[[], None] = field(default=lambda: None)
@@ -467,7 +454,7 @@ class Benchmark:
     def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
         """Return the order on annotated objects, NaN for images without one; empty with fewer than `ENOUGH` objects."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
-        if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_FOR_COMPARISON:
+        if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_TO_COMPARE:
             return {}
         values = {key: torch.full((len(masks),), math.nan, dtype=torch.float64, device="cpu") for key in combinations}
         for position, tile in enumerate(self.tiles):
@@ -497,12 +484,11 @@ def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(images)).to(classifier.device, find_input_dtype(classifier.model))
 
 
-def subtract(values: Tensor, reference: Tensor, *, level: float = CONFIDENCE_LEVEL) -> Interval:
+def subtract(values: Tensor, reference: Tensor, *, level: float = CONFIDENCE) -> Interval:
     """Return the mean difference with its interval over images. The interval is infinite below `ENOUGH` images."""
     difference = paired_difference(values.tolist(), reference.tolist(), level=level)
-    return (
-        difference if difference.n >= MIN_IMAGES_FOR_COMPARISON else replace(difference, low=-math.inf, high=math.inf)
-    )
+    is_enough = difference.n >= MIN_IMAGES_TO_COMPARE
+    return difference if is_enough else replace(difference, low=-math.inf, high=math.inf)
 
 
 def find_first_equal(scores: MosaicScores) -> dict[Combination, Combination]:
@@ -563,7 +549,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     """
     model = unwrap(model)
     default = find_layer(model, default).name
-    with_grid = set(find_layers_with_grid(model, nested.to_batch(image)))
+    with_grid = set(find_layers_with_grid(model, containers.to_batch(image)))
     rows = [row for row in list_layers(model, image) if row.cam and not row.is_out_of_place]
     cells = {row.name: math.prod(row.grid) for row in rows if row.grid and row.name in with_grid}
     names = _list_by_finish(model, image)
@@ -599,7 +585,7 @@ def _list_by_finish(model: nn.Module, image: Tensor) -> list[str]:
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         nonlocal last_output
-        tensor = nested.find_floating_tensor(output)
+        tensor = containers.find_floating_tensor(output)
         if order and tensor is last_output and order[-1].startswith(f"{names[module]}."):
             order.pop()
         order.append(names[module])

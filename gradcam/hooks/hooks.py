@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 from gradcam.errors import LayerError, ModelError, join_names, shorten, warn
 from gradcam.hooks import autograd as gradients
 from gradcam.hooks import pytorch
-from gradcam.hooks.nested import (
+from gradcam.hooks.containers import (
     QUANTISED_ADVICE,
     LayerInput,
     copy_inputs,

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcam.errors import GradcamError
 from gradcam.hooks import pytorch
+from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, list_tensors
 from gradcam.options import Progress
 
 Result = TypeVar("Result")

@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradcam.hooks import pytorch
+from gradcam.hooks.containers import list_modules
 from gradcam.hooks.hooks import Hooks, PassToken, thread_state
-from gradcam.hooks.nested import list_modules
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ Pixels = NDArray[np.uint8]
 Region = tuple[int, int, int, int]  # (top, left, height, width)
 FileContent = bytes | Image.Image  # the content of an image that is not read from a path
 ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"]
-ACCEPTED_IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
+IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
 
 # Common image formats. Formats that would start another program (EPS) or render text are left out.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
@@ -183,7 +183,7 @@ def load_content(image: Any) -> tuple[Path, FileContent | None]:
         with translate_read_errors(str(image)):
             return Path(str(image)), image.read_bytes()
     if not isinstance(image, (str, os.PathLike)):
-        raise ImageError(f"The image is {shorten(image)}, expected {ACCEPTED_IMAGE_FORMS}.")
+        raise ImageError(f"The image is {shorten(image)}, expected {IMAGE_FORMS}.")
     if "://" in (text := os.fsdecode(image)) and is_url(text):
         raise ImageError(f"{text}: is a URL. Give a file or its bytes, or use gradcam.explain_files, which reads URLs")
     return to_path(image), None

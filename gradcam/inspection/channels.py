@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.grid import find_output_layout
 from gradcam.errors import ImageError, LayerError, shorten
-from gradcam.hooks.nested import to_batch
+from gradcam.hooks.containers import to_batch
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers, to_layer_list
 from gradcam.layers.find import LayerRef, unwrap

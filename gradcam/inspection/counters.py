@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from gradcam.hooks.nested import list_tensors
+from gradcam.hooks.containers import list_tensors
 from gradcam.hooks.pytorch import synchronize
 
 Formula = Callable[..., int]

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from gradcam.errors import GradientError, join_names, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
+from gradcam.hooks.containers import list_tensors, map_tensors, version_of
 from gradcam.hooks.hooks import Hooks, in_own_pass, refuse_vmap
-from gradcam.hooks.nested import list_tensors, map_tensors, version_of
 from gradcam.inspection import selection
 from gradcam.inspection.selection import Layers, RunCheck
 from gradcam.layers.find import unwrap

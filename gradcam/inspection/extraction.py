@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from gradcam.errors import LayerError, join_names
 from gradcam.hooks.autograd import no_floating_tensor_error
+from gradcam.hooks.containers import detach_input, find_floating_tensor, map_tensors, to_inputs
 from gradcam.hooks.hooks import Hooks, grad_mode_off, refuse_vmap
-from gradcam.hooks.nested import detach_input, find_floating_tensor, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.selection import Layers, select_layers, to_layer_list
 from gradcam.layers.find import unwrap

@@ -19,8 +19,8 @@ from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import ADVICE_IN_MODEL, HALF_PRECISION_SCALES, translate_torch_errors
+from gradcam.hooks.containers import detach_input, find_floating_tensor, replace_tensor, to_batch
 from gradcam.hooks.hooks import Hooks, refuse_vmap
-from gradcam.hooks.nested import detach_input, find_floating_tensor, replace_tensor, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import ParameterAliases
 from gradcam.inspection.selection import Layers, select_layers

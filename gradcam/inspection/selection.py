@@ -17,8 +17,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import GradientError, LayerError, ModelError, find_similar_names, join_names, shorten
 from gradcam.hooks.autograd import GradientHook, no_floating_tensor_error
+from gradcam.hooks.containers import find_floating_tensor, replace_tensor
 from gradcam.hooks.hooks import Hooks, in_own_pass, refuse_vmap
-from gradcam.hooks.nested import find_floating_tensor, replace_tensor
 from gradcam.hooks.pytorch import find_running_node, is_compiled
 from gradcam.layers.find import find_layer, unwrap
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import format_fields, join_names
+from gradcam.hooks.containers import list_tensors, map_tensors, to_inputs
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import list_tensors, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap

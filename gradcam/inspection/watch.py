@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from gradcam.errors import GradientError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
+from gradcam.hooks.containers import list_tensors, version_of
 from gradcam.hooks.hooks import Hooks, in_own_pass, is_backward_running
-from gradcam.hooks.nested import list_tensors, version_of
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
 from gradcam.options import accept_old_parameters, argument_error

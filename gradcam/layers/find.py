@@ -18,8 +18,8 @@ from torch.autograd.graph import Node
 from gradcam.errors import LayerError, ModelError, find_similar_names, join_names, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import Edge, get_edge
+from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, list_tensors
 from gradcam.layers.layout import Layout, find_layout, find_patches
 
 FindLayout = Callable[[Sequence[int]], Layout | None]  # Returns how a tensor of this shape lies on the image.

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from gradcam.hooks.containers import Batch, Window
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, Window
 
 # This module resizes and pads a list of images inside the model. It matters only if it has been imported.
 DETECTION_TRANSFORM_MODULE = "torchvision.models.detection.transform"

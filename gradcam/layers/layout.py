@@ -23,9 +23,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from gradcam.errors import LayerError, join_names, shorten
-from gradcam.hooks.facts import ModelFacts
+from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks, grad_mode_off
-from gradcam.hooks.nested import Batch, list_tensors
+from gradcam.hooks.model_facts import ModelFacts
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import LAYOUTS
 
@@ -198,9 +198,8 @@ def find_layout(
             for axis in axes if len(reshape) == len(size) else ():
                 prefix = shape[1 - axis] - math.prod(reshape)
                 if 0 <= prefix <= MAX_PREFIX_OF_GIVEN_GRID:
-                    grids = [
-                        layout.grid for layout in list_token_layouts(shape[1 - axis], find_patch_grids(size, patches))
-                    ]
+                    patch_grids = find_patch_grids(size, patches)
+                    grids = [layout.grid for layout in list_token_layouts(shape[1 - axis], patch_grids)]
                     return Layout(reshape, TOKEN_KINDS[axis], prefix) if reshape in grids or not grids else None
             return None
         axes = [axis for axis in axes if reshape in (None, TOKEN_KINDS[axis]) and (axis == 0 or images is not None)]
@@ -288,9 +287,7 @@ def _distortion(grid: Lengths, size: Lengths) -> float:
     return max(height / width, width / height)
 
 
-def find_ambiguous_layouts(
-    shape: Lengths, module: nn.Module, size: Lengths, patches: Sequence[Patch] = ()
-) -> list[Layout]:
+def find_rival_layouts(shape: Lengths, module: nn.Module, size: Lengths, patches: Sequence[Patch] = ()) -> list[Layout]:
     """Return all layouts that fit equally well, such as token grids with as many cells; [] if only one fits."""
     if len(shape) == 3:
         layouts = _find_token_layouts(shape[1], size, patches)
@@ -543,9 +540,7 @@ def to_reshape(value: Any) -> ReshapeSpec:
     )
 
 
-def layout_from_function(
-    function: ReshapeFunction, layer: str, activations: Tensor, images: int, rank: int
-) -> IndexLayout:
+def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, images: int, rank: int) -> IndexLayout:
     """Return what a function picks of a layer's activations, for so many images on a grid with `rank` axes.
 
     The function gets numbers in place of the values, and its output tells where each value came from. Raises

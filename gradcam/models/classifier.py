@@ -17,9 +17,9 @@ from gradcam.cam.explain import Explanation, Plan, check_one_map, execute_plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
 from gradcam.errors import GradcamError, ImageError, LayerError, format_fields, shorten
-from gradcam.hooks.nested import to_batch
+from gradcam.hooks.containers import to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.images.read import ACCEPTED_IMAGE_FORMS, ImageLike, Region, is_one_image
+from gradcam.images.read import IMAGE_FORMS, ImageLike, Region, is_one_image
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, take_size
@@ -580,9 +580,7 @@ class Classifier:
         is_list, is_prepared = isinstance(pictures, list), isinstance(pictures, (Reading, Prepared))
         images: Any = pictures if is_list or not (is_prepared or is_one_image(pictures)) else [pictures]
         if not isinstance(images, (Sequence, np.ndarray, Tensor)):
-            raise ImageError(
-                f"The images are {shorten(images)}, expected {ACCEPTED_IMAGE_FORMS}, or a sequence of them."
-            )
+            raise ImageError(f"The images are {shorten(images)}, expected {IMAGE_FORMS}, or a sequence of them.")
         prepared = [image if isinstance(image, Prepared) else self.prepare(image) for image in images]
         if not prepared:
             raise ImageError("There are no images: expected one image, or a sequence of images.")

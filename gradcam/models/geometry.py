@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradcam.errors import ImageError
-from gradcam.hooks.nested import Window
+from gradcam.hooks.containers import Window
 from gradcam.images.read import Region
 
 CALIBRATION_SIDE = 64  # pixels of the constant images

@@ -13,25 +13,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradcam import families
+from gradcam import adapters
+from gradcam.adapters import MODELING, Family, find_main_family, name_classes
+from gradcam.adapters.segmentation import find_pixel_logits as find_maps
 from gradcam.errors import ModelError, shorten, warn
-from gradcam.families import MODELING, Family, find_main_family, name_classes
-from gradcam.families.segmentation import find_pixel_logits as find_maps
-from gradcam.hooks.nested import list_tensors
+from gradcam.hooks.containers import list_tensors
 from gradcam.layers.find import find_layer, refuse_foreign_models, unwrap
 from gradcam.models import device as placing
 from gradcam.models.adjust import UNADJUSTED, Adjustment, adjust, to_adjustment
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
-from gradcam.models.kinds import (
-    TASK_MODELS,
-    Detector,
-    Matcher,
-    Segmenter,
-    TaskModel,
-    require_family,
-)
 from gradcam.models.labels import check_labels, fit_labels
 from gradcam.models.preprocess import (
     ASSUMED_GREY,
@@ -45,7 +37,15 @@ from gradcam.models.preprocess import (
 from gradcam.models.probe import choose_activation, find_defaults, make_noise, run
 from gradcam.models.providers import DEFAULT_MODEL, load_parts
 from gradcam.models.providers.base import Parts
-from gradcam.models.providers.own import to_parts
+from gradcam.models.providers.custom import to_parts
+from gradcam.models.task_models import (
+    TASK_MODELS,
+    Detector,
+    Matcher,
+    Segmenter,
+    TaskModel,
+    require_family,
+)
 from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, parse_fit
 from gradcam.plugins import import_object
 from gradcam.targets.heads import ends_in_features, find_output_module
@@ -529,7 +529,7 @@ def _make_task_model(
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
     """Return labels for all classes of a detector or a segmenter, and a note if the background's is added."""
     count = None if family is None else family.class_count
-    if count is None and not isinstance(family, families.DetectorAdapter):
+    if count is None and not isinstance(family, adapters.DetectorAdapter):
         maps = find_maps(run(model, make_noise(preprocess, model)))
         count = maps.shape[1] if isinstance(maps, Tensor) and maps.ndim == 4 else None
     if count is None:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from gradcam.errors import GradcamError, ImageError, ModelError, format_fields, shorten
-from gradcam.hooks.nested import Window
+from gradcam.hooks.containers import Window
 from gradcam.images import read
 from gradcam.images.edit import Edit, edit_image
 from gradcam.images.read import WHITE_VALUES, FileContent, ImageLike, Pixels, Region, scale_for_display

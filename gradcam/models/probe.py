@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.cam.explain import explain
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import ModelError, TargetError
-from gradcam.hooks.nested import find_floating_tensor, list_tensors, to_batch
+from gradcam.hooks.containers import find_floating_tensor, list_tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.hooks.pytorch import find_last_operation
 from gradcam.layers.find import find_layer, unwrap

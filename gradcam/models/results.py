@@ -17,13 +17,13 @@ from gradcam.attributions.base import Attribution
 from gradcam.attributions.draw import draw_attribution, place_in_image
 from gradcam.cam.explain import Explanation
 from gradcam.errors import GradcamError
-from gradcam.hooks.nested import take_rows
+from gradcam.hooks.containers import take_rows
 from gradcam.images.draw import join_rows, overlay, scale_to_height
 from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
 from gradcam.models.labels import name_class
-from gradcam.models.shown import show_explanation
+from gradcam.models.page_contents import show_explanation
 from gradcam.options import keep_old_names
 from gradcam.renames import find_old_names
 from gradcam.targets.base import Instance

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from gradcam.adapters import find_main_family
 from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import GradcamError, ModelError, shorten
-from gradcam.families import find_main_family
 from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
 from gradcam.models.device import find_input_dtype, first_channels
 from gradcam.models.providers import DEFAULT_MODEL, find_blueprint, pytorch_defaults

@@ -12,7 +12,7 @@ from gradcam.errors import GradcamError
 from gradcam.images.files import MAX_NAME_BYTES
 from gradcam.images.read import Pixels
 from gradcam.images.write import encode_image, shrink_to_fit
-from gradcam.report.files import ReportFolder, read_pixels
+from gradcam.report.report_folder import ReportFolder, read_pixels
 from gradcam.storage.clear import REPORT
 from gradcam.storage.records import Record
 from gradcam.storage.store import Store

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.adapters.base import LocalGradient
 from gradcam.errors import TargetError, find_similar_names, join_names, shorten
-from gradcam.families.base import LocalGradient
-from gradcam.hooks.nested import Batch, Window
+from gradcam.hooks.containers import Batch, Window
 
 LOCAL_METHOD = "hirescam"  # for one object or place: pooled gradients would show all objects of its class
 Box4 = tuple[float, float, float, float]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.adapters import find_family
+from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, ModelRun
 from gradcam.errors import TargetError, shorten
-from gradcam.families import find_family
-from gradcam.families.base import Candidates, Detections, DetectorAdapter, ModelRun
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 from gradcam.options import EDGES
 from gradcam.targets.base import (
     LOCAL_METHOD,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import TargetError, format_fields, shorten, warn
-from gradcam.hooks.nested import find_floating_tensor, has_rows, take_rows
+from gradcam.hooks.containers import find_floating_tensor, has_rows, take_rows
 from gradcam.hooks.pytorch import find_last_operation
 from gradcam.options import ACTIVATIONS, SCORES, keep_old_names
 from gradcam.targets.base import ScoreExtractor, Target, TargetScores

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.adapters import find_family
+from gradcam.adapters.base import ModelRun, PoseAdapter, Poses
+from gradcam.adapters.pose import GenericPoseFinder
 from gradcam.errors import TargetError, shorten
-from gradcam.families import find_family
-from gradcam.families.base import ModelRun, PoseAdapter, Poses
-from gradcam.families.pose import GenericPoseFinder
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 from gradcam.options import AXES
 from gradcam.targets.base import (
     LOCAL_METHOD,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradcam.adapters.base import Embedder
+from gradcam.adapters.embedding import TwoTowers, find_embedder
 from gradcam.errors import TargetError, shorten
-from gradcam.families.base import Embedder
-from gradcam.families.embedding import TwoTowers, find_embedder
-from gradcam.hooks.nested import Batch, detach_input, to_batch
+from gradcam.hooks.containers import Batch, detach_input, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores

@@ -17,11 +17,11 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradcam.adapters import find_family
+from gradcam.adapters.base import ModelRun, SegmenterAdapter
+from gradcam.adapters.segmentation import GenericSegmenter
 from gradcam.errors import ImageError, TargetError, format_fields, shorten
-from gradcam.families import find_family
-from gradcam.families.base import ModelRun, SegmenterAdapter
-from gradcam.families.segmentation import GenericSegmenter
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_label_mask, to_numpy
 from gradcam.layers.frames import find_frame

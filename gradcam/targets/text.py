@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradcam.adapters.base import Embedder
+from gradcam.adapters.embedding import TwoTowers, find_embedder
 from gradcam.errors import TargetError, shorten
-from gradcam.families.base import Embedder
-from gradcam.families.embedding import TwoTowers, find_embedder
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 from gradcam.targets.base import BoundTarget, Instance, Target
 from gradcam.targets.likeness import CosineScoreExtractor, bind_cosines, to_directions
 

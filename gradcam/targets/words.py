@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradcam.adapters import find_family
+from gradcam.adapters.base import CaptionerAdapter, ModelRun
 from gradcam.errors import TargetError, shorten
-from gradcam.families import find_family
-from gradcam.families.base import CaptionerAdapter, ModelRun
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from gradcam._version import __version__
 from gradcam.errors import GradcamError, describe_unexpected
-from gradcam.ui.answers import Explainer, Question
+from gradcam.ui.explainer import Explainer, Question
 from gradcam.ui.guard import ALIVE_PATH, MAX_UPLOAD_BYTES, Guard, UploadTooLarge
 from gradcam.ui.jobs import JobQueue, JobStopped
 from gradcam.web.page import COLORMAPS, STYLES, encode_colormap

@@ -148,11 +148,11 @@ def run(
 ) -> tuple[float, float]:
     """Return when the first image could be explained, and when the last one was done."""
     from gradcam.batch.engine import BatchWork
-    from gradcam.batch.findings import ExplainRequest
-    from gradcam.batch.names import OutputOptions
+    from gradcam.batch.image_results import ExplainRequest
+    from gradcam.batch.result_names import OutputOptions
     from gradcam.batch.save import Saver
     from gradcam.options import count_cores
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
     from gradcam.storage.output import DiskWriter
 
     classifier = load("cpu")

@@ -41,13 +41,13 @@ def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: 
 
 def make_request(classifier: Any) -> Any:
     """Return a request for one map of each image's top class, at the classifier's default layer."""
-    from gradcam.batch.findings import ExplainRequest
+    from gradcam.batch.image_results import ExplainRequest
 
     return ExplainRequest(layers=[classifier.layer])
 
 
 def explain_all(classifier: Any, prepared: Sequence[Any], batch: int) -> list[Any]:
-    from gradcam.batch.findings import explain_batch
+    from gradcam.batch.image_results import explain_batch
 
     request = make_request(classifier)
     starts = range(0, len(prepared), batch)

@@ -113,12 +113,12 @@ def measure_stages(
 ) -> dict[str, list[float]]:
     """Return images per second of each stage alone, in one thread, batch by batch: one value per round."""
     from gradcam.batch.device import DevicePixels, find_device_codec
-    from gradcam.batch.findings import explain_batch
-    from gradcam.batch.names import OutputOptions
-    from gradcam.batch.read import read_item
+    from gradcam.batch.image_results import explain_batch
+    from gradcam.batch.read_items import read_item
+    from gradcam.batch.result_names import OutputOptions
     from gradcam.images.files import write_atomically
     from gradcam.images.jpeg import to_tensor
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     items = list_inputs([str(file) for file in files[: 8 * batch]]).items
     codec = find_device_codec("device", classifier)

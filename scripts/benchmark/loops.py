@@ -73,10 +73,10 @@ def run_pipeline(
 ) -> None:
     """Do what `gradcam batch` does, except for the progress display: write overlays and a manifest."""
     from gradcam.batch.engine import BatchWork, explain_locally
-    from gradcam.batch.names import OutputOptions, plan_stems
+    from gradcam.batch.result_names import OutputOptions, plan_stems
     from gradcam.batch.save import Saver
     from gradcam.options import count_cores
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
     from gradcam.storage.manifest import ManifestWriter
     from gradcam.storage.output import DiskWriter
 

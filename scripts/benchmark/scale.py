@@ -72,8 +72,8 @@ def measure_listing(rounds: int, count: int = LISTED_FILES) -> Table:
 
 def time_steps(source: Path, manifest: Path) -> dict[str, float]:
     """Return the seconds of each step over all files."""
-    from gradcam.batch.names import plan_stems
-    from gradcam.sources.list import list_inputs
+    from gradcam.batch.result_names import plan_stems
+    from gradcam.sources.collect import list_inputs
     from gradcam.storage.manifest import ManifestWriter
 
     times = [time.perf_counter()]

@@ -24,8 +24,8 @@ import gradcam
 from gradcam.batch import compute, device
 from gradcam.batch.device import DevicePixels, MemoryGate, find_device_codec
 from gradcam.batch.engine import BatchWork, explain_locally
-from gradcam.batch.findings import ExplainRequest
-from gradcam.batch.names import OutputOptions
+from gradcam.batch.image_results import ExplainRequest
+from gradcam.batch.result_names import OutputOptions
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError
 from gradcam.images.jpeg import Codec, find_codec
@@ -421,7 +421,7 @@ def compute_items(
 ) -> Iterator[Any]:
     from functools import partial
 
-    from gradcam.batch.findings import explain_batch
+    from gradcam.batch.image_results import explain_batch
     from gradcam.batch.pipeline import compute_items
 
     def finish(fetched: Any, result: Any) -> str:

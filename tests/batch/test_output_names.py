@@ -14,13 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch.findings import ExplainRequest
-from gradcam.batch.names import MAX_ENDING_BYTES, OutputOptions, check_outputs, list_endings, name_files, plan_stems
+from gradcam.batch.image_results import ExplainRequest
+from gradcam.batch.result_names import (
+    MAX_ENDING_BYTES,
+    OutputOptions,
+    check_outputs,
+    list_endings,
+    name_files,
+    plan_stems,
+)
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import OutputError
 from gradcam.images.files import MAX_NAME_BYTES, join_name
+from gradcam.sources.collect import list_inputs
 from gradcam.sources.contents import InputImage, UnreadableContent
-from gradcam.sources.list import list_inputs
 from gradcam.storage.records import Explained
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
 from gradcam.targets.base import Target

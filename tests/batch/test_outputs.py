@@ -16,8 +16,8 @@ import torch
 
 import gradcam
 from gradcam.attributions.table import ATTRIBUTIONS
-from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
-from gradcam.batch.names import OutputOptions, check_outputs, name_result
+from gradcam.batch.image_results import ExplainedImage, ExplainRequest, explain_batch
+from gradcam.batch.result_names import OutputOptions, check_outputs, name_result
 from gradcam.batch.save import Saver
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, ImageError, OutputError
@@ -290,7 +290,7 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     result = work.find(photo("chelsea.jpg"))
     message = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
     with monkeypatch.context() as patch:
-        patch.setattr(gradcam.batch.findings.ExplanationResult, "draw_kinds", lambda *args: list(range(1))[1])
+        patch.setattr(gradcam.batch.image_results.ExplanationResult, "draw_kinds", lambda *args: list(range(1))[1])
         assert work.save(Path("x"), result=result).record.error == message
         patch.setenv("GRADCAM_TRACEBACK", "1")
         work.save(Path("x"), result=result)
@@ -298,7 +298,7 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     assert work.files() == set()  # The failed image has no file.
     with monkeypatch.context() as patch:
         patch.setattr(
-            gradcam.batch.findings.ImageExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
+            gradcam.batch.image_results.ImageExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
         )
         error = work.save(Path("x"), result=result).record.error
     assert error == "sub/cat.jpg: 70000 x 9 pixels are too large for this format: choose .png"

@@ -30,10 +30,10 @@ from gradcam.batch import compute as computing
 from gradcam.batch import pipeline
 from gradcam.batch.engine import BatchWork, explain_to_run
 from gradcam.batch.explain_files import FileResult, explain_files
-from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
+from gradcam.batch.image_results import ExplainedImage, ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import LATER, URGENT, Pool, choose_batch_size, cut_batches
-from gradcam.batch.read import HashedItem
+from gradcam.batch.read_items import HashedItem
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
 from gradcam.hooks.memory import is_out_of_memory

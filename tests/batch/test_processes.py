@@ -23,14 +23,14 @@ import gradcam
 from gradcam import plugins
 from gradcam.batch import processes
 from gradcam.batch.engine import BatchWork, explain_locally
-from gradcam.batch.findings import ExplainRequest
-from gradcam.batch.names import OutputOptions
+from gradcam.batch.image_results import ExplainRequest
 from gradcam.batch.processes import ProcessEngine
-from gradcam.batch.ray.ending import _find_registry_folder, end_local_processes
+from gradcam.batch.ray.end_processes import _find_registry_folder, end_local_processes
+from gradcam.batch.result_names import OutputOptions
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError
 from gradcam.models import device
-from gradcam.sources.list import list_inputs
+from gradcam.sources.collect import list_inputs
 from tests.cli.test_cli import POSIX, Command, Photo, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures

@@ -28,7 +28,7 @@ from gradcam.batch.formats import webdataset as tar_results
 from gradcam.batch.formats.webdataset import TarResults, name_field, plan_keys
 from gradcam.errors import GradcamError, InputError, OutputError
 from gradcam.sources import archives
-from gradcam.sources.list import list_inputs
+from gradcam.sources.collect import list_inputs
 from gradcam.storage.clear import ExistingRunMode
 from gradcam.storage.output import DiskWriter, OutputWriter, StoreWriter, to_reader
 from gradcam.storage.records import Explained, Record

@@ -63,7 +63,7 @@ def test_the_search_runs_once_for_each_image_shape() -> None:
 
 def test_only_the_latest_image_sizes_stay_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     answers_per_size = 3  # three cached values: the layer, its layout, and whether images depend on one another
-    monkeypatch.setattr("gradcam.hooks.facts.MAX_CACHED_VALUES", 8 * answers_per_size)
+    monkeypatch.setattr("gradcam.hooks.model_facts.MAX_CACHED_VALUES", 8 * answers_per_size)
     model, passes = make(), []
     for side in (*range(16, 25), 24, 16):
         PASSES.clear()

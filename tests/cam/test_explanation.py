@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, LayerError, ModelError, TargetError
-from gradcam.hooks import nested
+from gradcam.hooks import containers
 from gradcam.targets import ClassTarget
 from tests import oracles
 from tests.helpers import TINY, Compiled, assert_same, tiny_model, traces
@@ -846,7 +846,7 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any, mo
     assert explanation.maps.is_cuda
     assert explanation.heatmaps.is_cuda
     torch.testing.assert_close(explanation.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
-    assert all(tensor.is_cuda for tensor in nested.list_tensors(explanation.output))
+    assert all(tensor.is_cuda for tensor in containers.list_tensors(explanation.output))
 
 
 @pytest.mark.cuda
@@ -1081,7 +1081,7 @@ def test_logits_in_any_container(change: Callable[[Tensor], Any]) -> None:
     explanation = gradcam.explain(model, TINY, "body.3", target=[1, 4, 1])
     torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
     assert type(explanation.output) is type(model(TINY))
-    assert not any(tensor.requires_grad for tensor in nested.list_tensors(explanation.output))
+    assert not any(tensor.requires_grad for tensor in containers.list_tensors(explanation.output))
     again = gradcam.explain(model, TINY, target=1)
     assert again.layer == "body.4"
 

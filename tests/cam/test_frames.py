@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import gradcam
 from gradcam.errors import ImageError
-from gradcam.hooks.nested import Batch, to_batch
+from gradcam.hooks.containers import Batch, to_batch
 from tests.detectors import lay, make_detector, make_pictures, run, sample
 from tests.helpers import tiny_model
 

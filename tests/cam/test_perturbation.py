@@ -20,8 +20,8 @@ from gradcam.cam.forward import recorded_pass
 from gradcam.cam.grid import find_activations
 from gradcam.cam.methods import perturbation as ablation
 from gradcam.errors import GradcamError, LayerError
+from gradcam.hooks.containers import to_batch
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import to_batch
 from gradcam.layers.find import find_layer
 from tests import perturbation_oracles as slow
 from tests.helpers import TINY, tiny_model

@@ -18,7 +18,7 @@ import gradcam
 from gradcam.cam.listing import list_layers
 from gradcam.errors import GradcamWarning, LayerError
 from gradcam.evaluation.checks.check import check
-from gradcam.hooks import facts
+from gradcam.hooks import model_facts
 from tests.helpers import assert_same, traces
 
 WRONG = "may be misplaced: its cells responded to [0-3] of 6 local changes of the image, expected at least 4"
@@ -201,13 +201,13 @@ def test_a_layer_is_tested_once() -> None:
 
 def test_cached_facts_disappear_with_the_model() -> None:
     gc.collect()
-    before = len(facts._cached_states)
+    before = len(model_facts._cached_states)
     model = Tokens().eval()
     gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
-    assert len(facts._cached_states) == before + 1
+    assert len(model_facts._cached_states) == before + 1
     del model
     gc.collect()
-    assert len(facts._cached_states) == before
+    assert len(model_facts._cached_states) == before
 
 
 def test_the_model_the_images_and_the_random_state_are_unchanged() -> None:

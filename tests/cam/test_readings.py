@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradcam
-from gradcam.cam.readings import DeferredChecks
+from gradcam.cam.deferred_checks import DeferredChecks
 from gradcam.errors import ModelError
 
 # Python methods and PyTorch operations that copy values from a device to the processor.

@@ -21,8 +21,8 @@ import gradcam
 from gradcam.cam.postprocess import resize
 from gradcam.errors import GradcamError, ImageError, TargetError
 from gradcam.evaluation import Explainer, Subject, check, uncertainty
+from gradcam.evaluation.checks.control_maps import CONTROL_DESCRIPTIONS, RIVAL
 from gradcam.evaluation.checks.findings import QUESTIONS
-from gradcam.evaluation.checks.shams import CONTROL_DESCRIPTIONS, RIVAL
 from gradcam.evaluation.checks.verdict import Verdict
 from gradcam.evaluation.explainers import make_random
 from gradcam.evaluation.metrics.soundness import find_rivals, randomisation, rank_correlation

@@ -16,7 +16,7 @@ import gradcam
 from gradcam import evaluation
 from gradcam.attributions import ATTRIBUTIONS
 from gradcam.cam.methods.table import METHODS
-from gradcam.evaluation.controls import CONTROLS
+from gradcam.evaluation.heatmap_sources import CONTROLS
 from gradcam.hooks.pytorch import find_default_device
 from gradcam.models.preprocess import Preprocessing
 

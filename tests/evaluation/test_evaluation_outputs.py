@@ -25,7 +25,7 @@ from gradcam.evaluation.study.prepare import prepare_study
 from gradcam.evaluation.study.results import Conditions, Results, StudyEntry, compare_methods
 from gradcam.evaluation.study.write import draw_curves, draw_examples, escape, to_csv, to_json, to_latex, write_results
 from gradcam.images.draw import scale_to_height
-from gradcam.sources.list import list_inputs
+from gradcam.sources.collect import list_inputs
 from tests.colour_model import load, paint_all
 
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is missing")

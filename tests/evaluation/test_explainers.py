@@ -8,7 +8,7 @@ import torch
 import gradcam
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation import CONTROLS, Explainer
-from gradcam.evaluation.controls import find_explainable
+from gradcam.evaluation.heatmap_sources import find_explainable
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 

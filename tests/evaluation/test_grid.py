@@ -12,7 +12,7 @@ from torch import Tensor
 import gradcam
 from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import ImageError
-from gradcam.evaluation.controls import CONTROLS
+from gradcam.evaluation.heatmap_sources import CONTROLS
 from gradcam.evaluation.metrics.grid import grid_pointing_game
 from tests.colours import COLOURS, ColourNet, picture
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from gradcam.evaluation import Subject
 from gradcam.evaluation.checks.check import RANDOM_POSITIONS, move_randomly
-from gradcam.evaluation.checks.grounds import (
+from gradcam.evaluation.checks.control_maps import compare_with_control, make_control_maps, make_spectrum_noise
+from gradcam.evaluation.checks.placement import (
     FILLINGS,
     SINGLE_IMAGE_SHARES,
     compute_placement_chance,
@@ -21,7 +22,6 @@ from gradcam.evaluation.checks.grounds import (
     place_in_grid,
     read_bundled_images,
 )
-from gradcam.evaluation.checks.shams import compare_with_control, make_control_maps, make_spectrum_noise
 
 GENERATOR = torch.Generator().manual_seed(0)
 

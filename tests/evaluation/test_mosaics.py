@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, InputError
-from gradcam.evaluation.metrics.grid import Mosaic, arrange_mosaics, find_confident_tiles, make_mosaics
+from gradcam.evaluation.metrics.grid import Mosaic, arrange_mosaics, make_mosaics, to_tiles
 from tests.colours import COLOURS, SIZE, ColourNet, classifier_of, picture
 from tests.helpers import assert_same, traces
 
@@ -92,10 +92,10 @@ def test_pictures_that_the_model_is_not_sure_of_are_left_out() -> None:
     with torch.no_grad():
         probability = float(classifier.model(pictures["pale"][None]).softmax(1).max())
     for least, is_taken in ((probability - 0.01, True), (probability + 0.01, False)):
-        names = {tile.name for tile in find_confident_tiles(classifier, pictures, least=least)}
+        names = {tile.name for tile in to_tiles(classifier, pictures, least=least)}
         assert ("pale" in names) == is_taken
         assert names >= set(PICTURES)
-    (tile,) = (tile for tile in find_confident_tiles(classifier, pictures, least=0) if tile.name == "pale")
+    (tile,) = (tile for tile in to_tiles(classifier, pictures, least=0) if tile.name == "pale")
     assert tile.probability == pytest.approx(probability)
     assert tile.index == classifier.find_class(tile_label := classifier.label(tile.index) or "")
     assert tile_label in COLOURS
@@ -115,7 +115,7 @@ def test_pictures_are_read_and_prepared_as_the_model_has_them(classifier: gradca
 @pytest.mark.parametrize("size", [8, 9])
 def test_a_network_of_one_size_gets_pictures_of_half_of_it(size: int) -> None:
     pictures = {colour: picture(colour, size) for colour in COLOURS[:4]}
-    tiles = find_confident_tiles(classifier_of(Strict(size)), pictures)
+    tiles = to_tiles(classifier_of(Strict(size)), pictures)
     (mosaic,) = arrange_mosaics(Strict(size), tiles)
     assert mosaic.image.shape == (3, size, size)
     for position, (cell, name) in enumerate(zip(cells(mosaic), mosaic.names, strict=True)):
@@ -134,10 +134,7 @@ def test_halved_pictures_are_smoothed_and_not_skipped() -> None:
     lined = {name: image.clone() for name, image in plain.items()}
     for image in lined.values():
         image[:, :, 4] += 0.1
-    halved = [
-        arrange_mosaics(Strict(), find_confident_tiles(classifier_of(Strict()), pictures))[0]
-        for pictures in (plain, lined)
-    ]
+    halved = [arrange_mosaics(Strict(), to_tiles(classifier_of(Strict()), pictures))[0] for pictures in (plain, lined)]
     for before, after in zip(*map(cells, halved), strict=True):
         expected = torch.tensor([0, 0.0125, 0.0375, 0]).expand(3, 4, 4)
         torch.testing.assert_close(after - before, expected, rtol=0, atol=1e-6)

@@ -15,7 +15,7 @@ import gradcam
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, InputError, LayerError
 from gradcam.evaluation.intervals import Interval, mean_interval
-from gradcam.evaluation.metrics.grid import arrange_mosaics, find_confident_tiles, grid_pointing_game
+from gradcam.evaluation.metrics.grid import arrange_mosaics, grid_pointing_game, to_tiles
 from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.recommendation import (
     FRACTIONS,
@@ -129,9 +129,7 @@ def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> N
 def test_unknown_methods_and_scores_are_said_before_anything_is_computed(
     methods: list[str], scores: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "gradcam.evaluation.recommendation.find_tiles", lambda *args, **options: pytest.fail("computed")
-    )
+    monkeypatch.setattr("gradcam.evaluation.recommendation.to_tiles", lambda *args, **options: pytest.fail("computed"))
     with pytest.raises(GradcamError, match=message):
         recommend(classifier_of(ColourNet()), PICTURES, methods=methods, scores=scores)
 
@@ -302,7 +300,7 @@ def test_every_combination_has_a_row(recommendation: Recommendation) -> None:
 
 def test_the_numbers_are_those_of_the_metrics_themselves(recommendation: Recommendation) -> None:
     classifier = classifier_of(ColourNet())
-    mosaics = arrange_mosaics(classifier.model, find_confident_tiles(classifier, EIGHT_IMAGES), limit=8)
+    mosaics = arrange_mosaics(classifier.model, to_tiles(classifier, EIGHT_IMAGES), limit=8)
     for combination in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
         numbers: dict[str, list[Tensor]] = {name: [] for name in EIGHT_IMAGES}
         for mosaic in mosaics:
@@ -365,7 +363,7 @@ def test_the_default_stays_where_the_best_is_unfaithful_or_not_told_apart() -> N
 
 def test_mass_and_maxima_are_told_apart() -> None:
     classifier = classifier_of(ColourNet())
-    tiles = find_confident_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
+    tiles = to_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
     (mosaic,) = arrange_mosaics(classifier.model, tiles)
     combination = Combination("eigencam", None, "colour")
     scores = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([combination])
@@ -382,7 +380,7 @@ def test_mass_and_maxima_are_told_apart() -> None:
 def test_road_is_measured_with_the_seed() -> None:
     classifier = classifier_of(ColourNet())
     pale = {colour: picture(colour, strength=0.5) for colour in COLOURS[:4]}
-    tiles = find_confident_tiles(classifier, pale, least=0)
+    tiles = to_tiles(classifier, pale, least=0)
     scores = Benchmark(CombinationExplainer(classifier), tiles, (), 7).score_road([GRADCAM[1]])[GRADCAM[1]]
     images = torch.stack([tile.image for tile in tiles])
     subject = Subject(classifier.model, images)
@@ -481,7 +479,7 @@ def test_too_few_classes_and_layers_that_are_not_there_are_errors() -> None:
 def test_the_embedded_model_points_at_pictures_it_was_not_tuned_on(classifier: gradcam.Classifier, photo: Any) -> None:
     """Use the half of the assets that `scripts/choose_defaults` measures on."""
     names = ["camera.png", "chelsea.jpg", "lemur.webp", "macaw.webp", "polar_bear.webp"]
-    tiles = find_confident_tiles(classifier, {name: photo(name) for name in names}, least=0.25)
+    tiles = to_tiles(classifier, {name: photo(name) for name in names}, least=0.25)
     contest = Benchmark(CombinationExplainer(classifier), tiles, arrange_mosaics(classifier.model, tiles), 0)
     default = Combination("gradcam", "logit", "layer4")
     game = contest.score_mosaics([default])

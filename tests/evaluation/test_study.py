@@ -25,7 +25,7 @@ from gradcam.evaluation.study.results import Results, StudyEntry, describe_resiz
 from gradcam.evaluation.study.run import MetricInputs, Study
 from gradcam.evaluation.study.write import to_csv, to_json
 from gradcam.evaluation.subject import derive_seed
-from gradcam.sources.list import list_inputs
+from gradcam.sources.collect import list_inputs
 from tests.colour_model import LABELS, load, paint, paint_all
 
 Classifier = gradcam.Classifier

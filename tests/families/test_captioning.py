@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.adapters import find_family
+from gradcam.adapters.base import CaptionerAdapter
 from gradcam.errors import ImageError, TargetError
-from gradcam.families import find_family
-from gradcam.families.base import CaptionerAdapter
 from gradcam.targets.words import Token
 
 T: Any = pytest.importorskip("transformers")

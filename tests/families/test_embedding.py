@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradcam
+from gradcam.adapters.embedding import find_embedder
 from gradcam.errors import ImageError, TargetError
-from gradcam.families.embedding import find_embedder
 from gradcam.targets.likeness import Like
 from gradcam.targets.text import Text
 from tests import attention_oracles as slow

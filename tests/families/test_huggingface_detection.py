@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import gradcam
-from gradcam import families
+from gradcam import adapters
+from gradcam.adapters.base import Detections, DetectorAdapter
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.families.base import Detections, DetectorAdapter
-from gradcam.hooks.nested import list_tensors, map_tensors, to_batch
+from gradcam.hooks.containers import list_tensors, map_tensors, to_batch
 from gradcam.targets.boxes import Box
 
 T = pytest.importorskip("transformers")
@@ -135,7 +135,7 @@ def make_inputs(kind: str, size: tuple[int, int] = SIZE) -> dict[str, Any]:
 
 def find(model: nn.Module, threshold: float | None = None) -> Any:
     """Return the reader; its default threshold is that of transformers."""
-    family: Any = families.find_family(model, DetectorAdapter)
+    family: Any = adapters.find_family(model, DetectorAdapter)
     family.threshold = family.threshold if threshold is None else threshold
     return family
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import gradcam
-from gradcam.families.pooling import pool_by_attention
+from gradcam.adapters.pooling import pool_by_attention
 from gradcam.targets.text import Text
 
 PICTURES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

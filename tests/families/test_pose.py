@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.families import find_family
-from gradcam.families.base import PoseAdapter
-from gradcam.hooks.nested import to_batch
+from gradcam.adapters import find_family
+from gradcam.adapters.base import PoseAdapter
+from gradcam.hooks.containers import to_batch
 from gradcam.targets.keypoints import Keypoint
 from tests.detectors import ExpectedMaps, explain_by_hand, make_detector, make_pictures, overlap
 

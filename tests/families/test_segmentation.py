@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import gradcam
+from gradcam.adapters import SegmenterAdapter, find_family
 from gradcam.errors import TargetError
-from gradcam.families import SegmenterAdapter, find_family
 from gradcam.targets import Mask
 
 CLASSES = 4

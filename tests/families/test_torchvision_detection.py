@@ -12,9 +12,9 @@ import torchvision
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.adapters import find_family
+from gradcam.adapters.base import DetectorAdapter
 from gradcam.cam import maps
-from gradcam.families import find_family
-from gradcam.families.base import DetectorAdapter
 from gradcam.targets import Box, MissedBox
 from gradcam.targets.boxes import EDGES
 from tests.detectors import (

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import gradcam
-from gradcam import families
+from gradcam import adapters
+from gradcam.adapters.base import Detections, DetectorAdapter
+from gradcam.adapters.yolo import Letterbox, load_yolo
 from gradcam.errors import ModelError
-from gradcam.families.base import Detections, DetectorAdapter
-from gradcam.families.yolo import Letterbox, load_yolo
-from gradcam.hooks.nested import list_tensors, to_batch
+from gradcam.hooks.containers import list_tensors, to_batch
 from gradcam.targets.boxes import Box, MissedBox
 
 CLASSES, SIZE = 4, (64, 96)
@@ -67,7 +67,7 @@ def make_pictures() -> Tensor:
 
 
 def find(model: nn.Module) -> Any:
-    return families.find_family(model, DetectorAdapter)
+    return adapters.find_family(model, DetectorAdapter)
 
 
 def read(model: Any, pictures: Tensor) -> list[Detections]:
@@ -355,7 +355,7 @@ def test_without_ultralytics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_ultralytics_is_not_imported_before_it_is_asked_for() -> None:
-    module = importlib.import_module("gradcam.families.yolo")
+    module = importlib.import_module("gradcam.adapters.yolo")
     assert not any(getattr(var, "__name__", "").startswith("ultralytics") for var in vars(module).values())
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from gradcam.hooks.facts import ModelFacts
+from gradcam.hooks.model_facts import ModelFacts
 
 
 def remember(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gradcam.hooks.nested import find_floating_tensor, list_tensors, map_tensors, replace_tensor
+from gradcam.hooks.containers import find_floating_tensor, list_tensors, map_tensors, replace_tensor
 
 Pair = namedtuple("Pair", ["a", "b"])
 

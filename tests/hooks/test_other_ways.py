@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import gradcam
 from gradcam import TargetLayer
 from gradcam.errors import LayerError, ModelError
-from gradcam.hooks import nested
+from gradcam.hooks import containers
 from tests import oracles
 from tests.helpers import HOOKS
 
@@ -473,7 +473,7 @@ def test_outputs_that_a_model_stores_are_detached(keep: Callable[[Tensor], Any])
     model = Keeps(keep).double().eval()
     rows = gradcam.list_layers(model, IMAGES)
     assert [row.name for row in rows if row.is_suggested] == ["tail"]
-    assert not any(tensor.requires_grad for tensor in nested.list_tensors(model.kept))
+    assert not any(tensor.requires_grad for tensor in containers.list_tensors(model.kept))
     assert gradcam.explain(model, IMAGES, target=1).layer == "tail"
 
 

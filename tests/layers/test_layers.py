@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from gradcam.errors import LayerError, find_similar_names
-from gradcam.hooks.nested import to_batch
+from gradcam.hooks.containers import to_batch
 from gradcam.layers.find import find_layer, list_layers_with_grid, unwrap
 
 

@@ -274,11 +274,11 @@ def check_ui(job: Job) -> Outcome:
     from gradcam.cli import _settings
     from gradcam.cli.ui import _load
     from gradcam.errors import GradcamError
-    from gradcam.ui.answers import Explainer
+    from gradcam.ui.explainer import Explainer
     from gradcam.ui.guard import TOKEN_HEADER
-    from gradcam.ui.models import ModelCache
-    from gradcam.ui.pictures import ImageStrip
+    from gradcam.ui.model_cache import ModelCache
     from gradcam.ui.server import PageSettings, Server
+    from gradcam.ui.strip import ImageStrip
 
     options = dict(zip(job.model.options[::2], job.model.options[1::2]))
     choice = _settings.ModelChoice(job.model.name, device="cpu", task="auto")

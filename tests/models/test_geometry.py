@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.adapters.yolo import Letterbox
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError
-from gradcam.families.yolo import Letterbox
 from gradcam.images.read import crop
-from gradcam.models.kinds import Detector, PoseFinder, Segmenter
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.providers.huggingface import make_preprocess
+from gradcam.models.task_models import Detector, PoseFinder, Segmenter
 from gradcam.targets import Box, Keypoint, Mask, MissedBox
 from tests.families.test_huggingface_detection import GROUNDED, OF_CANVAS, QUERIED, TEXTS, by_transformers, lively
 from tests.families.test_pose import make_vitpose, put_bells

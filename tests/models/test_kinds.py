@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.models.kinds import Captioner, Detector, Matcher, PoseFinder, Segmenter
-from gradcam.models.scores import to_instance_classifier
+from gradcam.models.instance_scores import to_instance_classifier
+from gradcam.models.task_models import Captioner, Detector, Matcher, PoseFinder, Segmenter
 from gradcam.targets import Box, Like, Mask, MissedBox, Text, Token
 from tests import drawn
 from tests.drawn.pictures import SHAPES, Scene, draw_scenes

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from gradcam.errors import ImageError, InputError
 from gradcam.sources import archives
 from gradcam.sources.archives import _to_safe_name
+from gradcam.sources.collect import InputListing, list_inputs
 from gradcam.sources.contents import ArchiveFile, ImageContent, InputImage, TarContent
-from gradcam.sources.list import InputListing, list_inputs
 
 TARS = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".TAR.GZ"]
 DATA = {f"folder/{number}.jpg": random.Random(number).randbytes(5000 + 700 * number) for number in range(20)}

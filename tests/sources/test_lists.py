@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcam.errors import ImageError, InputError
-from gradcam.sources.list import InputListing, list_inputs
-from gradcam.sources.lists import _read_lines, _read_table, decode_text
+from gradcam.sources.collect import InputListing, list_inputs
+from gradcam.sources.list_files import _read_lines, _read_table, decode_text
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ import pytest
 
 from gradcam.errors import ImageError, InputError
 from gradcam.images.files import READ_SUFFIXES
+from gradcam.sources.collect import InputListing, list_inputs
 from gradcam.sources.contents import FileContent
-from gradcam.sources.list import InputListing, list_inputs
 from gradcam.sources.shards import Shard, parse_shard
 
 ANYBODY = 65534  # the id of a user without privileges

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 import gradcam
-from gradcam.batch.read import read_item
+from gradcam.batch.read_items import read_item
 from gradcam.errors import ImageError, InputError, StoreError
+from gradcam.sources.collect import InputListing, list_inputs
 from gradcam.sources.contents import InputImage
-from gradcam.sources.list import InputListing, list_inputs
 from gradcam.storage import fetch as store_contents
 from gradcam.storage import retry as failures
 from gradcam.storage.fetch import RangeFile

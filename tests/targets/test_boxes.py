@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.adapters.base import Candidates
+from gradcam.adapters.torchvision_detection import AnchorDetector
 from gradcam.errors import TargetError
-from gradcam.families.base import Candidates
-from gradcam.families.torchvision_detection import AnchorDetector
-from gradcam.hooks.nested import to_batch
+from gradcam.hooks.containers import to_batch
 from gradcam.targets import Box, Instance, MissedBox
 from gradcam.targets.boxes import NoBoxError
 from tests.detectors import make_detector, make_pictures, overlap, run, weigh_by_hand

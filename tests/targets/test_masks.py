@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import ImageError, TargetError
-from gradcam.hooks.nested import to_batch
+from gradcam.hooks.containers import to_batch
 from gradcam.targets import Mask
 from tests.helpers import assert_same, traces
 

@@ -23,12 +23,12 @@ from starlette.testclient import TestClient
 import gradcam
 from gradcam.errors import GradcamError
 from gradcam.images.edit import edit_image
-from gradcam.ui.answers import Explainer
+from gradcam.ui.explainer import Explainer
 from gradcam.ui.guard import TOKEN_HEADER
 from gradcam.ui.jobs import JobQueue, JobStopped
-from gradcam.ui.models import MAX_CACHED_MODELS, LoadedModel, ModelCache, ModelRequest
-from gradcam.ui.pictures import ImageStrip, list_images
+from gradcam.ui.model_cache import MAX_CACHED_MODELS, LoadedModel, ModelCache, ModelRequest
 from gradcam.ui.server import PageSettings, Server, find_hosts
+from gradcam.ui.strip import ImageStrip, list_images
 from tests.cli.test_tasks import MODELS, write_colours, write_noise
 from tests.ui.serving import HOSTILE, make_bomb, serve
 from tests.ui.serving import MODELS as WRONG_MODELS
@@ -458,7 +458,7 @@ def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gra
 
 def test_the_oldest_drops_make_room(photo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     data = photo("coffee.jpg").read_bytes()
-    monkeypatch.setattr("gradcam.ui.pictures.MAX_DROPPED_BYTES", 2 * len(data))
+    monkeypatch.setattr("gradcam.ui.strip.MAX_DROPPED_BYTES", 2 * len(data))
     pictures = ImageStrip([("a", photo("coffee.jpg"))])
     numbers = [pictures.add("b", data) for _ in range(4)]
     assert [item["id"] for item in pictures.to_data()] == [0, *numbers[-2:]]

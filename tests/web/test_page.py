@@ -94,7 +94,7 @@ class Odd(torch.nn.Module):
 def test_maps_through_odd_layers_are_those_of_backward_passes(
     photo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr("gradcam.cam.every_class.MAX_DIRECTIONS", 700)  # The grid has 24 x 24 cells.
+    monkeypatch.setattr("gradcam.cam.all_classes.MAX_DIRECTIONS", 700)  # The grid has 24 x 24 cells.
     classifier = gradcam.load_classifier(Odd(), layer="first", size=224)
     progress_calls: list[tuple[int, int]] = []
     page = gradcam.page(

@@ -171,7 +171,7 @@ def is_writer(candidate: object) -> bool:
 FORMATS = {
     format_.name: format_
     for format_ in (
-        Format("files", "one file per result", "records:keep_records", has_files=True),
+        Format("files", "one file per result", "records:open_records", has_files=True),
         Format("webdataset", "WebDataset shards (.tar)", "webdataset:open_tars", "webdataset:check_tars"),
     )
 }

@@ -14,8 +14,8 @@ from gradcam.batch.formats.store import StoreResults, check_store
 from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
 from gradcam.images.files import is_url
 from gradcam.options import import_function
+from gradcam.sources.collect import InputListing
 from gradcam.sources.contents import InputImage, get_store_url
-from gradcam.sources.list import InputListing
 from gradcam.storage.clear import check_other_shards, check_page
 from gradcam.storage.disk import delay_signals
 from gradcam.storage.manifest import read_manifest

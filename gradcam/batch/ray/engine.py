@@ -23,7 +23,7 @@ from gradcam.batch.ray.actor import (
     to_job,
     yield_reports,
 )
-from gradcam.batch.ray.ending import end_all_processes
+from gradcam.batch.ray.end_processes import end_all_processes
 from gradcam.batch.ray.session import ActorLayout, shows_tracebacks
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, describe_unexpected, shorten

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradcam.cam.deferred_checks import read_range
 from gradcam.cam.forward import RecordedPass, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.cam.methods.attention_capture import (
@@ -35,13 +36,12 @@ from gradcam.cam.methods.attention_capture import (
     require_all,
 )
 from gradcam.cam.methods.rerun import reproduces_first_pass, run_again, score_rows
-from gradcam.cam.readings import read_range
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import MAX_GRADIENT_BYTES, find_dependence, jacobian, no_gradient_error
+from gradcam.hooks.containers import find_floating_tensor, list_tensors, map_tensors, replace_tensor
 from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off, swap_contents
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import find_floating_tensor, list_tensors, map_tensors, replace_tensor
 from gradcam.layers.layout import Layout
 from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import compute_scores

@@ -20,8 +20,8 @@ from gradcam.cam.grid import at_least_float32, find_order
 from gradcam.cam.places import run_changed
 from gradcam.errors import ModelError
 from gradcam.hooks import pytorch
+from gradcam.hooks.containers import Batch, find_floating_tensor, version_of
 from gradcam.hooks.hooks import Hooks, is_backward_running
-from gradcam.hooks.nested import Batch, find_floating_tensor, version_of
 from gradcam.layers.find import LayerRef
 from gradcam.layers.layout import AxisResolver, Layout, find_layout, find_patches
 

@@ -18,8 +18,8 @@ from gradcam.cam.rounding import NUM_PERTURBATIONS, DenoisedMaps, Perturb, denoi
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import jacobian
+from gradcam.hooks.containers import Batch
 from gradcam.hooks.memory import RerunBudget
-from gradcam.hooks.nested import Batch
 from gradcam.options import check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.

@@ -22,9 +22,7 @@ from gradcam.cam.forward import RecordedPass
 from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks import pytorch
-from gradcam.hooks.hooks import Hooks, is_parameter_or_buffer, swap_contents
-from gradcam.hooks.memory import Meter, RerunBudget
-from gradcam.hooks.nested import (
+from gradcam.hooks.containers import (
     LayerInput,
     copy_inputs,
     floating_tensors_by_keys,
@@ -32,6 +30,8 @@ from gradcam.hooks.nested import (
     replace_tensor,
     take_rows,
 )
+from gradcam.hooks.hooks import Hooks, is_parameter_or_buffer, swap_contents
+from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.layers.find import LayerRef
 from gradcam.targets.classes import ClassTarget, compute_scores
 

@@ -33,7 +33,7 @@ from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
     from gradcam.batch.features import Extractor, FeatureFile
-    from gradcam.sources.list import InputListing
+    from gradcam.sources.collect import InputListing
 
 FEATURE_SUFFIXES = (".npz", ".safetensors")
 
@@ -137,7 +137,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **para
     if settings.reshape is not None and not settings.pools:
         raise click.UsageError("--reshape is only used with --pool: add --pool, or remove --reshape.")
     from gradcam.batch.features import FeatureFile, check_feature_file, check_layer_names
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     start = time.perf_counter()
     with report_waits(settings.output):

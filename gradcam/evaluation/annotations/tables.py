@@ -16,7 +16,7 @@ from gradcam.evaluation.annotations.match import AnnotatedObject, Box, ImageName
 from gradcam.images.files import read_text_file
 from gradcam.images.read import read_label_mask
 from gradcam.sources.folders import has_image_suffix, walk_folder
-from gradcam.sources.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
+from gradcam.sources.list_files import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
 CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
 XYWH = ("x", "y", "width", "height")  # Other tables use width and height for the size of the image.

@@ -10,21 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.batch.findings import describe_instance
+from gradcam.batch.image_results import describe_instance
 from gradcam.cam.grid import find_misplacement
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
-from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
-from gradcam.evaluation.checks.grounds import (
-    CELLS,
-    PlacementGrid,
-    compute_placement_chance,
-    find_recognised_grid,
-    place_alone,
-    read_bundled_images,
-    resize,
-)
-from gradcam.evaluation.checks.shams import (
+from gradcam.evaluation.checks.control_maps import (
     CONTROL_DESCRIPTIONS,
     MIN_EFFECT_GAIN,
     RIVAL,
@@ -33,10 +23,20 @@ from gradcam.evaluation.checks.shams import (
     make_control_maps,
     make_spectrum_noise,
 )
+from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
+from gradcam.evaluation.checks.placement import (
+    CELLS,
+    PlacementGrid,
+    compute_placement_chance,
+    find_recognised_grid,
+    place_alone,
+    read_bundled_images,
+    resize,
+)
 from gradcam.evaluation.checks.uncertainty import spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
-from gradcam.evaluation.controls import ExplainFunction, find_explainable
-from gradcam.evaluation.explainers import Explainer, ProgressCounter, run_explain
+from gradcam.evaluation.explainers import Explainer, StepCounter, run_explain
+from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
 from gradcam.evaluation.metrics.soundness import (
     Randomisation,
     explain_or_blank,
@@ -50,10 +50,10 @@ from gradcam.images.read import crop
 from gradcam.layers.find import find_layer, unwrap, without_wrappers
 from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, ImageInput
-from gradcam.models.kinds import TaskModel
+from gradcam.models.instance_scores import COSINE_KINDS, PROBABILITY_KINDS, PictureScores, find_instance_classifier
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
-from gradcam.models.scores import COSINE_KINDS, PROBABILITY_KINDS, PictureScores, find_instance_classifier
+from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
@@ -194,7 +194,7 @@ def check(
         torch.cat([resize(classifier.batch([other_image]), images.shape[2:]) for other_image in comparison_images]),
         classifier.labels,
         seed,
-        ProgressCounter(progress, MAX_HEATMAPS),
+        StepCounter(progress, MAX_HEATMAPS),
         has_fixed_place=kind not in ("class", *COSINE_KINDS),
         is_probability=kind in ("class", *PROBABILITY_KINDS),
     )
@@ -252,7 +252,7 @@ class SanityChecks:
     other_images: Tensor
     labels: Sequence[str] | None
     seed: int
-    counter: ProgressCounter
+    counter: StepCounter
     has_fixed_place: bool
     is_probability: bool  # of the target's score
     notes: list[str] = field(default_factory=list)

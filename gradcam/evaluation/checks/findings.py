@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from gradcam.errors import format_fields
-from gradcam.evaluation.checks.grounds import PlacementGrid
+from gradcam.evaluation.checks.placement import PlacementGrid
 from gradcam.evaluation.metrics.soundness import Randomisation
 
 Outcome = Literal["passed", "undecided", "failed"]

@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from gradcam.errors import ImageError
+from gradcam.evaluation.checks.control_maps import ControlMap
 from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
-from gradcam.evaluation.checks.shams import ControlMap
 from gradcam.evaluation.subject import scale_to_unit
 from gradcam.images.draw import GAP_PIXELS, draw_colour_bar, join_below, overlay, scale_to_height
 from gradcam.images.read import Pixels

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import shorten
-from gradcam.evaluation.controls import ExplainFunction
 from gradcam.evaluation.explainers import run_explain
+from gradcam.evaluation.heatmap_sources import ExplainFunction
 from gradcam.evaluation.subject import check_heatmaps, make_generator, scale_to_unit
 from gradcam.options import argument_error, check_count
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradcam.errors import shorten
+from gradcam.evaluation.checks.control_maps import RIVAL, ControlMap
 from gradcam.evaluation.checks.findings import OUTCOMES, PASSED_NOTE, CheckArtifacts, Outcome, TestResult
 from gradcam.evaluation.checks.panel import PanelData, draw_verdict
-from gradcam.evaluation.checks.shams import RIVAL, ControlMap
 from gradcam.images.read import Pixels
 from gradcam.models.labels import name_class
 from gradcam.options import keep_old_names

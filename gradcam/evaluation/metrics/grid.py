@@ -25,7 +25,7 @@ from gradcam.options import accept_old_parameters, check_count, check_number
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
 DEFAULT_MOSAICS = 64
-MIN_CLASS_PROBABILITY = 0.5  # smallest probability of an image's class
+MIN_PROBABILITY = 0.5  # smallest probability of an image's class
 MAX_ATTEMPTS = 50  # to sample four images that are not yet a mosaic
 MAX_IMAGES_IN_MESSAGE = 12
 
@@ -131,7 +131,7 @@ def _measure_share(maps: Tensor, masks: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class MosaicTile:
+class Tile:
     """An image for mosaics and its most probable class. `image` (C,H,W) is preprocessed, and on the CPU."""
 
     name: str
@@ -181,7 +181,7 @@ def make_mosaics(
     images: Mapping[str, Any],
     *,
     limit: int = DEFAULT_MOSAICS,
-    min_probability: float = MIN_CLASS_PROBABILITY,
+    min_probability: float = MIN_PROBABILITY,
     seed: int = 0,
 ) -> list[Mosaic]:
     """Make mosaics of confidently classified images, for the grid pointing game.
@@ -233,13 +233,11 @@ def make_mosaics(
     Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2.
     """
     return arrange_mosaics(
-        classifier.model, find_confident_tiles(classifier, images, least=min_probability), limit=limit, seed=seed
+        classifier.model, to_tiles(classifier, images, least=min_probability), limit=limit, seed=seed
     )
 
 
-def find_confident_tiles(
-    classifier: Classifier, images: Mapping[str, Any], *, least: float = MIN_CLASS_PROBABILITY
-) -> list[MosaicTile]:
+def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float = MIN_PROBABILITY) -> list[Tile]:
     """Return the confidently classified images, in order; raise `InputError` or `ImageError` as in `make_mosaics`."""
     check_number(least, "min_probability", "a probability from 0 to 1, such as 0.5.", most=1)
     if not isinstance(images, Mapping):
@@ -250,7 +248,7 @@ def find_confident_tiles(
         image = source if is_prepared else classifier.prepare(source).image
         batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
         subject = Subject(classifier.model, batch, activation=classifier.activation)
-        tiles.append(MosaicTile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities)))
+        tiles.append(Tile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities)))
     confident = [tile for tile in tiles if tile.probability >= least]
     if (count := len({tile.index for tile in confident})) < CELLS:
         top_tiles = sorted(tiles, key=lambda tile: -tile.probability)[:MAX_IMAGES_IN_MESSAGE]
@@ -276,7 +274,7 @@ def find_confident_tiles(
 
 
 def arrange_mosaics(
-    model: nn.Module, tiles: Sequence[MosaicTile], *, limit: int = DEFAULT_MOSAICS, seed: int = 0
+    model: nn.Module, tiles: Sequence[Tile], *, limit: int = DEFAULT_MOSAICS, seed: int = 0
 ) -> list[Mosaic]:
     """Return mosaics of tiles, as in `make_mosaics`. The tiles have at least four classes, and the same size."""
     check_count(limit, "limit", "the largest number of mosaics, 1 or more.")
@@ -321,7 +319,7 @@ def _join(images: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.cat(list(row), dim=2) for row in (images[:2], images[2:])], dim=1)
 
 
-def _to_mosaic(tiles: Sequence[MosaicTile], *, is_large: bool) -> Mosaic:
+def _to_mosaic(tiles: Sequence[Tile], *, is_large: bool) -> Mosaic:
     images = [tile.image for tile in tiles]
     if not is_large:
         # If a length is odd, the second part gets the extra pixel, as in `grid_pointing_game`.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradcam.cam.methods.perturbation import check_number
 from gradcam.errors import BlindLayerError, GradcamError, format_fields, shorten
-from gradcam.evaluation.controls import ExplainFunction
 from gradcam.evaluation.explainers import run_explain
+from gradcam.evaluation.heatmap_sources import ExplainFunction
 from gradcam.evaluation.metrics.imputation import NOISE, impute
 from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, make_generator, rank_pixels, scale_to_unit
 from gradcam.options import argument_error, check_count

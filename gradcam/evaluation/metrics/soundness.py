@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import BlindLayerError, ModelError, TargetError, describe_unexpected, format_fields
-from gradcam.evaluation.controls import ExplainFunction
 from gradcam.evaluation.explainers import run_explain
+from gradcam.evaluation.heatmap_sources import ExplainFunction
 from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, to_tensor
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gradcam.batch.read import read_item
+from gradcam.batch.read_items import read_item
 from gradcam.cam.methods.base import Method
 from gradcam.errors import ImageError, InputError, ModelError, shorten
-from gradcam.evaluation.explainers import ProgressCounter
+from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster, Evidence, check_installed, cluster
 from gradcam.evaluation.shortcuts.evidence import ImageEvidence, collect_evidence
 from gradcam.evaluation.shortcuts.labels import Labels, find_labels
@@ -24,8 +24,8 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared
 from gradcam.options import Progress
+from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
-from gradcam.sources.list import Inputs, list_inputs
 
 MAX_LISTED = 8  # class names in a note
 
@@ -120,7 +120,7 @@ def audit_items(
     if classifier.fit != "crop":
         raise ModelError(f"An audit needs the model's default crop, but fit is {classifier.fit!r}: use fit='crop'.")
     labelled = find_labels(labels, items, classifier)
-    counter = ProgressCounter(progress, total=len(labelled.items))
+    counter = StepCounter(progress, total=len(labelled.items))
     evidence, blank, failures = collect_evidence(explainer, labelled.items, counter.step)
     name_of = partial(_name, classifier)
     _check_classes(evidence, name_of, {**labelled.failures, **failures})

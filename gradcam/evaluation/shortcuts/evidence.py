@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.batch.findings import ExplainedImage, explain_batch
+from gradcam.batch.image_results import ExplainedImage, explain_batch
 from gradcam.batch.pipeline import compute_items
-from gradcam.batch.read import HashedItem
+from gradcam.batch.read_items import HashedItem
 from gradcam.cam.postprocess import crop_to_windows
 from gradcam.errors import GradcamError, LayerError, describe_failure
 from gradcam.evaluation.snapshots.snapshot import ItemExplainer
+from gradcam.hooks.containers import find_floating_tensor, to_batch
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import find_floating_tensor, to_batch
 from gradcam.images.read import Region
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.frames import Frame

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from gradcam.errors import InputError, TargetError
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import InputImage
-from gradcam.sources.lists import LIST_SUFFIXES, ListEntry, read_list
+from gradcam.sources.list_files import LIST_SUFFIXES, ListEntry, read_list
 
 FOLDERS, PREDICTED = "folders", "predicted"
 Labels = str | os.PathLike[str] | Mapping[str, str]

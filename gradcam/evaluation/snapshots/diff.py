@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gradcam.batch.read import read_item
+from gradcam.batch.read_items import read_item
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
 from gradcam.errors import GradcamError, ImageError, ModelError, describe_failure, shorten
-from gradcam.evaluation.explainers import ProgressCounter
+from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.snapshots.gate import MIN_ALIKE_CORRELATION
 from gradcam.evaluation.snapshots.result import CHANGES, Diff, compare_entries
 from gradcam.evaluation.snapshots.snapshot import ItemExplainer, Origin, Snapshot, SnapshotEntry, explain_items
@@ -20,8 +20,8 @@ from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
 from gradcam.options import Progress, check_number
+from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InMemoryImage, InputImage
-from gradcam.sources.list import Inputs, list_inputs
 
 
 def diff(
@@ -98,7 +98,7 @@ def diff(
     )
     _check_classes(old_source.origin, explainer.origin)
     items = list_inputs(inputs).items
-    counter = ProgressCounter(progress, total=len(items) * (1 if isinstance(old_source, Snapshot) else 2))
+    counter = StepCounter(progress, total=len(items) * (1 if isinstance(old_source, Snapshot) else 2))
     old_snapshot = (
         _find_entries(old_source, new, items)
         if isinstance(old_source, Snapshot)

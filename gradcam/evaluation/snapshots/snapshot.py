@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from gradcam._version import __version__
-from gradcam.batch.findings import ExplainedImage, ExplainRequest, explain_batch
+from gradcam.batch.image_results import ExplainedImage, ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
-from gradcam.batch.read import HashedItem
+from gradcam.batch.read_items import HashedItem
 from gradcam.batch.save import describe_weights
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
 from gradcam.errors import GradcamError, ModelError, OutputError, describe_failure, format_fields, shorten
-from gradcam.evaluation.explainers import ProgressCounter
+from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.subject import check_probabilities
 from gradcam.images.files import read_text_file, write_atomically
 from gradcam.images.opencv import cv2
@@ -36,8 +36,8 @@ from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.options import Progress, check_count, count_cores, keep_old_names
+from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
-from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.disk import describe_os_error
 from gradcam.storage.run_file import load_fields
 from gradcam.targets.classes import ClassTarget
@@ -448,7 +448,7 @@ def take_snapshot(
         classifier, method=method, score=score, reshape=reshape, batch_size=batch_size, workers=workers
     )
     items = list_inputs(inputs).items
-    counter = ProgressCounter(progress, total=len(items))
+    counter = StepCounter(progress, total=len(items))
     return explain_items(explainer, items, counter.step)
 
 

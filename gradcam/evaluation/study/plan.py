@@ -13,7 +13,7 @@ from gradcam import plugins
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_methods
 from gradcam.errors import GradcamError, format_fields, join_names, shorten
-from gradcam.evaluation.controls import CONTROLS, Control, CustomFunction, Explainable, find_explainable
+from gradcam.evaluation.heatmap_sources import CONTROLS, Control, CustomFunction, Explainable, find_explainable
 from gradcam.evaluation.metrics import DEFAULT_GROUPS, GROUPS, METRICS, Metric, find_metrics
 from gradcam.options import argument_error
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gradcam.batch.findings import name_target_function
-from gradcam.batch.read import read_item
+from gradcam.batch.image_results import name_target_function
+from gradcam.batch.read_items import read_item
 from gradcam.errors import GradcamError, ModelError, TargetError
 from gradcam.evaluation.annotations import read_annotations
 from gradcam.evaluation.metrics import Metric
@@ -28,12 +28,12 @@ from gradcam.evaluation.subject import Subject, check_probabilities, derive_seed
 from gradcam.images.read import to_numpy
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
-from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared
+from gradcam.models.task_models import TaskModel
 from gradcam.options import SCORES, Progress, argument_error, check_count
+from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
-from gradcam.sources.list import Inputs, list_inputs
 from gradcam.targets.classes import check_class_range
 
 MAX_MOSAIC_CANDIDATES = 512  # images from which mosaics are made, all in memory at once

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradcam._version import __version__
-from gradcam.batch.findings import ExplainRequest, resolve_settings
+from gradcam.batch.image_results import ExplainRequest, resolve_settings
 from gradcam.batch.save import describe_weights
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, format_fields, shorten
 from gradcam.evaluation.intervals import (
-    MIN_IMAGES_FOR_COMPARISON,
     MIN_IMAGES_FOR_INTERVAL,
+    MIN_IMAGES_TO_COMPARE,
     Interval,
     find_distinguished_pairs,
     mean_interval,
@@ -312,13 +312,13 @@ def describe_too_few_images(rankings: Mapping[tuple[str, str], Ranking]) -> str 
     if all(_is_enough(ranking.interval) for ranking in rankings.values()):
         return None
     return (
-        f"Too few images (n): a best method needs {MIN_IMAGES_FOR_COMPARISON} images, and an interval needs "
+        f"Too few images (n): a best method needs {MIN_IMAGES_TO_COMPARE} images, and an interval needs "
         f"{MIN_IMAGES_FOR_INTERVAL}. With so few images, apparent differences are often due to chance."
     )
 
 
 def _is_enough(interval: Interval) -> bool:
-    return interval.is_known and interval.n >= MIN_IMAGES_FOR_COMPARISON
+    return interval.is_known and interval.n >= MIN_IMAGES_TO_COMPARE
 
 
 def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.batch.read import read_item
+from gradcam.batch.read_items import read_item
 from gradcam.errors import GradcamError, TargetError, describe_failure, describe_unexpected
 from gradcam.evaluation.annotations import Annotations, Truth
-from gradcam.evaluation.explainers import Explainer, ProgressCounter
+from gradcam.evaluation.explainers import Explainer, StepCounter
 from gradcam.evaluation.metrics import METRICS, Metric
 from gradcam.evaluation.metrics.grid import Mosaic
 from gradcam.evaluation.metrics.perturbation import Curve
@@ -27,10 +27,10 @@ from gradcam.evaluation.study.results import Conditions, Kind, Results, StudyEnt
 from gradcam.evaluation.subject import Subject, derive_seed, describe_tensor, to_tensor
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.models.kinds import TaskModel
+from gradcam.models.instance_scores import PictureScores, to_instance_classifier
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared, find_canvas
-from gradcam.models.scores import PictureScores, to_instance_classifier
+from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress
 from gradcam.sources.contents import InputImage
 
@@ -82,7 +82,7 @@ class Study:
         Entries in the journal are not computed again. Other entries are written to the journal before they are yielded.
         `progress` counts heatmaps.
         """
-        counter = ProgressCounter(progress, self.total)
+        counter = StepCounter(progress, self.total)
         image_entries = (self._evaluate_item(item, journal, counter) for item in self.items)
         mosaic_entries = (
             _load_or_evaluate(
@@ -101,7 +101,7 @@ class Study:
     def conclude(self, entries: Sequence[StudyEntry]) -> Results:
         return Results(self.plan, self.conditions, tuple(entries), tuple(self.notes))
 
-    def _evaluate_item(self, item: InputImage, journal: Journal | None, counter: ProgressCounter) -> StudyEntry:
+    def _evaluate_item(self, item: InputImage, journal: Journal | None, counter: StepCounter) -> StudyEntry:
         read = read_item(self.classifier, item, audit=True)
         sha256 = read.fetched.sha256
 
@@ -218,7 +218,7 @@ class Evaluator:
         return Subject(self.classifier.model, images, classes, activation=self.classifier.activation)
 
     def evaluate(
-        self, name: str, sha256: str, subject: Subject, truth: Truth | None, counter: ProgressCounter
+        self, name: str, sha256: str, subject: Subject, truth: Truth | None, counter: StepCounter
     ) -> tuple[StudyEntry, Mapping[str, Tensor]]:
         """Measure the heatmaps of all methods for one image; return the entry and the heatmaps (1,H,W)."""
         explainer, heatmaps = self.make_explainer(sha256), self.explain(subject, sha256)
@@ -237,7 +237,7 @@ class Evaluator:
         )
         return StudyEntry(name, "image", sha256, None, index, label, probability, values, curves), heatmaps
 
-    def evaluate_mosaic(self, named_mosaic: NamedMosaic, counter: ProgressCounter) -> StudyEntry:
+    def evaluate_mosaic(self, named_mosaic: NamedMosaic, counter: StepCounter) -> StudyEntry:
         """Measure the heatmaps of all methods for one mosaic. Each value is a mean over the mosaic's four classes."""
         mosaic, sha256 = named_mosaic.mosaic, named_mosaic.sha256
         classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=self.classifier.device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradcam.batch.read import read_item
+from gradcam.batch.read_items import read_item
 from gradcam.errors import GradcamError, OutputError, join_names, to_pip_command
 from gradcam.evaluation.intervals import mean_interval
 from gradcam.evaluation.study.plan import StudyPlan

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from gradcam.errors import ModelError, to_pip_command
-from gradcam.hooks.nested import list_tensors
+from gradcam.hooks.containers import list_tensors
 from gradcam.models.checkpoints.fit import count_classes, load_weights
 from gradcam.models.checkpoints.read import Checkpoint, hash_weights
 from gradcam.models.preprocess import Preprocess, Preprocessing

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from gradcam.adapters import DetectorAdapter, find_family_classes
 from gradcam.errors import ImageError, ModelError, join_names
-from gradcam.families import DetectorAdapter, find_family_classes
-from gradcam.hooks.nested import Window
+from gradcam.hooks.containers import Window
 from gradcam.images.read import Region
 from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.fit import load_weights

@@ -19,8 +19,8 @@ from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 from gradcam.models.checkpoints.read import Checkpoint, describe_unsupported_model, read_checkpoint
 from gradcam.models.preprocess import Preprocessing, WholeImage
 from gradcam.models.providers import DEFAULT_MODEL, PROVIDERS
+from gradcam.models.providers import custom as factory
 from gradcam.models.providers import embedded as imagenet
-from gradcam.models.providers import own as factory
 from gradcam.models.providers.base import (
     DEFAULT_SIZE,
     Blueprint,

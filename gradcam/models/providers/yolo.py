@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
+from gradcam.adapters.yolo import Letterbox, load_yolo
 from gradcam.errors import ModelError
-from gradcam.families.yolo import Letterbox, load_yolo
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts
 

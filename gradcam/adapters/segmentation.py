@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from gradcam.adapters.base import MODEL, ModelRun, SegmenterAdapter
 from gradcam.errors import TargetError
-from gradcam.families.base import MODEL, ModelRun, SegmenterAdapter
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 
 LOGIT_KEYS = ("out", "logits")  # the names of the class logits in an output with several entries
 ACTIVATION = "activation"

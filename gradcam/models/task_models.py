@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam import families, targets
+from gradcam import adapters, targets
+from gradcam.adapters import Family, find_family
 from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.families import Family, find_family
-from gradcam.hooks.nested import Batch, Window, to_batch
+from gradcam.hooks.containers import Batch, Window, to_batch
 from gradcam.images.read import Region
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier, ImageInput
@@ -100,7 +100,7 @@ class TaskModel(Classifier):
     Examples
     --------
     >>> import gradcam, torchvision
-    >>> from gradcam.models.kinds import TaskModel
+    >>> from gradcam.models.task_models import TaskModel
     >>> model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
     >>> segmenter: TaskModel = gradcam.load_segmenter(model)
     >>> segmenter.layer, segmenter.is_chosen
@@ -408,7 +408,7 @@ class Captioner(TaskModel):
             raise ImageError(
                 "Each image has its own caption: explain the images one by one, or give targets.Token(ids)."
             )
-        if not isinstance(self.family, families.CaptionerAdapter):
+        if not isinstance(self.family, adapters.CaptionerAdapter):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(resolved, ids=self.family.write(self.to_batch(prepared)))
 
@@ -452,11 +452,11 @@ TASK_MODELS: dict[str, type[TaskModel]] = {
 def require_family(model: nn.Module, task: str) -> Family | None:
     """Return the reader of a model's output for a task; raise `ModelError` if the task needs one and none matches."""
     kinds = (
-        families.DetectorAdapter,
-        families.SegmenterAdapter,
-        families.Embedder,
-        families.CaptionerAdapter,
-        families.PoseAdapter,
+        adapters.DetectorAdapter,
+        adapters.SegmenterAdapter,
+        adapters.Embedder,
+        adapters.CaptionerAdapter,
+        adapters.PoseAdapter,
     )
     family = find_family(unwrap(model), next(kind for kind in kinds if kind.task == task))
     if family is None and task in ("detection", "captioning"):

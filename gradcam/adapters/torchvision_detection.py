@@ -16,9 +16,9 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 from torchvision.ops import boxes as operations
 
-from gradcam.families.base import MODEL, Candidates, Detections, DetectorAdapter, LocalGradient, ModelRun
+from gradcam.adapters.base import MODEL, Candidates, Detections, DetectorAdapter, LocalGradient, ModelRun
 from gradcam.hooks.autograd import list_graph_nodes, list_leaves
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 from gradcam.hooks.pytorch import is_passthrough
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"

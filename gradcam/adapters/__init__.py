@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from gradcam.families.base import (
+from gradcam.adapters.base import (
     CaptionerAdapter,
     DetectorAdapter,
     Embedder,

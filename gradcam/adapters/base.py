@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from gradcam.errors import ModelError, TargetError
+from gradcam.hooks.containers import Batch
 from gradcam.hooks.hooks import ForwardHook, Hooks
-from gradcam.hooks.nested import Batch
 
 MODEL = "model"  # the name of the family's model among the watched modules
 

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torchvision.ops import batched_nms
 
+from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, ModelRun, RecordingModel
 from gradcam.errors import ModelError
-from gradcam.families.base import Candidates, Detections, DetectorAdapter, ModelRun, RecordingModel
+from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, list_tensors
 
 CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these for the last input size.
 DEFAULT_SIZE = 640  # pixels: the usual training size
@@ -206,7 +206,7 @@ class Letterbox:
     Examples
     --------
     >>> import numpy
-    >>> from gradcam.families.yolo import Letterbox
+    >>> from gradcam.adapters.yolo import Letterbox
     >>> letterbox = Letterbox(64)
     >>> letterbox(numpy.zeros((100, 200, 3), numpy.uint8)).shape, letterbox.window(100, 200)
     (torch.Size([3, 64, 64]), (16, 0, 32, 64))

@@ -16,13 +16,13 @@ from gradcam.images.edit import MAX_EDIT_POINTS, parse_edit
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.labels import name_class
-from gradcam.models.pages import find_stages, page
+from gradcam.models.page_builder import find_stages, page
+from gradcam.models.page_contents import to_map_set
 from gradcam.models.preprocess import Prepared, edit_reading
-from gradcam.models.shown import to_map_set
 from gradcam.options import Progress
 from gradcam.targets import Text
-from gradcam.ui.models import LoadedModel, ModelCache, ModelRequest
-from gradcam.ui.pictures import ImageStrip
+from gradcam.ui.model_cache import LoadedModel, ModelCache, ModelRequest
+from gradcam.ui.strip import ImageStrip
 
 NOT_FINITE = "The model's output contains NaN or infinite values: check its weights."
 

@@ -13,7 +13,7 @@ from gradcam.images.files import is_url
 from gradcam.sources.archives import ARCHIVE_SUFFIXES
 from gradcam.sources.contents import InputImage
 from gradcam.sources.folders import has_image_suffix, is_glob, is_hidden
-from gradcam.sources.lists import LIST_SUFFIXES, ListEntry, read_stored_list
+from gradcam.sources.list_files import LIST_SUFFIXES, ListEntry, read_stored_list
 from gradcam.storage.fetch import translate_input_store_errors
 from gradcam.storage.store import EXTRAS_BY_PROTOCOL, Store
 

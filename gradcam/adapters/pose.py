@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from gradcam.adapters.base import MODEL, ModelRun, PoseAdapter, Poses
 from gradcam.errors import TargetError
-from gradcam.families.base import MODEL, ModelRun, PoseAdapter, Poses
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 
 HEATMAPS = "heatmaps"
 

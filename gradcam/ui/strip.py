@@ -95,7 +95,7 @@ class ImageStrip:
 def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
     """List the name and path of each image: files, images in folders, and images that a finished batch explained. Raise
     `GradcamError` if a path does not exist."""
-    from gradcam.sources.list import list_inputs
+    from gradcam.sources.collect import list_inputs
 
     images: list[tuple[str, Path]] = []
     for place in places:
@@ -111,7 +111,7 @@ def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
 
 
 def _list_batch(place: Path) -> list[tuple[str, Path]]:
-    from gradcam.report.files import ReportFolder, read_run
+    from gradcam.report.report_folder import ReportFolder, read_run
 
     run = read_run(ReportFolder(place))
     root = run.root if isinstance(run.root, Path) else None

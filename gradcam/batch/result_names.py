@@ -26,7 +26,7 @@ from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
     from gradcam.attributions.table import AttributionMethod
-    from gradcam.batch.findings import ExplainRequest, ExplanationResult
+    from gradcam.batch.image_results import ExplainRequest, ExplanationResult
     from gradcam.cam.methods.base import Method
 
 COMPARISON_NAME = "compare"  # In the name of a panel, this replaces the method.

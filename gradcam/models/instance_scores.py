@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from gradcam.cam.explain import Plan, execute_plan
 from gradcam.cam.methods.base import Method
 from gradcam.errors import TargetError
-from gradcam.hooks.nested import Batch, detach_input
+from gradcam.hooks.containers import Batch, detach_input
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
-from gradcam.models.kinds import TaskModel
 from gradcam.models.preprocess import Prepared
+from gradcam.models.task_models import TaskModel
 from gradcam.targets.base import BoundTarget, Instance, bind_target
 from gradcam.targets.classes import compute_scores
 

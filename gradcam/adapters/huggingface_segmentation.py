@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradcam.adapters.base import ModelRun, SegmenterAdapter
+from gradcam.adapters.segmentation import GenericSegmenter
+from gradcam.adapters.tokens import load_tokenizer, tokenize
 from gradcam.errors import ModelError, TargetError
-from gradcam.families.base import ModelRun, SegmenterAdapter
-from gradcam.families.segmentation import GenericSegmenter
-from gradcam.families.tokens import load_tokenizer, tokenize
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 
 
 def find_labels(config: Any) -> list[str] | None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from gradcam.hooks.nested import list_modules
+from gradcam.hooks.containers import list_modules
 
 Answer = TypeVar("Answer")
 

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from gradcam.adapters.base import CaptionerAdapter, ModelRun
+from gradcam.adapters.tokens import load_tokenizer
 from gradcam.errors import ModelError, TargetError
-from gradcam.families.base import CaptionerAdapter, ModelRun
-from gradcam.families.tokens import load_tokenizer
-from gradcam.hooks.nested import Batch, to_batch
+from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
 PICTURES = "pixel_values"

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.adapters.base import MODEL, Candidates, Detections, DetectorAdapter, ModelRun, ModuleCall
+from gradcam.adapters.tokens import load_tokenizer, tokenize
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.families.base import MODEL, Candidates, Detections, DetectorAdapter, ModelRun, ModuleCall
-from gradcam.families.tokens import load_tokenizer, tokenize
-from gradcam.hooks.nested import Batch
+from gradcam.hooks.containers import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Grounding DINO splits its text at these
 # The ends of module names; the first name that exists is the backbone.

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from gradcam.adapters import find_family
+from gradcam.adapters.base import Embedder, ModelRun, RecordingModel
+from gradcam.adapters.pooling import cheap_pooling, find_pool
+from gradcam.adapters.tokens import load_tokenizer, tokenize
 from gradcam.errors import ImageError, TargetError
-from gradcam.families import find_family
-from gradcam.families.base import Embedder, ModelRun, RecordingModel
-from gradcam.families.pooling import cheap_pooling, find_pool
-from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks import pytorch
-from gradcam.hooks.nested import Batch, list_tensors
+from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.preserve import preserve_state
 
 IMAGE_TOWER, HEAD = "pictures", "head"  # the names of watched modules, besides the model

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.hooks.facts import ModelFacts
+from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
 MAX_DISTANCE = 1e-3  # relative to the length of the vectors: a larger one means that the pool computes something else

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.every_class import (
+from gradcam.cam.all_classes import (
     ChannelProducts,
     ClassMaps,
     count_directions,
@@ -29,10 +29,10 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier, ImageInput
 from gradcam.models.load import load_classifier
+from gradcam.models.page_contents import list_classes, list_things, to_map_set
 from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.providers import DEFAULT_MODEL
 from gradcam.models.results import ImageExplanation
-from gradcam.models.shown import list_classes, list_things, to_map_set
 from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, check_count
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
