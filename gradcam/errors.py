@@ -273,8 +273,10 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def describe_failure(name: str, error: BaseException) -> str:
-    """Return one line that names an image once, with the reason for its failure; GRADCAM_TRACEBACK=1 prints the
-    traceback."""
+    """Return one line that names an image once, with the reason for its failure.
+
+    GRADCAM_TRACEBACK=1 prints the traceback.
+    """
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
     reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)

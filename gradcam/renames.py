@@ -130,8 +130,10 @@ RENAMES: tuple[Rename, ...] = (
 
 
 def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """Return a module's `__getattr__` that finds its old names. A lazy module passes `get`, which finds all other
-    names."""
+    """Return a module's `__getattr__` that finds its old names.
+
+    A lazy module passes `get`, which finds all other names.
+    """
     names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
 
     def find(name: str) -> Any:

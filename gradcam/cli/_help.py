@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CommandHelp:
-    """Texts of a command's help. `examples`: command lines, each with a comment. `options`: the long names of the
-    options in the short help; () for all options."""
+    """Texts of a command's help.
+
+    `examples`: command lines, each with a comment. `options`: the long names of the options in the short help; () for
+    all options.
+    """
 
     examples: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()

@@ -128,8 +128,10 @@ def _suggest_files(image: Path) -> str:
 
 @dataclass(frozen=True)
 class ExplainJob:
-    """The plan for each image: the explanations to compute, and the files to write. `suffix`: the end of output names.
-    `panel`: the key of a panel's path in records."""
+    """The plan for each image: the explanations to compute, and the files to write.
+
+    `suffix`: the end of output names. `panel`: the key of a panel's path in records.
+    """
 
     classifier: Classifier
     request: ExplainRequest

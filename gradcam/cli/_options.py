@@ -398,8 +398,7 @@ images = click.argument("images", nargs=-1, required=True, type=click.Path(), me
 def names_option(
     *names: str, find: Callable[[Sequence[str]], Iterable[object]], completions: Iterable[str], **settings: Any
 ) -> Callable[[Command], Command]:
-    """Return an option that may be repeated, and accepts comma-separated names. `find` converts the names, and raises
-    `GradcamError` for unknown ones. `completions`: the names that tab completion offers."""
+    """Return an option that takes several names, which `find` converts. `completions`: the names that tab offers."""
 
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]

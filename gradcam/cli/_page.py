@@ -21,8 +21,10 @@ TOP = 50  # classes with heatmaps, if heatmaps of all classes would cost too muc
 
 @dataclass(frozen=True)
 class PageMaker:
-    """A function that makes the page of an image. `is_whole`: without --layer, show several layers. `is_checked`: test
-    the first heatmap."""
+    """A function that makes the page of an image.
+
+    `is_whole`: without --layer, show several layers. `is_checked`: test the first heatmap.
+    """
 
     settings: Settings
     top: int = TOP

@@ -40,8 +40,11 @@ OPTIONS_BY_TASK = {
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """The arguments of `load_model`. `task`: None to load the model as a classifier, whatever its task is.
-    `prompts`: the text prompts of an text-prompted detector."""
+    """The arguments of `load_model`.
+
+    `task`: None to load the model as a classifier, whatever its task is. `prompts`: the text prompts of an text-
+    prompted detector.
+    """
 
     model: str | None = None
     weights: Path | None = None
@@ -255,8 +258,11 @@ def to_target(settings: Settings, model: Classifier) -> Any:
 
 
 def to_single_target(settings: Settings, model: Classifier) -> Any:
-    """Return the single target of a command that evaluates heatmaps: a class index, None for the top class, or a target
-    of another task. Raise `click.UsageError` as `check_task` and `to_target` do."""
+    """Return the target of a command that evaluates heatmaps.
+
+    It is a class index, None for the top class, or a target of another task. Raise `click.UsageError` as `check_task` and
+    `to_target` do.
+    """
     check_task(settings, model)
     if model.task != "classification":
         return to_target(settings, model)

@@ -63,9 +63,10 @@ Objects = Mapping[str, Mapping[int, Any]]  # masks, bool (H,W), by image name an
 
 @dataclass(frozen=True)
 class Row:
-    """The results of one combination: means over images, with intervals. `order`, `mass` and `maximum` are results of
-    the grid pointing game. `objects` (the order on annotated objects) and `road` are measured in single images; None if
-    not computed. `order_behind` and `road_behind` are the differences from the best combination."""
+    """The results of one combination: means over images, with intervals.
+
+    `objects` and `road` are None if not computed. `order_behind` and `road_behind`: differences from the best.
+    """
 
     combination: Combination
     order: Interval
@@ -357,8 +358,7 @@ def list_single_pass_methods() -> list[str]:
 
 
 def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequence[str]) -> list[Combination]:
-    """List all combinations. A method with a fixed score, or without a score, occurs once per layer. Raise
-    `GradcamError` if a method or score is unknown, or if a method has no target layer."""
+    """List all combinations. Raise `GradcamError` for an unknown method or score, or a method without a target layer."""
     resolved = find_methods(methods)
     for method in resolved:
         if method.place != "layer":
@@ -372,8 +372,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
 
 @dataclass
 class CombinationExplainer:
-    """Explains images with combinations. `left_out` collects combinations without a heatmap, and the reasons. `methods`
-    are user-defined methods by name; all other names are looked up in `METHODS`."""
+    """Explains images with combinations. `left_out` collects the reasons for combinations without a heatmap."""
 
     classifier: Classifier
     reshape: Any = None
@@ -382,8 +381,10 @@ class CombinationExplainer:
 
     def explain(self, images: Tensor, classes: Tensor, combinations: Iterable[Combination]) -> Maps:
         """Yield the heatmaps (N,K,H,W) in [0,1] of each combination, for images (N,C,H,W) and classes (N,K).
+
         Each score has its own pass, and only the heatmaps of one pass are in memory. A heatmap is blank if the gradient
-        at its layer is exactly zero. A combination without a heatmap is left out, also in later calls."""
+        at its layer is exactly zero. A combination without a heatmap is left out, also in later calls.
+        """
         requested = [combo for combo in combinations if combo not in self.left_out]
         for score in SCORES:
             # Methods without a score share the pass of the logits.
@@ -492,8 +493,7 @@ def subtract(values: Tensor, reference: Tensor, *, level: float = CONFIDENCE) ->
 
 
 def find_first_equal(scores: MosaicScores) -> dict[Combination, Combination]:
-    """Map each combination to the first combination with the same results, and therefore the same heatmaps.
-    If the model is linear after a layer, several methods give the same heatmap there."""
+    """Map each combination to the first with the same results. After a linear layer, several methods are the same."""
     first_of: dict[Combination, Combination] = {}
     numbers = {key: torch.cat([scores.order[key], scores.mass[key], scores.hits[key]]) for key in scores.order}
     for key, values in numbers.items():

@@ -188,8 +188,10 @@ def _apply_range(values: Floats, low: float, high: float) -> Floats:
 
 
 def _find_settings(dataset: Dataset, name: str) -> Dataset:
-    """Return the data set with the first frame's settings of this kind; in multi-frame files, it may be a functional
-    group."""
+    """Return the data set with the first frame's settings of this kind.
+
+    In multi-frame files, it may be a functional group.
+    """
     for group_name in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
         groups = dataset.get(group_name)
         if groups and groups[0].get(name):

@@ -107,8 +107,7 @@ def overlay(
 
 
 def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
-    """Warn if a heatmap of another size is stretched over the whole image, because the network may have seen only a
-    part."""
+    """Warn if a heatmap is stretched over the whole image, because the network may have seen only a part."""
     if len(shape) != 2 or not all(shape) or shape == (height, width):
         return
     aspect = (shape[1] / shape[0]) / (width / height)
@@ -135,8 +134,7 @@ def _draw_outline(pixels: Pixels, sides: Sequence[bool]) -> None:
 
 
 def draw_colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """Return the colours of a heatmap, from its minimum to its maximum, as `overlay` draws them on white at full
-    opacity."""
+    """Return the colours of a heatmap from its minimum to its maximum, as `overlay` draws them on white, opaque."""
     values = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
     white = np.full((height, width, 3), 255, np.uint8)
     return overlay(white, np.tile(values, (height, 1)), alpha=1, colormap=colormap, signed=signed)

@@ -56,8 +56,10 @@ def open_nonblocking(path: str, flags: int) -> int:
 
 
 def read_text_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the contents of a text file given by the user. Raises `OSError` like `open_file`, and for overlong
-    files."""
+    """Return the contents of a text file given by the user.
+
+    Raises `OSError` like `open_file`, and for overlong files.
+    """
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_TEXT_BYTES:
             raise OSError(errno.EFBIG, f"it has more than {MAX_TEXT_BYTES} bytes", os.fspath(path))

@@ -25,8 +25,10 @@ SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 
 @dataclass(frozen=True)
 class JpegHeader:
-    """The header of a JPEG file. `height` and `width` are those of the stored image, before its EXIF orientation
-    `turn`."""
+    """The header of a JPEG file.
+
+    `height` and `width` are those of the stored image, before its EXIF orientation `turn`.
+    """
 
     height: int
     width: int

@@ -410,8 +410,7 @@ def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
 
 
 def _simplify(text: str) -> str:
-    """Replace accented letters by plain ones, because Pillow's font lacks accents and shows a frame for unknown
-    letters."""
+    """Replace accented letters by plain ones. Pillow's font lacks accents, and shows a frame for unknown letters."""
     letters = unicodedata.normalize("NFC", text)
     bare_letters = (unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() for letter in letters)
     return "".join(bare if bare and letter.isalpha() else letter for letter, bare in zip(letters, bare_letters))

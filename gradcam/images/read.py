@@ -392,8 +392,7 @@ def find_size(file: BinaryIO) -> int:
 
 
 def _find_deep_mode(image: ImageFile.ImageFile) -> str:
-    """Return "RGB", "RGBA" or "LA" if the file has 16 bits per channel, which Pillow would cut to 8 on loading; else
-    ""."""
+    """Return "RGB", "RGBA" or "LA" if the file has 16 bits per channel, which Pillow would cut to 8; otherwise ""."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:

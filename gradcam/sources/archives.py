@@ -283,8 +283,9 @@ def check_webdataset() -> None:
 
 
 def expand_shards(text: str) -> list[str]:
-    """Return the tars of a path or URL with braces, such as `shards-{000000..000146}.tar`; return any other text as it
-    is.
+    """Return the tars of a path or URL with braces, such as `shards-{000000..000146}.tar`.
+
+    Return any other text as it is.
 
     Raises `GradcamError` without the webdataset library, and `InputError` for braces that it cannot expand.
     """

@@ -100,8 +100,10 @@ class InputCollector:
             )
 
     def _to_content(self, url: str, entry: ListEntry, source: Source) -> StoreImage:
-        """Return the content for a URL. Raises `InputError` if a list names a URL that cannot be an image, and
-        `StoreError`."""
+        """Return the content for a URL.
+
+        Raises `InputError` if a list names a URL that cannot be an image, and `StoreError`.
+        """
         bucket = find_bucket(url)
         try:
             if bucket not in self._buckets:
@@ -244,8 +246,9 @@ def _find_source(text: str) -> Source:
 
 
 def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
-    """Yield the files and folders that match a glob. Skip files that are not images, unless the glob names their
-    suffix.
+    """Yield the files and folders that match a glob.
+
+    Skip files that are not images, unless the glob names their suffix.
 
     Files come before folders, as in the listing of a folder.
     """

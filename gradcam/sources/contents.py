@@ -31,8 +31,10 @@ class ImageContent(Protocol):
         """Return the image's own file on this machine, or None if it is in an archive or a store."""
 
     def read(self) -> bytes:
-        """Return all bytes. Raises `ImageError`, without the image's name, if they are unreadable or change
-        meanwhile."""
+        """Return all bytes.
+
+        Raises `ImageError`, without the image's name, if they are unreadable or change meanwhile.
+        """
 
 
 @dataclass(frozen=True, slots=True)

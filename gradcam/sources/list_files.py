@@ -151,8 +151,10 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEnt
 
 
 def _look_up(text: str, base: str) -> str:
-    """Return the absolute path or the URL. A file that exists nowhere is expected beside the list, and fails when it is
-    read."""
+    """Return the absolute path or the URL.
+
+    A file that exists nowhere is expected beside the list, and fails when it is read.
+    """
     if is_url(text):
         return text
     path = to_path(text)

@@ -195,8 +195,7 @@ def describe_invalid_field(fields: Mapping[str, Any], names: Iterable[str]) -> s
 
 
 def merge_resumed_run(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run.json of a resumed run, with the versions of the earlier run and everything that either run
-    resolved."""
+    """Return run.json of a resumed run: the versions of the earlier run, and everything that either run resolved."""
     resolved = {**earlier["resolved"], **fields["resolved"]}
     return {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}, "resolved": resolved}
 

@@ -29,8 +29,11 @@ NOT_FINITE = "The model's output contains NaN or infinite values: check its weig
 
 @dataclass(frozen=True)
 class Question:
-    """A question about an image. `first`: the class to show. `quick`: return only its heatmap, while the user brushes.
-    `other_model`: a second model to compare with."""
+    """A question about an image.
+
+    `first`: the class to show. `quick`: return only its heatmap, while the user brushes. `other_model`: a second model
+    to compare with.
+    """
 
     image: int
     model: ModelRequest

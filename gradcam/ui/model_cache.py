@@ -21,8 +21,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """The model that the page asks for. `model`: None for the model that `gradcam ui` was started with. `texts`: the
-    sentences for a CLIP-like model, or the text prompts of an text-prompted detector."""
+    """The model that the page asks for.
+
+    `model`: None for the model that `gradcam ui` was started with. `texts`: the sentences for a CLIP-like model, or the
+    text prompts of an text-prompted detector.
+    """
 
     model: str | None = None
     weights: str | None = None
@@ -31,8 +34,11 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model. `words`: the command-line options that select it. `code`: the line of Python that loads it.
-    `reshape`: the layout of its layer's output."""
+    """A loaded model.
+
+    `words`: the command-line options that select it. `code`: the line of Python that loads it. `reshape`: the layout of
+    its layer's output.
+    """
 
     classifier: Classifier
     words: tuple[str, ...]

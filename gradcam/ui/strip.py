@@ -93,8 +93,10 @@ class ImageStrip:
 
 
 def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
-    """List the name and path of each image: files, images in folders, and images that a finished batch explained. Raise
-    `GradcamError` if a path does not exist."""
+    """List the name and path of each image: files, images in folders, and images that a finished batch explained.
+
+    Raise `GradcamError` if a path does not exist.
+    """
     from gradcam.sources.collect import list_inputs
 
     images: list[tuple[str, Path]] = []

@@ -32,8 +32,11 @@ MAX_LISTED_CHANNELS = 5  # per layer
 
 @dataclass(frozen=True)
 class LayerDrawing:
-    """The drawn channels of a layer. `dead`: the number of channels that are zero everywhere. `shown`: the numbers and
-    strengths of the drawn channels, in the order of drawing."""
+    """The drawn channels of a layer.
+
+    `dead`: the number of channels that are zero everywhere. `shown`: the numbers and strengths of the drawn channels,
+    in the order of drawing.
+    """
 
     layer: str
     channels: int

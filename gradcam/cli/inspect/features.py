@@ -40,8 +40,11 @@ FEATURE_SUFFIXES = (".npz", ".safetensors")
 
 @dataclass(frozen=True)
 class FeaturesOutcome:
-    """The result of a run. There is no file if all images failed. `layers`: shape and dtype by layer name, with the
-    image axis first. `left_out`: the number of files that are not images."""
+    """The result of a run.
+
+    There is no file if all images failed. `layers`: shape and dtype by layer name, with the image axis first.
+    `left_out`: the number of files that are not images.
+    """
 
     path: Path
     model: str

@@ -36,8 +36,10 @@ TITLES = ("layer", "output", "", "params", "zeros", "")
 
 @dataclass(frozen=True)
 class GradientsOutcome(InspectOutcome):
-    """The result for one image: the class and its gradient at each layer, or an error. `plot`: the path of the plot, if
-    it was drawn. `show_all`: print every layer, not only as many as fit on a screen."""
+    """The result for one image: the class and its gradient at each layer, or an error.
+
+    `plot`: the path of the plot, if it was drawn. `show_all`: print every layer, not only as many as fit on a screen.
+    """
 
     index: int = 0
     label: str | None = None

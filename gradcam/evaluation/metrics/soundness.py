@@ -1,4 +1,4 @@
-"""Soundness of heatmaps: do they change with the class and the weights, and stay the same under noise?"""
+"""Measure soundness: whether heatmaps change with the class and the weights, and stay the same under noise."""
 
 from __future__ import annotations
 

@@ -186,7 +186,6 @@ def _describe(
 
 def _draw(classifier: Classifier, members: Mapping[str, ImageEvidence], name: str) -> Pixels:
     """Draw a member of a cluster; raise `ImageError` if its image can no longer be read."""
-
     member = members[name]
     prepared = read_item(classifier, replace(member.item, wanted=None)).picture
     if not isinstance(prepared, Prepared):

@@ -340,8 +340,10 @@ class ItemExplainer:
     def explain(
         self, items: Iterable[InputImage], class_by_name: Mapping[str, int] | None = None
     ) -> Generator[SnapshotEntry | ImageFailure, None, None]:
-        """Yield the result on each image, in order. The heatmap explains the top class, or the image's class in
-        `class_by_name`."""
+        """Yield the result on each image, in order.
+
+        The heatmap explains the top class, or the image's class in `class_by_name`.
+        """
         class_texts = None if class_by_name is None else {name: str(index) for name, index in class_by_name.items()}
         class_items = (
             replace(item, wanted=None if class_texts is None else class_texts.get(item.name)) for item in items
