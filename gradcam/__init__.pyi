@@ -23,6 +23,6 @@ from .models.load import load_detector as load_detector
 from .models.load import load_matcher as load_matcher
 from .models.load import load_model as load_model
 from .models.load import load_segmenter as load_segmenter
-from .models.pages import page as page
+from .models.page_builder import page as page
 from .models.panels import panel as panel
 from .storage.manifest import read_manifest as read_manifest

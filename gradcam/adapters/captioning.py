@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
-from gradcam.adapters.tokens import load_tokenizer
+from gradcam.adapters.tokenizers import load_tokenizer
 from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state

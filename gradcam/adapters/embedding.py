@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from gradcam.adapters import find_family
 from gradcam.adapters.base import Embedder, ModelRun, RecordingModel
 from gradcam.adapters.pooling import cheap_pooling, find_pool
-from gradcam.adapters.tokens import load_tokenizer, tokenize
+from gradcam.adapters.tokenizers import load_tokenizer, tokenize
 from gradcam.errors import ImageError, TargetError
 from gradcam.hooks import pytorch
 from gradcam.hooks.containers import Batch, list_tensors

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.adapters.base import MODEL, Candidates, Detections, DetectorAdapter, ModelRun, ModuleCall
-from gradcam.adapters.tokens import load_tokenizer, tokenize
+from gradcam.adapters.tokenizers import load_tokenizer, tokenize
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gradcam.adapters.base import ModelRun, SegmenterAdapter
 from gradcam.adapters.segmentation import GenericSegmenter
-from gradcam.adapters.tokens import load_tokenizer, tokenize
+from gradcam.adapters.tokenizers import load_tokenizer, tokenize
 from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch
 

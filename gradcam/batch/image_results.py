@@ -465,4 +465,4 @@ def _name_mask(target: Any) -> str:
 
 def _name_like(target: Any) -> str | None:
     reference = getattr(target, "reference", None)
-    return os.fspath(reference) if isinstance(reference, (str, os.PathLike)) else None
+    return os.fspath(reference).replace(os.sep, "/") if isinstance(reference, (str, os.PathLike)) else None

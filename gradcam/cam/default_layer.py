@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import RecordedPass, caller_autocast, recorded_pass
 from gradcam.cam.grid import ORDER_MEASURED, find_grid, find_placed_layer
-from gradcam.cam.places import MisplacedError
+from gradcam.cam.measure_layout import MisplacedError
 from gradcam.cam.suggest import OUTPUT_NOTE, find_suggestion
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import jacobian

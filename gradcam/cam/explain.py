@@ -21,10 +21,10 @@ from gradcam.cam.grid import (
     warn_of_mixed_images,
 )
 from gradcam.cam.maps import compute_maps
+from gradcam.cam.measure_layout import MisplacedError
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method, find_methods
-from gradcam.cam.places import MisplacedError
 from gradcam.cam.postprocess import crop_to_windows, make_views, to_heatmaps_of_sizes
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion, reads_rows

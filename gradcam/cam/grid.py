@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
 from gradcam.cam.forward import RecordedPass, record_outputs, warn_of_dependence
-from gradcam.cam.places import MIN_RESPONSES, MisplacedError, PlacedLayer, Probe, count_responses, run_changed
+from gradcam.cam.measure_layout import MIN_RESPONSES, MisplacedError, PlacedLayer, Probe, count_responses, run_changed
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import find_dependence, no_dependence_error
 from gradcam.hooks.containers import Batch, to_batch

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.grid import are_attention_weights, choose_layout_by_response
-from gradcam.cam.places import MIN_RESPONSES, PlacedLayer, count_responses
+from gradcam.cam.measure_layout import MIN_RESPONSES, PlacedLayer, count_responses
 from gradcam.cam.suggest import OutputInfo, read_scores, release_graph, suggest, to_output_info
 from gradcam.errors import ImageError, format_fields, shorten
 from gradcam.hooks.autograd import Edge, get_edge, list_ancestor_nodes

@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 
 from gradcam.cam.forward import find_layers_with_grid, search_batch_for_layers
 from gradcam.cam.grid import choose_layout_by_response
-from gradcam.cam.places import MIN_CELLS
+from gradcam.cam.measure_layout import MIN_CELLS
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import Edge, get_edge, list_graph_nodes, list_leaves, trace_score_graph
 from gradcam.hooks.containers import Batch, detach_input, find_floating_tensor, list_tensors, map_tensors

@@ -17,7 +17,7 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, prepare_request, print_notes
-from gradcam.cli._page import PageMaker
+from gradcam.cli._page_maker import PageMaker
 from gradcam.cli._settings import ModelChoice, OutputMode, Settings, to_settings
 from gradcam.cli._terminal import (
     Display,
@@ -486,7 +486,7 @@ def report_command(folder: Path | Store, quiet: bool) -> int:
 
     DIR is the output folder of the batch, or its URL in a store.
     """
-    from gradcam.report.pages import write_report
+    from gradcam.report.gallery import write_report
 
     with report_waits(OutputMode(as_json=False, quiet=quiet)):
         page = write_report(folder)

@@ -14,7 +14,7 @@ from gradcam.batch.formats import FORMATS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import Attempt, make_folder, prepare_request, require_images
-from gradcam.cli._page import PageMaker
+from gradcam.cli._page_maker import PageMaker
 from gradcam.cli._settings import OutputMode, to_settings
 from gradcam.cli._terminal import format_image_name, format_written_path, show_pass_progress
 from gradcam.cli.batch import BatchArguments, BatchOptions, run_batch

@@ -19,7 +19,7 @@ import click
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, print_notes
-from gradcam.cli._page import to_code
+from gradcam.cli._page_maker import to_code
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import TerminationSignal, acknowledge_signals, import_torch
 from gradcam.errors import GradcamError, escape_controls, to_pip_command

@@ -21,8 +21,8 @@ from gradcam.cam.methods.table import METHODS, find_methods
 from gradcam.errors import BlindLayerError, GradcamError, GradcamWarning, LayerError, format_fields, shorten
 from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.intervals import CONFIDENCE, MIN_IMAGES_TO_COMPARE, Interval, mean_interval, paired_difference
-from gradcam.evaluation.metrics.grid import MIN_PROBABILITY, Mosaic, Tile, arrange_mosaics, grid_pointing_game, to_tiles
 from gradcam.evaluation.metrics.localisation import order_pointing_game
+from gradcam.evaluation.metrics.mosaic import MIN_PROBABILITY, Mosaic, Tile, arrange_tiles, grid_pointing_game, to_tiles
 from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.subject import Subject, to_tensor
 from gradcam.hooks import containers
@@ -298,7 +298,7 @@ def recommend(
     names = list_single_pass_methods() if methods is None else methods
     combine(names, scores, [default.layer])  # Raise for wrong arguments before the computation starts.
     tiles = to_tiles(classifier, images, least=min_probability)
-    mosaic_list = arrange_mosaics(model, tiles, limit=mosaics, seed=seed)
+    mosaic_list = arrange_tiles(model, tiles, limit=mosaics, seed=seed)
     candidates = layer_names or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
     used = {name for mosaic in mosaic_list for name in mosaic.names}
     explainer = CombinationExplainer(classifier, reshape, {method.name: method for method in find_methods(names)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradcam.report.pages import write_report
+from gradcam.report.gallery import write_report
 from gradcam.report.views import draw_views
 
 __all__ = ["draw_views", "write_report"]

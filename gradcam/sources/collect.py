@@ -15,7 +15,8 @@ from gradcam.sources.archives import ARCHIVE_SUFFIXES, Members, expand_shards, l
 from gradcam.sources.contents import FileContent, ImageContent, InMemoryImage, InputImage
 from gradcam.sources.folders import expand_pattern, has_image_suffix, is_glob, to_absolute, walk_folder
 from gradcam.sources.list_files import LIST_SUFFIXES, STANDARD_INPUT, ListEntry, read_list, read_standard_input
-from gradcam.sources.store_inputs import Roots, Source, find_bucket, find_stored
+from gradcam.sources.roots import Roots, Source, find_bucket
+from gradcam.sources.store_inputs import find_stored
 from gradcam.storage.fetch import StoreImage
 from gradcam.storage.store import Store, parse_location
 

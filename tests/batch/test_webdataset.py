@@ -334,7 +334,7 @@ def test_samples_in_a_store_are_those_on_a_disk(batch: Command, photos: Path, mo
 def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
     batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradcam.batch.formats.store import StoreResults
+    from gradcam.batch.formats.store_folder import StoreResults
 
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     ours = ("--output-format", "webdataset")

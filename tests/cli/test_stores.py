@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import gradcam
-from gradcam.batch.formats import store as store_results
+from gradcam.batch.formats import store_folder as store_results
 from gradcam.cli._terminal import TerminationSignal
 from gradcam.errors import StoreError
 from gradcam.storage import retry as failures

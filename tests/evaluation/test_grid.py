@@ -13,7 +13,7 @@ import gradcam
 from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import ImageError
 from gradcam.evaluation.heatmap_sources import CONTROLS
-from gradcam.evaluation.metrics.grid import grid_pointing_game
+from gradcam.evaluation.metrics.mosaic import grid_pointing_game
 from tests.colours import COLOURS, ColourNet, picture
 
 

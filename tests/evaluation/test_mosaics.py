@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, InputError
-from gradcam.evaluation.metrics.grid import Mosaic, arrange_mosaics, make_mosaics, to_tiles
+from gradcam.evaluation.metrics.mosaic import Mosaic, arrange_tiles, make_mosaics, to_tiles
 from tests.colours import COLOURS, SIZE, ColourNet, classifier_of, picture
 from tests.helpers import assert_same, traces
 
@@ -116,7 +116,7 @@ def test_pictures_are_read_and_prepared_as_the_model_has_them(classifier: gradca
 def test_a_network_of_one_size_gets_pictures_of_half_of_it(size: int) -> None:
     pictures = {colour: picture(colour, size) for colour in COLOURS[:4]}
     tiles = to_tiles(classifier_of(Strict(size)), pictures)
-    (mosaic,) = arrange_mosaics(Strict(size), tiles)
+    (mosaic,) = arrange_tiles(Strict(size), tiles)
     assert mosaic.image.shape == (3, size, size)
     for position, (cell, name) in enumerate(zip(cells(mosaic), mosaic.names, strict=True)):
         assert cell.shape == (3, size // 2 + (position // 2) * (size % 2), size // 2 + (position % 2) * (size % 2))
@@ -134,7 +134,7 @@ def test_halved_pictures_are_smoothed_and_not_skipped() -> None:
     lined = {name: image.clone() for name, image in plain.items()}
     for image in lined.values():
         image[:, :, 4] += 0.1
-    halved = [arrange_mosaics(Strict(), to_tiles(classifier_of(Strict()), pictures))[0] for pictures in (plain, lined)]
+    halved = [arrange_tiles(Strict(), to_tiles(classifier_of(Strict()), pictures))[0] for pictures in (plain, lined)]
     for before, after in zip(*map(cells, halved), strict=True):
         expected = torch.tensor([0, 0.0125, 0.0375, 0]).expand(3, 4, 4)
         torch.testing.assert_close(after - before, expected, rtol=0, atol=1e-6)

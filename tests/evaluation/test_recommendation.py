@@ -15,7 +15,7 @@ import gradcam
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, InputError, LayerError
 from gradcam.evaluation.intervals import Interval, mean_interval
-from gradcam.evaluation.metrics.grid import arrange_mosaics, grid_pointing_game, to_tiles
+from gradcam.evaluation.metrics.mosaic import arrange_tiles, grid_pointing_game, to_tiles
 from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.recommendation import (
     FRACTIONS,
@@ -300,7 +300,7 @@ def test_every_combination_has_a_row(recommendation: Recommendation) -> None:
 
 def test_the_numbers_are_those_of_the_metrics_themselves(recommendation: Recommendation) -> None:
     classifier = classifier_of(ColourNet())
-    mosaics = arrange_mosaics(classifier.model, to_tiles(classifier, EIGHT_IMAGES), limit=8)
+    mosaics = arrange_tiles(classifier.model, to_tiles(classifier, EIGHT_IMAGES), limit=8)
     for combination in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
         numbers: dict[str, list[Tensor]] = {name: [] for name in EIGHT_IMAGES}
         for mosaic in mosaics:
@@ -364,7 +364,7 @@ def test_the_default_stays_where_the_best_is_unfaithful_or_not_told_apart() -> N
 def test_mass_and_maxima_are_told_apart() -> None:
     classifier = classifier_of(ColourNet())
     tiles = to_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
-    (mosaic,) = arrange_mosaics(classifier.model, tiles)
+    (mosaic,) = arrange_tiles(classifier.model, tiles)
     combination = Combination("eigencam", None, "colour")
     scores = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([combination])
     mass, hits = scores.mass, scores.hits
@@ -480,7 +480,7 @@ def test_the_embedded_model_points_at_pictures_it_was_not_tuned_on(classifier: g
     """Use the half of the assets that `scripts/choose_defaults` measures on."""
     names = ["camera.png", "chelsea.jpg", "lemur.webp", "macaw.webp", "polar_bear.webp"]
     tiles = to_tiles(classifier, {name: photo(name) for name in names}, least=0.25)
-    contest = Benchmark(CombinationExplainer(classifier), tiles, arrange_mosaics(classifier.model, tiles), 0)
+    contest = Benchmark(CombinationExplainer(classifier), tiles, arrange_tiles(classifier.model, tiles), 0)
     default = Combination("gradcam", "logit", "layer4")
     game = contest.score_mosaics([default])
     assert len(contest.mosaics) == 5

@@ -19,9 +19,9 @@ from gradcam.errors import GradcamError, OutputError
 from gradcam.images.files import join_name
 from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import write_image
-from gradcam.report import pages
-from gradcam.report import pages as contents
-from gradcam.report.pages import write_report
+from gradcam.report import gallery
+from gradcam.report import gallery as contents
+from gradcam.report.gallery import write_report
 from gradcam.report.views import find_stem, name_views
 from gradcam.storage.clear import remove_runs
 from gradcam.storage.output import DiskWriter
@@ -226,7 +226,7 @@ def test_the_later_record_of_an_image_counts(tmp_path: Path) -> None:
 
 
 def test_details_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "RECORDS_PER_FILE", 2)
+    monkeypatch.setattr(gallery, "RECORDS_PER_FILE", 2)
     write_report(write_run(tmp_path, [make_record(f"{i}.jpg") for i in range(5)]))
     assert len(list((tmp_path / read_data(tmp_path)["details"]).iterdir())) == 3
     assert [detail["explained"][0]["files"]["overlay"] for detail in read_details(tmp_path)] == [
@@ -555,7 +555,7 @@ def test_the_report_imports_no_torch() -> None:
 
 def test_concurrent_reports_leave_the_more_complete_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path, [make_record("a.jpg")], manifest="manifest-1-of-2.jsonl")
-    original, threads = pages._render, []
+    original, threads = gallery._render, []
 
     def render(*arguments: Any) -> str:
         if not threads:
@@ -565,7 +565,7 @@ def test_concurrent_reports_leave_the_more_complete_page(tmp_path: Path, monkeyp
             threads[0].join(1)  # the thread cannot finish before this report does
         return original(*arguments)
 
-    monkeypatch.setattr(pages, "_render", render)
+    monkeypatch.setattr(gallery, "_render", render)
     write_report(folder)
     threads[0].join(60)
     assert read_data(folder)["names"] == ["a.jpg", "b.jpg"]

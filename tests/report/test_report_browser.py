@@ -17,7 +17,7 @@ from gradcam.errors import escape_controls
 from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import write_image
-from gradcam.report.pages import write_report
+from gradcam.report.gallery import write_report
 from gradcam.report.views import find_stem
 from gradcam.storage.records import Explained, Prediction, Record
 from tests.browser import PHONE, Visit, expect, is_remembered, needs_browser, wait_until

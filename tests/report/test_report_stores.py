@@ -15,8 +15,8 @@ from gradcam.errors import GradcamError, OutputError, StoreError
 from gradcam.images.read import read_image
 from gradcam.images.write import encode_image
 from gradcam.models.preprocess import read_image_file
-from gradcam.report import pages as contents
-from gradcam.report.pages import write_report
+from gradcam.report import gallery as contents
+from gradcam.report.gallery import write_report
 from gradcam.report.views import draw_views, find_stem
 from gradcam.storage import retry as failures
 from gradcam.storage.records import Record

@@ -15,10 +15,10 @@ import pytest
 
 import gradcam
 from gradcam.batch.formats import Destination
-from gradcam.batch.formats import store as store_results
+from gradcam.batch.formats import store_folder as store_results
 from gradcam.batch.formats.folder import OutputFolder
 from gradcam.batch.formats.records import check_records
-from gradcam.batch.formats.store import StoreResults
+from gradcam.batch.formats.store_folder import StoreResults
 from gradcam.errors import ImageError, OutputError, StoreError
 from gradcam.storage import manifest as store_manifest
 from gradcam.storage import retry as failures

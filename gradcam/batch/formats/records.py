@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gradcam.batch.formats import Destination, Format, Opening, OpenRun, Writer, is_writer
 from gradcam.batch.formats.folder import OutputFolder, check_folder
-from gradcam.batch.formats.store import StoreResults, check_store
+from gradcam.batch.formats.store_folder import StoreResults, check_store
 from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
 from gradcam.images.files import is_url
 from gradcam.options import import_function

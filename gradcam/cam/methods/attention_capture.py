@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradcam.cam.forward import RecordedPass, caller_autocast
 from gradcam.cam.grid import at_least_float32, find_order
-from gradcam.cam.places import run_changed
+from gradcam.cam.measure_layout import run_changed
 from gradcam.errors import ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.containers import Batch, find_floating_tensor, version_of

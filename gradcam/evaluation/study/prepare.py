@@ -19,7 +19,7 @@ from gradcam.batch.read_items import read_item
 from gradcam.errors import GradcamError, ModelError, TargetError
 from gradcam.evaluation.annotations import read_annotations
 from gradcam.evaluation.metrics import Metric
-from gradcam.evaluation.metrics.grid import DEFAULT_MOSAICS, make_mosaics
+from gradcam.evaluation.metrics.mosaic import DEFAULT_MOSAICS, make_mosaics
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, StudyOptions, StudyPlan, make_plan
 from gradcam.evaluation.study.results import Results, list_conditions

@@ -19,7 +19,7 @@ from gradcam.errors import GradcamError, TargetError, describe_failure, describe
 from gradcam.evaluation.annotations import Annotations, Truth
 from gradcam.evaluation.explainers import Explainer, StepCounter
 from gradcam.evaluation.metrics import METRICS, Metric
-from gradcam.evaluation.metrics.grid import Mosaic
+from gradcam.evaluation.metrics.mosaic import Mosaic
 from gradcam.evaluation.metrics.perturbation import Curve
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import StudyPlan

@@ -232,9 +232,7 @@ def make_mosaics(
     ----------
     Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2.
     """
-    return arrange_mosaics(
-        classifier.model, to_tiles(classifier, images, least=min_probability), limit=limit, seed=seed
-    )
+    return arrange_tiles(classifier.model, to_tiles(classifier, images, least=min_probability), limit=limit, seed=seed)
 
 
 def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float = MIN_PROBABILITY) -> list[Tile]:
@@ -273,7 +271,7 @@ def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float 
     return confident
 
 
-def arrange_mosaics(
+def arrange_tiles(
     model: nn.Module, tiles: Sequence[Tile], *, limit: int = DEFAULT_MOSAICS, seed: int = 0
 ) -> list[Mosaic]:
     """Return mosaics of tiles, as in `make_mosaics`. The tiles have at least four classes, and the same size."""
