@@ -322,14 +322,14 @@ def test_a_disk_that_fails_ends_the_run(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     work = do(OutputOptions(kinds=("overlay", "map")))
-    result, write = work.find(photo("chelsea.jpg")), places.write_whole
+    result, write = work.find(photo("chelsea.jpg")), places.write_atomically
 
     def fail(path: Path, data: bytes, **options: Any) -> None:
         if path.suffix == ".npy":
             raise OSError(number, os.strerror(number), str(path))
         write(path, data, **options)
 
-    monkeypatch.setattr(places, "write_whole", fail)
+    monkeypatch.setattr(places, "write_atomically", fail)
     with pytest.raises(OutputError) as raised:
         work.save(Path("x"), result=result)
     reason = os.strerror(number)

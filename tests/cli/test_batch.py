@@ -263,7 +263,7 @@ def test_a_report_that_cannot_be_written_takes_nothing_away(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gradcam.report.report_folder.Files.write", full)
+    monkeypatch.setattr("gradcam.report.report_folder.ReportFolder.write", full)
     outcome = batch("photos", "-o", "out", "--report")
     assert outcome.status == 1
     assert "b/broken.jpg: is damaged or cut off" in outcome.err

@@ -12,7 +12,8 @@ from captum.metrics import sensitivity_max
 from torch import Tensor, nn
 
 from gradcam.errors import BlindLayerError, GradcamError, ImageError, ModelError, TargetError
-from gradcam.evaluation.explainers import Explain, Explainer
+from gradcam.evaluation.explainers import Explainer
+from gradcam.evaluation.heatmap_sources import ExplainFunction
 from gradcam.evaluation.metrics.soundness import class_difference, max_sensitivity, randomisation, rank_correlation
 from gradcam.evaluation.subject import Subject, make_generator
 from tests.helpers import TINY, assert_same, tiny_model, traces
@@ -24,7 +25,7 @@ def subject(model: nn.Module | None = None, images: Tensor = TINY, classes: obje
     return Subject(tiny_model().eval() if model is None else model, images, classes)
 
 
-def give(maps: Tensor) -> Explain:
+def give(maps: Tensor) -> ExplainFunction:
     return lambda model, images, classes: maps
 
 

@@ -235,7 +235,7 @@ def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
     def run(self: nn.Module, *, image: Tensor, mask: Tensor) -> Any:
         return {"a": image.double(), "b": (mask, [image.half()]), "c": None, "d": 3}
 
-    report = trace(FunctionModule(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
+    report = trace(FunctionModule(run), {"image": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
     (call,) = report.calls
     assert call.inputs == ((1, 2), (4,))
     assert call.outputs == ((1, 2), (4,), (1, 2))

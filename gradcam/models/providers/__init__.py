@@ -44,8 +44,8 @@ PROVIDERS = (
     Provider("yolo:FILE.pt", "an ultralytics detector, if ultralytics is installed", r"yolo:(.*)", "yolo"),
     Provider("timm:NAME", "a timm model, or a folder saved by timm", r"timm:(.*)", "timm"),
     Provider("hf:NAME", "a Hugging Face model, by name or by folder", r"hf:(.*)", "huggingface"),
-    Provider("FILE.py:FUNCTION", "your own model, returned by the function", r"(.+\.py(?::.*)?)", "own"),
-    Provider("MODULE:FUNCTION", "your own model, from a Python module", r"([^:]*\.[^:]*:.*)", "own"),
+    Provider("FILE.py:FUNCTION", "your own model, returned by the function", r"(.+\.py(?::.*)?)", "custom"),
+    Provider("MODULE:FUNCTION", "your own model, from a Python module", r"([^:]*\.[^:]*:.*)", "custom"),
     Provider(
         "NAME[:WEIGHTS]", "a torchvision model: classification, detection or segmentation", r"(.*)", "torchvision"
     ),
