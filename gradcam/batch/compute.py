@@ -1,4 +1,4 @@
-"""Run the model on batches of preprocessed images. Folder runs call the model nowhere else."""
+"""Run the model on batches of preprocessed images, in parts that fit into memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BatchExplainer(Generic[ResultT]):
 
     def explain(self, batch: Sequence[ReadItem]) -> list[ResultT | GradcamError]:
         """Return a result or an error for each image, in the order of the batch."""
-        # The images of a group can be stacked, and are explained with the same kind of target.
+        # Group the images that can be stacked. Images with a requested class are separate from images without one.
         groups: dict[object, list[ReadItem]] = {}
         for read in batch:
             if isinstance(read.picture, Prepared):
@@ -70,7 +70,7 @@ class BatchExplainer(Generic[ResultT]):
         """
         try:
             images = [receive(read.picture, self._device) for read in part if isinstance(read.picture, Prepared)]
-            # In a group, every image has a class or no image has one.
+            # Within a group, either all images request a class or none does.
             classes = [read.wanted for read in part if read.wanted is not None]
             results = self._run_batch(images, classes=classes or None)
             return [
@@ -96,7 +96,7 @@ class BatchExplainer(Generic[ResultT]):
 
 
 def _to_error(read: ReadItem, error: BaseException) -> GradcamError:
-    """Return a new error that names the image. The original error would keep the tensors of its traceback alive."""
+    """Return a new error that names the image. The traceback of the original error would keep tensors alive."""
     name = read.fetched.item.name
     if is_out_of_memory(error):
         advice = "use a smaller model, a layer or method that needs less memory, or a device with more memory"

@@ -1,4 +1,4 @@
-"""Process images on the model's device: decode and resize them before the model, and draw and encode overlays after it."""
+"""Process images on the model's device: decode and resize the model's inputs, and draw and encode overlays."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ OutputT = TypeVar("OutputT")
 DEVICE_MEMORY_DIVISOR = 8
 # Images in flight may use 1 GiB if the device is the CPU.
 CPU_BUDGET_BYTES = 2**30
-# The bytes of pixels that a stage processes in one part. The limits of resizing and drawing are lower, because these
-# stages need several times as much memory for intermediate results.
+# The number of bytes of pixels that a stage processes at once. Resizing and drawing have lower limits, because they need
+# several times as much memory for intermediate results.
 STAGE_BUDGET_BYTES = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
 JPEG_SUFFIXES = (".jpg", ".jpeg")
 RESIZER = "PyTorch"
-# Replaces a heatmap whose overlay is already drawn.
+# Replaces heatmaps that are no longer needed, because their overlays are drawn.
 EMPTY_HEATMAP = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
@@ -50,8 +50,8 @@ def find_device_codec(
 ) -> Codec | None:
     """Return the codec for decoding and encoding on the device, or None if images are processed on the CPU.
 
-    `device` is where the models run, if that is not the classifier's device. Raises `DeviceError` if `pixels` is
-    "device" and the device cannot process the images.
+    `device` names the device that runs the models; None means the classifier's device. Raises `DeviceError` if `pixels`
+    is "device" and the device cannot process the images.
     """
     check_choice(pixels, "pixels", PIXEL_DEVICES)
     if pixels != "device":
@@ -81,7 +81,7 @@ def _find_device_obstacle(classifier: Classifier, request: ExplainRequest | None
 
 
 def describe_image_processing(codec: Codec, saving: OutputOptions) -> dict[str, str]:
-    """Return the libraries that influence the last digits of results, for run.json."""
+    """Return the image libraries for run.json, because they influence the last digits of results."""
     return {
         "decoder": codec.name,
         "resizer": RESIZER,
@@ -101,8 +101,8 @@ def _draws_on_device(saving: OutputOptions | None) -> bool:
 class MemoryGate:
     """Admits batches in order, as long as the bytes of their images fit into a budget.
 
-    A batch larger than the budget runs alone. No thread blocks: the gate calls a batch's `start` in the thread that
-    adds the batch or frees the memory.
+    A batch larger than the budget runs alone. No thread waits: `enter` and `leave` call the `start` functions of all
+    batches that now fit.
     """
 
     def __init__(self, budget: int) -> None:
@@ -135,9 +135,9 @@ class MemoryGate:
 
 @dataclass
 class Stage:
-    """One step of image processing on the device, run in parts that fit into its memory.
+    """One step of image processing on the device. Items are processed in parts that fit into the device's memory.
 
-    An item that does not fit alone, or that the device rejects, is processed by a fallback on the CPU.
+    If even a single item does not fit, or if the device rejects it, a fallback processes the item on the CPU.
     """
 
     name: str
@@ -152,9 +152,9 @@ class Stage:
         fallback: Callable[[ItemT], OutputT],
         count_bytes: Callable[[ItemT], int],
     ) -> list[OutputT]:
-        """Return the output of `process` for each item.
+        """Return the output of `process`, or else of `fallback`, for each item.
 
-        `count_bytes` returns the bytes of an item. Raises `DeviceError` if the device is lost.
+        `count_bytes` returns the number of bytes of an item. Raises `DeviceError` if the device is lost.
         """
         outputs: list[OutputT] = []
         while len(outputs) < len(items):
@@ -220,9 +220,9 @@ class DevicePixels:
 
     @contextlib.contextmanager
     def on_stream(self, name: str) -> Iterator[None]:
-        """Run the body on the named stream, exclusively, and wait until the device has finished.
+        """Run the body on the named CUDA stream, one thread at a time, and wait until the device has finished.
 
-        Decoders and encoders write from their own streams. Waiting keeps them from overwriting memory that unfinished
+        Decoders and encoders use streams of their own. Without the wait, they could overwrite memory that unfinished
         work on this stream still uses.
         """
         stream = self._streams[name]
@@ -236,9 +236,9 @@ class DevicePixels:
                 raise
 
     def prepare(self, reads: Sequence[ReadItem]) -> list[ReadItem]:
-        """Return the images with pending ones decoded and preprocessed.
+        """Decode and preprocess the pending images, and return all images.
 
-        Their pixels and model inputs are on the device.
+        The pixels and model inputs of pending images are then on the device, unless a step fell back to the CPU.
         """
         pending = [read.pending for read in reads if read.pending is not None]
         with self.on_stream("prepare"):
@@ -264,7 +264,7 @@ class DevicePixels:
         return [prepared[position] for position in range(len(pending))]
 
     def _decode(self, part: Sequence[PendingImage]) -> list[Tensor | None]:
-        """Return upright RGB images, uint8 (3,H,W)."""
+        """Return the images on the device, as upright RGB tensors, uint8 (3,H,W)."""
         if isinstance(part[0].data, Reading):
             return [self._upload(cast(Reading, item.data).picture) for item in part]
         headers = [cast(Any, item.header) for item in part]
@@ -293,10 +293,10 @@ class DevicePixels:
         return self._classifier.prepare(Reading(pixels, pixels))
 
     def finish(self, results: Sequence[Any]) -> list[Any]:
-        """Return the results without any data on the device.
+        """Draw overlays or copy data to the CPU, and return results that hold no data on the device.
 
-        If only overlays are saved, they are drawn and encoded on the device. Otherwise images and heatmaps are copied
-        to the CPU.
+        If the run saves only overlays, the device draws them, and also encodes them if they are JPEG files. Otherwise
+        images and heatmaps are copied to the CPU.
         """
         image_results = [result for result in results if isinstance(result, ExplainedImage)]
         with self.on_stream("draw"):
@@ -307,7 +307,7 @@ class DevicePixels:
         return [next(finished) if isinstance(result, ExplainedImage) else result for result in results]
 
     def _draw(self, results: Sequence[ExplainedImage]) -> Mapping[int, Sequence[DrawnImage]]:
-        """Return the overlays of each result by its position, without results that cannot be drawn on the device."""
+        """Return the overlays of each result by position. Results that the device cannot draw are left out."""
         jobs = [
             (position, map_result)
             for position, result in enumerate(results)
@@ -362,9 +362,9 @@ def open_device_pixels(
     log_event: LogEvent | None = None,
     saving: OutputOptions | None = None,
 ) -> DevicePixels | None:
-    """Return the image processing on the classifier's device, or None on the CPU.
+    """Return a processor of images on the classifier's device, or None if images are processed on the CPU.
 
-    Raises `DeviceError` as `find_pixels` does.
+    Raises `DeviceError` as `find_device_codec` does.
     """
     codec = find_device_codec(pixels, classifier, request)
     if codec is None:
@@ -378,7 +378,7 @@ def _to_channel_tensor(values: tuple[float, ...], device: torch.device) -> Tenso
 
 
 def _group(items: Sequence[ItemT], key: Callable[[ItemT], object]) -> list[list[tuple[int, ItemT]]]:
-    """Group the items by key, and return each with its position."""
+    """Return the items grouped by key, each item with its position in the input."""
     groups: dict[object, list[tuple[int, ItemT]]] = {}
     for position, item in enumerate(items):
         groups.setdefault(key(item), []).append((position, item))
@@ -405,9 +405,9 @@ def _to_pixels(image: Tensor) -> Pixels:
 
 
 def _move_result_to_cpu(result: ExplainedImage, overlays: Sequence[DrawnImage] | None) -> ExplainedImage:
-    """Return the result without any data on the device.
+    """Return the result with no data on the device.
 
-    If the overlays are drawn, only the size of the image is still needed.
+    If `overlays` are given, the heatmaps are dropped, and a placeholder of the same size replaces the image.
     """
     if overlays is None:
         maps = {key: _move_explanation_to_cpu(explanation) for key, explanation in result.maps.items()}

@@ -1,4 +1,4 @@
-"""Engines: their interface, the engine in this process, and the code that records and counts their results."""
+"""Engines: the interface, the engine that runs in this process, and the function that stores an engine's results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gradcam.storage.records import ImageOutcome, Record
 
 @dataclass(frozen=True)
 class BatchWork:
-    """The settings of a run: the images, in the order of the manifest, and how to explain them.
+    """The images of a run, in the order of the manifest, and the settings for explaining them.
 
-    `workers` is the number of threads per model. `device` is where models run, if that is not the device of
-    `classifier`. `pixels` is one of `options.PIXELS`, `resolved` is as in `Run`, and `resumed_layers` are the layer
-    fields of `classifier` that an earlier version chose.
+    `workers` is the number of threads per model. `device` names the device that runs the models; None means the device
+    of `classifier`. `pixels` is one of `options.PIXEL_DEVICES`. `resolved` is as in `RunSettings`. If the run to resume
+    used other default layers, `resumed_layers` are the fields of `classifier` that restore these layers.
     """
 
     classifier: Classifier
@@ -49,10 +49,10 @@ Reports = Generator[ImageOutcome, None, None]
 
 
 class Engine(Protocol):
-    """A function that explains images: it yields a report for each image that is needed, in the order of the items.
+    """A function that explains the needed images, and yields a report for each of them in the order of the items.
 
-    Once it is closed or has raised, it writes no more results. If it stops early, it passes each finished but unread
-    report to `on_leftover`.
+    After the generator is closed or has raised, no more results are written. If the generator ends early, `on_leftover`
+    receives each report that was finished but not read.
     """
 
     def __call__(
@@ -65,7 +65,7 @@ def explain_locally(
 ) -> Reports:
     """Explain images in this process.
 
-    Worker threads read ahead and write results, and the model runs in the caller's thread.
+    Worker threads read images in advance and write results. The model runs in the caller's thread.
     """
     return compute_items(
         work.classifier,
@@ -90,10 +90,10 @@ def explain_to_run(
     *,
     engine: Engine = explain_locally,
 ) -> Generator[Record, None, None]:
-    """Explain the images that have no record yet, and yield each record once it is stored.
+    """Explain the images that are not done, and yield each record once it is stored.
 
-    Images that failed in an earlier run are retried, and do not count towards `limit` again. Raises
-    `TooManyFailuresError`.
+    Images that failed in an earlier run are retried. If they fail again, they do not count towards `limit`. Raises
+    `TooManyFailuresError` if more than `limit` images fail.
     """
     failures, max_failures = 0, None if limit is None else limit.count(len(work.items))
     remaining = sum(item.name not in results.done for item in work.items)
@@ -116,7 +116,7 @@ def explain_to_run(
         on_leftover=leftovers.append,
     )
     try:
-        # Closing the engine ends all writing, so that the caller may release the results.
+        # Closing the engine ends all writing. The caller may then release the results.
         with contextlib.closing(reports):
             for report in reports:
                 record = store(report)
@@ -133,7 +133,7 @@ def explain_to_run(
                     )
     except BaseException as error:
         records = []
-        # `error` already reports that the place cannot be written.
+        # If the output cannot be written, `error` already says so.
         with contextlib.suppress(OutputError, StoreError):
             records = [store(report) for report in leftovers if report is not last_stored]
         if not isinstance(error, GeneratorExit):

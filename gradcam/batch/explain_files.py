@@ -34,10 +34,10 @@ from gradcam.targets.classes import ClassTarget, check_classes, is_function
 class FileResult:
     """The result of one image: an error, or explanations of this image alone (N is 1).
 
-    `name` is relative to the input's root, with "/" between folders; an image that is not given by a path is named like
-    `inputs[3]`. `path` is None for such an image, and for images in archives and stores. `explanations` is a dict by
-    (layer, method). `predictions` are the most probable classes, or the detections. `note` is a remark on how the image
-    was read or is displayed.
+    `name` is relative to the input's root, with "/" between folders. An image that is not given by a path, such as an
+    array, has a name like `inputs[3]`. `path` is None for these images, and for images in archives and stores.
+    `explanations` is a dict by (layer, method). `predictions` are the most probable classes, or the detections. `note`
+    is a remark on how the image was read or is displayed.
     """
 
     name: str
@@ -83,13 +83,14 @@ def explain_files(
         Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or method objects, such as
         ``gradcam.METHODS["rise"].using(masks=2000)``. None uses "gradcam", or the default method of the model's task.
     target : Any, default None
-        The target of every image, unless a list gives a class for the image. For a classifier: one or several classes
-        by index or label, or a `ClassTarget` with at most one row of classes. For models that are not classifiers: a
-        target of `gradcam.targets`, such as a box, a mask or a sentence. For any model: a function from the model's
+        The target of every image. A class that an input list gives for an image replaces this target. Classifiers take
+        one or several classes by index or label, or a `ClassTarget` with at most one row of classes. Other models take
+        a target of `gradcam.targets`, such as a box, a mask or a sentence. All models take a function from the model's
         output to scores (N,) or (N,K). None explains the top class of each image, or the default target of the model's
         task, such as the highest-scoring box.
     batch_size : int or "auto", default "auto"
-        The batch size. It is halved if the device runs out of memory.
+        The number of images per batch. "auto" chooses it for the device. The number is halved if the device runs out of
+        memory.
     workers : int, default None
         The number of threads that read images. None uses one per core.
     pixels : str, default "auto"
@@ -167,7 +168,7 @@ def _to_result(fetched: HashedItem, result: ExplainedImage | GradcamError) -> Fi
 
 
 def _to_target(classifier: Classifier, target: Any) -> Any:
-    """Return the target with at most one row of classes, for every image. Raises `TargetError` for unknown classes."""
+    """Return the target, with at most one row of classes for all images. Raises `TargetError` for unknown classes."""
     if classifier.task != "classification" or is_function(target) or isinstance(target, Target):
         return target
     class_target = target if isinstance(target, ClassTarget) else ClassTarget(target)

@@ -34,7 +34,7 @@ from gradcam.models.probe import make_noise
 from gradcam.sources.contents import InputImage
 from gradcam.storage.disk import describe_os_error
 
-Row = dict[str, Tensor]  # The output of each layer for one image, on the CPU.
+Row = dict[str, Tensor]  # The outputs for one image or one batch, by layer name.
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class Extractor:
     reshape: str | tuple[int, ...] | None = None
 
     def extract(self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None) -> list[Row]:
-        """Return the layer outputs of each image from one pass. All images have one size, and `classes` is ignored."""
+        """Run the model once on images of equal size, and return each image's layer outputs. `classes` is ignored."""
         images = torch.stack([prepared.image for prepared in pictures])
         outputs = self.run(images.to(self.classifier.device, find_input_dtype(self.classifier.model)))
         on_cpu = {name: tensor.cpu() for name, tensor in outputs.items()}
         return [{name: tensor[i] for name, tensor in on_cpu.items()} for i in range(len(pictures))]
 
     def run(self, images: Tensor) -> Row:
-        """Return the layer outputs for images (N,...) on their device.
+        """Return the layer outputs for images (N,...), which must be on the model's device.
 
-        Raises `LayerError` if the first axis is not the batch.
+        Raises `LayerError` if the first axis of an output is not the batch.
         """
         outputs = features(self.classifier.model, images, self.layers)
         for name, tensor in outputs.items():
@@ -71,7 +71,7 @@ class Extractor:
         return {name: self._pool(name, tensor, images) for name, tensor in outputs.items()} if self.pools else outputs
 
     def _pool(self, name: str, tensor: Tensor, images: Tensor) -> Tensor:
-        """Return the mean over all positions, (N,C). For tokens, only the grid's tokens count."""
+        """Return the mean over all positions, (N,C). Tokens outside the grid, such as class tokens, do not count."""
         if tensor.ndim <= 2 or tensor[0].numel() == max(tensor.shape[1:]):
             return tensor.flatten(1) if tensor.ndim > 2 else tensor
         model = unwrap(self.classifier.model)
@@ -94,13 +94,13 @@ def prepare_extractor(
     reshape: str | tuple[int, ...] | None = None,
     batch_size: int,
 ) -> Extractor:
-    """Return an extractor of the layers that match these names and patterns, tested on noise images.
+    """Return an extractor for the layers that match the names and patterns, and test it on noise images.
 
     Raises `LayerError` as `inspection.features` does, and for a layer whose output has no batch axis.
     """
     noise = make_noise(classifier.preprocess, classifier.model)
     images = noise.repeat(min(batch_size, 2), *[1] * (noise.ndim - 1))
-    # A pattern also matches layers that the model does not run; these have no output.
+    # A pattern also matches layers that the model does not run. They have no output, and are left out.
     outputs = features(classifier.model, images, layers)
     extractor = Extractor(classifier, list(outputs), pools, reshape)
     extractor.run(images)
@@ -163,14 +163,14 @@ class FeatureFile:
 
     @property
     def layers(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return the shape of each layer's features, with the image axis first, and their dtype in the file."""
+        """Return the shape (N,...) and the dtype in the file, for the features of each layer."""
         shapes = {name: (len(self.names), *spool.shape) for name, spool in self._spools.items()}
         return {name: (shape, str(self._spools[name].dtype).removeprefix("torch.")) for name, shape in shapes.items()}
 
     def add(self, name: str, row: Mapping[str, Tensor]) -> None:
         """Add the features of one image.
 
-        Raises `OutputError`, and `LayerError` if a shape differs from earlier images.
+        Raises `OutputError` if they cannot be written, and `LayerError` if a shape differs from that of earlier images.
         """
         tensors = {
             layer: tensor.to(tensor.dtype if tensor.dtype in self._dtype_names else torch.float32)
@@ -230,7 +230,7 @@ class FeatureFile:
 
 
 def check_feature_file(path: Path, names: Sequence[str]) -> None:
-    """Raise `OutputError` if the names do not fit into the file, or if its folder cannot be created or written."""
+    """Raise `OutputError` if the names do not fit into the file, or if its folder cannot be created or written to."""
     if path.suffix.lower() == ".safetensors" and len(json.dumps(json.dumps(names))) > MAX_HEADER_BYTES * 0.99:
         raise OutputError(f"{path}: cannot store the names of {len(names)} images; write an .npz file instead.")
     with _convert_os_errors(path):
@@ -251,7 +251,7 @@ def check_layer_names(path: Path, layers: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _entry(archive: zipfile.ZipFile, name: str) -> Iterator[BinaryIO]:
-    """Open an array of any size in the archive, without a timestamp, so that equal features give equal bytes."""
+    """Open a new entry of the archive for an array. Without a timestamp, equal features give equal bytes."""
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
         yield entry  # type: ignore[misc]  # np.lib.format needs only its `write` method.
 

@@ -33,7 +33,7 @@ from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import Page
 
-# The number of classes in the predictions of an image.
+# The number of most probable classes in the predictions of an image.
 MAX_PREDICTIONS = 5
 NOISE_SIZE = (224, 224)
 MakePage = Callable[[Classifier, Prepared], Page]
@@ -46,9 +46,10 @@ DETECTED_KINDS = ("box", "word", "keypoint")
 class ExplainRequest(Plan):
     """The explanations to compute for each image.
 
-    `methods` are CAM methods, run at `layers` or else at each method's default layer (`Classifier.layer_for`).
-    `attributions` are methods that attribute to input pixels. Without either, the target's own method is used. A
-    `target` of None means the default target of the model's task. `make_page` also makes a page for each image.
+    `methods` are CAM methods. They run at `layers`, or at each method's default layer (`Classifier.layer_for`) if
+    `layers` is empty. `attributions` are methods that attribute to input pixels. If `methods` and `attributions` are
+    empty, the default method of the model or the target is used. A `target` of None means the default target of the
+    model's task. `make_page` also makes a page for each image.
     """
 
     target: ClassTarget | Target | Callable[[Any], Any] | None = field(default_factory=ClassTarget)
@@ -66,7 +67,7 @@ class ExplainRequest(Plan):
         return count_scores(self.target)
 
     def count_results(self) -> int:
-        """Return the number of results per image, estimating unknown numbers of scores as one or two."""
+        """Return the number of results per image. If the number of scores is unknown, assume one or two."""
         layers_per_method = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
         score_count = self.classes or (2 if isinstance(self.target, Target) else 1)
         return (sum(layers_per_method) or len(self.layers) or 1) * (score_count + isinstance(self.target, Like))
@@ -80,7 +81,7 @@ class ExplainRequest(Plan):
         return list(dict.fromkeys(filter(None, layers)))
 
     def to_layer_fields(self, classifier: Classifier, layers: Sequence[str]) -> dict[str, Any]:
-        """Return the classifier fields with which `list_layers` returns these layers; none for joined layers.
+        """Return the classifier fields that make `list_layers` return these layers. Joined layers are left out.
 
         Raises `LayerError` for a layer that the model does not have.
         """
@@ -93,7 +94,7 @@ class ExplainRequest(Plan):
 
 
 def count_scores(target: Any) -> int | None:
-    """Return the number of scores per image of a target, or None if it depends on the image or on a function."""
+    """Return how many scores a target has per image, or None if that depends on the image or on a function."""
     if isinstance(target, ClassTarget):
         return target.top if target.classes is None else len(target.classes[0])
     explained: Any = None
@@ -143,7 +144,7 @@ class ExplanationResult:
     def draw_kinds(
         self, overlay: DrawnImage | None, kinds: Sequence[str], colormap: str
     ) -> list[tuple[str, DrawnImage]]:
-        """Return an image or file bytes for each requested kind except the panel; the caller passes the overlay."""
+        """Return each requested kind except the panel, as an image or as file bytes. The caller draws the overlay."""
         outputs: list[tuple[str, DrawnImage]] = []
         if "overlay" in kinds and overlay is not None:
             outputs.append(("overlay", overlay))
@@ -166,8 +167,8 @@ class ExplanationResult:
 class ExplainedImage:
     """The result of one image: maps as `Classifier.compare` returns them, attributions, and the most probable classes.
 
-    The image may be a tensor (H,W,3) on a device; its heatmaps are then on that device. `drawn_results` are the results
-    if their overlays were drawn on the device.
+    If the image is a tensor (H,W,3) on a device, its heatmaps are on the same device. If overlays were drawn on the
+    device, `drawn_results` are the results with these overlays.
     """
 
     maps: Mapping[tuple[str, str], ImageExplanation]
@@ -194,7 +195,7 @@ class ExplainedImage:
 
     @cached_property
     def results(self) -> list[ExplanationResult]:
-        """Return all results of the image, followed by those on a reference image."""
+        """Return all results: first the results on the image, then the results on reference images."""
         if self.drawn_results is not None:
             return list(self.drawn_results)
         results = [
@@ -240,7 +241,7 @@ def resolve_settings(classifier: Classifier, request: ExplainRequest) -> dict[st
     elif request.attributions or request.runs_again:
         return {}
     noise = np.random.default_rng(0).integers(0, 256, (*NOISE_SIZE, 3), dtype=np.uint8)
-    # This may fail: a detector has no detections in noise.
+    # This may fail, because a detector may detect nothing in noise.
     with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = replace(request, methods=methods, target=_to_target(request.target, None, 1))
@@ -264,7 +265,7 @@ def explain_batch(
     *,
     classes: Sequence[int] | None = None,
 ) -> list[ExplainedImage | GradcamError]:
-    """Explain images of one size in one batch; return an error for each image whose output is NaN or infinite.
+    """Explain a batch of images of equal size. An image whose output is NaN or infinite gets an error.
 
     `classes` gives one class per image, and replaces the request's classes. Raises as `Classifier.compare` does.
     """
@@ -307,7 +308,7 @@ def explain_batch(
 
 
 def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
-    """Move an explanation's tensors to the CPU. Heatmaps stay on the device of their images."""
+    """Move an explanation's tensors to the CPU. If the images are tensors on a device, the heatmaps stay there too."""
     if not any(isinstance(image, Tensor) for image in explanation.images):
         return explanation.cpu()
     tensors = {name: value for name, value in vars(explanation).items() if isinstance(value, Tensor)}
@@ -321,21 +322,21 @@ def _with_page(
     try:
         return replace(result, page=make_page(classifier, prepared))
     except GradcamError as error:
-        # A new error, because the original would keep the tensors of its traceback alive.
+        # Return a new error, because the traceback of the original would keep tensors alive.
         return GradcamError(str(error))
 
 
 def _requires_single_images(classifier: Classifier, classes: Sequence[int] | None) -> bool:
     """Return True if the images cannot share a batch.
 
-    They may have different sizes or captions, or different classes for a target of one class.
+    They may have different sizes or captions, or request different classes of a target that takes only one class.
     """
     is_classifier = classifier.task == "classification"
     return classifier.fit != "crop" or classifier.task == "captioning" or (classes is not None and not is_classifier)
 
 
 def _to_target(target: Any, classes: Sequence[int] | None, image_count: int) -> Any:
-    """Return the target for this number of images. Raises `TargetError` if classes do not apply to the target."""
+    """Return the target for a batch, with the classes of its images. Raises `TargetError` if it takes no classes."""
     if isinstance(target, ClassTarget):
         if classes is not None:
             return replace(target, classes=[[index] for index in classes])
@@ -352,18 +353,18 @@ def _to_target(target: Any, classes: Sequence[int] | None, image_count: int) -> 
 def _explain_alone(
     classifier: Classifier, request: ExplainRequest, prepared: Prepared, classes: Sequence[int] | None
 ) -> ExplainedImage | GradcamError:
-    """Explain one image alone, so that the message says why there is nothing to explain."""
+    """Explain one image alone, so that the error says why there is nothing to explain."""
     try:
         return explain_batch(classifier, request, [prepared], classes=classes)[0]
     except GradcamError as error:
-        # A new error, because the original would keep the tensors of its traceback alive.
+        # Return a new error, because the traceback of the original would keep tensors alive.
         return GradcamError(str(error))
 
 
 def _predict_all(
     classifier: Classifier, first: ImageExplanation | ImageAttribution, target: Any, image_count: int
 ) -> list[list[Prediction] | None]:
-    """Return each image's most probable classes or detections; None where the output is not finite."""
+    """Return each image's most probable classes or detections, or None for an image whose output is not finite."""
     if classifier.task != "classification":
         instances = getattr(first, "instances", None)
         detected = [

@@ -31,10 +31,10 @@ from gradcam.storage.retry import limit_retries
 T = TypeVar("T")
 LOG = logging.getLogger("gradcam")
 
-# The number of batches that are read in advance, besides the one in the model. With only one, the threads would be idle
-# between reading its last image and the start of the model.
+# The number of batches that are read while the model runs on another batch. With only one batch, the reading threads
+# would be idle after its last image until the model starts on this batch.
 MAX_BATCHES_AHEAD = 2
-# The number of batches whose results may still be unfinished when the model starts on the next one.
+# The number of batches whose results may still be unfinished when the model starts on the next batch.
 MAX_BATCHES_BEHIND = 1
 
 
@@ -54,17 +54,17 @@ def compute_items(
     skip_slow_stores: bool = True,
     unanswered: list[ItemBatch] | None = None,
 ) -> Generator[T, None, None]:
-    """Yield the output of `finish` for each image that is needed, in the order of the items, as soon as it is ready.
+    """Yield the output of `finish` for each needed image, in the order of the items, as soon as it is ready.
 
-    Batches are cut at fixed positions, independently of which images are needed, because numbers depend slightly on the
-    batch. `finish` runs in one of the `workers` threads, as reading does; an exception in it ends the generator. No
-    thread is left when the generator ends. `audit` computes the SHA-256 of the input. `pixels` processes images on the
-    model's device, for a whole batch at once. If the generator ends early, `on_leftover` receives each finished output
-    that was not consumed, including the one that was yielded last.
+    Batches are cut at fixed positions, whichever images are needed, because results depend slightly on the batch.
+    `workers` threads read images and run `finish`. An exception in `finish` ends the generator, and all threads end
+    with the generator. `audit` computes the SHA-256 of each input. `pixels`, if given, processes all images of a batch
+    together on the model's device. If the generator ends early, `on_leftover` receives each finished output that was
+    not consumed, including the last one that was yielded.
 
-    Images of a store that does not answer come last: they are read again once all others are done, and fail if the
-    store still does not answer. If `unanswered` is given, their batches are added to it instead, and not read again.
-    `skip_slow_stores=False` waits for stores from the start.
+    If an object store does not answer, its images come last: they are read again after all other images, and fail if
+    the store still does not answer. If the list `unanswered` is given, the batches of these images are appended to the
+    list instead, and are not read again. `skip_slow_stores=False` waits for stores from the start.
     """
     batch_size_range, workers_range = (
         f"a number of images, from 1 to {MAX_BATCH_SIZE}.",
@@ -107,12 +107,12 @@ def compute_items(
 
 
 def log_unanswered(images: int) -> None:
-    """Log that images of stores that did not answer are read again."""
+    """Log that some images are read again because their object store did not answer."""
     LOG.warning("Reading %d image(s) again, because their object store did not answer", images)
 
 
 def _read_quickly(read: Callable[[InputImage], ReadItem], item: InputImage) -> ReadItem:
-    """Read an item. If its store does not answer quickly, return the error in place of the image."""
+    """Read an item. If its store does not answer quickly, return an item with the error."""
     try:
         with limit_retries():
             return read(item)
@@ -121,7 +121,7 @@ def _read_quickly(read: Callable[[InputImage], ReadItem], item: InputImage) -> R
 
 
 def _read_patiently(read: Callable[[InputImage], ReadItem], item: InputImage) -> ReadItem:
-    """Read an item, waiting for its store as long as possible. If the store does not answer, the item fails."""
+    """Read an item, with the full time for retries. If its store does not answer, return an item with an error."""
     try:
         return read(item)
     except StoreError as error:
@@ -141,7 +141,7 @@ def _look_ahead(items: Iterator[T]) -> Iterator[T]:
 class _StartedBatch:
     """A batch that is being read.
 
-    `reading` holds the futures of its images, or one future of all if a device prepares them.
+    `reading` holds one future per image, or a single future for all images if a device prepares them.
     """
 
     def __init__(
@@ -162,16 +162,16 @@ class _StartedBatch:
     def _prepare(
         self, pixels: DevicePixels, number: int, futures: list[Future[ReadItem]], prepared: Future[Any]
     ) -> None:
-        """Submit the preparation of all images on the device, once there is memory for them."""
+        """Submit a task that prepares all images on the device, once there is memory for them."""
 
         def prepare() -> list[ReadItem]:
             reads = [future.result() for future in futures]
-            # The futures refer to this function, which refers to the prepared images: clear them to free memory.
+            # The futures' callbacks refer to this list and to the prepared images. Break this cycle to free memory.
             futures.clear()
             return pixels.prepare(reads)
 
         def start() -> None:
-            with contextlib.suppress(RuntimeError):  # The pool is shut down, and nobody waits for this batch.
+            with contextlib.suppress(RuntimeError):  # If the pool is shut down, nobody waits for this batch.
                 self._pool.submit(URGENT, prepare, prepared)  # The GPU waits for this task.
 
         failed = any(future.exception() is not None for future in futures)
@@ -185,14 +185,15 @@ class _StartedBatch:
         finish: Callable[[HashedItem, ResultT | GradcamError], T],
         finishing: deque[Future[T]],
     ) -> list[ItemBatch]:
-        """Explain the images, and append a future of the output of `finish` to `finishing` for each needed image.
+        """Explain the images. For each needed image, append a future to `finishing` that receives the finished output.
 
-        Futures are appended before their tasks start, so that an interrupted caller knows all finished outputs. Return
-        the batch of needed images whose store did not answer, if there are any.
+        Futures are appended before their tasks start, so that an interrupted caller knows all finished outputs. If the
+        stores of needed images did not answer, the returned list holds this batch with only these images as needed.
+        Otherwise the list is empty.
         """
         read_results = [future.result() for future in self.reading]
         reads = read_results if self._pixels is None else read_results[0]
-        self.reading.clear()  # Otherwise these images would stay in memory while more are read.
+        self.reading.clear()  # Otherwise the images would stay in memory while the next batches are read.
         needed = self.batch.needed
         has_answer = [not isinstance(read.picture, StoreError) for read in reads]
         unanswered = replace(
@@ -258,9 +259,10 @@ def _call_when_done(futures: Sequence[Future[Any]], callback: Callable[[], None]
 
 
 def _yield_finished(results: deque[Future[T]], *, max_results: int, until: Sequence[Future[Any]] = ()) -> Iterator[T]:
-    """Yield results in order while more than `max_results` remain or `until` is incomplete.
+    """Yield results in order, until the futures of `until` are done and at most `max_results` results remain.
 
-    A result is removed only when the caller asks for the next one, so that an interrupted caller still finds it here.
+    A result is removed only when the caller requests the next one, so that an interrupted caller still finds it in
+    `results`.
     """
     while True:
         while results and results[0].done():

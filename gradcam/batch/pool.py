@@ -20,7 +20,7 @@ from gradcam.sources.contents import InputImage
 
 # Larger batches are hardly faster on a CPU, and keep more decoded images in memory.
 CPU_BATCH_SIZE = 8
-# Enough to fill a GPU with common networks. The batch size is halved if the device runs out of memory.
+# This size keeps a GPU busy with common networks. The batch size is halved if the device runs out of memory.
 GPU_BATCH_SIZE = 32
 
 
@@ -37,9 +37,10 @@ class ItemBatch:
 
 
 def cut_batches(items: Iterable[InputImage], size: int, is_needed: Callable[[InputImage], bool]) -> Iterator[ItemBatch]:
-    """Cut the items into batches of this size, and leave out batches of which no item is needed.
+    """Cut the items into batches of this size, and leave out batches without a needed item.
 
-    Numbers depend slightly on the batch, so an image is always explained together with the same other images.
+    An image's results depend slightly on the other images of its batch. Batches are therefore cut at fixed positions,
+    and include items that are not needed.
     """
     remaining = iter(items)
     for start in itertools.count(0, size):
@@ -59,15 +60,15 @@ def choose_batch_size(classifier: Classifier, device: str | None = None) -> int:
 T = TypeVar("T")
 
 URGENT, LATER = 0, 1
-# These threads get a lower priority than the model's threads. The model has a thread on each core, and its threads wait
-# for each other at each layer, so that a delay of one would delay all.
+# The pool's threads get a lower priority than the model's threads. The model has one thread per core, and its threads
+# wait for each other at each layer. A single delayed thread would therefore delay the model.
 THREAD_NICENESS = 10
 
 _Task = tuple[int, int, Future[Any], Callable[[], Any]]
 
 
 class Pool:
-    """A pool of threads, as a context manager. At its end, it drops pending tasks and waits for running ones."""
+    """A pool of threads, used as a context manager. On exit, pending tasks are dropped and running tasks completed."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -76,14 +77,14 @@ class Pool:
         self._numbers = itertools.count()  # Tasks of equal urgency run in the order of submission.
 
     def submit(self, urgency: int, task: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
-        """Queue a task, and return the future of its result: a new one, or `future`."""
+        """Queue a task, and return the future that receives its result: `future` if given, or else a new one."""
         future = future or Future()
         self._tasks.put((urgency, next(self._numbers), future, task))
         self._executor.submit(self._do_next)
         return future
 
     def _do_next(self) -> None:
-        _, _, future, task = self._tasks.get_nowait()  # Each call of this method has one task in the queue.
+        _, _, future, task = self._tasks.get_nowait()  # `submit` queues one task for each call of this method.
         try:
             future.set_result(task())
         except BaseException as error:  # The future passes the error on to its reader.
@@ -120,14 +121,14 @@ def _start_thread(barrier: threading.Barrier) -> None:
 
 
 class _OpenCVThreads:
-    """The number of contexts that limit OpenCV to one thread, and the earlier number of threads."""
+    """The number of open `one_opencv_thread` contexts, and OpenCV's number of threads before the first context."""
 
     lock, holders, before = threading.Lock(), 0, 0
 
 
 @contextlib.contextmanager
 def one_opencv_thread() -> Iterator[None]:
-    """Make OpenCV compute only in the calling thread. The last of overlapping contexts restores the earlier setting."""
+    """Make OpenCV compute only in the calling thread. If contexts overlap, the last one to end restores the setting."""
     from gradcam.images.opencv import cv2
 
     with _OpenCVThreads.lock:

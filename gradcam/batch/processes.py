@@ -1,7 +1,8 @@
-"""Explain in several worker processes of this machine, on one or more devices. This process writes the manifest.
+"""Explain in several worker processes of this machine, on one or more devices. The main process writes the manifest.
 
-On a GPU, several processes are faster if images are decoded on the CPU: threads of one process would wait for Python's
-lock. On a CPU, one process is faster: its cores share the work on each layer, and meanwhile read the next images.
+If the CPU decodes images for a GPU, several processes are faster than one, because the threads of one process would
+wait for Python's global lock. If the model runs on the CPU, one process is faster: all cores share the work on each
+layer, and meanwhile read the next images.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError, to_pip_command
 from gradcam.options import count_cores
 
-# The number of blocks that a process has queued, so that it never waits for the next.
+# The number of blocks that are sent to a process in advance, so that it never waits for the next block.
 MAX_BLOCKS_PER_PROCESS = 2
-# The number of blocks per process that may finish out of order, while a slower process holds up the output.
+# The number of blocks per process that may be sent before the current block is done. It limits the number of replies
+# that wait in memory for a slower process.
 MAX_BLOCKS_AHEAD = 8
 # The time for a terminated process to exit.
 EXIT_TIMEOUT_SECONDS = 10
@@ -66,9 +68,9 @@ class ProcessEngine:
     def __call__(
         self, work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
     ) -> Reports:
-        """Run as an `Engine` does.
+        """Explain images as an `Engine` does.
 
-        Finished images that have not reached this process are explained again by a resumed run.
+        If the run stops early, a resumed run repeats the images whose reports have not reached this process.
         """
         blocks = [pack_block(block) for block in to_blocks(work, saver.stems, is_needed, len(self.devices))]
         if not blocks:
@@ -135,10 +137,10 @@ def _started_workers(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Wor
 
 
 def pickle_job(job: ActorJob) -> bytes:
-    """Pickle the job. Raises `GradcamError` if an object in it needs cloudpickle, which is not installed.
+    """Pickle the job. Raises `GradcamError` if the job needs cloudpickle and it is not installed.
 
-    pickle refers to functions by name. So it cannot send lambdas, inner functions, functions of a script or a notebook,
-    or functions whose name now refers to the method made from them (`gradcam.method`).
+    Without cloudpickle, functions are sent by name. This fails for lambdas, inner functions, functions of scripts and
+    notebooks, and functions that the decorator `gradcam.method` has replaced by a method.
     """
     try:
         import cloudpickle
@@ -156,7 +158,7 @@ def pickle_job(job: ActorJob) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that rejects objects of scripts and notebooks: `__main__` is another module in another process."""
+    """A pickler that rejects objects of scripts and notebooks, because worker processes have another `__main__`."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
@@ -166,7 +168,10 @@ class _Pickler(pickle.Pickler):
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl+C while a process is spawned. The process ignores it later, but importing torch takes seconds."""
+    """Block Ctrl+C while a process is spawned.
+
+    The process itself ignores Ctrl+C only after its imports, which take seconds.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -193,7 +198,7 @@ def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Ge
                 and sent < current + MAX_BLOCKS_AHEAD * len(processes)
             ):
                 worker.blocks.append(sent)
-                with contextlib.suppress(OSError):  # The process has ended; `receive` notices that below.
+                with contextlib.suppress(OSError):  # If the process has ended, `receive` raises an error below.
                     worker.connection.send_bytes(blocks[sent])
                 sent += 1
         busy = {worker.connection: worker for worker in processes if worker.blocks}
@@ -212,7 +217,7 @@ def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Ge
 
 def _serve(connection: Connection, job: bytes, device: str, cores: int, files: Sequence[str]) -> None:
     """Run in a worker process: send the replies to each block until the connection closes."""
-    # The parent process receives Ctrl+C as well, and terminates this one.
+    # The parent process receives Ctrl+C as well, and terminates this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPT_SIGNALS)

@@ -26,13 +26,13 @@ Upload = Callable[[Tensor], Tensor]
 
 
 def find_upload(device: torch.device) -> Upload | None:
-    """Return a function that copies an image tensor to a CUDA device, for use in any thread; None for other devices."""
+    """Return a thread-safe function that copies an image tensor to a CUDA device, or None for other devices."""
     if device.type != "cuda":
         return None
     stream = torch.cuda.Stream(device)  # Copies run on this stream, in parallel with the model.
 
     def upload(image: Tensor) -> Tensor:
-        """Copy the tensor to the device and wait for it; return it unchanged if the device or pinned memory is full."""
+        """Return a copy on the device, or the tensor itself if device memory or pinned memory is full."""
         if image.device.type != "cpu":
             return image
         try:
@@ -49,11 +49,11 @@ def find_upload(device: torch.device) -> Upload | None:
 
 
 def receive(prepared: Prepared, device: torch.device) -> Prepared:
-    """Hand an uploaded image over to the current stream, or upload it now if there was no memory for it earlier."""
+    """Hand an uploaded image over to the current stream. If memory was full earlier, upload the image now."""
     if device.type != "cuda":
         return prepared
     if prepared.image.device.type == "cuda":
-        # Otherwise its memory could be reused for the next upload before this stream has read it.
+        # Otherwise PyTorch could reuse the image's memory for another upload before the current stream has read it.
         prepared.image.record_stream(torch.cuda.current_stream(prepared.image.device))
         return prepared
     return replace(prepared, image=prepared.image.to(device))
@@ -69,7 +69,10 @@ class HashedItem:
 
 @dataclass(frozen=True, eq=False)
 class PendingImage:
-    """An image that the device will prepare: `data` is a JPEG with its header, or decoded pixels, uint8 RGB (H,W,3)."""
+    """An image that the device will prepare.
+
+    `data` is a JPEG file with this `header`, or decoded pixels, uint8 RGB (H,W,3).
+    """
 
     name: str
     data: bytes | Reading = field(repr=False)
@@ -96,11 +99,11 @@ class ReadItem:
     pending: PendingImage | None = None
 
 
-IMAGE_NOT_LOADED = GradcamError("The image is not loaded.")  # Takes the place of the image.
+IMAGE_NOT_LOADED = GradcamError("The image is not loaded.")  # Replaces an image that is not in memory.
 
 
 def to_pending(name: str, data: bytes | Reading) -> PendingImage | None:
-    """Return an image that the device can prepare, or None."""
+    """Return an image that the device can prepare, or None if only the CPU can."""
     if isinstance(data, Reading):
         is_plain = data.values.dtype == np.uint8 and data.values.shape[2:] == (3,)
         return PendingImage(name, data) if is_plain else None
@@ -118,8 +121,8 @@ def read_item(
 ) -> ReadItem:
     """Read and preprocess one image. If `waits`, leave out the steps that a device can do.
 
-    An error of the image is part of the return value, as one line that names the image. Raises `StoreError` if the
-    store is the reason, since that would affect other images as well.
+    If the image cannot be read, the returned item holds an error, whose message is one line that names the image.
+    Raises `StoreError` if the store fails, because that affects other images as well.
     """
     fetched = HashedItem(item)
     try:
@@ -169,7 +172,7 @@ def prepare_on_cpu(classifier: Classifier, pending: PendingImage) -> Prepared | 
 
 
 def to_image_error(name: str, error: BaseException) -> ImageError:
-    """Return a new error that names the image. The original error would keep the tensors of its traceback alive."""
+    """Return a new error that names the image. The traceback of the original error would keep tensors alive."""
     if isinstance(error, MemoryError):
         return ImageError(f"{name}: does not fit into memory")
     return ImageError(describe_failure(name, error))
