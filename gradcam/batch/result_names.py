@@ -35,10 +35,10 @@ COMPARISON_NAME = "compare"  # In the name of a panel, this replaces the method.
 def list_endings(
     request: ExplainRequest, results: Sequence[ExplanationResult], *, stem: str = "", suffix: str = ".png"
 ) -> list[str]:
-    """Return the file name of each result of one image, or only the part after the stem if there is no stem.
+    """Return the file name of each result of one image, or only the part after the stem if `stem` is empty.
 
-    The name includes the target if the user named it or if there are several, and the layer if there are several. With
-    a stem, a result on a reference image begins with that image's stem.
+    The name includes the target if the user named a target or if the image has several, and the layer if several layers
+    are requested. If `stem` is given, the name of a result on a reference image begins with the reference image's stem.
     """
     entries = [result.entry for result in results]
     includes_target = _names_target(request.target) or len({_identify_target(entry) for entry in entries}) > 1
@@ -58,7 +58,7 @@ def list_endings(
 
 
 def _names_target(target: Any) -> bool:
-    """Return True if the target names what is explained. A later run may then name something else."""
+    """Return True if the user chose what to explain: a later run may choose something else, and needs other names."""
     from gradcam.targets.boxes import Box  # Imported here, because names are checked before PyTorch is imported.
     from gradcam.targets.classes import ClassTarget
     from gradcam.targets.keypoints import Keypoint
@@ -77,7 +77,7 @@ def _names_target(target: Any) -> bool:
 
 
 def _list_map_methods(request: ExplainRequest) -> list[Method]:
-    """Return the requested map methods. Without any method, the target chooses one, so all are possible."""
+    """Return the requested map methods. If no method is requested, return all, because the target chooses one."""
     return list(request.methods) or ([] if request.attributions else list(METHODS.values()))
 
 
@@ -91,7 +91,8 @@ def _identify_target(entry: Explained) -> tuple[object, ...]:
 def _describe_target(entry: Explained, stem: str = "") -> list[str]:
     """Return the words that describe a result's target in its name.
 
-    `stem` is the image's own stem, if the name begins with the stem of the reference image.
+    `stem` is the stem of the explained image. It describes a result on a reference image, whose name begins with the
+    stem of the reference image.
     """
     if entry.kind == "class":
         parts = [
@@ -151,7 +152,7 @@ MAP_SUFFIX = ".npy"
 class OutputOptions:
     """The files to write for each result, and their settings.
 
-    `kinds` are keys of `options.SAVED`; "map" is the raw values as a float32 NumPy array. `quality` (1 to 100) is for
+    `kinds` are keys of `options.OUTPUT_KINDS`; "map" is the raw values as a float32 NumPy array. `quality` (1 to 100) is for
     jpg and webp. `views` also writes the views of a report.
     """
 
@@ -189,7 +190,7 @@ def name_kinds(overlay: str, saving: OutputOptions) -> dict[str, str]:
 def name_files(
     stem: str, request: ExplainRequest, results: Sequence[ExplanationResult], saving: OutputOptions, *, suffix: str
 ) -> list[dict[str, str]]:
-    """Return the file names of each result of one image, as `name_kinds` does."""
+    """Return the file names of each result of one image, by kind, as `name_kinds` does."""
     overlays = list_endings(request, results, stem=stem, suffix=suffix)
     return [name_kinds(overlay, saving) for overlay in overlays]
 
@@ -203,16 +204,16 @@ def check_outputs(
     request: ExplainRequest,
     others: Sequence[Path] = (),
 ) -> None:
-    """Raise `OutputError` if two results could have one name, or if a result could overwrite an input.
+    """Raise `OutputError` if two results could have the same name, or if a result could overwrite an input.
 
-    Raises as `check_panel` does, too. `stems` is the return value of `plan_stems`. `others` are input files that are
+    Also raises the error of `check_panel`. `stems` is the return value of `plan_stems`. `others` are input files that are
     not images, such as lists.
     """
     check_panel(saving, request)
     methods: list[Method | AttributionMethod] = [*_list_map_methods(request), *request.attributions]
     method_names = [method.name.casefold() for method in methods]
     names = {stems[item.name].casefold(): item.name for item in items}
-    # A result of "cat-guided" by one method may have the same name as a result of "cat" by "guided-gradcam".
+    # The image "cat-guided" explained by "gradcam" would have the same name as "cat" explained by "guided-gradcam".
     nested_endings = {
         method.removesuffix(f"-{shorter}")
         for method in method_names
@@ -226,7 +227,7 @@ def check_outputs(
                     f"{names[prefix]} and {name}: their results would have the same name; rename one image, or use two "
                     "output folders"
                 )
-    output_folders: dict[str, list[str]] = {}  # Real paths, because folders may be symbolic links.
+    output_folders: dict[str, list[str]] = {}  # The keys are real paths, because folders may be symbolic links.
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
         output_folder = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
         output_folders.setdefault(output_folder.casefold(), []).append(parent.casefold())
@@ -278,7 +279,7 @@ def _split_at_dashes(stem: str) -> Iterator[tuple[str, str]]:
         yield "-".join(words[:length]), "-".join(words[length:])
 
 
-# The part of a name after the stem: method, class, layer, kind and suffix.
+# The length of the part of a name after the stem: method, class, layer, kind and suffix.
 MAX_ENDING_BYTES = 150
 MAX_NUMBER_BYTES = 8  # A dash and a number.
 MAX_FOLDERS_BYTES = 700  # Some systems limit paths to 1024 bytes.
@@ -287,12 +288,12 @@ UNSAFE_CHARACTERS = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
 
 
 def plan_stems(items: Iterable[InputImage], *, ending: int = MAX_ENDING_BYTES) -> dict[str, str]:
-    """Return the stem of each item: the path in the output folder that the names of its results begin with.
+    """Return the stem of each item: the beginning of the names of its results, relative to the output folder.
 
-    A stem is `<folders>/<name without suffix>`. If two stems would be equal, ignoring case and Unicode forms, each gets
-    its suffix, `<stem>-<suffix>`; if that is also taken, a number from 2. A stem depends neither on the order nor on
-    images with other stems. Stems and folders that are too long are shortened, and end in a hash of the full name.
-    `ending` is the number of bytes that may follow a stem without further shortening.
+    A stem is `<folders>/<name without suffix>`. If two stems would be equal, ignoring case and Unicode forms, each
+    becomes `<stem>-<suffix>`. If that is also taken, a number from 2 is added. The order of the items and images with
+    other stems do not influence a stem. Stems and folders that are too long are shortened, and end in a hash of the
+    full name. `ending` is the number of bytes that may follow a stem without further shortening.
     """
     max_bytes = MAX_NAME_BYTES - ending - MAX_NUMBER_BYTES
     stems = {item.name: _to_stem(item.name, max_bytes, with_suffix=False) for item in items}

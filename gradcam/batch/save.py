@@ -1,4 +1,4 @@
-"""Draw, encode and write the results of each image, and make the record of them."""
+"""Draw, encode and write the results of each image, and make the image's record."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ DrawViews = Callable[..., Mapping[str, bytes]]  # `report.draw_views`: (stem, im
 class Saver:
     """Writes the results of images. Thread-safe.
 
-    `place` is None if the files are returned with the report. `stems` are the beginnings of results' names, by image
-    name. `draw_views` is `report.draw_views`.
+    `place` writes the files; if it is None, the files are returned with the report. `stems` maps the name of each image
+    to the beginning of its results' names. `draw_views` is `report.draw_views`.
     """
 
     place: OutputWriter | None
@@ -49,10 +49,9 @@ class Saver:
     draw_views: DrawViews | None = None
 
     def save(self, fetched: HashedItem, result: ExplainedImage | GradcamError) -> ImageOutcome:
-        """Write the results of one image. An error of the image becomes part of its record.
+        """Write the results of one image. If the image failed, its record holds the error.
 
-        Raises `OutputError` or `StoreError` if the output place is the reason, since that would affect other images as
-        well.
+        Raises `OutputError` or `StoreError` if the output cannot be written, because that affects other images as well.
         """
         start, item, model = time.perf_counter(), fetched.item, self.classifier.name
         files: Mapping[str, bytes] = {}
@@ -70,7 +69,7 @@ class Saver:
     def _save(self, item: InputImage, result: ExplainedImage) -> tuple[Record, Mapping[str, bytes]]:
         stem, saving = self.stems[item.name], self.saving
         needs_overlay = "overlay" in saving.kinds or saving.views
-        # Results on a reference image are not part of the panel.
+        # The panel does not contain results on a reference image, so a panel alone does not need them.
         results = [
             map_result for map_result in result.results if map_result.entry.on is None or saving.kinds != ("panel",)
         ]
@@ -103,7 +102,7 @@ class Saver:
     def _name(self, stem: str, results: Sequence[ExplanationResult]) -> list[str]:
         """Return the names of the overlays.
 
-        Equal names, as of layers that differ only in special characters, get numbers.
+        If names are equal, for example because layers differ only in special characters, numbers are added.
         """
         endings = list_endings(self.request, results, suffix=self.saving.suffix)
         names = [name_result(stem, ending) for ending in endings]
@@ -115,10 +114,10 @@ class Saver:
 
 
 def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:
-    """Return `{"file", "sha256", "of"}` of the weights.
+    """Return a dict that identifies the weights, with the keys "file", "sha256" and "of".
 
-    The hash is that of the weights' file. Without a file, or for a folder, it is the hash of the names, dtypes, shapes
-    and values of the state dict, in its order. Raises `OSError`.
+    If `file` is a regular file, "sha256" is its hash. Otherwise, the hash covers the names, dtypes, shapes and values of the
+    state dict, in its order. "of" says which. Raises `OSError`.
     """
     name = None if file is None else file.name
     if file is not None and file.is_file():

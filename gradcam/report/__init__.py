@@ -1,4 +1,4 @@
-"""The gallery: a static folder, opened from disk, to browse the results of many images."""
+"""The gallery: a static folder for browsing the results of many images, which opens from disk without a server."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from gradcam.storage.store import Store
 from gradcam.web.render import read_static, render
 
 HAS_IMAGE, HAS_OVERLAY, IS_BLANK = 1, 2, 4  # Bits of the column "has".
-# The number of predictions per image, such as boxes.
+# The number of predictions, such as boxes, that the page lists for each image.
 MAX_PREDICTIONS = 20
 # The number of records per file of details. A file then loads in a fraction of a second, and 100,000 images need few
 # files.
@@ -47,7 +47,7 @@ class Privacy:
         self._replacements = dict(sorted(replacements.items(), key=lambda pair: -len(pair[0])))
 
     def clean(self, text: str) -> str:
-        """Return the text without the output folder, the input's root and the user's home folder."""
+        """Return the text without the paths of the output folder, the input's root and the user's home folder."""
         for place, replacement in self._replacements.items():
             if len(place) > len(os.sep):
                 text = text.replace(place, replacement)
@@ -79,13 +79,15 @@ def to_url(path: str | None) -> str | None:
 
 
 def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
-    """Return the data of all images for the page: one list per fact, because repeated keys would dominate its size.
+    """Return the data of all images for the page: one list per fact, because a dict per image would be much larger.
 
-    "names": names of the images. "classes": index and label of each predicted class, or of each explained box, mask and
-    sentence, which has a label in place of an index if it has none. "top": position of the image's first class in
-    "classes", or -1. "others": positions of its other classes, by position of the image. "confidence": of the first
-    class, 0 to 1. "has": bits. "stems": URL of the views, or 1 if it follows from the name. "errors": by position of
-    the image.
+    "names", "top", "confidence", "has" and "stems" are lists with one entry per image. "names" has the names of the
+    images. "classes" lists each class that an image is listed under, as index and label; a box, mask or sentence
+    without an index has its label twice. "top" has the position in "classes" of the image's first class, or -1, and
+    "confidence" its confidence, from 0 to 1. "others" maps the position of an image to the positions of its other
+    classes. "has" combines the bits `HAS_IMAGE`, `HAS_OVERLAY` and `IS_BLANK`. "stems" has the URL of the views, 1 if
+    the URL follows from the image's name, or 0 if there are no views. "errors" maps the position of an image to its
+    error.
     """
     names = [privacy.clean_value(record.image) for record in run.records]
     classes_per_image = [_list_classes(record) for record in run.records]
@@ -111,9 +113,10 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
 
 
 def _list_classes(record: Record) -> list[tuple[int | str, str, float]]:
-    """Return the classes that the page lists an image under, with confidences.
+    """Return the index, the label and the confidence of each class under which the page lists an image.
 
-    These are its explained boxes, masks or sentences if there are any, else its top class.
+    If the record has explained boxes, masks or sentences, they count as the classes. Otherwise, the only class is the
+    top class.
     """
     explained = [entry for entry in record.explained if entry.kind != "class" and entry.on is None]
     if not explained:
@@ -142,7 +145,7 @@ def _find_confidence(record: Record, entry: Explained) -> float:
 
 
 def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, Any]:
-    """Return what the page shows of one image when it is opened."""
+    """Return the details of one image, which the page shows when the image is opened."""
     stem = find_stem(record)
     predictions = (
         (prediction.index, escape_controls(_name_prediction(prediction)), prediction.probability)
@@ -210,7 +213,7 @@ def write_report(place: Path | Store) -> Path | str:
         run = read_run(files)
         check_page(files.reader)
         with ThreadPoolExecutor(count_cores() if isinstance(place, Path) else STORE_THREADS) as pool:
-            # Decoding releases Python's global lock.
+            # Threads are enough, because decoding releases Python's global lock.
             for _ in pool.map(lambda record: provide_views(files, record, run.root), run.records):
                 pass
         privacy = Privacy(run)

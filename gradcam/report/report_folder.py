@@ -30,7 +30,7 @@ DETAILS = re.compile(f"{REPORT}/(details-[0-9a-f]{{12}})(?:/.*)?", re.DOTALL)
 
 
 class ReportFolder:
-    """An output folder, with file names relative to it and "/" between folders. Thread-safe.
+    """An output folder. File names are relative to the folder, with "/" between folders. Thread-safe.
 
     A folder in an object store is listed once, because a request per object would take hours.
     """
@@ -81,8 +81,8 @@ class ReportFolder:
     def remove_details(self, current: str) -> None:
         """Remove the details of earlier pages. `current` is the name of this page's details.
 
-        In an object store, remove only those of the page that existed at the start: others may belong to a shard that
-        is writing its report now.
+        In an object store, only the details of the page that existed at the start are removed. Other details may belong
+        to a shard that is writing its report now.
         """
         if isinstance(self.place, Path):
             for path in (self.place / REPORT).glob("details-*"):
@@ -117,7 +117,7 @@ def open_report_folder(place: Path | Store) -> Iterator[ReportFolder]:
 
 
 def read_pixels(place: Path | Store, name: str) -> Pixels | None:
-    """Return an image in a folder, or None if it cannot be read. The page can be written without it."""
+    """Return an image in a folder, or None if the image cannot be read. The page can do without it."""
     from gradcam.models.preprocess import read_image_file
 
     with contextlib.suppress(GradcamError, OSError):

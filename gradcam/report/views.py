@@ -1,4 +1,4 @@
-"""Views: the thumbnails of the gallery, and the larger image under its slider."""
+"""Views: the thumbnails of the gallery, and the larger image under the slider."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradcam.storage.records import Record
 from gradcam.storage.store import Store
 
 VIEWS_FOLDER = f"{REPORT}/views"
-THUMBNAIL_PIXELS, LARGE_VIEW_PIXELS = 256, 900  # The limits of the longest side.
+THUMBNAIL_PIXELS, LARGE_VIEW_PIXELS = 256, 900  # The maximum length of the longest side.
 JPEG_QUALITY = 82
 MAX_VIEW_ENDING_BYTES = 12
 
@@ -44,7 +44,7 @@ class ViewNames:
 def name_views(stem: str) -> ViewNames:
     """Return the names of an image's views.
 
-    `stem` is relative to the output folder; its results are called `<stem>-...`.
+    `stem` is relative to the output folder. The image's results are called `<stem>-...`.
     """
     if not _is_inside(stem):
         raise GradcamError(f"'{stem}' is not a path inside the output folder. Use a relative path without '..'.")
@@ -58,7 +58,7 @@ def name_views(stem: str) -> ViewNames:
 def find_stem(record: Record) -> str | None:
     """Return the stem of a record's files, derived from their names; None if the record has no files."""
     for entry in record.explained:
-        # After the stem come the method and words without dashes, so the last "-<method>" ends the stem.
+        # The method and words without dashes follow the stem, so the stem ends at the last "-<method>".
         endings = {f"-{entry.method}": (entry.overlay, entry.heatmap, entry.map), "-compare": (entry.panel,)}
         for ending, paths in endings.items():
             for path in paths:
@@ -74,9 +74,9 @@ def _is_inside(stem: str) -> bool:
 
 
 def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | None]) -> dict[str, bytes]:
-    """Return the views of one image as JPEG bytes, by their names under `report/views`. Thread-safe.
+    """Draw the views of one image, and return them as JPEG bytes by name. Thread-safe.
 
-    `stem` is the beginning of the names of its results, relative to the output folder, with "/" between folders.
+    `stem` is the beginning of the names of the image's results, relative to the output folder, with "/" between folders.
     `picture` is RGB, uint8 (H,W,3), and `overlays` has one image per result, in the order of the record; None means
     that there is no image. Write the views after the overlays: a view that is older than its overlay counts as out of
     date.

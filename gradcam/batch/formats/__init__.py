@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class OpenRun(Protocol):
-    """The results of a run, or of one shard of it, open for writing.
+    """The results of a run, or of one of its shards, open for writing.
 
     `done` are the names of images that need no work. `failed` are the names of images that an earlier run could not
-    explain; they are retried. `recorded` counts the records that are safely stored since the run was opened. `manifest`
-    is the place of the records, and `notes` are remarks, both for the user. `place` is where an image's files are
-    written, or None if `append` takes them together with the record.
+    explain; they are retried. `recorded` counts the records that were safely stored since the run was opened. Messages
+    to the user contain `manifest`, the path or URL of the records, and `notes`, a list of remarks. `place` writes the
+    files of an image; it is None if `append` takes the files together with the record.
     """
 
     done: frozenset[str]
@@ -46,16 +46,17 @@ class OpenRun(Protocol):
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Add the record of an image, and its files unless they are already written. Return the record as stored.
 
-        Raises `OutputError` and `StoreError`, and then stores nothing of the record.
+        Raises `OutputError` or `StoreError` if the record cannot be stored.
         """
 
     def log(self, event: str, **details: Any) -> None:
         """Log an event with the time. Thread-safe."""
 
     def close(self, order: Sequence[str] = ()) -> None:
-        """Store all appended records for good, and release the place. May be called more than once.
+        """Store all appended records permanently, and release the output folder. May be called more than once.
 
-        `order` lists the names of all images, to sort the lines of the manifest. Raises `OutputError` and `StoreError`.
+        If `order`, the names of all images, is given, the lines of the manifest are sorted by it. Raises `OutputError`
+        and `StoreError`.
         """
 
 
@@ -63,11 +64,11 @@ class Writer(Protocol):
     """An object that a user-defined format opens. It receives the files of each image, in order, in one thread."""
 
     def write(self, record: Record, files: Mapping[str, bytes]) -> object:
-        """Store these files by name; names may contain folders. The image counts as done when this returns.
+        """Store the files under their names, which may contain folders. The image is done when this method returns.
 
-        A failed image has no files, and `record.error` says why. If this returns a `Record`, that record is stored
-        instead of `record`. The files that it names must be in the output folder: otherwise a resumed run explains the
-        image again.
+        A failed image has no files, and `record.error` says why. If this method returns a `Record`, the returned record
+        is stored instead of `record`. All files that it names must be in the output folder. Otherwise a resumed run
+        explains the image again.
         """
 
     def close(self) -> object:
@@ -76,7 +77,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Destination:
-    """The place of a run's results, the shard, and the treatment of an earlier run. `report` also writes a report."""
+    """The place of a run's results, the shard, and how to treat an earlier run. `report` also writes a report."""
 
     place: Path | Store
     mode: ExistingRunMode = "new"
@@ -112,11 +113,12 @@ class Format:
     name, summary
         The name on the command line, and a few words on what the format writes.
     open
-        A function (or class) from an `Opening` to an `OpenRun`, or to a `Writer`, which is simpler: an object with
-        `write(record, files)` and `close()`. The records of a `Writer` are stored in `manifest.jsonl`, so that runs can
+        A function or class that takes an `Opening` and returns an `OpenRun` or a `Writer`. A `Writer` is simpler: it
+        has only `write(record, files)` and `close()`, and its records are stored in `manifest.jsonl`, so that runs can
         be resumed. gradcam's own formats give "module:name" in this package, which is imported on first use.
     check
-        A function of a `Destination` that raises `GradcamError` for problems that are known before a model is loaded.
+        A function that takes a `Destination`, and raises `GradcamError` for problems that are known before a model is
+        loaded.
     has_files
         Whether each result is a separate file in the output folder. A report can show these files, and their names must
         be unique.
@@ -124,7 +126,7 @@ class Format:
     Raises
     ------
     GradcamError
-        For a name that is not a string, and for functions that are not callable.
+        If the name is empty or not a string, or if a function is neither callable nor a string.
 
     Examples
     --------
@@ -180,9 +182,10 @@ FORMATS = {
 def find_format(name: str) -> Format:
     """Return the format with this name.
 
-    It comes from the table, an installed package, or `FILE.py:NAME`, which is a `Format` or a `Writer` class.
+    `name` is a key of `FORMATS`, a format of an installed package, or `FILE.py:NAME`, where `NAME` is a `Format` or a
+    `Writer` class.
 
-    Raises `GradcamError` if it cannot be imported, is not a format, or has the name of another format.
+    Raises `GradcamError` if the format cannot be imported, is not a format, or has the name of another format.
     """
     if name in FORMATS:
         return FORMATS[name]

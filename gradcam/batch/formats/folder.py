@@ -1,6 +1,6 @@
 """The output folder on a disk.
 
-One process at a time writes to it, and finished results are neither lost nor repeated.
+Only one process at a time writes a run, or a shard of a run. Finished results are neither lost nor repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gradcam.storage.run_file import RunSettings, ShardFiles, find_shards, list_
 class OutputFolder:
     """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run or shard. Implements `OpenRun`.
 
-    `temporary` is a folder inside it for incomplete files.
+    `temporary` is a subfolder for incomplete files.
     """
 
     def __init__(self, path: Path, part: ShardFiles, release: Callable[[], None], notes: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class OutputFolder:
         self.done, self.failed = frozenset[str](), frozenset[str]()
         self.recorded, self.notes, self._is_closed = 0, notes, False
         self._run, self._part, self._release = path / part.run, part, release
-        # Records of images that failed in an earlier run and are not retried yet.
+        # Records of images that failed in an earlier run and have not been retried yet.
         self._old_failures: dict[str, Record] = {}
 
     @classmethod
@@ -50,8 +50,8 @@ class OutputFolder:
     ) -> OutputFolder:
         """Create the folder if needed, lock it for this run, and check that the run can write to it.
 
-        `inputs` are files that are never removed. `stems` are the beginnings of results' names: an image whose recorded
-        files have another stem is explained again.
+        `inputs` are files that are never removed. `stems` maps the name of each image to the beginning of its results'
+        names. If the recorded files of an image have another stem, the image is explained again.
         """
         part = to_shard_files(shard)
         with disk.translate_disk_errors(path), contextlib.ExitStack() as stack:
@@ -61,7 +61,8 @@ class OutputFolder:
             stack.callback(release)
             fields = run.to_fields()
             notes = check_earlier_run(DiskReader(path), part, fields, mode)
-            # Overwriting a whole run also removes its shards, none of which may be running, and the report.
+            # Overwriting a run without shards removes all earlier shards and the report. A shard that is still running
+            # holds its lock, which prevents this.
             if mode == "overwrite":
                 earlier = [part] if part.of else find_shards(DiskReader(path).list_names())
                 with contextlib.ExitStack() as locks:
@@ -76,11 +77,11 @@ class OutputFolder:
 
     def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack, stems: Mapping[str, str]) -> None:
         manifest = self.path / self._part.manifest
-        # Registered before the folder exists, because a signal may arrive in between.
+        # Register the clean-up before the folder is created, because a signal may arrive in between.
         stack.callback(disk.remove_empty, self.temporary)
         self.temporary.mkdir(exist_ok=True)
         self._remove_unfinished()
-        # Written first, so that a resumed run always finds the settings of the records in the manifest.
+        # Write run.json first, so that a resumed run always finds the settings of the records in the manifest.
         if self._run.exists():
             fields = run_file.merge_resumed_run(fields, run_file.read_run(self._run))
         self._contents = run_file.encode_run(fields)
@@ -140,7 +141,7 @@ class OutputFolder:
             stack.callback(self._log.close)
             stack.enter_context(disk.translate_disk_errors(self.path))
             stack.callback(self._manifest.close)
-            # Set only now, so that after a signal during the steps above the folder is closed again.
+            # Set this only now: if a signal interrupts the steps above, the folder can be closed again.
             self._is_closed = True
             self._restore_run_file()
             # If the run stopped early, keep the failures that were not retried.
@@ -174,7 +175,8 @@ class OutputFolder:
 def check_folder(path: Path, part: ShardFiles) -> bool:
     """Return True if the output folder exists.
 
-    Raises `OSError`, and `OutputError` if something else is in its place.
+    Raises `OutputError` if the path is not a folder, or if a path inside it that the run needs is not a regular file.
+    Also raises `OSError`.
     """
     _check_no_file(path)
     _check_own_files(path, part)

@@ -39,7 +39,7 @@ def check_records(destination: Destination) -> None:
 
 
 def open_records(opening: Opening) -> OpenRun:
-    """Return the records unchanged: results that are separate files need nothing else."""
+    """Return the records unchanged, because results in separate files need no other storage."""
     return opening.records
 
 
@@ -48,7 +48,7 @@ def open_results(
 ) -> OpenRun:
     """Open the results of this run.
 
-    The listed images are never removed. Raises `GradcamError`, and then leaves nothing open.
+    The input images in `listing` are never removed. If this function raises `GradcamError`, nothing stays open.
     """
     options: dict[str, Any] = {"mode": destination.mode, "shard": destination.shard, "stems": stems}
     records: OpenRun
@@ -61,7 +61,7 @@ def open_results(
             files = [item.content.path for item in listing.items] + [
                 Path(archive) for archive in listing.archives if not is_url(archive)
             ]
-            # Otherwise a signal could arrive after the folder is opened and before its closing is registered.
+            # Otherwise a signal could arrive between the opening of the folder and the registration of its `close`.
             with delay_signals():
                 records = OutputFolder.open(destination.place, run, inputs=filter(None, files), **options)
                 stack.callback(records.close)
@@ -79,7 +79,7 @@ def open_results(
 
 
 class RecordsWrapper:
-    """An `OpenRun` that passes records to another one. `end` is called once, before the records are closed."""
+    """An `OpenRun` that passes its records on to another `OpenRun`. `end` is called once, before that one is closed."""
 
     place = None
 
@@ -114,7 +114,7 @@ class WriterResults(RecordsWrapper):
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Write the files, then the record.
 
-        The record has no file names unless the writer returned a record with names.
+        File names are removed from the record, unless the writer returned a record of its own.
         """
         with _convert_errors(self._name, f"cannot write {record.image}"):
             written = self._writer.write(record, files)
@@ -153,7 +153,7 @@ def check_recorded_classes(place: Path | Store, items: Iterable[InputImage], cla
         return
     for record in read_manifest(place):
         if record.model != classifier.name:
-            return  # Another check rejects another model, with a better message.
+            return  # A run with a different model is rejected elsewhere, with a better message.
         if (
             record.explained
             and record.image in requested
@@ -173,8 +173,7 @@ def _matches_class(record: Record, requested: str | None, classifier: Classifier
         return requested is None  # For functions and other targets, run.json already identifies the target.
     if requested is not None:
         return index == classifier.find_class(requested)
-    # The most probable class comes first.
+    # Without a requested class, the record must explain the most probable class. Several classes may be equally probable.
     probabilities = {prediction.index: prediction.probability for prediction in record.predictions}
     lowest = min(probabilities.values(), default=0.0)
-    # Several classes may be equally probable.
     return probabilities.get(index, lowest) >= max(probabilities.values(), default=0.0)

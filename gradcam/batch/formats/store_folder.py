@@ -32,7 +32,7 @@ class StoreResults:
         self.done, self.failed = frozenset[str](), frozenset[str]()
         self._appended, self.notes, self.manifest = 0, notes, f"{store.below(part.records)}"
         self._store, self._part, self._is_closed = store, part, False
-        # Recorded images that are explained again; the value is True if the image failed before.
+        # Images with a record that will be explained again. The value is True if the image failed before.
         self._retried: dict[str, bool] = {}
 
     @classmethod
@@ -63,8 +63,8 @@ class StoreResults:
     def _start(self, fields: dict[str, Any], reader: StoreReader, stems: Mapping[str, str]) -> None:
         names, part = reader.list_names(), self._part
         earlier = run_file.decode_run(reader.read(part.run), reader.show(part.run)) if part.run in names else None
-        # Written first, so that a resumed run always finds the settings of the records in the manifest. Written even if
-        # unchanged, so that missing write permission shows here.
+        # Write run.json first, so that a resumed run always finds the settings of the records in the manifest. Write it
+        # even if it is unchanged, so that a missing write permission is noticed here.
         self._contents = run_file.encode_run(fields if earlier is None else run_file.merge_resumed_run(fields, earlier))
         self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
@@ -92,7 +92,7 @@ class StoreResults:
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         """Add a record, which is stored with the next piece of the manifest.
 
-        If writing fails, records wait for the next attempt.
+        If the piece cannot be written, its records are kept for the next attempt.
         """
         self._manifest.add(record.to_json().encode() + b"\n")
         self._appended += 1

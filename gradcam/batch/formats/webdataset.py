@@ -28,7 +28,7 @@ MAX_IMAGES_PER_TAR, MAX_TAR_BYTES = 1000, 256 * 2**20
 def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
     """Return the sample key of each image: its stem with dots replaced by underscores, because a dot ends a key.
 
-    If two keys would be equal when case is ignored, the one that had dots gets a number, starting at 2.
+    If a key without its dots is already in use, ignoring case, it gets a number from 2.
     """
     keys = {name: stem for name, stem in stems.items() if "." not in stem.rpartition("/")[2]}
     used_keys = {stem.casefold() for stem in keys.values()}
@@ -58,7 +58,7 @@ class TarResults(RecordsWrapper):
     """Stores the files of each image as one sample in a tar file.
 
     The sample's key is the image's stem, and its `json` field is the record. Records are stored once their tar file is
-    complete. Raises `OutputError` if the folder contains tar files of no recorded run.
+    complete. Raises `OutputError` if the folder contains tar files that belong to no recorded run.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TarResults(RecordsWrapper):
         tar, self._tar = self._tar, None
         if tar is not None:
             self._store_tar(tar)
-        # The tar file is complete. An interruption between its records leaves the remaining ones here.
+        # The tar file is complete. If this loop is interrupted, the remaining records stay in `_pending`.
         while self._pending:
             self._records.append(self._pending.popleft(), {})
 
@@ -124,7 +124,7 @@ class TarResults(RecordsWrapper):
         finally:
             tar.path.unlink(missing_ok=True)
             if not is_stored:
-                self._pending.clear()  # These images have no record, so that a resumed run explains them again.
+                self._pending.clear()  # These images get no record, so that a resumed run explains them again.
 
     def _recover(self, numbers: Sequence[int]) -> None:
         """Store the records that a killed run wrote to its last tar files but not to the manifest."""
@@ -149,7 +149,7 @@ def check_tars(destination: Destination) -> None:
 
 
 def open_tars(opening: Opening) -> TarResults:
-    """Open results in tar files. Their records are stored as those of other formats."""
+    """Return results that are stored in tar files. Their records are stored like the records of other formats."""
     temporary = opening.place / opening.part.temporary if isinstance(opening.place, Path) else None
     writer = to_writer(opening.place, temporary)
     return TarResults(opening.records, writer, opening.part, opening.stems, opening.mode)
@@ -200,7 +200,7 @@ class _OpenTar:
             self._writer = TarWriter(self._file, encoder=False, mtime=0)
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample. Raises `OutputError`; the tar file is then unusable."""
+        """Add a sample. If this raises `OutputError`, the tar file is unusable."""
         self._is_complete = False  # An interruption would leave a partial sample.
         with translate_disk_errors(self.path.parent):
             self.size += self._writer.write(dict(sample))

@@ -34,7 +34,7 @@ from gradcam.sources.contents import InputImage
 from gradcam.storage.output import DiskWriter
 from gradcam.storage.records import ImageOutcome
 
-# Loads the model on the device with the given name. The function can be pickled.
+# A function that loads the model on the device with the given name, and that can be pickled.
 Load = Callable[[str], Classifier]
 
 # Large blocks save Ray's overhead of a millisecond per block, but Ray repeats a whole block if its actor dies.
@@ -48,8 +48,8 @@ class ActorJob:
     """The settings that all blocks share.
 
     `weights` (a SHA-256) and `shared_folders` let an actor check that it sees the same weights and files as the driver.
-    `work` and `saver` are the driver's, without model, images and stems; their `workers` is 0 for one thread per core
-    of the actor.
+    `work` and `saver` are those of the driver, without the model, the images and the stems. If `work.workers` is 0, an
+    actor uses one thread per core.
     """
 
     load: Load
@@ -65,7 +65,10 @@ class ActorJob:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive batches, and the stems of their images. `skip_slow_stores` leaves out images of slow stores."""
+    """Consecutive batches, and the stems of their images.
+
+    With `skip_slow_stores`, an actor leaves out images whose object store does not answer quickly.
+    """
 
     batches: list[ItemBatch]
     stems: dict[str, str]
@@ -93,7 +96,10 @@ def yield_reports(reply: ActorReply, log_event: LogEvent, on_leftover: OnLeftove
 
 
 def pack_block(block: Block) -> bytes:
-    """Pickle and compress a block. All blocks exist before the first one runs, and their names have much in common."""
+    """Pickle and compress a block.
+
+    Compression saves memory, because all blocks exist before the first one runs, and image names are similar.
+    """
     return zlib.compress(pickle.dumps(block, pickle.HIGHEST_PROTOCOL), 1)
 
 
@@ -142,8 +148,8 @@ def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int 
     paths = (item.content.path for item in work.items)
     folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
     if isinstance(saver.place, DiskWriter) and saver.place.temporary is not None:
-        # For results, check the folder for incomplete files. Its name is unique, while another disk may have a folder
-        # with the name of the output folder.
+        # Actors also check that they see the folder for incomplete files, which exists only during a run. To check the
+        # output folder itself is not enough, because another disk may have a folder with the same path.
         folders.insert(0, saver.place.temporary)
     return ActorJob(
         load=load,
@@ -164,7 +170,7 @@ def to_blocks(
     *,
     skip_slow_stores: bool = True,
 ) -> Iterator[Block]:
-    """Cut the needed images into batches at the positions that all engines use, and yield several batches per block."""
+    """Yield blocks of several batches. Batches are cut at the same positions as in all other engines."""
     batches = list(cut_batches(work.items, work.batch_size, is_needed))
     size = max(1, min(MAX_BATCHES_PER_BLOCK, len(batches) // (BLOCKS_PER_ACTOR * actors)))
     for start in range(0, len(batches), size):
@@ -180,7 +186,7 @@ def list_needed(batches: Iterable[ItemBatch]) -> set[str]:
 class Actor:
     """Loads the model once, and explains blocks.
 
-    Errors are returned as replies: Ray would retry a block that raises, and print a traceback.
+    Errors become replies. If an error were raised, Ray would retry the block and print a traceback.
     """
 
     def __init__(self, job: bytes, cores: int) -> None:
@@ -199,7 +205,7 @@ class Actor:
             self._error = self._report_error(error)
 
     def __call__(self, rows: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
-        """Yield a reply for each batch of the row's block, as soon as all its images are done."""
+        """Yield a reply for each batch of the given blocks, as soon as all images of the batch are done."""
         for packed in rows["block"]:
             try:
                 error_replies = None if self._error is None else [ActorReply(error=self._error)]
@@ -212,7 +218,7 @@ class Actor:
         work = self._job.work
 
         def log_event(event: str, **details: Any) -> None:
-            if "start" in details:  # The position in the whole input, not in this block.
+            if "start" in details:  # Replace the position in this block by the position in the whole input.
                 details["start"] = block.batches[details["start"] // work.batch_size].start
             self._log_event(event, **details)
 
@@ -246,7 +252,7 @@ class Actor:
         self._events.append((event, details | self._location))
 
     def _go_to_folder(self) -> None:
-        """Change to the driver's folder. Raises `ClusterError` if this machine has other files or another version."""
+        """Change to the driver's folder. Raises `ClusterError` if a folder is missing or the version differs."""
         job, node = self._job, self._location["node"]
         if job.version != __version__:
             raise ClusterError(

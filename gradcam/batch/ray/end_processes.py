@@ -55,7 +55,7 @@ def end_all_processes(ray: Any, run: str) -> None:
 def _find_registry_folder(run: str) -> Path:
     """Return the folder that all processes of this machine share for the run.
 
-    TMPDIR may differ between Ray and its jobs.
+    `/tmp` is used if it exists, because TMPDIR may differ between Ray and its jobs.
     """
     shared_tmp = Path("/tmp")
     return (shared_tmp if shared_tmp.is_dir() else Path(tempfile.gettempdir())) / f"gradcam-run-{run}"
@@ -64,7 +64,7 @@ def _find_registry_folder(run: str) -> Path:
 def _end_process(lock: FileLock, process: int) -> None:
     """Kill the process that holds the lock.
 
-    If nobody holds it, the process has ended and its ID may have been reused.
+    If the lock is free, the process has ended, and another process may have its ID.
     """
     with contextlib.suppress(Timeout, ProcessLookupError):
         try:

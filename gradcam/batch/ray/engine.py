@@ -29,10 +29,10 @@ from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, describe_unexpected, shorten
 from gradcam.plugins import USER_MODULE_PREFIX
 
-# The number of retries of a block whose actor died. Without a limit, an image that crashes the process would do so
+# The number of retries of a block whose actor died. Without a limit, an image that crashes the process would crash it
 # forever.
 MAX_RETRIES = 3
-# The number of blocks that an actor has queued, so that it never waits for the next.
+# The number of blocks that are sent to an actor in advance, so that it never waits for the next block.
 MAX_BLOCKS_PER_ACTOR = 2
 
 
@@ -52,9 +52,9 @@ class RayEngine:
     def __call__(
         self, work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
     ) -> Reports:
-        """Run as an `Engine` does.
+        """Explain images as an `Engine` does.
 
-        Finished images that have not reached this process are explained again by a resumed run.
+        If the run stops early, a resumed run repeats the images whose reports have not reached this process.
         """
         blocks = [pack_block(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
         if not blocks:
@@ -76,7 +76,7 @@ class RayEngine:
             with contextlib.closing(self._run_actors(blocks, pickle_job(self.ray, job))) as replies:
                 for reply in replies:
                     yield pickle.loads(reply)
-        except Exception as error:  # Errors of Ray itself. Errors in actors are replies.
+        except Exception as error:  # Only Ray itself raises here, because errors in actors are replies.
             raise ClusterError(_describe_ray_error(self.ray, error)) from error
         finally:
             end_all_processes(self.ray, job.run)
@@ -87,7 +87,7 @@ class RayEngine:
         context.print_on_execution_start = False
         context.execution_options.preserve_order = True
         context.target_max_block_size = 1  # Output blocks of one byte make each reply arrive as soon as it exists.
-        # By default, Ray restarts actors and retries blocks without limit. Newer versions do not accept these options.
+        # By default, Ray restarts actors and retries blocks without limit. Newer versions of Ray accept no limit here.
         kinds = [
             parameter.kind for parameter in inspect.signature(self.ray.data.Dataset.map_batches).parameters.values()
         ]
@@ -112,7 +112,7 @@ class RayEngine:
 
 
 def pickle_job(ray: Any, job: ActorJob) -> bytes:
-    """Pickle the job, with the code of user files by value, because other processes cannot import them by name."""
+    """Pickle the job. It includes the code of user files, because other processes cannot import these by name."""
     for module in [module for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]:
         ray.cloudpickle.register_pickle_by_value(module)
     packed: bytes = ray.cloudpickle.dumps(job)

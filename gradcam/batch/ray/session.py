@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # Ray's C++ code writes to standard error directly.
 }
 SILENT_LEVEL = logging.CRITICAL + 1
-# The maximum for CPU actors. With more cores, threads would wait for each other at each layer.
+# The maximum number of cores of a CPU actor. With more cores, threads would wait for each other at each layer.
 MAX_CORES_PER_ACTOR = 4
 # The size of Ray's object store. It holds messages between processes, mostly results that go into shards.
 OBJECT_STORE_BYTES = 2**29
@@ -42,8 +42,8 @@ OBJECT_STORE_BYTES = 2**29
 GPU_FRACTIONS = 10_000
 
 
-# `ray.init` tries an address silently for minutes, and ends the process if another server answers. The check in grpcio
-# is not an option, because ray[data] does not install grpcio.
+# `ray.init` tries an address silently for minutes, and ends the process if a server other than Ray answers. grpcio could
+# check the address, but ray[data] does not install grpcio.
 def check_address(address: str) -> None:
     """Raise `ClusterError` if the address is invalid, or if Ray does not answer there."""
     if address == "auto":
@@ -131,7 +131,7 @@ class ActorLayout:
 
     @property
     def gpus(self) -> float:
-        """Return the share of a GPU per actor, rounded down to a multiple that Ray supports, so that all actors fit."""
+        """Return each actor's share of a GPU, rounded down to a fraction that Ray supports, so that all actors fit."""
         return (GPU_FRACTIONS // self.per_gpu) / GPU_FRACTIONS if self.device == "cuda" else 0
 
     @property
@@ -155,9 +155,9 @@ def import_ray() -> ModuleType:
 
 @contextlib.contextmanager
 def connect(address: str | None) -> Iterator[ModuleType]:
-    """Join Ray at the address, at RAY_ADDRESS, or at a local Ray that runs until the context ends.
+    """Join Ray at the address or at RAY_ADDRESS. Without either, start a local Ray that runs until the context ends.
 
-    If the caller has already joined Ray, that connection is used and stays open. Raises `ClusterError` if Ray is not
+    If the caller has already joined Ray, the existing connection is used and stays open. Raises `ClusterError` if Ray is not
     installed or cannot be reached.
     """
     ray = import_ray()
@@ -201,20 +201,21 @@ def _init_ray(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
             else f"{address}: the Ray cluster cannot be joined"
         )
         advice = ""
-        # Ray's message does not mention tokens, and Ray sends none in this mode.
+        # Ray's message does not mention tokens, and Ray sends no token unless RAY_AUTH_MODE is set.
         if address != "local" and "RAY_AUTH_MODE" not in os.environ:
             advice = " If the cluster needs a token (`ray start` reports that), set RAY_AUTH_MODE=token."
         raise ClusterError(f"{problem} ({reason}).{advice}") from error
-    finally:  # Ray installs its own SIGTERM handler.
+    finally:  # Ray installs its own SIGTERM handler, so restore the earlier handler.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, sigterm_handler)
     stack.enter_context(quiet_ray())
 
 
 def find_layout(ray: Any, device: str, per_gpu: int = 1) -> ActorLayout:
-    """Plan `per_gpu` actors on each GPU, or one actor per few cores if there is no GPU.
+    """Plan `per_gpu` actors on each GPU, or CPU actors with a few cores each.
 
-    `device` is "auto", "cpu" or "cuda". Raises `ClusterError` if the cluster lacks the requested GPUs, or CPU cores.
+    `device` is "auto", "cpu" or "cuda". Raises `ClusterError` if the cluster lacks the requested GPUs, or has no CPU
+    cores.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
