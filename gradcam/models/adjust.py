@@ -13,12 +13,12 @@ from gradcam.errors import ModelError, shorten
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
 
-MAX_SIDE_PIXELS = 8192  # pixels; networks take far smaller images, and larger ones may not fit in memory
+MAX_SIDE_PIXELS = 8192  # networks take far smaller images; larger images may not fit in memory
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """User changes to the preprocessing; None for each part that stays.
+    """The user's changes to the preprocessing; a field is None if that part does not change.
 
     `mean` and `std` have one value per channel, for 8-bit and 16-bit images scaled to [0,1]. `size` is the side of the
     centre crop, or (height, width) to which the whole image is resized. `crop` is the fraction of each resized side
@@ -76,7 +76,7 @@ def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[s
 
 
 def _find_sizes(preprocess: Preprocessing, adjustment: Adjustment) -> tuple[tuple[int, int], int | tuple[int, int]]:
-    """Return the input size of the network, and the size to resize images to first. Sides are rounded as in timm."""
+    """Return the size of the network's input, and the size to resize to before the crop, rounded as in timm."""
     if adjustment.size is None and adjustment.crop is None:
         return preprocess.size, preprocess.resize
     is_squeezed = isinstance(adjustment.size, tuple) or isinstance(preprocess.resize, tuple)

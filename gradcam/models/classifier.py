@@ -69,7 +69,7 @@ class Classifier:
     activation : str
         How logits become probabilities: "softmax", "sigmoid" or "none".
     reader : callable
-        A function from a file to a `Reading`: the values in it, and the image to draw on.
+        A function that reads a file into a `Reading`: the values for `preprocess`, and the image to draw on.
     notes : sequence of str
         Assumptions that were made when the model was loaded, and further remarks.
     fit, predictions : str
@@ -263,7 +263,7 @@ class Classifier:
             Any form that `gradcam.read_image` takes (a path, bytes, an open file, a PIL image, an array, a tensor), or
             the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array
             (H,W) or (H,W,C) may also hold integers or floats of any range, if the preprocessing supports them. The
-            image to draw on is then made from these values. If some of them are negative, or all of them use less than
+            image to draw on is then made from these values. If some values are negative, or the values use less than
             half of their type's range, the contrast is stretched from the smallest to the largest value.
         layer : str or nn.Module, default None
             The target layer: a dotted name, or a module. None uses `layer_for(method)`.
@@ -559,7 +559,7 @@ class Classifier:
         return None if self.labels is None else self.labels[index]
 
     def _to_target(self, target: Any) -> Any:
-        """Return the target with indices in place of labels; its activation defaults to the model's."""
+        """Replace labels in the target by indices, and the activation "auto" by the model's activation."""
         target = self._with_indices(target)
         if callable(target):
             return target

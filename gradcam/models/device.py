@@ -1,4 +1,4 @@
-"""Place models: device, precision and memory format; and find the device and dtype of a model's input."""
+"""Set a model's device, precision and memory format, and find the device and dtype of its input."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradcam.options import PRECISIONS
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of this name, raise `ModelError` if it is not available.
+    """Return the device with this name; raise `ModelError` if it is not available.
 
-    "auto" is CUDA, then MPS, then the CPU.
+    "auto" chooses CUDA if it is available, or else MPS, or else the CPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -59,14 +59,14 @@ def _run_on(device: torch.device) -> None:
 
 
 def find_precision(name: str) -> torch.dtype:
-    """Return the dtype of this name; raise `ModelError` if it is unknown."""
+    """Return the dtype with this name; raise `ModelError` if it is unknown."""
     if not isinstance(name, str) or name not in PRECISIONS:
         raise ModelError(f"There is no precision {shorten(name)}: choose {', '.join(PRECISIONS)}.")
     return getattr(torch, PRECISIONS[name])
 
 
 def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
-    """Move the model to a device and a precision, given by name, and return it; a spread model is only frozen."""
+    """Move the model to the named device and precision, and return it; a model on several devices is only frozen."""
     dtype = find_precision(precision)
     if is_spread(model):
         if device != "auto" or dtype != torch.float32:
@@ -87,11 +87,11 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
 def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move the model to a device and a dtype, in evaluation mode and frozen, and return it.
 
-    It changes the model, so never call it with a model object of the user. Batch norms compute in float32 in any
-    precision. Weights of 2D convolutions become channels-last where that is faster.
+    The model is changed in place, so never pass a model object of the user. Batch norms stay in float32 for any dtype.
+    Weights of 2D convolutions become channels-last if that is faster.
     """
     _freeze(model).to(device)
-    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # on a GPU, needs tensor cores
+    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # GPUs are faster only with tensor cores
     memory_format = torch.channels_last if is_faster else torch.preserve_format
     for module in model.modules():
         # Batch-norm statistics rounded to half precision would double the error of a probability. Float32 is as fast.
@@ -109,26 +109,26 @@ def _freeze(model: nn.Module) -> nn.Module:
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Return True if the model was deliberately spread over several devices, or has offloaded parts."""
+    """Return True if the model was deliberately spread over several devices, or if parts of it are offloaded."""
     is_hooked = hasattr(model, "hf_device_map") or any(hasattr(module, "_hf_hook") for module in model.modules())
     return is_hooked or len({tensor.device for tensor in _tensors(model)}) > 1
 
 
 def find_input_device(model: nn.Module) -> torch.device:
-    """Return the device of the model's first parameter that is not on the meta device, where offloaded weights lie."""
+    """Return the device of the model's first tensor; skip offloaded weights, which are on the meta device."""
     devices = (tensor.device for tensor in _tensors(model))
     return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
 
 def find_input_dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the model's first weights with more than one dimension; norms may have a higher precision."""
+    """Return the dtype of the model's first weight with several dimensions, because norms may be more precise."""
     floating = [tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1]
     weights = [tensor for tensor in floating if tensor.ndim > 1]
     return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)
 
 
 def first_channels(model: nn.Module) -> int:
-    """Return the input channels of the first convolution; 0 if there is none, or if it is lazy."""
+    """Return the number of input channels of the first convolution; 0 if there is no convolution, or a lazy one."""
     convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
     return next((convolution.in_channels for convolution in convolutions), 0)
 

@@ -27,17 +27,17 @@ MAX_AREA_FACTOR = 16  # maximum input area with the fit "whole", relative to the
 MAX_RESIZED_COPIES = 8  # per model
 
 _resized_copies: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
-_any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that were tested with another size
+_any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that also ran with another size
 
 
 def find_step(model: nn.Module) -> int:
-    """Return the pixel multiple that the input's sides need, so that whole cells fill them."""
+    """Return the step for input sides, in pixels: a side that is a multiple of it contains only whole cells."""
     strides = {max(patch.stride) for patch in find_patches(model.modules()) if patch.kernel == patch.stride}
     return next((stride for stride in strides if DEFAULT_STEP_PIXELS % stride), DEFAULT_STEP_PIXELS)
 
 
 def get_steps(preprocess: Preprocess) -> Preprocessing:
-    """Return the preprocessing as steps that can be changed; raise `ModelError` if it is custom."""
+    """Return the preprocessing as a `Preprocessing` that can be changed; raise `ModelError` if it is custom."""
     steps = getattr(preprocess, "plain", preprocess)
     if not isinstance(steps, Preprocessing):
         raise ModelError("This model has custom preprocessing, which supports only the fit 'crop'.")
@@ -45,7 +45,7 @@ def get_steps(preprocess: Preprocess) -> Preprocessing:
 
 
 def show_whole(image: NDArray[Any], preprocess: Preprocessing, step: int) -> Tensor:
-    """Return the whole image (C,H,W), scaled as by the default preprocessing, to multiples of `step`."""
+    """Preprocess the whole image at the default scale, with sides rounded to multiples of `step`; return (C,H,W)."""
     sides, shorter = (
         image.shape[:2],
         preprocess.resize if isinstance(preprocess.resize, int) else min(preprocess.resize),
@@ -60,7 +60,7 @@ def show_whole(image: NDArray[Any], preprocess: Preprocessing, step: int) -> Ten
 
 
 def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
-    """Raise `ModelError` if the model does not take larger images than these (N,C,H,W)."""
+    """Raise `ModelError` if the model fails on images that are larger than `images` (N,C,H,W)."""
     if model in _any_size_models:
         return
     height, width = images.shape[2:]
@@ -88,7 +88,7 @@ def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> t
     unwrapped = unwrap(model)
     if size == tuple(native_size):
         return model, images
-    if "interpolate_pos_encoding" in inspect.signature(unwrapped.forward).parameters:  # of transformers
+    if "interpolate_pos_encoding" in inspect.signature(unwrapped.forward).parameters:  # a model of transformers
         return model, {"pixel_values": images, "interpolate_pos_encoding": True}
     is_timm = callable(getattr(unwrapped, "set_input_size", None))
     if not is_timm and type(unwrapped).__module__ != "torchvision.models.vision_transformer":

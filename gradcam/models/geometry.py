@@ -1,4 +1,4 @@
-"""Measure which part of an image an image processor returns, and where, by running the processor on ramps."""
+"""Measure which part of an image an image processor returns, and where in its output, by running it on ramps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from gradcam.hooks.containers import Window
 from gradcam.images.read import Region
 
 CALIBRATION_SIDE = 64  # pixels of the constant images
-# Weight of the other direction in a ramp. Over n rows, the tilt takes 37.4 / n levels from one row to the next. For the
-# usual values of n this is far from a whole number, so rounding errors differ from row to row.
+# Weight of the other direction in a ramp. A ramp from left to right also rises by 37.4 levels from top to bottom. With
+# n rows, that is 37.4 / n levels per row. For usual n this is not a whole number, so rounding errors differ by row.
 TILT = 37.4 / 255
-TRIMMED_SHARE = 0.1  # cut off at each end of a ramp, where resizing mixes padding into the image
-MIN_VALID_SHARE = 0.2  # of the pixels of a row or column; the two ramps agree on their diagonal
-TOLERANCE_LEVELS = 2  # of 255 levels: maximum mean deviation of a ramp from a straight line
-SNAP_PIXELS = 0.05  # an edge closer than this to a whole pixel of the piece is moved onto it
+TRIMMED_SHARE = 0.1  # fraction cut off at each end of a ramp, where resizing mixes padding into the image
+# A row or column belongs to the image if its fraction of pixels that differ between the two ramps exceeds this share
+# of the maximum. Pixels on the diagonal never differ.
+MIN_VALID_SHARE = 0.2
+TOLERANCE_LEVELS = 2  # maximum mean deviation of a ramp from a straight line, in levels of 255
+SNAP_PIXELS = 0.05  # an edge that is closer than this to a pixel boundary of the piece is moved there
 
-Extents = tuple[tuple[int, int], tuple[float, float], float]  # start and length of a region and its window; the scale
+# Along one axis: (start, length) of the region, (start, length) of the window, and the scale.
+Extents = tuple[tuple[int, int], tuple[float, float], float]
 Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to pieces (P,C,h,w)
 
 
@@ -31,9 +34,9 @@ Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to piec
 class Piece:
     """One tensor (C,h,w) that a processor returned: `region` of the image lies in `window` of the tensor.
 
-    Both are top, left, height and width: the region in whole pixels of the image, the window in pixels of the tensor,
-    with fractions. Padding and other parts of the canvas lie outside the window. `scales`: pixels of the tensor for each
-    pixel of the image, down and across. `size`, `image`: the heights and widths of the tensor and the image.
+    Both are (top, left, height, width). The region is in whole pixels of the image, and the window is in fractional
+    pixels of the tensor. Padding and other parts of the canvas lie outside the window. `scales` is the number of tensor
+    pixels per image pixel, down and across. `size` and `image` are the (height, width) of the tensor and of the image.
     """
 
     region: Region
@@ -44,21 +47,21 @@ class Piece:
 
 
 def calibrate(process: Process) -> tuple[float, float]:
-    """Return the value that a processor returns for black, and the difference to white."""
+    """Return a processor's output value for black, and its value for white minus its value for black."""
     shape = (CALIBRATION_SIDE, CALIBRATION_SIDE, 3)
     black, white = (process(np.full(shape, level, np.uint8))[0].double().mean(0) for level in (0, 255))
     contrasts = white - black
-    is_image = contrasts.abs() > contrasts.abs().amax() / 2  # Padding is the same in both.
+    is_image = contrasts.abs() > contrasts.abs().amax() / 2  # Padding has no contrast.
     return black[is_image].median().item(), contrasts[is_image].median().item()
 
 
 def measure(process: Process, height: int, width: int, black: float, contrast: float) -> list[Piece]:
-    """Return where each piece lies in an image of this size.
+    """Measure each piece that the processor makes of an image of this size.
 
-    `black` and `contrast` are those of `calibrate`. The processor is run on a ramp from top to bottom and on one from
-    left to right; padding is where both results are equal. Raises `ImageError` if a result is not a ramp.
+    `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, from top to bottom and from
+    left to right. Padding is where both outputs are equal. Raises `ImageError` if an output is not a ramp.
     """
-    # The tilt spreads the errors of rounding to 8 bits, so that they average out over a row or column.
+    # The tilt varies the errors of rounding to 8 bits, so that they average out over a row or column.
     y, x = ((np.arange(length, dtype=np.float32) + 0.5) * (255 / length) for length in (height, width))
     ramps = (share * y[:, None] + (1 - share) * x for share in (1 - TILT, TILT))
     images = (np.rint(ramp).astype(np.uint8)[..., None].repeat(3, 2) for ramp in ramps)
@@ -77,11 +80,11 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
 
 
 def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
-    """Return the start and length of an axis's region, those of its window, and its scale."""
+    """Fit a line to the positions along one axis, and return the extents of the region and the window."""
     columns, rows = (_find_valid(differs.float().mean(axis)) for axis in (0, 1))
     values = positions[_trim(rows)][:, columns] * length
     profile = values.mean(0)
-    # Padding that mirrors the image runs backwards.
+    # In padding that mirrors the image, positions run backwards, so it lies outside the minimum and the maximum.
     first, last = int(profile.argmin()), int(profile.argmax())
     if last - first < 2:
         raise ImageError("it does more than resize, crop and pad")
@@ -98,7 +101,7 @@ def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: 
     """Return the extents of an axis on which pixel u shows the position `start + slope * u`."""
     tolerance = max(SNAP_PIXELS, 0.1 / slope)
     ends = [-start / slope, (length - start) / slope]  # the image's ends, in pixels of the piece
-    # If the image was cropped before it was padded, the valid pixels end before the image's own ends.
+    # If the image was cropped before it was padded, the valid pixels end before the ends of the uncropped image.
     visible = [valid[0] if valid[0] > ends[0] + 2 else ends[0], valid[1] if valid[1] < ends[1] - 2 else ends[1]]
     visible = [min(max(end, 0), side) for end in visible]
     first, last = (min(max(round(start + slope * end), 0), length) for end in visible)

@@ -21,17 +21,17 @@ from gradcam.models.task_models import TaskModel
 from gradcam.targets.base import BoundTarget, Instance, bind_target
 from gradcam.targets.classes import compute_scores
 
-PROBABILITY_KINDS = ("box", "missed")  # kinds whose scores are already probabilities
+PROBABILITY_KINDS = ("box", "missed")  # kinds of instances whose scores are already probabilities
 COSINE_KINDS = ("text", "like")
 
 
 class ScoreModel(nn.Module):
-    """A model that returns one score per instance (N,K), for any image in place of the original.
+    """A model that returns the scores (N,K) of one image's instances, for that image and for others.
 
-    The instances are those that were detected in the original. Cosines are mapped to [0,1].
+    The instances are those that were detected in that image. Cosines are mapped to [0,1].
     """
 
-    makes_scores = True  # set for models whose output is not class logits, such as an embedding
+    makes_scores = True  # tells `find_output_module` that the scores are computed here, not in `module`
 
     def __init__(self, bound: BoundTarget, target: Any, *, are_cosines: bool) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ScoreModel(nn.Module):
 class PictureScores(Classifier):
     """A classifier for one image, whose classes are the instances in that image, in the order of `instances`.
 
-    A single instance gives two classes, like any single logit; class 1 is the instance.
+    If there is only one instance, there are two classes, as for a single logit; class 1 is the instance.
     """
 
     instances: Sequence[Instance] = field(default=(), repr=False, kw_only=True)
@@ -68,10 +68,10 @@ class PictureScores(Classifier):
 
 
 def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
-    """Return a classifier for one image, and which of its classes the target names.
+    """Return a classifier for one image, and the index of the class that the target selects.
 
-    If the target is a single instance that is also among all detections, the classes are all detections. Raises as
-    `to_classifier` does.
+    If the target is a single instance that is also among all detections, the classes are all detections. Raises the
+    errors of `to_instance_classifier`.
     """
     scores = to_instance_classifier(model, picture, target)
     if target is not None and len(scores.instances) == 1 and (all_targets := model.list_all()) is not None:
@@ -86,9 +86,9 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
 def to_instance_classifier(
     model: TaskModel, picture: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
 ) -> PictureScores:
-    """Return a classifier of the instances that a target names in an image; by default, of all detections.
+    """Return a classifier whose classes are a target's instances in an image; by default, all detections.
 
-    Its layer is the default of these methods, or else of the target's own method.
+    Its layer is the model's layer. If there is none, it is the default layer of the methods, or of the target's method.
 
     Raises
     ------

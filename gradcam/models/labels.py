@@ -22,8 +22,8 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 def find_class(labels: Sequence[str] | None, name: str, count: int | None = None) -> int:
     """Return the index of a class given by its label, ignoring case, or by its index in digits.
 
-    `name:7` means the class with the label "7". `count` is the number of classes if there are no labels; None if it is
-    unknown. Raises `TargetError` for an unknown or ambiguous name, with the nearest labels.
+    `name:7` means the class with the label "7". If there are no labels, `count` is the number of classes, or None if the
+    number is unknown. Raises `TargetError`, which lists the nearest labels, for an unknown or ambiguous name.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", name):
         index, class_count = int(name), len(labels or ()) or count
@@ -68,9 +68,9 @@ class FileLabels(list[str]):
 def read_labels(path: str | os.PathLike[str]) -> FileLabels:
     """Read class names from a file, in the order of their indices.
 
-    The file has one name per line; or it is a ``.csv`` of indices and names, with or without a header; or JSON: a list,
-    {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as in torchvision's `class_to_idx`, or a config.json with
-    "id2label".
+    A text file has one name per line. A ``.csv`` file has an index and a name per line, with or without a header. JSON is
+    a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as in torchvision's `class_to_idx`, or a config.json
+    with "id2label".
     """
     try:
         text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -98,9 +98,9 @@ def check_labels(labels: Any) -> list[str]:
 
 
 def fit_labels(labels: Sequence[str], logits: int, classes: int) -> list[str]:
-    """Return one label per class, raise `ModelError` if their number differs.
+    """Return one label per class; raise `ModelError` if the number of labels does not match.
 
-    For a single logit, one label names the positive class.
+    If there is a single logit, a single label names the positive class.
     """
     if logits == 1 and len(labels) == 1:
         return [f"not {labels[0]}", labels[0]] if classes == 2 else list(labels)
@@ -141,7 +141,7 @@ def _in_order(path: str | os.PathLike[str], pairs: Sequence[tuple[str, Any]]) ->
 
 
 def _find_pairs(text: str) -> list[tuple[str, str]]:
-    """Return pairs of index and name; an empty list unless every line has them, except for a header."""
+    """Return the index and the name on each line after a possible header; an empty list if a line lacks them."""
     try:
         table = list(csv.reader(text.strip().split("\n"), skipinitialspace=True))
     except csv.Error:  # a NUL byte, or an unclosed quote

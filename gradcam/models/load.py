@@ -400,7 +400,7 @@ class _Options:
 
 
 def name_model(name: str | nn.Module) -> str:
-    """Return the display name of a model: its given name, or that of its class."""
+    """Return the display name of a model: the name that the user gave, or the name of the model's class."""
     return name if isinstance(name, str) else type(name).__name__
 
 
@@ -440,7 +440,7 @@ def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> 
 
 
 def _warn_of_assumptions(notes: Sequence[str]) -> None:
-    """Warn of assumptions about a model object; for models by name, the command line prints them."""
+    """Warn of assumptions about a model object; for models that are loaded by name, the command line prints them."""
     for note in [note for note in notes if note.startswith("Assumed")]:
         warn(note)
 
@@ -458,7 +458,7 @@ def _find_known_task(parts: Parts) -> str | None:
 
 
 def _find_task(parts: Parts, options: _Options) -> str:
-    """Return the task of a model: the known one, or that of its output; raise `ModelError` if neither is certain."""
+    """Return a model's known task, or the task that its output suggests; raise `ModelError` if neither is certain."""
     if (task := _find_known_task(parts)) is not None:
         return task
     if parts.classes is not None or parts.labels is not None:
@@ -487,7 +487,7 @@ def _find_task(parts: Parts, options: _Options) -> str:
 
 
 def _to_grey(parts: Parts, options: _Options) -> Parts | None:
-    """Return the parts with greyscale preprocessing if the model takes one channel and nothing else is specified."""
+    """Return the parts with greyscale preprocessing; None if the model takes colours, or a mean or std is given."""
     unset = parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (options.edits.mean or options.edits.std)
     return replace(parts, preprocess=ASSUMED_GREY) if unset and first_channels(parts.model) == 1 else None
 
@@ -527,7 +527,7 @@ def _make_task_model(
 
 
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
-    """Return labels for all classes of a detector or a segmenter, and a note if the background's is added."""
+    """Return labels for all classes of a detector or a segmenter, and a note if a label for the background is added."""
     count = None if family is None else family.class_count
     if count is None and not isinstance(family, adapters.DetectorAdapter):
         maps = find_maps(run(model, make_noise(preprocess, model)))
@@ -542,7 +542,7 @@ def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | N
 
 
 def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options) -> tuple[Preprocess, Sequence[str]]:
-    """Return the preprocessing of a task model, with notes; by default it keeps the whole image."""
+    """Return the preprocessing of a task model, which keeps the whole image by default, and notes."""
     adjustment, default, notes = options.edits, parts.preprocess, list[str]()
     is_default = (parts.is_assumed or parts.is_of_part) and task in ("detection", "segmentation", "pose")
     if is_default and isinstance(default, Preprocessing):

@@ -1,4 +1,4 @@
-"""Make the interactive page of one image: maps of all classes where they are cheap, else of the most probable ones."""
+"""Make the interactive page of one image: maps of all classes if they are cheap, or else of the most probable classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from gradcam.web.page import MapSet, Page
 
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
-MAX_MAP_CELLS = 2**18  # of all classes' maps, for one method at one layer; the page stores one byte per cell
+MAX_MAP_CELLS = 2**18  # for the maps of all classes, per method and layer; the page stores one byte per cell
 
 
 @accept_old_parameters
@@ -132,7 +132,7 @@ class _PageBuilder:
         self.first_explanation: ImageExplanation
 
     def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
-        """Return explanations by layer and method; signed where the method supports it."""
+        """Return explanations by layer and method, with signed evidence if the method supports it."""
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for signed in (True, False):
             group = [method for method in methods if method.is_signed == signed]
@@ -143,7 +143,7 @@ class _PageBuilder:
         return {key: explanation.cpu() for key, explanation in explanations.items()}
 
     def explain_instances(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> list[MapSet]:
-        """Return the maps of what a task model explains instead of classes, such as boxes."""
+        """Return the maps of a target that is not a class, such as the boxes of a detector or a function."""
         if target is None:
             target = getattr(self.classifier, "list_all", lambda: None)()
         explanations = self.explain(layers, methods, target)
@@ -161,7 +161,7 @@ class _PageBuilder:
     def explain_classes(
         self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any, top: int
     ) -> list[MapSet]:
-        """Return the maps of classes: of all classes where that is possible."""
+        """Return the maps of all classes if they can be computed together, or else of the most probable classes."""
         class_indices = self._to_indices(target)
         layer_names = list(layers) if layers is not None else self._choose_layer_names(methods)
         modules = {name: layer_ref for name in layer_names if (layer_ref := self._find_module(name)) is not None}
@@ -209,7 +209,7 @@ class _PageBuilder:
         return None if progress is None else lambda: progress(next(counter), total)
 
     def _find_module(self, layer: str) -> nn.Module | None:
-        """Return the module with this layer name; None if the layer is only one of its outputs or one of its runs."""
+        """Return the module with this layer name; None if the name selects one output or one call of the module."""
         layer_ref = find_layer(unwrap(self.classifier.model), layer)
         return None if layer_ref.keys or layer_ref.run is not None else layer_ref.module
 
@@ -228,7 +228,7 @@ class _PageBuilder:
     def _explain_all(
         self, layer: str, method: Method | None, explanation: ImageExplanation, ranked: Tensor
     ) -> MapSet | None:
-        """Return the maps of all classes, in this order; None if they cannot be computed together."""
+        """Return the maps of all classes, in the order of `ranked`; None if they cannot be computed together."""
         is_supported = explanation.evidence == "signed" and explanation.fit is None and explanation.classes is not None
         is_supported = is_supported and find_windows(self.classifier.preprocess, [self.prepared]) is None
         if not is_supported or method is None or explanation.maps.ndim != 4:
@@ -281,9 +281,10 @@ class _PageBuilder:
 
 
 def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
-    """Return this layer, then earlier layers with finer grids: for ResNet layer4, layer3, layer2, layer1.
+    """Return the layer `last`, then earlier layers with finer grids: layer4, layer3, layer2 and layer1 for a ResNet.
 
-    For each finer resolution, it is the last of the layers with the fewest dots in their names. Runs the model once.
+    For each finer resolution, the layer with the fewest dots in its name is chosen. If there are several, the last one
+    is chosen. The model is run once.
     """
     layer_ref = find_layer(model, last)
     names = {module: name for name, module in model.named_modules() if name}

@@ -18,7 +18,7 @@ PARTIAL_NOTE = "This page has heatmaps of {some} of the model's {total} classes.
 
 
 def show_explanation(explanation: Any, i: int, name: str) -> Page:
-    """Return the page of image i with the maps of an explanation; raise as `Explanation.select`."""
+    """Return the page of image i with the maps of an explanation; raise the errors of `Explanation.select`."""
     single = explanation.select(i).cpu() if len(explanation.images) > 1 else explanation.cpu()
     page_targets, order = list_things(single)
     maps = to_map_set(single.maps[0].numpy()[order], single)
@@ -31,7 +31,7 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
 
 
 def to_map_set(maps: Any, explanation: Any, target_indices: Sequence[int] | None = None) -> MapSet:
-    """Return maps (K,h,w) of an explanation as a set for a page; negative evidence gets its sign back."""
+    """Return maps (K,h,w) of an explanation as a set for a page; maps of negative evidence become negative."""
     sign, evidence = (-1, "signed") if explanation.evidence == "negative" else (1, explanation.evidence)
     values = sign * np.asarray(maps, np.float32)
     return MapSet(explanation.layer or "input", explanation.method, evidence, values, targets=target_indices)
@@ -89,12 +89,12 @@ def _list_instances(explanation: Any, instances: Sequence[Instance | None]) -> P
 
 
 def _to_name(instance: Instance) -> str:
-    """Return the display name of an instance; for a reference image only the file name, because pages are shared."""
+    """Return the display name of an instance; paths of reference images lose their folder, because pages are shared."""
     return f"like {PurePath(instance.name).name}" if instance.kind == "like" else instance.name
 
 
 def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
-    """Return the arguments of `gradcam run` and the Python code that select an instance; None if they cannot."""
+    """Return the arguments of `gradcam run` and the Python code that select an instance; None if there are none."""
     number, kind = instance.number, instance.kind
     if kind == "box" and number is not None and instance.edge is None:
         return ["--box", str(number)], f"gradcam.targets.Box({number})"

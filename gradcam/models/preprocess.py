@@ -1,4 +1,4 @@
-"""Read an image file, and preprocess it: the model's input, an image to draw on, and the region that the model sees."""
+"""Read and preprocess images: make the model's input, an image to draw on, and the region that the model sees."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LUMINANCE = (19595, 38470, 7471)
 
 
 class Preprocess(Protocol):
-    """A function from an image's values to one tensor (C,H,W), with the region of the image that it covers.
+    """A function that turns an image's values into one tensor (C,H,W), and knows which region of the image it keeps.
 
-    The optional attribute `channels` is the number of channels that it takes; 3 if there is none.
+    The optional attribute `channels` is the number of channels that the model takes. Without it, the number is 3.
     """
 
     def __call__(self, image: NDArray[Any]) -> Tensor: ...
@@ -63,10 +63,10 @@ class Preprocessing:
     def __call__(self, image: NDArray[Any]) -> Tensor:
         """Return an image as float32 (C,*size), with one channel per mean.
 
-        `image` is RGB, uint8 (H,W,3), or (H,W) or (H,W,C) of any integers or floats. uint8 and uint16 are scaled to
-        [0,1] by their full range. Floats and other integers are not scaled: `mean` and `std` are in their units. A
-        single channel is repeated if three are needed; 8-bit or 16-bit RGB becomes luminance if one is needed. Raises
-        `ImageError` for anything else, and for another number of channels.
+        `image` is an RGB array, uint8 (H,W,3), or an array (H,W) or (H,W,C) of any integers or floats. uint8 and uint16
+        are scaled to [0,1] by their full range. Floats and other integers are not scaled: `mean` and `std` are in their
+        units. If the network takes three channels, a single channel is repeated. If it takes one channel, 8-bit or
+        16-bit RGB is converted to luminance. Raises `ImageError` for any other array or number of channels.
         """
         return self.transform_part(image, self.find_part(*check_form(image).shape[:2]))
 
@@ -83,8 +83,8 @@ class Preprocessing:
         """Return a part of an image as the network's input (C,*size)."""
         values = fit_channels(check_form(image), len(self.mean))
         top, left, height, width = part
-        # Pillow resizes directly from a fractional box. Up to rounding to 8 bits, the result is that of resizing first
-        # and cropping then, but an image of 2000 x 3 is not enlarged to millions of pixels first.
+        # Pillow resizes directly from a fractional box. Except for rounding to 8 bits, the result is the same as after
+        # resizing and then cropping, but an image of 2000 x 3 is not enlarged to millions of pixels.
         box = (left, top, left + width, top + height)
         if values.dtype == np.uint8:  # rounded to 8 bits, as in torchvision and timm
             parts: Iterable[NDArray[Any]] = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
@@ -134,7 +134,7 @@ class Preprocessing:
 class WholeImage:
     """Preprocessing that keeps the whole image and its aspect ratio, and normalises it.
 
-    `side` is the length of the resized shorter side; None keeps the image's own. `longest` is the maximum length of the
+    `side` is the length of the shorter side after resizing; None keeps its length. `longest` is the maximum length of the
     longer side. Both sides become multiples of `multiple` pixels. The other fields are those of `Preprocessing`.
     """
 
@@ -192,7 +192,7 @@ def check_form(values: Any) -> NDArray[Any]:
 
 
 def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Return values for a network with this many channels: (H,W), to be given to each channel, or (H,W,channels)."""
+    """Return values for a network with this many channels: (H,W,channels), or (H,W) to repeat for each channel."""
     count = 1 if values.ndim == 2 else values.shape[2]
     if count == 1 and channels in (1, 3):
         return values.reshape(values.shape[:2])
@@ -224,11 +224,11 @@ def _split(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return map(np.ascontiguousarray, np.moveaxis(np.atleast_3d(values), 2, 0))
 
 
-# The preprocessing that most ImageNet models were trained with, for models whose own is unknown.
+# The preprocessing that most ImageNet models were trained with. It is used for models whose preprocessing is unknown.
 ASSUMED = Preprocessing(
     size=(224, 224), resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
 )
-# The mean and standard deviation, averaged over the three channels.
+# For one channel, the mean and the standard deviation are averaged over the three channels.
 ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
 
 
@@ -257,7 +257,7 @@ class Prepared:
 
 
 def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[Window, ...] | None:
-    """Return where each image lies in the tensor that the model takes; None if all of them cover it."""
+    """Return where each image lies in its input tensor; None if every image covers its whole tensor."""
     find_window: Callable[[int, int], Window | None] | None = getattr(preprocess, "window", None)
     if find_window is None:
         return None
@@ -267,7 +267,7 @@ def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[
 
 
 def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
-    """Return the part of an image that the whole input shows; it exceeds the image where the input is padded."""
+    """Return the region that the whole input covers, in pixels of the image; padding extends it beyond the image."""
     region, windows = preprocess.region(*prepared.reading.picture.shape[:2]), find_windows(preprocess, [prepared])
     if windows is None:
         return region
@@ -334,7 +334,7 @@ def _read_dicom(path: Path, data: Any) -> Reading:
 
 
 def describe_preprocess(preprocess: Any) -> Any:
-    """Return a JSON value that is the same for equal preprocessing; for a user's own code, its name."""
+    """Return a JSON value that is the same for equal preprocessing; for user-defined preprocessing, its class name."""
     if hasattr(preprocess, "describe"):
         return preprocess.describe()
     is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
@@ -347,8 +347,9 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
 
     The function returns an array, or (array, image), or a `Reading`. The array is the input of the model's
     preprocessing: (H,W) or (H,W,C), integers or floats, finite. The image to draw on is RGB, uint8 (H,W,3), of the same
-    height and width; without one, `show` makes it from the array. For anything else, and for any exception of the
-    function except a `GradcamError`, the reader raises `ImageError` with the names of the file and the function.
+    height and width. If it is missing, `scale_for_display` makes it from the array. If the result is anything else, or
+    if the function raises an exception other than `GradcamError`, the reader raises `ImageError` with the names of the
+    file and the function.
     """
     if not callable(function):
         raise ModelError(f"The reader is {shorten(function)}, expected a function from an image's path to an array.")
@@ -358,8 +359,9 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
 def to_reading(picture: ImageLike | Reading, reader: Reader, channels: int = 3) -> Reading:
     """Read an image in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of numbers.
 
-    `reader` reads files, and bytes through a temporary file. `channels` is the number that the network takes: unless it
-    is 4, an array with four channels is RGB with opacity. Raises `ImageError` for anything else.
+    `reader` reads files. For a custom reader, bytes are written to a temporary file first. `channels` is the number of
+    channels that the network takes. Unless it is 4, an array with four channels is read as RGB with opacity. Raises
+    `ImageError` for anything else.
     """
     if isinstance(picture, Reading):
         return picture
@@ -373,7 +375,7 @@ def to_reading(picture: ImageLike | Reading, reader: Reader, channels: int = 3) 
 
 
 def read_bytes(path: Path, data: bytes, reader: Reader) -> Reading:
-    """Read an image from the bytes of a file; the path only names it."""
+    """Read an image from the bytes of a file; `path` is used only as the name of the image."""
     if reader is read_image_file:
         return read_image_file(path, data)
     with tempfile.TemporaryDirectory(prefix="gradcam-") as folder:

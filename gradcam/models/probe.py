@@ -36,7 +36,7 @@ VOLUMES = (
     "gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` support such models."
 )
 NOISE_SIDE = 224  # pixels, if the preprocessing does not define a size
-# The activation still to be applied, by the last operation of a model.
+# For the last operation of a model, the activation that remains to be applied.
 REMAINING = {"softmax": "none", "sigmoid": "none", "log_softmax": "softmax"}
 
 
@@ -45,12 +45,12 @@ class Findings:
     """The results of running a model on one image of noise."""
 
     logits: int  # number of logits
-    activation: str | None  # how they become probabilities; None if that is uncertain
+    activation: str | None  # how logits become probabilities; None if that is uncertain
     in_unit_interval: bool  # True if all logits are between 0 and 1
 
 
 def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
-    """Return findings on a model, its default layer, and the one for positive methods; run the model only if needed."""
+    """Return findings on a model, `layer` and `layer_for_positive`, as in `Parts`; run the model only if needed."""
     requested = None if layer_name is None else find_layer(unwrap(parts.model), layer_name).name
     layer, positive = (requested, None) if requested is not None else (parts.layer, parts.layer_for_positive)
     if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
@@ -61,8 +61,8 @@ def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) 
         suggestion = find_suggestion(unwrap(parts.model), to_batch(images))
         layer, positive = suggestion.layers[0], suggestion.behind_activation
         positive = None if positive == layer else positive
-        # `gradcam.explain` may choose another layer for this model. It can fail here on an image of noise, for instance
-        # if the head is all zeros, and still work on real images.
+        # `gradcam.explain` may choose another layer for this model. It can fail on an image of noise, for instance if
+        # the head is all zeros, and still work on real images.
         with contextlib.suppress(Exception):
             layer = explain(parts.model, images).layer
     return findings, str(layer), positive
@@ -139,7 +139,7 @@ def run(model: nn.Module, images: Tensor) -> Any:
             return model(images.detach().requires_grad_().clone())
     except ModelError:
         raise
-    except Exception:  # The forward pass may fail only because autograd records it.
+    except Exception:  # Some forward passes fail only while autograd records them.
         pass
     try:
         with preserve_state(unwrap(model)), torch.no_grad():

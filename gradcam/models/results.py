@@ -1,4 +1,4 @@
-"""Explanations of images from files."""
+"""Explanations and attributions with their images: draw, name and save them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget, probabilities, resolve_logits
 from gradcam.web.page import Page
 
-MAX_HEIGHTS = (640, 320)  # maximum pixels in a notebook: of a single image, and of one of several
+MAX_HEIGHTS = (640, 320)  # maximum height in a notebook, in pixels: of a single image, and of each of several images
 
 
 class _SharedFields:
@@ -48,7 +48,7 @@ class ImageResult(_SharedFields):
     """A result with its images: class names, probabilities, captions and drawing.
 
     `regions` are the pixels of each image that the model saw. `notes` are remarks on how each image is displayed. `fit`
-    is the part of the images that the model saw, if it is not the default preprocessing.
+    says which part of the images the model saw; None for the default preprocessing.
     """
 
     images: Sequence[Pixels] = field(repr=False)
@@ -192,7 +192,7 @@ class ImageResult(_SharedFields):
         if instance is not None:
             value = instance.score
         else:
-            # The output may have several heads, and only the target knew which one.
+            # This fails if the output has several heads, because only the target knew which head it explained.
             with contextlib.suppress(GradcamError):
                 value = self.probability(i, k)
         suffix = ""
@@ -408,7 +408,7 @@ class ImageExplanation(ImageResult, Explanation):
         Returns
         -------
         Page
-            With `save`, `to_html` and `to_data`. A notebook displays it automatically.
+            It has the methods `save`, `to_html` and `to_data`. A notebook displays it automatically.
 
         Raises
         ------
@@ -445,7 +445,7 @@ class ImageExplanation(ImageResult, Explanation):
             "instances": [instances],
             "detections": None if self.detections is None else self.detections[i : i + 1],
         }
-        for name in ("maps", "scores", "classes"):  # without the padding of images that have fewer instances
+        for name in ("maps", "scores", "classes"):  # without the padding for images with fewer instances
             values = getattr(self, name)
             fields[name] = None if values is None else values[i : i + 1, : len(instances)]
         fields["heatmaps"] = self.heatmaps[i][None, : len(instances)]
@@ -543,7 +543,7 @@ class ImageAttribution(ImageResult, Attribution):
     def draw(self, i: int = 0, k: int = 0) -> Pixels:
         """Draw the k-th attribution of image i, in colour on grey.
 
-        It covers the pixels that the model saw. Pixels that the model did not see are grey, which means zero.
+        The attribution covers the pixels that the model saw. All other pixels are grey, which means zero.
 
         Parameters
         ----------

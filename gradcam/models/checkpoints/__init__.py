@@ -1,1 +1,1 @@
-"""Weights from files of any trainer: read without running what is in them, fitted to a model's names, loaded."""
+"""Read the weights in checkpoints without running code in them, fit them to a model's names, and load them."""

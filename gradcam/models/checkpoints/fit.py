@@ -1,4 +1,4 @@
-"""Rename a checkpoint's tensors to the names of a model, report differences, and load them."""
+"""Rename a checkpoint's tensors to a model's names, report differences, and load the tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Tensors = dict[str, Tensor]
 
 MAX_LISTED_NAMES = 3
 FACTORY_HINT = "Write a function that builds the model as it was trained, and give --model FILE.py:FUNCTION."
-COUNTER = "num_batches_tracked"  # of batch norms, used only in training
-# Buffers that modules compute themselves, and that library versions keep, drop or resize; and the counters of thop.
+COUNTER = "num_batches_tracked"  # a step counter of batch norms, used only in training
+# Buffers that modules compute themselves. Library versions differ in which of them they save, and in which size. The
+# last two are counters that thop adds.
 COMPUTED_BUFFERS = (
     COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
 )  # fmt: skip
 TRAINING_ONLY = re.compile(r"(AuxLogits|aux1|aux2|aux_classifier)\.")  # heads of Inception, GoogLeNet and segmenters
-# Common prefixes, in order of preference: averages first, as in `find_state_dicts`.
+# Common prefixes, in order of preference: averaged weights first, as in `find_state_dicts`.
 KNOWN_PREFIXES = ("ema_model", "model_ema", "ema", "module", "model", "net", "backbone", "network", "_forward_module")
 # Name parts that module wrappers insert, at any depth.
 WRAPPER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -47,9 +48,9 @@ def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     """Load a checkpoint into a model, in the model's precision, and return notes on what was adapted.
 
-    A model on the meta device gets new storage. Raises `ModelError`, and loads nothing, if tensors are missing,
-    unexpected or of the wrong shape, or not finite. Buffers that modules compute and heads that only training uses do
-    not count.
+    A model on the meta device gets new storage. Raises `ModelError`, and loads nothing, if a tensor is missing,
+    unexpected, of the wrong shape or not finite. Buffers that modules compute themselves, and heads that are used only
+    in training, need not match.
     """
     expected = _expect(model)
     fitted = _fit(checkpoint, model, expected)
@@ -63,14 +64,14 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
         # Quantised weights, for example, cannot be converted.
         if tensor.is_complex() or tensor.is_floating_point() != value.is_floating_point():
             raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {value.dtype}.")
-    # Contiguous copies, like newly created weights.
+    # The copies are contiguous, like newly created weights.
     options: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
     state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, **options)) for name in fitting)
     _check_finite(checkpoint, state)
-    # For a model on the meta device, `compare` lets only counters be missing.
+    # On the meta device, only counters can be missing here, because `compare` reports all other missing tensors.
     counters = {name: value for name, value in expected.items() if value.is_meta and name not in state}
     state.update((name, torch.zeros_like(value, device="cpu")) for name, value in counters.items())
-    # Names and shapes are those of the current version. Without metadata, modules would assume their oldest version.
+    # The names and shapes are those of the current module versions. Without metadata, modules would assume the oldest.
     state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch stores module versions there
     try:
         model.load_state_dict(state, strict=False, assign=any(tensor.is_meta for tensor in expected.values()))
@@ -117,7 +118,10 @@ def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Tensors under the model's names; `outside` lists those without the prefix, which may belong to something else."""
+    """Tensors under the model's names.
+
+    `outside` lists the tensors whose names lack the prefix of the model: they may belong to something else.
+    """
 
     tensors: Tensors
     notes: Sequence[str] = ()
@@ -125,10 +129,10 @@ class Fitted:
 
 
 def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
-    """Return the tensors under the model's names, undoing old spellings, wrappers and one prefix; with notes.
+    """Rename tensors to the model's names: undo wrappers, old names and one prefix; return them with notes.
 
-    The prefix is the one that gives the most names of the model. Raises `ModelError`, without the file's name, if
-    several fit equally well.
+    If several prefixes are possible, the one with the most matching names is used. Raises `ModelError`, without the
+    file's path, if several prefixes match equally well.
     """
     notes = []
     for part in WRAPPER_PARTS:
@@ -169,9 +173,9 @@ def _prefixes(names: Collection[str], targets: Collection[str]) -> Counter[str]:
 
 
 def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] | None:
-    """Return the prefix with the most matches, and their number; None if plain names match as well.
+    """Return the prefix with the most matches, and their number; None if no prefix improves on plain names.
 
-    Only common prefixes, and those that match most of the model's names, are considered.
+    A prefix must be common, or match more than half of the model's names.
     """
     candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
     best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]
@@ -188,7 +192,7 @@ def _is_usual(prefix: str) -> bool:
 
 
 def find_head(model: nn.Module) -> str | None:
-    """Return the name of the last module with parameters; None unless its weight is that of a linear or 1x1 layer."""
+    """Return the name of the last module with parameters; None if it is not a linear layer or a 1x1 convolution."""
     owners = [
         (name, module)
         for name, module in model.named_modules()
@@ -201,11 +205,11 @@ def find_head(model: nn.Module) -> str | None:
 
 
 def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | None) -> tuple[Tensors, Sequence[str]]:
-    """Return the tensors with the head under the model's name, if it can be identified with certainty; with notes.
+    """Rename the head in a checkpoint to the model's head if it is certain; return all tensors, and notes.
 
-    A `Sequential` around the last layer adds a number to its name: `classifier.0.weight` for `classifier.weight`, as in
-    CheXNet, which has a linear layer and a sigmoid there. It counts as the head if it has exactly the head's
-    parameters. The caller checks the shapes.
+    For example, CheXNet's classifier is a `Sequential` of a linear layer and a sigmoid, so its weight is called
+    `classifier.0.weight` instead of `classifier.weight`. A module in the checkpoint counts as the head if it has exactly
+    the head's parameters. The caller checks the shapes.
     """
     head_suffixes = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
     if not head or any(f"{head}{name}" in tensors for name in head_suffixes):
@@ -229,7 +233,7 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
 class Difference:
     """The differences between a checkpoint and a model, by tensor name.
 
-    `shapes` has the shape in the file and in the model. `negligible` tensors need not match.
+    `shapes` has two shapes for each name: in the file, and in the model. Tensors in `negligible` need not match.
     """
 
     missing: Sequence[str]
@@ -285,14 +289,14 @@ class Difference:
 def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:
     """Return the differences between a checkpoint's tensors, under the model's names, and the model's state dict.
 
-    Tensors in `outside` may be unexpected if nothing is missing: they are parts of something else, such as a loss or a
-    teacher.
+    If nothing is missing, unexpected tensors in `outside` are negligible, because they belong to something else, such as
+    a loss or a teacher.
     """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
     different = [name for name, value in expected.items() if name in tensors and tensors[name].shape != value.shape]
     shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in different}
-    # A missing buffer keeps the model's value. On the meta device there is none, but counters can start at zero.
+    # A missing buffer keeps the model's value. On the meta device, it has no value, but counters can start at zero.
     replaceable = {name for name, value in expected.items() if not value.is_meta or name.rpartition(".")[2] == COUNTER}
     negligible = [
         name for name in [*missing, *shapes] if name in replaceable and name.rpartition(".")[2] in COMPUTED_BUFFERS

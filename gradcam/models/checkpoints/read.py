@@ -31,12 +31,12 @@ from gradcam.images.files import hash_file, open_file
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema", "ema_model")
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
 MAX_KEY_DEPTH = 3
-# The first pickle in torch.save's format before zip files. The fourth pickle is the content.
+# Before zip files, torch.save wrote several pickles: the first is this number, and the fourth is the content.
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 TENSOR_NAMES = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
-# Modules that no checkpoint needs: a file that names one should not be opened with any tool. `commands` and
-# `__builtin__` are the names of `subprocess` and `builtins` in older protocols.
+# Modules and functions that no checkpoint needs. A file that names one should not be opened with any tool. `commands`
+# and `__builtin__` are the names of `subprocess` and `builtins` in older protocols.
 DANGEROUS = re.compile(
     r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
     r"|multiprocessing|asyncio|commands)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
@@ -44,16 +44,16 @@ DANGEROUS = re.compile(
 MAX_LISTED_NAMES = 4
 # Limits for pickles. For comparison, ResNet-152 with its optimizer takes 76,000 steps, of a microsecond or two each.
 MAX_PICKLE_STEPS = 1_000_000
-MAX_VALUES = 20_000_000  # a value counts once for each place where it occurs
+MAX_VALUES = 20_000_000  # a value that occurs several times counts each time
 MAX_NESTING = 200
-# Steps that change an existing object.
+# Pickle instructions that change an existing object.
 MUTATING_STEPS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # torch.load creates these with any length
-MAX_UNPACK_RATIO = 4  # relative to the file size: torch.save does not compress
-MAX_BYTES = 2**26  # of a bytearray, and of the unpacked content of a small file
+MAX_UNPACK_RATIO = 4  # unpacked size relative to the file size; torch.save does not compress
+MAX_BYTES = 2**26  # limit for a bytearray, and allowance for the unpacked content of small files
 FACTORY_HINT = "To load the file with your own function, give --model FILE.py:FUNCTION."
 HEADER_BYTES = 512
-# Suffixes of checkpoints that other kinds of files have as well.
+# Suffixes that checkpoints share with other kinds of files.
 PYTORCH_SUFFIXES = (".pt", ".pth", ".ts", ".torchscript", ".bin", ".ckpt")
 EXPORT_HINT = "which PyTorch does not load: save the state dict of the original PyTorch model"
 # Descriptions of files by their suffixes, regardless of their content.
@@ -94,9 +94,9 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read the weights in a file of safetensors or torch.save, whatever its suffix; never execute anything in it.
+    """Read the weights in a safetensors or torch.save file, whatever its suffix, without executing code in it.
 
-    Raises `ModelError` for a file that is missing, damaged or no checkpoint, that would run code, or that has no
+    Raises `ModelError` if the file is missing, damaged or not a checkpoint, if it would run code, or if it has no
     weights.
     """
     path = Path(path)
@@ -111,7 +111,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             tensors = load_file(path)  # The file has only named tensors, so there is no state dict to search for.
             return Checkpoint(path, tensors) if tensors else _choose(path, tensors)
         check_pickles(path)
-        with path.open("rb") as file, warnings.catch_warnings():  # torch.load would go by a path's suffix
+        with path.open("rb") as file, warnings.catch_warnings():  # torch.load would check a path's suffix
             warnings.simplefilter("ignore")  # PyTorch warns of old storage formats
             content = torch.load(file, map_location="cpu", weights_only=True)
     except ModelError:
@@ -132,7 +132,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def hash_weights(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal; it is cached while the file does not change. Raises `OSError`."""
+    """Return the SHA-256 of a file in hexadecimal, cached until the file changes; raise `OSError` if it is unreadable."""
     status = path.stat()
     return _hash(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -160,7 +160,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
         raise ModelError(f"{path}: {description}. {FACTORY_HINT}")
     storages = [tensor.untyped_storage() for tensor in tensors.values()]
     stored_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    # Tensors may share or repeat so few values that copies of them would fill the memory.
+    # Tensors may be views that repeat very few stored values, so that contiguous copies would fill the memory.
     if sum(tensor.nbytes for tensor in tensors.values()) > MAX_UNPACK_RATIO * stored_bytes + MAX_BYTES:
         name = max(tensors, key=lambda name: tensors[name].nbytes)
         shape = " x ".join(map(str, tensors[name].shape))
@@ -205,7 +205,7 @@ def find_state_dicts(content: object, is_tensor: Callable[[object], bool]) -> Se
 
 
 def is_state_dict(content: object, is_tensor: Callable[[object], bool]) -> bool:
-    """Return whether this is a mapping from names to values that are mostly tensors."""
+    """Return whether the content is a mapping from names to values, most of which are tensors."""
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
         return False
     return 2 * sum(is_tensor(value) for value in content.values()) > len(content)
@@ -223,7 +223,7 @@ def _search_state_dicts(content: object, is_tensor: Callable[[object], bool], de
 
 
 def is_safetensors(head: bytes) -> bool:
-    """Return whether the file begins with the header of safetensors: a length of eight bytes, below 4 GiB, and JSON."""
+    """Return whether a file begins like safetensors: eight bytes with a length below 4 GiB, and then JSON."""
     return head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32
 
 
@@ -237,7 +237,7 @@ def describe_non_checkpoint(head: bytes, path: Path) -> str | None:
         return f"is {other_format or OTHER_FORMATS['.onnx']}, {EXPORT_HINT}"
     if head[:2] == b"PK":
         return _describe_zip(path)
-    # A pickle of protocol 2 or later is torch.save's format before zip files.
+    # Before zip files, torch.save wrote pickles of protocol 2 or later.
     is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return None if is_safetensors(head) or is_pickle else _describe_bytes(head)
 
@@ -367,7 +367,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 class ObjectStub:
-    """A stub for an object that the pickle would create. It stores the pickled state, and does nothing."""
+    """A stub for an object that the pickle would create: it stores the pickled state, and runs no code."""
 
     name: ClassVar[str]
     state: Any = None
@@ -389,7 +389,7 @@ class OrderedDictStub(dict[Any, Any]):
 
 
 class Outline(pickle._Unpickler):
-    """An unpickler that creates only dictionaries, lists and values; a stub stands for each class and function."""
+    """An unpickler that creates only dictionaries, lists and values, and stubs instead of classes and functions."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -401,7 +401,7 @@ class Outline(pickle._Unpickler):
         return OrderedDictStub if full == "collections.OrderedDict" else type("NotMade", (ObjectStub,), {"name": full})
 
     def persistent_load(self, pid: Any) -> Any:
-        """Skip the values of tensors; return the class of a module, which old files store together with its source."""
+        """Return None for a tensor's values; for a module, return its class, which old files store with its source."""
         return pid[1] if isinstance(pid, tuple) and pid[:1] == ("module",) else None
 
     def get_extension(self, code: int) -> None:  # extensions come from a registry of this process, not from the file
@@ -409,12 +409,12 @@ class Outline(pickle._Unpickler):
 
 
 class ExcessError(Exception):
-    """Error for a file that exceeds a limit; the message says which."""
+    """The error for a file that exceeds a limit; the message names the limit."""
 
 
 @dataclass(slots=True, eq=False)
 class _ObjectSize:
-    """The size of a pickled object: its nesting depth, and its values, counted once for each place."""
+    """The size of a pickled object: its nesting depth, and its number of values, repeated values included."""
 
     largest: int = 0  # largest integer in the object
     name: str = ""  # name of a class or function
@@ -425,9 +425,9 @@ class _ObjectSize:
 def check_pickles(path: Path) -> None:
     """Check the pickles of a checkpoint against limits, without creating any object.
 
-    Ten nested tuples, each with the previous one ten times, take a hundred bytes in a file and ten billion values when
-    they are compared or printed. Raises `ModelError` for a file that exceeds what any training needs, and any exception
-    for a broken one.
+    A small pickle can define a huge object. For example, ten nested tuples, each with ten references to the previous
+    tuple, take a hundred bytes in a file, but have ten billion values when they are compared or printed. Raises
+    `ModelError` if a limit is exceeded. For a damaged file, any exception may be raised.
     """
     try:
         if is_zip(path):
@@ -461,7 +461,7 @@ def _check_pickle(file: IO[bytes]) -> object:
 
 
 class _PickleSizer:
-    """The stack and memo of a pickle, with sizes in place of objects; None is a mark."""
+    """The stack and memo of an unpickler that stores sizes instead of objects; None on the stack is a mark."""
 
     def __init__(self) -> None:
         self._stack: list[_ObjectSize | None] = []
@@ -492,7 +492,7 @@ class _PickleSizer:
                 result.largest = max(result.largest, part.largest)
             if self._values > MAX_VALUES or result.depth > MAX_NESTING:
                 raise ExcessError(f"it contains more than {MAX_VALUES} values, or is nested deeper than {MAX_NESTING}")
-        else:  # FRAME has a length, but pushes nothing.
+        else:  # FRAME has an integer argument, but pushes nothing.
             largest, class_name = argument if isinstance(argument, int) else 0, argument if name == "GLOBAL" else ""
             stack.extend(_ObjectSize(largest, class_name) for _ in code.stack_after)
 
