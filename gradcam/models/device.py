@@ -91,7 +91,7 @@ def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) ->
     Weights of 2D convolutions become channels-last if that is faster.
     """
     _freeze(model).to(device)
-    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # GPUs are faster only with tensor cores
+    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # GPUs gain only with tensor cores
     memory_format = torch.channels_last if is_faster else torch.preserve_format
     for module in model.modules():
         # Batch-norm statistics rounded to half precision would double the error of a probability. Float32 is as fast.

@@ -58,8 +58,8 @@ def calibrate(process: Process) -> tuple[float, float]:
 def measure(process: Process, height: int, width: int, black: float, contrast: float) -> list[Piece]:
     """Measure each piece that the processor makes of an image of this size.
 
-    `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, from top to bottom and from
-    left to right. Padding is where both outputs are equal. Raises `ImageError` if an output is not a ramp.
+    `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, from top to bottom and
+    from left to right. Padding is where both outputs are equal. Raises `ImageError` if an output is not a ramp.
     """
     # The tilt varies the errors of rounding to 8 bits, so that they average out over a row or column.
     y, x = ((np.arange(length, dtype=np.float32) + 0.5) * (255 / length) for length in (height, width))
@@ -112,7 +112,7 @@ def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: 
 
 
 def _find_valid(fractions: Tensor) -> Tensor:
-    """Return the indices of the rows or columns that show the image."""
+    """Return the indices of the rows or columns that belong to the image and not to padding."""
     if not fractions.any():
         raise ImageError("a part of its output does not depend on the image")
     return (fractions > MIN_VALID_SHARE * fractions.max()).nonzero()[:, 0]

@@ -22,8 +22,8 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 def find_class(labels: Sequence[str] | None, name: str, count: int | None = None) -> int:
     """Return the index of a class given by its label, ignoring case, or by its index in digits.
 
-    `name:7` means the class with the label "7". If there are no labels, `count` is the number of classes, or None if the
-    number is unknown. Raises `TargetError`, which lists the nearest labels, for an unknown or ambiguous name.
+    `name:7` means the class with the label "7". If there are no labels, `count` is the number of classes, or None if
+    that is unknown. Raises `TargetError`, which lists the nearest labels, for an unknown or ambiguous name.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", name):
         index, class_count = int(name), len(labels or ()) or count
@@ -68,9 +68,9 @@ class FileLabels(list[str]):
 def read_labels(path: str | os.PathLike[str]) -> FileLabels:
     """Read class names from a file, in the order of their indices.
 
-    A text file has one name per line. A ``.csv`` file has an index and a name per line, with or without a header. JSON is
-    a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as in torchvision's `class_to_idx`, or a config.json
-    with "id2label".
+    A text file has one name per line. A ``.csv`` file has an index and a name per line, with or without a header. JSON
+    is a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as in torchvision's `class_to_idx`, or a
+    config.json with "id2label".
     """
     try:
         text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

@@ -487,7 +487,7 @@ def _find_task(parts: Parts, options: _Options) -> str:
 
 
 def _to_grey(parts: Parts, options: _Options) -> Parts | None:
-    """Return the parts with greyscale preprocessing; None if the model takes colours, or a mean or std is given."""
+    """Return the parts with greyscale preprocessing; None if the model takes colours, or its preprocessing is known."""
     unset = parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (options.edits.mean or options.edits.std)
     return replace(parts, preprocess=ASSUMED_GREY) if unset and first_channels(parts.model) == 1 else None
 

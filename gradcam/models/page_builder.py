@@ -1,4 +1,4 @@
-"""Make the interactive page of one image: maps of all classes if they are cheap, or else of the most probable classes."""
+"""Make the interactive page of one image: maps of all classes if they are cheap, or else of the most probable ones."""
 
 from __future__ import annotations
 

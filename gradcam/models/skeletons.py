@@ -1,4 +1,4 @@
-"""Build models by name without their weights: on the meta device, modules and shapes take neither time nor memory."""
+"""Build models by name without their weights; on the meta device, that takes almost no time or memory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Skeleton:
 class Survey:
     """The layers of a skeleton.
 
-    `note` says how they were found, if that is special. `is_of_task` is True if the model is for a task other than
-    classification; the suggested rows are then the layers that are explained by default.
+    `note` reports if the layers were found with random weights. `is_of_task` is True if the model is for a task other
+    than classification. The suggested rows are then the layers that are explained by default.
     """
 
     skeleton: Skeleton
@@ -57,21 +57,22 @@ class Survey:
 
 
 def build_with_random_weights(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) -> Skeleton:
-    """Build the model of this name with random weights; nothing is read or downloaded.
+    """Build the named model with random weights; no weights are read or downloaded.
 
-    `size` is (height, width) of its images, or (depth, height, width) of its volumes. None is the size that its weights
-    were trained with, and a depth of 16. The result of a user's own function is not changed. The caller's random state
-    stays as it was.
+    `size` is (height, width) of its images, or (depth, height, width) of its volumes. None uses the size that its
+    weights were trained with, and a depth of 16. A model from a user-defined function keeps its weights. The caller's
+    random state is preserved.
     """
     with torch.random.fork_rng(devices=()):
         return _to_skeleton(name, find_blueprint(name), size, _build)
 
 
 def survey(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) -> Survey:
-    """Return the layers of the model of this name, as `gradcam.list_layers` does, with the model's own suggestion.
+    """Return the layers of the model with this name, as in `gradcam.list_layers`, with its default layer marked.
 
-    The model is built on the meta device, where weights have no values. A model whose forward pass needs values is run
-    with random weights. A model that does not take the usual channels gets as many as its first convolution takes.
+    The model is built on the meta device, where weights have no values. If the forward pass needs values, the model
+    is run with random weights. If the model does not take the usual number of channels, the input has as many channels
+    as its first convolution takes.
     `size` is as in `build_with_random_weights`.
     """
     blueprint = find_blueprint(name)
@@ -112,7 +113,7 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
 
 
 def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
-    """Return the rows with their cells located by a run with random weights, if that is needed and fast enough."""
+    """Locate the cells of the layers with random weights, if that is needed and fast enough; return the rows."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
     is_volume = len(skeleton.size) > 2  # several passes over a volume take minutes
     if is_volume or count > MAX_PARAMETERS_TO_RUN or not any(row.cam and row.guessed for row in rows):
@@ -120,7 +121,7 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
     with (
         contextlib.suppress(Exception),
         torch.random.fork_rng(devices=()),
-    ):  # The rows are complete without this run, so any error leaves them as they are.
+    ):  # The rows are complete without this run, so errors are ignored.
         torch.manual_seed(0)  # so that the list is reproducible
         places = {row.name: row.places for row in _list_with_random_weights(blueprint, skeleton)}
         return tuple(replace(row, places=places.get(row.name)) for row in rows)
@@ -165,7 +166,7 @@ def _to_skeleton(
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
-    # A model that reads its weights while it is built fails here, and so does one that cannot be built at all.
+    # This fails if the model reads its weights while it is built. The last line then builds the model with values.
     with contextlib.suppress(ModelError), empty_parameters(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of loading weights into meta tensors
         return _build(name, blueprint).to("meta")
@@ -173,7 +174,7 @@ def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
 
 
 def _build(name: str, blueprint: Blueprint) -> nn.Module:
-    """Build the model with random weights; raise `ModelError` if that fails or returns something else."""
+    """Build the model with random weights; raise `ModelError` if that fails or the result is not a module."""
     try:
         with pytorch_defaults():
             model = blueprint.build()

@@ -1,4 +1,4 @@
-"""Models for other tasks than classification: detectors, segmenters, matchers, captioners, pose models."""
+"""Models for tasks other than classification: detectors, segmenters, matchers, captioners and pose models."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from gradcam.targets.masks import check_point, find_image_areas, read_mask
 class Placement:
     """The position of an image in the model's input.
 
-    `size` is the size of the image, `region` its visible part, `window` the place of that part in the input, and
-    `input_size` the size of the whole input.
+    `size` is the size of the image, `region` is its visible part, `window` is the position of this part in the input,
+    and `input_size` is the size of the whole input.
     """
 
     size: tuple[int, int]
@@ -42,7 +42,7 @@ class Placement:
     input_size: tuple[int, ...]
 
     def move_box(self, box: Sequence[float]) -> tuple[float, float, float, float]:
-        """Return a box (left, top, right, bottom) of the image in pixels of the model's input."""
+        """Move a box (left, top, right, bottom) from the image to the model's input."""
         (left, top), (right, bottom) = self.move_point(box[:2]), self.move_point(box[2:])
         return left, top, right, bottom
 
@@ -51,15 +51,16 @@ class Placement:
         return Placement(self.input_size[-2:], self.window, self.region, self.size).move_box(box)  # type: ignore[arg-type]
 
     def move_point(self, point: Sequence[float]) -> tuple[float, float]:
-        """Return a point (x, y) of the image in pixels of the model's input."""
+        """Move a point (x, y) from the image to the model's input."""
         scales = [inner / outer for inner, outer in zip(self.window[2:], self.region[2:])]
         across = self.window[1] + (point[0] - self.region[1]) * scales[1]
         return across, self.window[0] + (point[1] - self.region[0]) * scales[0]
 
     def move_mask(self, mask: Any) -> Any:
-        """Return a point, a box or a mask of the image in pixels of the model's input.
+        """Move a point, a box or a mask from the image to the model's input.
 
-        `mask` is a point, a box, a file's path, or an array of the image's size. Raises `TargetError` for another size.
+        `mask` is a point, a box, a file's path, or an array of the image's size. Raises `TargetError` if an array or a
+        file has another size.
         """
         if isinstance(mask, (str, os.PathLike)):
             mask = read_mask(mask)
@@ -84,16 +85,16 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class TaskModel(Classifier):
-    """A model for a task other than classification, with its preprocessing. `gradcam.load_model` returns the right class.
+    """A model for a task other than classification, with its preprocessing. `gradcam.load_model` returns a subclass.
 
     It has the fields of `Classifier`; `classes` is 0 if the model has no classes.
 
     Attributes
     ----------
     family : Family or None
-        The reader of the model's output; None if the output needs none.
+        The adapter that reads the model's output; None if the output needs no adapter.
     inputs : mapping of str to Tensor
-        Inputs besides the images, such as text prompts. Each has one row, which is used for all images.
+        Additional inputs, such as text prompts. Each has one row, which is used for all images.
     is_chosen : bool
         Whether the user chose `layer`.
 
@@ -174,12 +175,12 @@ class TaskModel(Classifier):
         return placements.pop()
 
     def list_all(self) -> Any:
-        """Return the target that stands for everything in the image, such as all boxes.
+        """Return the target that selects all instances in the image, such as all boxes.
 
         Returns
         -------
         Any
-            A target, as in `explain`.
+            A target, as in `explain`; None for models without such a target.
         """
         return None
 
@@ -327,8 +328,8 @@ class Segmenter(TaskModel):
 class Matcher(TaskModel):
     """A model that embeds images, and also text if it has a text encoder (such as CLIP), with its preprocessing.
 
-    `gradcam.load_matcher` returns one. A target is a `targets.Text`, or sentences; or a `targets.Like` with a reference
-    image in any form that `gradcam.read_image` takes.
+    `gradcam.load_matcher` returns one. A target is a `targets.Text`, one or more sentences, or a `targets.Like`
+    with a reference image in any form that `gradcam.read_image` takes.
 
     Examples
     --------
@@ -450,7 +451,7 @@ TASK_MODELS: dict[str, type[TaskModel]] = {
 
 
 def require_family(model: nn.Module, task: str) -> Family | None:
-    """Return the reader of a model's output for a task; raise `ModelError` if the task needs one and none matches."""
+    """Return the model's adapter for a task, or None; raise `ModelError` if the task needs one and there is none."""
     kinds = (
         adapters.DetectorAdapter,
         adapters.SegmenterAdapter,

@@ -20,7 +20,7 @@ from gradcam.models.preprocess import Preprocessing
 TILES_PER_BATCH = 8
 OVERLAP = 0.5  # fraction of a tile that the next tile also covers
 MAX_TILES_PER_IMAGE = 2**16
-MAX_HEATMAP_PIXELS = 2**22  # maps are far coarser, so more pixels would show nothing new
+MAX_HEATMAP_PIXELS = 2**22  # maps are far coarser, so more pixels would add no detail
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ Explain = Callable[[Tensor], Mapping[tuple[str, str], Explanation]]
 def explain_tiles(
     tiles: Tiles, explain: Explain, progress: Callable[[int, int], object] | None
 ) -> dict[tuple[str, str], Explanation]:
-    """Explain all tiles and blend their maps; weights fall towards each tile's border, and scores are averaged.
+    """Explain all tiles, blend their maps with weights that fall towards the tile borders, and average the scores.
 
     `explain` takes tiles (N,C,h,w), and must explain the same classes, or the same function, for all of them.
     """
@@ -116,7 +116,7 @@ def explain_tiles(
 
 
 def stack(explanations: Sequence[Explanation]) -> Explanation:
-    """Concatenate explanations of single images of the same size; the output is that of the first."""
+    """Concatenate explanations of single images of the same size; the output is the first explanation's."""
     names = [name for name in ("maps", "heatmaps", "classes", "scores") if getattr(explanations[0], name) is not None]
     joined: dict[str, Any] = {
         name: torch.cat([getattr(explanation, name) for explanation in explanations]) for name in names

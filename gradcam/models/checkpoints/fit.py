@@ -208,8 +208,8 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
     """Rename the head in a checkpoint to the model's head if it is certain; return all tensors, and notes.
 
     For example, CheXNet's classifier is a `Sequential` of a linear layer and a sigmoid, so its weight is called
-    `classifier.0.weight` instead of `classifier.weight`. A module in the checkpoint counts as the head if it has exactly
-    the head's parameters. The caller checks the shapes.
+    `classifier.0.weight` instead of `classifier.weight`. A module in the checkpoint counts as the head if it has
+    exactly the head's parameters. The caller checks the shapes.
     """
     head_suffixes = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
     if not head or any(f"{head}{name}" in tensors for name in head_suffixes):
@@ -289,8 +289,8 @@ class Difference:
 def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:
     """Return the differences between a checkpoint's tensors, under the model's names, and the model's state dict.
 
-    If nothing is missing, unexpected tensors in `outside` are negligible, because they belong to something else, such as
-    a loss or a teacher.
+    If nothing is missing, unexpected tensors in `outside` are negligible, because they belong to something else, such
+    as a loss or a teacher.
     """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]

@@ -132,7 +132,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def hash_weights(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, cached until the file changes; raise `OSError` if it is unreadable."""
+    """Return the SHA-256 of a file in hexadecimal, cached until the file changes; raise `OSError` if unreadable."""
     status = path.stat()
     return _hash(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 

@@ -1,4 +1,4 @@
-"""Load models by name: a table of providers, each a module that is imported when one of its models is requested."""
+"""Load models by name, from a table of providers; a provider's module is imported when a model needs it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DEFAULT_MODEL = "efficientnet_lite0"
 class Provider:
     """A source of models, chosen by the form of the name.
 
-    `form` is shown to users. `pattern` matches names, and its group is the name that `module` gets. The module, in this
-    package, has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the model's own, and
-    `plan(name) -> Blueprint`, which downloads at most a configuration. Both raise `ModelError`.
+    `form` is shown to users. `pattern` matches the names of this source; its group is passed to `module`, a module of
+    this package with two functions. `load(name, weights) -> Parts` loads the model, with the checkpoint `weights`
+    unless it is None. `plan(name) -> Blueprint` downloads at most a configuration. Both raise `ModelError`.
     """
 
     form: str
@@ -53,9 +53,9 @@ PROVIDERS = (
 
 
 def load_parts(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
-    """Load the model of this name from its provider; raise `ModelError` if there is none.
+    """Load the model with this name from its provider; raise `ModelError` if there is no such model.
 
-    `task` is the requested task, if any. `prompts` are the texts that a model with text prompts looks for.
+    `task` is the requested task, if any. `prompts` are for detectors that take text prompts.
     """
     module, provider_name = _find_provider(name)
     parameters = inspect.signature(module.load).parameters
@@ -68,8 +68,9 @@ def load_parts(name: str, weights: Path | None, task: str | None = None, prompts
 def pytorch_defaults() -> Iterator[None]:
     """Use PyTorch's initial default dtype and device, float32 and the CPU, while a model is built.
 
-    Weights loaded into a model of bfloat16 would stay rounded, and on the meta device a model could not compute values
-    while it is built. If the code that builds the model sets another default dtype, that one stays.
+    If the caller's default dtype were bfloat16, loaded weights would be rounded. If the default device were the meta
+    device, a model could not compute values while it is built. If the code that builds the model sets another default
+    dtype, this dtype is kept.
     """
     import torch
 
@@ -87,7 +88,7 @@ def pytorch_defaults() -> Iterator[None]:
 
 
 def find_blueprint(name: str) -> Blueprint:
-    """Return how to build the model of this name, without its weights; raise `ModelError` if there is none."""
+    """Return the blueprint of the model with this name; raise `ModelError` if there is no such model."""
     module, provider_name = _find_provider(name)
     return module.plan(provider_name)
 

@@ -42,9 +42,9 @@ Build = Callable[[int], nn.Module]  # a function of the number of classes
 class Blueprint:
     """A model to be built, without its weights.
 
-    `build` creates it with random weights, for images of `size` with `channels` channels. `layer` is the default target
-    layer, None for the choice of `gradcam.explain`. `layer_for_positive` is the default for methods that assume
-    non-negative activations.
+    `build` creates the model with random weights, for images of `size` with `channels` channels. `layer` is the default
+    target layer; if it is None, `gradcam.explain` chooses one. `layer_for_positive` is the default target layer of
+    methods that assume non-negative activations.
     """
 
     build: Callable[[], Any]
@@ -56,12 +56,12 @@ class Blueprint:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A model with everything that its provider knows about it; whatever is None is found by running the model.
+    """A model with everything that its provider knows about it; fields that are None are found by running the model.
 
     `is_assumed` is True if the preprocessing is a guess, and `is_of_part` if it belongs to a part of the model, such as
-    a backbone. `activation` says how logits become probabilities, if that is certain. `notes` are remarks for the user.
-    `layer` and `layer_for_positive` are as in a `Blueprint`. `task` is None for classification, or if the model's
-    family defines it. `inputs` are inputs besides the images, with one row each.
+    a backbone. `activation` says how logits become probabilities; None if that is uncertain. `notes` are remarks for
+    the user. `layer` and `layer_for_positive` are as in a `Blueprint`. `task` is None for classification, or if the
+    model's family defines the task. `inputs` are additional inputs, such as encoded text prompts, with one row each.
     """
 
     model: nn.Module
@@ -83,12 +83,12 @@ _building = threading.local()  # `is_empty`: True while this thread builds a mod
 
 def _move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
     if not getattr(_building, "is_empty", False) or parameter.is_meta or type(parameter) is not nn.Parameter:
-        return None  # a parameter that is already on the meta device may be shared, and stays shared
+        return None  # keep this parameter: on the meta device, it may be shared, and a new one would not be
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
 class _SkipNormalSampling(TorchFunctionMode):
-    """Skips sampling from a normal distribution for meta tensors, because PyTorch would load its compiler for that."""
+    """Skips sampling from a normal distribution for meta tensors, for which PyTorch would load its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -106,9 +106,10 @@ def _register_parameter_hook() -> None:
 
 @contextlib.contextmanager
 def empty_parameters() -> Iterator[None]:
-    """Create parameters without values in this thread, so that nothing is sampled at random for them.
+    """Create parameters without values in this thread, so that no time is spent on sampling random values.
 
-    Numbers that a model computes while it is built, such as widths, have values, unlike with `torch.device("meta")`.
+    Unlike with `torch.device("meta")`, other tensors have values, so that a model can compute numbers such as widths
+    while it is built.
     """
     _register_parameter_hook()
     was_empty, _building.is_empty = getattr(_building, "is_empty", False), True
@@ -120,10 +121,10 @@ def empty_parameters() -> Iterator[None]:
 
 
 def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Module, Sequence[str]]:
-    """Return the model with the checkpoint's weights, and notes.
+    """Build the model and load the checkpoint into it; return the model and notes.
 
-    The model is built without values, because sampling random ones takes longer than reading a file. It is built with
-    values if it reads them while it is built, or needs some that are not in the checkpoint.
+    The model is first built without values, because sampling random values takes longer than reading a file. It is
+    built again with values if that fails, if parameters are shared, or if the checkpoint lacks values that the model needs.
     """
     with contextlib.suppress(
         Exception
@@ -148,7 +149,7 @@ def _lacks_values(model: nn.Module) -> bool:
 
 
 def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
-    """Return the model with the checkpoint's weights and classes, the number of classes if it is known, and notes."""
+    """Build and load a model with the checkpoint's number of classes; return the model, the number and notes."""
 
     def build_fitting() -> nn.Module:
         model = build(classes)
@@ -160,7 +161,7 @@ def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Mo
 
 
 def import_extra(package: str, extra: str) -> ModuleType:
-    """Import a package of an extra; raise `ModelError` with the install command if that fails."""
+    """Import a package from one of gradcam's extras; raise `ModelError` with the install command if that fails."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -170,7 +171,7 @@ def import_extra(package: str, extra: str) -> ModuleType:
 
 
 def hub_address() -> str:
-    """Return the address of the Hugging Face hub, as its own library determines it."""
+    """Return the address of the Hugging Face hub, determined as in huggingface_hub."""
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
@@ -204,14 +205,14 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
 
 @dataclass(frozen=True)
 class Recognised:
-    """An official file of a library: its `name`, and whether the content or only the file's name shows it."""
+    """An official file of a library; `is_certain` is True if its content matches, False if only its name does."""
 
     name: str
     is_certain: bool
 
 
 def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
-    """Return which official file this is, such as mobilenet_v2-b0353104.pth: by its content, or else by its name."""
+    """Recognise an official file, such as mobilenet_v2-b0353104.pth, by its content or else its name; None otherwise."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
@@ -224,7 +225,7 @@ def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
 def describe_preprocessing(
     path: Path, recognised: Recognised | None, library: str, name: str, preprocess: Preprocessing
 ) -> str:
-    """Return a sentence on the preprocessing for a checkpoint: that of the library's weights called `name`."""
+    """Return a note that a checkpoint gets the preprocessing of `name`, the library's weights, and why."""
     sides = (value if isinstance(value, tuple) else (value, value) for value in (preprocess.resize, preprocess.size))
     resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in sides)
     steps = f"resize {resize}, centre crop {size}"

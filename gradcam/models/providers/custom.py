@@ -1,4 +1,4 @@
-"""Load user-defined models: the result of a function in a file or a module, or of a package's entry point."""
+"""Load user-defined models, from a function in a file or a module, or from an installed package's entry point."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from gradcam.models.providers.base import Blueprint, Parts, import_extra
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """Load the model from `file.py:function`, `package.module:function` or an entry point, called without arguments.
+    """Load the model that `file.py:function`, `package.module:function` or an entry point returns.
 
-    The name may also refer to a torch.nn.Module. The checkpoint `weights` is loaded into the model.
+    The function is called without arguments. Instead of a function, the name may refer to a torch.nn.Module. Unless
+    `weights` is None, this checkpoint is loaded into the model.
     """
     return to_parts(plan(name).build(), weights)
 
@@ -40,7 +41,7 @@ def plan(name: str) -> Blueprint:
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
-    """Return a model with the preprocessing in its settings, or else the default one; load the checkpoint into it."""
+    """Load the checkpoint into a model, and return the model with the preprocessing in its settings, or the default."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return replace(parts := _find_preprocessing(unwrap(model)), model=model, notes=[*notes, *parts.notes])
 

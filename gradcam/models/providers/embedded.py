@@ -26,8 +26,8 @@ WEIGHTS = "efficientnet_lite0.safetensors"
 LABELS = "imagenet_labels.txt"
 PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 # The layers with the best localisation over all methods: see scripts/choose_defaults.md. `layer4` is a linear
-# bottleneck. After the next activation, methods that assume positive activations localise 2 to 5 times as well: see
-# docs/benchmarks.md.
+# bottleneck. At `head.0`, after the next activation, methods that assume positive activations localise 2 to 5 times as
+# well: see docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
 TASK = "classification"
 CLASSES = 1000
@@ -61,7 +61,7 @@ def load(name: str, weights: Path | None) -> Parts:
     model, labels = build(CLASSES), read_labels()
     with resources.as_file(FOLDER / WEIGHTS) as path:
         stored = read_checkpoint(path).tensors
-        # The file has half precision. A copy stays valid if the file is replaced while it is mapped into memory.
+        # The file has half precision. Values are copied, because the file is mapped into memory and may be replaced.
         state = {name: value.float() if value.is_floating_point() else value.clone() for name, value in stored.items()}
     model.load_state_dict(state, assign=True)  # `to_empty` would import SymPy.
     return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
@@ -82,7 +82,7 @@ def _measure_paddings(convolution: nn.Conv2d, x: Tensor) -> list[int]:
 
 
 class SamePaddedConv2d(nn.Conv2d):
-    """A strided convolution padded as TensorFlow's "SAME"."""
+    """A strided convolution with TensorFlow's "SAME" padding."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(F.pad(x, _measure_paddings(self, x)))
@@ -111,7 +111,7 @@ class ConvolutionUnit(nn.Sequential):
         weight = convolution.weight * scale[:, None, None, None]
         left, right, top, bottom = _measure_paddings(convolution, x)
         if left != right or top != bottom:
-            # Padding with one more column, under zeros in the kernel, avoids a padded copy of the input.
+            # Zeros on one side of the kernel make the padding symmetric, which avoids a padded copy of the input.
             weight = F.pad(weight, (right - left, 0, bottom - top, 0))
         bias = norm.bias - norm.running_mean * scale
         x = F.conv2d(x, weight, bias, convolution.stride, (bottom, right), groups=convolution.groups)
@@ -120,9 +120,9 @@ class ConvolutionUnit(nn.Sequential):
         return x
 
     def _can_fold(self, x: Tensor) -> bool:
-        """Return whether one convolution can replace both modules: same result, and no hook between them."""
+        """Return whether one convolution can replace both modules, with the same result and without skipping a hook."""
         modules: list[Any] = list(self)
-        # Other classes are adapters, parametrizations and quantised modules.
+        # Modules of other classes are not folded: they may be adapters, parametrizations or quantised.
         if [type(module) for module in modules[:2]] not in FOLDED or any(map(_is_watched, modules)):
             return False
         weight, norm = modules[0].weight, modules[1]
@@ -192,7 +192,7 @@ class EfficientNetLite0(nn.Module):
         self.layer4 = nn.Sequential(
             *_blocks(112, 192, kernel=5, stride=2, repeats=4), *_blocks(192, 320, kernel=3, stride=1, repeats=1)
         )
-        # Gradients flow after the default target layer, so there is nothing to fold.
+        # Gradients flow through this part, because it follows the default target layer. Folding would not be used here.
         features = nn.Sequential(*_convolution_unit(320, 1280))
         self.head = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))
 

@@ -53,9 +53,9 @@ REGRESSION = "The model is a regression: its value is reported instead of a prob
 def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
     """Load `google/vit-base-patch16-224`, or a folder of `save_pretrained`, with its own weights or a checkpoint.
 
-    Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random. `task`
-    is None for the task that the model was saved for. `prompts` are the texts that a detector with text prompts looks
-    for.
+    Code that comes with a model is never run. Also raises `ModelError` if the head would keep random weights. If
+    `task` is None, the model is loaded for the task that it was saved for. `prompts` are for detectors that take text
+    prompts.
     """
     with _open_source(name) as (transformers, source, is_local, config):
         kind = None if task == "classification" else _find_task_class(transformers, config)
@@ -152,7 +152,7 @@ def _to_size(sides: Any) -> tuple[int, int] | None:
 
 
 def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
-    """Return the name for transformers, and whether all files are local; raise `ModelError` if the hub is down."""
+    """Return the name or folder to load, and whether all files are local; raise `ModelError` if it is unavailable."""
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -195,7 +195,10 @@ def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
 
 
 def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
-    """Return parts without a model; raise `ModelError` if the processor cannot be loaded. A missing one is guessed."""
+    """Return the preprocessing as parts without a model; raise `ModelError` if the processor cannot be loaded.
+
+    If a folder has no processor, the preprocessing is a guess.
+    """
     try:
         preprocess, notes = make_preprocess(
             _load_pretrained(transformers.AutoImageProcessor, name, local_files_only=is_local)
@@ -231,8 +234,8 @@ def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
 class ProcessorPreprocess:
     """An image processor of transformers, with the part of an image that its result shows.
 
-    `plain` has equivalent steps that can be changed, if these do not depend on the image's size. Otherwise the part is
-    measured, once for each image size.
+    `plain` has equivalent steps that can be changed. It is None if the steps depend on the image's size, or if no
+    equivalent steps are known. Then the part of the image is measured, once for each image size.
     """
 
     processor: Any = field(repr=False)
@@ -242,8 +245,8 @@ class ProcessorPreprocess:
     def __call__(self, image: NDArray[Any]) -> Tensor:
         """Return the processor's output for an RGB image, uint8 (H,W,3), as float32 (C,h,w).
 
-        Processors reduce deeper values to 8 bits, so those go through equivalent steps of this package. Raises
-        `ImageError` if no such steps are known.
+        Processors reduce values to 8 bits. Therefore, images with more bits go through equivalent steps of this
+        package. Raises `ImageError` if no such steps are known.
         """
         height, width = image.shape[:2]
         if image.dtype == np.uint8 and image.ndim == 3:
@@ -258,11 +261,11 @@ class ProcessorPreprocess:
         return steps(image).flip(0) if getattr(self.processor, "do_flip_channel_order", False) else steps(image)
 
     def find_steps(self, height: int, width: int) -> Preprocessing | None:
-        """Return steps equivalent to the processor for images of this size; None if it does more, or fails."""
-        # Random blocks, because any other crop of them looks different.
+        """Return steps equivalent to the processor for images of this size; None if there are none, or it fails."""
+        # The image consists of random blocks, because any other crop of them looks different.
         blocks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)).convert("RGB")
         image = np.asarray(blocks.resize((width, height), Image.Resampling.NEAREST))
-        # Processors may raise anything. Steps raise an error for a processor that pads.
+        # Processors may raise anything, and `to_steps` raises an error if timm's transforms pad.
         with contextlib.suppress(Exception):
             steps = to_steps(self.processor, self._locate(height, width))
             if _correlates(run_processor(self.processor, image), steps(image)):
@@ -282,7 +285,7 @@ class ProcessorPreprocess:
         return self._locate(height, width).window if self.plain is None else None
 
     def _locate(self, height: int, width: int) -> Piece:
-        """Return where the tensor lies in an image of this size; raise `ImageError` if that cannot be measured."""
+        """Measure which part of an image of this size the tensor shows; raise `ImageError` if that fails."""
         if (height, width) not in self._pieces:
             try:
                 pieces = measure(partial(run_processor, self.processor), height, width, *self._calibration)
@@ -345,7 +348,7 @@ def _correlates(values: Tensor, expected: Tensor) -> bool:
 
 
 def to_steps(processor: Any, piece: Piece) -> Preprocessing:
-    """Return steps that resize and crop as a processor did for a piece, with the processor's mean and std."""
+    """Return steps with the resize and crop that were measured in `piece`, and the processor's mean and std."""
     if hasattr(processor, "data_config"):  # the processor that wraps timm's transforms
         from gradcam.models.providers.timm import to_preprocessing
 

@@ -41,7 +41,7 @@ def to_parts(model: Any) -> Parts:
     note = (
         f"Assumed {kind} with a shorter side of {SHORTER_SIDE} pixels{statistics}. Override with --size, --mean, --std."
     )
-    multiple = int(getattr(model.encoder, "output_stride", 32))  # the sides of the input must be multiples of it
+    multiple = int(getattr(model.encoder, "output_stride", 32))  # input sides must be multiples of this
     return Parts(model, WholeImage(SHORTER_SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation")
 
 

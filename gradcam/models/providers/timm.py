@@ -23,15 +23,15 @@ from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
 PICKLES = (".pth", ".pt", ".bin", ".tar")
-# The files that timm looks for on the hub, in its order. Each is read here first, which rejects files that would run
-# code; some versions of timm would run it.
+# The files that timm looks for on the hub, in timm's order. They are first read here, to reject files that would run
+# code, because some versions of timm would run this code.
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load(name: str, weights: Path | None, task: str | None = None) -> Parts:
     """Load `resnet18.a1_in1k`, `resnet18`, a folder or `hf-hub:OWNER/NAME`, with its own weights or a checkpoint.
 
-    For the task "matching", the classifier is left out, as in models that return features.
+    For the task "matching", the model has no classifier, so that it returns features.
     """
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
@@ -65,7 +65,7 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
         model: Any = _build(timm, name, 0)
         try:
             notes = load_weights(model, checkpoint)
-        # The checkpoint has a classifier, so it is loaded with the head, which is removed afterwards.
+        # The checkpoint has a classifier: load it into a model with a head, and remove the head afterwards.
         except ModelError:
             model, _, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
             model.reset_classifier(0)
@@ -96,7 +96,7 @@ def plan(name: str) -> Blueprint:
 
 
 def _find_source(timm: Any, name: str) -> str:
-    """Return the name that timm takes, a folder for local files; raise `ModelError` if timm does not know it."""
+    """Return the name for timm, which is a folder for local files; raise `ModelError` if there is no such model."""
     is_hub = name.startswith(SOURCES[:2])
     if name.startswith("local-dir:") or (os.sep in name and not is_hub) or (name and Path(name).is_dir()):
         folder = Path(name.removeprefix("local-dir:")).expanduser()
@@ -185,14 +185,14 @@ def _to_parts(timm: Any, model: nn.Module, classes: int | None) -> Parts:
 
 
 def _name_classes(parts: Parts) -> Parts:
-    """Return the parts of a checkpoint or folder with its saved class names, or else ImageNet's if the number fits."""
+    """Return the parts with their saved class names, or else ImageNet's if the number of classes fits."""
     is_named = parts.labels is not None and len(parts.labels) == parts.classes
     return parts if is_named else name_classes(replace(parts, labels=None))
 
 
 def read_settings(model: nn.Module, settings: dict[str, Any]) -> Preprocessing:
     """Return the preprocessing in a model's `pretrained_cfg`, for the image size that the model was built with."""
-    defaults = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}  # As timm's resolve_data_config.
+    defaults = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}  # as in timm
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or settings["input_size"][1:]
     return to_preprocessing(
         defaults | {key: value for key, value in settings.items() if value} | {"input_size": (None, *size)}

@@ -33,14 +33,14 @@ from gradcam.models.providers.base import (
 )
 
 WEIGHTS_NAME = re.compile(r"(\w+_Weights\.)?\w+")
-SCALING_MODELS = ("googlenet", "inception_v3")  # their weights expect images that the model itself scales
+SCALING_MODELS = ("googlenet", "inception_v3")  # these models rescale their input themselves, as their weights expect
 
 
 def load(name: str, weights: Path | None) -> Parts:
     """Load `resnet50` or `resnet50:IMAGENET1K_V1`; `weights` may be a checkpoint, or the name of official weights.
 
-    An official checkpoint of torchvision gets the preprocessing of its weights. Any other checkpoint gets that of the
-    weights in the name, or of the model's best weights.
+    An official checkpoint of torchvision gets the preprocessing of its weights. Any other checkpoint gets the
+    preprocessing of the weights in the name, or else of the model's best weights.
     """
     match = _find_model(name)
     if match is None:
@@ -72,7 +72,7 @@ def load(name: str, weights: Path | None) -> Parts:
 
 
 def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
-    """Load a detector or a segmenter, which sees the whole image; the number of classes is that of the checkpoint."""
+    """Load a detector or a segmenter, which sees the whole image, with the checkpoint's number of classes."""
     checkpoint, labels = read_checkpoint(weights), _categories(enum)
     classes = _count_outputs(name, checkpoint) or len(labels)
     model, notes = fill(checkpoint, partial(_build_whole_image_model, name, classes))
@@ -148,7 +148,7 @@ def list_names() -> list[str]:
 
 
 def list_installed() -> dict[str, str]:
-    """Return the models of installed packages with their origins, except shadowed names; nothing is imported."""
+    """Return the models of installed packages with their origins, without importing them; omit names that are taken."""
     entries = plugins.list_entry_points("models")
     reserved = {DEFAULT_MODEL, *list_names()} if entries else set()
     available = {name: entry for name, entry in entries.items() if name not in reserved}
@@ -168,7 +168,7 @@ def find_cache_path(enum: Any) -> Path:
 
 
 def find_weights(name: str, weights_name: str) -> Any:
-    """Return the weights with this name, or the model's best if it is empty; raise `ModelError` for unknown ones."""
+    """Return the weights with this name, or the best weights if it is empty; raise `ModelError` if it is unknown."""
     enum = list_weights(name)
     weights_name = weights_name.rpartition(".")[2]  # users also type ResNet50_Weights.IMAGENET1K_V1
     if not weights_name or weights_name.upper() == "DEFAULT":
@@ -182,7 +182,7 @@ def find_weights(name: str, weights_name: str) -> Any:
 
 
 def _find_model(typed: str) -> tuple[str, Any, bool] | None:
-    """Return the model's name, its weights, and whether the user named these; None for a custom function."""
+    """Return the model's name, its weights, and whether the user named the weights; None for a custom function."""
     name, _, weights_name = typed.partition(":")
     if name in list_names():
         return name, find_weights(name, weights_name), bool(weights_name)
@@ -232,6 +232,6 @@ def _categories(enum: Any) -> list[str]:
 
 
 def to_preprocessing(transforms: Any) -> Preprocessing:
-    """Return the steps of torchvision's own transforms."""
+    """Return torchvision's transforms as steps."""
     (size,), (resize,), settings = transforms.crop_size, transforms.resize_size, transforms
     return Preprocessing((size, size), resize, tuple(settings.mean), tuple(settings.std), settings.interpolation.value)
