@@ -255,7 +255,7 @@ class Classifier:
         fit: str | None = None,
         **options: Unpack[ExplainOptions],
     ) -> ImageExplanation:
-        """Explain where the model looks in one image, or in a sequence of images.
+        """Explain the model's prediction for one image, or for a sequence of images.
 
         Parameters
         ----------

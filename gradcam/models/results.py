@@ -230,7 +230,7 @@ class ImageResult(_SharedFields):
         return {}
 
     def cpu(self) -> Self:
-        """Move the tensors to the CPU; the model's output stays where it is.
+        """Return a copy with its tensors on the CPU; the model's output stays on its device.
 
         Returns
         -------

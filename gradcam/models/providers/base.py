@@ -124,7 +124,8 @@ def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Mod
     """Build the model and load the checkpoint into it; return the model and notes.
 
     The model is first built without values, because sampling random values takes longer than reading a file. It is
-    built again with values if that fails, if parameters are shared, or if the checkpoint lacks values that the model needs.
+    built again with values if that fails, if parameters are shared, or if the checkpoint lacks values that the model
+    needs.
     """
     with contextlib.suppress(
         Exception
@@ -212,7 +213,7 @@ class Recognised:
 
 
 def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
-    """Recognise an official file, such as mobilenet_v2-b0353104.pth, by its content or else its name; None otherwise."""
+    """Recognise an official file, such as mobilenet_v2-b0353104.pth, by its content or name; return None if unknown."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""

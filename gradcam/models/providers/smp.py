@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """Load the model of a folder, with its own weights or a checkpoint."""
+    """Load the model in a folder, with its own weights or a checkpoint."""
     model = _build(name)
     notes = load_weights(model, read_checkpoint(weights if weights is not None else Path(name).expanduser() / WEIGHTS))
     return replace(parts := to_parts(model), notes=[*notes, *parts.notes])

@@ -103,7 +103,7 @@ def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
 
 
 def _build_whole_image_model(name: str, classes: int) -> nn.Module:
-    """Build the model without the auxiliary head of some segmenters, which only training uses."""
+    """Build the model, without the auxiliary head that some segmenters need only for training."""
     return models.get_model(name, weights=None, weights_backbone=None, num_classes=classes)
 
 
