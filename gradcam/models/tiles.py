@@ -25,7 +25,7 @@ MAX_HEATMAP_PIXELS = 2**22  # maps are far coarser, so more pixels would add no 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Tiles over an image (H,W) or (H,W,C), each with the size of the network's input; the last tiles end at the border.
+    """Tiles over an image (H,W) or (H,W,C), each of the network's input size; the last tiles end at the border.
 
     `side` is the length of a tile's longer side, in pixels of the image. The image is stretched by less than `step`
     input pixels, so that all tiles lie on one grid of cells.
