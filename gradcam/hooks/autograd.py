@@ -21,9 +21,10 @@ Edge = tuple[Node, int]  # (operation, index of its output)
 # Returns the gradient that replaces its argument, or None to leave it.
 GradientHook = Callable[[Tensor], Tensor | None]
 
-# Scaling by a power of two does not round. The largest scale with finite gradients loses least to underflow.
+# Powers of two, because multiplying by them does not round. The first scale that leaves all gradients finite is used:
+# it is the largest, so it loses least to underflow.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
-MAX_GRADIENT_BYTES = 2**28  # Size of one layer's gradients for the classes that share a backward pass.
+MAX_GRADIENT_BYTES = 2**28  # Limit for one layer's gradients, for all classes that share a backward pass.
 
 CHANGED_VALUE = (
     "changes a value in place that the backward pass needs, so training would fail as well: replace the in-place operation "
@@ -90,9 +91,9 @@ ADVICE_IN_MODEL = ADVICE_AFTER_LAYER | {
 
 @contextlib.contextmanager
 def translate_torch_errors(explanations: Mapping[str, str]) -> Iterator[None]:
-    """Replace a known error of PyTorch by a `ModelError` that says what to do.
+    """Raise a `ModelError` that says what to do, instead of a known PyTorch error.
 
-    `explanations`: advice, by a part of PyTorch's error text.
+    `explanations` maps a part of PyTorch's error text to the advice.
     """
     try:
         yield
@@ -110,13 +111,14 @@ def jacobian(
 ) -> Iterator[list[Tensor | None]]:
     """Yield the gradients of scores (N,K) at each of `inputs` (N,...), as (k,N,...) for k classes at a time.
 
-    The gradient is None if no path leads to the input. The images of a batch are independent, so one backward pass from
-    the sum over the batch gives a class's gradient for all of them.
+    A gradient is None if the scores do not depend on that input. The images of a batch do not affect each other, so one
+    backward pass from a class's scores, summed over the batch, gives that class's gradient for all images.
 
-    With `scaled`, for graphs with float16, the backward pass runs on scores multiplied by a power of two, and the
-    gradients are returned as float32, divided by it. They do not underflow during the pass or in the result.
+    `scaled` prevents underflow in graphs with float16: the scores are multiplied by a power of two before the backward
+    pass, and the gradients are converted to float32 and divided by that power.
 
-    `most_bytes` limits the gradients of one input for the classes that share a backward pass (default `MOST_BYTES`).
+    `most_bytes` limits the gradients of one input for all classes that share a backward pass (default
+    `MAX_GRADIENT_BYTES`).
     """
     with torch.enable_grad():
         values = scores.sum(0)
@@ -140,12 +142,12 @@ def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
 
 def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scale: float) -> list[Tensor | None]:
     if len(directions) > 1:
-        # If an operation cannot be batched, the loop below is used. It raises any other error again.
+        # If an operation cannot be batched, the loop below takes over. Any other error occurs again in the loop.
         with contextlib.suppress(RuntimeError):
             return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []
     for direction in directions:
-        with torch.enable_grad():  # As a scalar: with `grad_outputs`, autograd first imports sympy.
+        with torch.enable_grad():  # A scalar needs no `grad_outputs`, for which autograd would import sympy.
             value = values[0] if len(values) == 1 else values @ direction
             value = value if scale == 1 else value * scale
         rows.append(_gradients(value, inputs))
@@ -161,7 +163,7 @@ def _gradients(values: Tensor, inputs: Sequence[Tensor], **options: Any) -> tupl
 def hessian_products(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
     """Yield each class's gradient g at the activations A, and the Hessian-vector product H A, both (1,N,...).
 
-    H A is the derivative of g·A, with A held constant in the product. Both are None if no path leads to the
+    H A is the derivative of g·A, with A held constant in the product. Both are None if the score does not depend on the
     activations. H A is zero if the score is linear after the layer. `scaled` is as in `jacobian`.
     """
     with torch.enable_grad():
@@ -185,9 +187,9 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
             total = (gradient * activations.detach()).sum()
         (product,) = _gradients(total, [activations])
     if product is None:
-        # A function written in Python may return a gradient that cannot be differentiated again. At best its graph
-        # contains an error node; often it shows nothing. Hooks, such as ours, are Python functions as well, but do not
-        # change the gradient.
+        # A function written in Python may return a gradient that cannot be differentiated again. At best, the
+        # gradient's graph contains an error node; often, the graph does not show the problem. Hooks such as ours do not
+        # change the gradient, so `is_python_function` excludes them.
         python_nodes = [node for node in list_graph_nodes(value) if pytorch.is_python_function(node)]
         if python_nodes or any(map(pytorch.is_error_node, list_graph_nodes(gradient))):
             name = pytorch.get_function_name(python_nodes[0]) if python_nodes else "a function written in Python"
@@ -202,12 +204,12 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
 
 
 def list_graph_nodes(tensor: Tensor) -> list[Node]:
-    """Return all nodes of the graph that leads to a tensor, starting with the tensor's own."""
+    """Return all nodes of the graph that leads to a tensor, starting with its `grad_fn`."""
     return [] if tensor.grad_fn is None else [tensor.grad_fn, *list_ancestor_nodes(tensor.grad_fn)]
 
 
 def list_ancestor_nodes(node: Node) -> list[Node]:
-    """Return all nodes that lead to this one, each once."""
+    """Return all nodes that lead to a node, each once, without the node itself."""
     nodes: list[Node] = [node]
     visited = {node}
     for current in nodes:  # The list grows during the loop.
@@ -219,7 +221,7 @@ def list_ancestor_nodes(node: Node) -> list[Node]:
 
 
 def get_edge(tensor: Tensor) -> Edge | None:
-    """Return the edge of the graph at which a tensor was computed; None if it has no graph."""
+    """Return the graph edge at which a tensor was computed; None if the tensor has no graph."""
     return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
@@ -235,9 +237,9 @@ class ScoreGraph:
 
     @functools.cached_property
     def route(self) -> Hashable:
-        """Return the operations in a comparable form.
+        """Return the operations as a tuple that can be compared with another graph's.
 
-        They decide the memory layout, and which activations reach the scores.
+        The operations decide the memory layout, and which activations reach the scores.
         """
         return tuple(pytorch.describe_operation(node) for node in self.nodes if not pytorch.is_copy(node))
 
@@ -263,7 +265,7 @@ def get_start_edge(tensor: Tensor) -> Edge | None:
 def trace_score_graph(
     scores: Iterable[Edge | None], activations: Iterable[Edge | None], images: Edge | None
 ) -> ScoreGraph:
-    """Return the graph that leads to these scores, cut at these activations."""
+    """Return the graph that leads to the scores, cut off at the activations."""
     ends = set(activations)
     edge_queue = [edge for edge in dict.fromkeys(scores) if edge is not None and edge not in ends]
     edges, nodes, is_bypassed = set(edge_queue), dict[Node, None](), False
@@ -284,7 +286,7 @@ def list_leaves(scores: Tensor) -> list[Tensor]:
 
 
 def find_dependence(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
-    """Return for each of `inputs`, tensors in a graph, whether the graph of the scores leads to it."""
+    """Return, for each input tensor, whether the scores depend on it."""
     nodes, ends = set(list_graph_nodes(scores)), list_leaves(scores)
     return [any(leaf is tensor for leaf in ends) if tensor.is_leaf else tensor.grad_fn in nodes for tensor in inputs]
 
@@ -321,9 +323,9 @@ def no_floating_tensor_error(layers: Iterable[str]) -> LayerError:
 class GradientTap:
     """Functions that edit or observe the complete gradient of a tensor.
 
-    Edits are a hook on the tensor, like a user's own: they run in the order of registration, and `retain_grad()` shows
-    their result. Observers are a hook on the tensor's `grad_fn`, and run after all that. A later in-place operation
-    gives the tensor another `grad_fn`, but the hook stays on this one.
+    Edits run in a hook on the tensor, like a user's own hooks: all these hooks run in the order of registration, and
+    `retain_grad()` shows the result. Observers run afterwards, in a hook on the tensor's `grad_fn`. If a later in-place
+    operation gives the tensor another `grad_fn`, the observers' hook stays on the earlier one.
     """
 
     def __init__(self, tensor: Tensor, node: Node) -> None:
@@ -334,8 +336,8 @@ class GradientTap:
         def edit(gradient: Tensor | None) -> Tensor | None:
             if gradient is None or not self.edits:
                 return None
-            # A block may return the output of its last part, whose hook ran first. So edits are sorted by their owner's
-            # index.
+            # If a block returns the output of its last part, both edit the same tensor, and the last part's hook
+            # registered its edit first. Sorting by the owners' indices restores the order of their contexts.
             return _apply_in_turn(
                 [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])], gradient
             )

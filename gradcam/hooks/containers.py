@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.errors import ImageError
 from gradcam.hooks import pytorch
 
-# Modules with quantised activations as well.
+# Packages whose modules quantise activations as well as weights.
 STATICALLY_QUANTISED = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")
 QUANTISED_ADVICE = (
     "8-bit integers, which have no gradient: explain the original floating-point model, or this one with method='rise', "
@@ -23,7 +23,7 @@ QUANTISED_ADVICE = (
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
-    """Return all modules, each once. Like `model.modules()`, but in another order and in a quarter of the time."""
+    """Return all modules of a model, each once, in another order than `model.modules()` but in a quarter of its time."""
     modules, visited = [model], {model}
     for module in modules:  # The list grows during the loop.
         for child in module._modules.values():
@@ -60,7 +60,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(copied, MutableMapping):
             copied[key] = child
         else:
-            object.__setattr__(copied, key, child)  # This also works for frozen dataclasses, and the copy is ours.
+            object.__setattr__(copied, key, child)  # Also works for frozen dataclasses; only our copy changes.
     return copied
 
 
@@ -70,10 +70,10 @@ def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def take_rows(output: Any, rows: slice, total: int) -> Any:
-    """Return some rows of an output for `total` images.
+    """Return the part of a model's output that belongs to some of its `total` images.
 
-    Rows are taken of each tensor that has `total` of them, and of a list with one entry per image, such as a
-    detector's.
+    The slice `rows` is applied to each tensor of length `total`, or to a list with one entry per image, as detectors
+    return it.
     """
     if isinstance(output, list) and len(output) == total and not any(isinstance(item, Tensor) for item in output):
         return output[rows]
@@ -93,7 +93,7 @@ def find_floating_tensor(value: Any) -> Tensor | None:
 
 
 def floating_tensors_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
-    """Return every floating-point tensor in `value`, once, by the keys and indices that lead to it."""
+    """Return a dict with each floating-point tensor in `value` once, by the keys and indices that lead to it."""
     if isinstance(value, Tensor):
         return {(): value} if value.is_floating_point() else {}
     entries: dict[int, tuple[tuple[str, ...], Tensor]] = {}
@@ -106,7 +106,7 @@ def floating_tensors_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
 def _children(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
-    # Before dataclasses: a ModelOutput of Hugging Face is both, and as a mapping it omits None.
+    # Mappings are checked before dataclasses: Hugging Face's ModelOutput is both, and its items omit fields with None.
     if isinstance(value, Mapping):
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -115,7 +115,7 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
 
 
 def is_quantised(values: Any) -> bool:
-    """Return whether a tensor among these values, or the output of a module among them, is quantised."""
+    """Return True if `values` contains a quantised tensor, or is a model with quantised activations."""
     if isinstance(values, nn.Module):
         return any(type(module).__module__.startswith(STATICALLY_QUANTISED) for module in values.modules())
     return any(tensor.is_quantized for tensor in list_tensors(values))
@@ -126,7 +126,10 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class LayerInput:
-    """An input of the layer: the original, and the tensor passed to the layer instead, with its version at that time."""
+    """A tensor among a layer's inputs, and the tensor passed to the layer instead.
+
+    `given` is `original` or a copy of it; `version` is the version of `given` before the layer ran.
+    """
 
     original: Tensor
     given: Tensor
@@ -137,10 +140,10 @@ class LayerInput:
         return version_of(self.given) != self.version
 
     def replace(self, values: Tensor) -> Tensor:
-        """Write `values` into the original, for all its other users; return the tensor that holds them.
+        """Copy `values` into the original, so that all its users see them; return the tensor that holds the values.
 
-        Parameters, and views created without recording, are not written: the graph would stay on the parameter, and
-        autograd would refuse all other views of that memory. Their other uses are therefore not recorded.
+        Parameters and views created without recording are not changed: a parameter would keep the graph, and autograd
+        would reject all other views of the memory. Other uses of such inputs are therefore not recorded.
         """
         original = self.original
         is_unrecorded_view = pytorch.is_view(original) and not original.requires_grad
@@ -150,14 +153,14 @@ class LayerInput:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; 0 for inference tensors, which do not count."""
+    """Return how often a tensor was changed in place; 0 for inference tensors, which do not count changes."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def copy_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
-    """Return every tensor among the arguments, and new arguments for the layer, or None to leave them.
+    """Return a layer's input tensors, and new arguments for the layer; None if the arguments stay the same.
 
-    If an earlier target layer is recording, the layer gets copies: autograd may have saved the originals.
+    If an earlier target layer is recording, the layer gets copies, because autograd may have saved the originals.
     """
     copies: dict[int, Any] = {
         id(tensor): tensor.clone()
@@ -179,10 +182,10 @@ Window = tuple[float, float, float, float]  # (top, left, height, width) in pixe
 class Batch:
     """The arguments of a model, and the images among them.
 
-    `pictures` is the tensor with the images, `images` their number, `size` their (H,W) or (D,H,W). `listed` has the
-    sizes of images that the model takes as a list of (C,H,W). In `pictures` and in the arguments they are one tensor
-    then, each in the upper left corner, padded with zeros. `windows` gives the part of the network's input that each
-    image covers, if it does not cover all of it.
+    `pictures` is the tensor with the images, `images` their number, `size` their (H,W) or (D,H,W). If the model takes a
+    list of images (C,H,W), `listed` has their sizes. The arguments then contain `pictures` instead of the list: one
+    tensor in which each image lies in the upper left corner, padded with zeros. If images do not cover all of the
+    network's input, `windows` has the part that each image covers.
     """
 
     args: tuple[Any, ...]
@@ -202,13 +205,13 @@ class Batch:
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:
-        """Return a batch that describes some of the images. Its tensors must already be cut to their rows."""
+        """Return the batch for some of its images. Only metadata changes: cut the tensors to these images before."""
         rows = slice(first, first + images)
         listed = None if self.listed is None else self.listed[rows]
         return replace(self, images=images, listed=listed, windows=None if self.windows is None else self.windows[rows])
 
     def repeat(self, times: int) -> Batch:
-        """Return a batch that describes repeated images. Its tensors must already be repeated."""
+        """Return the batch for repeated images. Only metadata changes: repeat the tensors before."""
         listed = None if self.listed is None else self.listed * times
         windows = None if self.windows is None else self.windows * times
         return replace(self, images=self.images * times, listed=listed, windows=windows)
@@ -235,7 +238,7 @@ class Batch:
             ) from error
 
     def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:
-        """Return copies of the arguments for another run, because a model may change them in place."""
+        """Return the batch with copied arguments for another run, because a model may change arguments in place."""
         new = change(self.pictures) if pictures is None else pictures
         args, kwargs = map_tensors(
             (self.args, self.kwargs), lambda value: new if value is self.pictures else change(value)
@@ -246,8 +249,8 @@ class Batch:
 def to_arguments(images: Any) -> Arguments:
     """Return the caller's images as arguments of the model.
 
-    A tuple has positional arguments, a mapping has keyword arguments, anything else is the only argument. Raises
-    `ImageError` if a mapping has keys that are not strings.
+    A tuple holds positional arguments, and a mapping holds keyword arguments; anything else is the only argument.
+    Raises `ImageError` if a mapping has keys that are not strings.
     """
     if not isinstance(images, Mapping):  # Hugging Face's processors return a mapping that is not a dict.
         return images if isinstance(images, tuple) else (images,), {}
@@ -268,7 +271,7 @@ def to_batch(images: Any) -> Batch:
     """Return the caller's images as a batch. A `Batch` is returned unchanged.
 
     The images may be a tensor, or a list of (C,H,W) for a model that takes lists, alone or among other arguments.
-    Raises `ImageError` if there is no floating-point (N,C,H,W) or (N,C,D,H,W).
+    Raises `ImageError` if there is no floating-point tensor (N,C,H,W) or (N,C,D,H,W).
     """
     if isinstance(images, Batch):
         return images

@@ -1,4 +1,4 @@
-"""Hooks on models: their owner, the recorder of a target layer, and the state that marks this package's own passes."""
+"""Hooks on models, the recorder of a target layer, and the per-thread state that marks this package's own passes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from gradcam.options import keep_old_names
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
-TAP = "gradcam tap"  # Prefix of the metadata key of a gradient tap on the tensor's `grad_fn`; the output index follows.
-MIN_HANDLES_TO_PRUNE = 64  # Number of handles above which `Hooks` drops those of deleted tensors.
+TAP = "gradcam tap"  # Metadata key of a gradient tap on a tensor's `grad_fn`; the tensor's output index is appended.
+MIN_HANDLES_TO_PRUNE = 64  # With more handles, `Hooks` drops those of deleted tensors.
 _entry_counter = itertools.count()
 
 
@@ -73,8 +73,8 @@ class Hooks:
     def after_forward(self, module: nn.Module, function: ForwardHook, *, repeated: ForwardHook | None = None) -> None:
         """Call `function(module, args, kwargs, output)` after the module ran; a returned value replaces the output.
 
-        `repeated` is called instead if a backward pass recomputes a checkpoint. Autograd may do that in any thread; on
-        CUDA it uses a thread of its own.
+        When a backward pass recomputes a checkpoint, `repeated` is called instead, in any thread: on CUDA, autograd
+        recomputes checkpoints in its own threads.
         """
 
         def hook(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
@@ -95,16 +95,16 @@ class Hooks:
 
     def at_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
-        # Without this mark, PyTorch warns when the tensor is saved. It is set on a partial, not on the function.
+        # The mark prevents a warning when the tensor is saved. It is set on a partial, not on the caller's function.
         self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
     def observe_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
-        """Call `function` with the gradient of a tensor that requires one, and return the tensor to continue with.
+        """Call `function` with the gradient of a tensor that requires grad, and return the tensor to continue with.
 
         The gradient is the one that `retain_grad()` would show: the sum over all uses, after every edit
-        (`edit_gradient`), with respect to the tensor's present value even if it is changed in place later. A value that
-        `function` returns replaces the gradient. The graph gets no additional node, except that views and leaves are
-        cloned; the gradient is then the clone's.
+        (`edit_gradient`), with respect to the tensor's present value even if the tensor is changed in place later. If
+        `function` returns a tensor, that replaces the gradient. Views and leaves are cloned, and the gradient is then
+        the clone's; for other tensors, the graph gets no additional node.
         """
         tap, tensor = find_tap(tensor)
         self._add(tap.observers, function)
@@ -125,7 +125,7 @@ class Hooks:
         self._own(handle)
 
     def _own(self, handle: RemovableHandle) -> None:
-        """Own the handle of a short-lived tensor, and drop the handles of deleted tensors once there are many."""
+        """Add the handle of a short-lived tensor. Once there are many handles, drop those of deleted tensors."""
         self._handles.append(handle)
         if len(self._handles) > self._prune_above:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
@@ -133,12 +133,12 @@ class Hooks:
 
 
 def is_backward_running() -> bool:
-    """Return whether this thread is inside a backward pass. PyTorch's checkpoints and hooks ask the same function."""
+    """Return whether this thread is inside a backward pass. PyTorch's checkpoints and hooks use the same check."""
     return pytorch.find_backward_task() != -1
 
 
 def refuse_compiling() -> None:
-    """Raise `ModelError` if torch.compile is tracing. Where graph breaks are allowed, the call then runs uncompiled."""
+    """Raise `ModelError` if torch.compile is tracing. If graph breaks are allowed, the call then runs uncompiled."""
     if torch.compiler.is_compiling():
         raise ModelError("Hooks cannot be part of a compiled function: use the uncompiled model to inspect it.")
 
@@ -147,7 +147,7 @@ def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
     """Return the gradient tap on the tensor's `grad_fn`, and the tensor to continue with.
 
     Views and leaves are cloned: an in-place op would replace a view's `grad_fn`, and a leaf has none. If PyTorch allows
-    it, the view object itself is turned into the clone, so that every reference to it continues with the clone.
+    it, the view object itself becomes the clone, so that every reference to the view continues with the clone.
     """
     if tensor.grad_fn is None or pytorch.is_view(tensor):
         clone = tensor.clone()
@@ -171,7 +171,7 @@ def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
 def swap_contents(tensor: Tensor, replacement: Tensor) -> bool:
     """Swap the contents of two tensor objects, for every reference to them; return False if PyTorch forbids it.
 
-    PyTorch forbids it if autograd saved one of them, or if one has a view or a weak reference.
+    PyTorch forbids this if autograd saved either tensor, or if either has a view or a weak reference.
     """
     attributes = dict(vars(tensor))
     try:
@@ -183,7 +183,7 @@ def swap_contents(tensor: Tensor, replacement: Tensor) -> bool:
 
 
 class PassToken:
-    """Marks a running pass of this package. Held weakly, so that an interrupted pass disappears with its frame."""
+    """A mark for a running pass. Sets refer to it weakly, so that it disappears with an interrupted pass's frame."""
 
 
 class ThreadState(threading.local):
@@ -212,8 +212,8 @@ def make_inner_pass_check() -> Callable[[], bool]:
 def grad_mode_off() -> Iterator[None]:
     """Turn grad mode off, and restore the caller's mode at the end, in whatever order contexts end.
 
-    With `torch.no_grad`, if the outer of two contexts ended first (an abandoned generator can do that), the inner one
-    would leave grad mode off for good.
+    `torch.no_grad` would leave grad mode off for good if the outer of two contexts ended first, which can happen when a
+    generator is abandoned.
     """
     saved_modes = thread_state.grad_modes
     saved = [torch.is_grad_enabled()]
@@ -295,7 +295,7 @@ class TargetLayer:
         self._module, self._keys, self._run = module, tuple(keys), run
         self._identity = nn.Identity() if has_backward_hook else None
         self._context: contextlib.ExitStack | None = None
-        # True for the first layer to run, and for a later one if the model turned grad mode off.
+        # True if grad mode was off when the layer ran: for the first layer, or because the model turned it off.
         self.ran_unrecorded = False
         self._runs = 0
         self._inputs: list[LayerInput] = []
@@ -305,7 +305,7 @@ class TargetLayer:
         self._versions: list[int] = []
         # Tensors that share memory with the output but not its gradient. A score that reads one of them is an error.
         self._unrecorded: list[weakref.ref[Tensor]] = []
-        self._passed_on: list[Tensor] = []  # Held strongly: PyTorch swaps no tensor that has a weak reference.
+        self._passed_on: list[Tensor] = []  # Strong references: PyTorch swaps no tensor with a weak one.
         self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, once the context has ended.
         self._gradients: Tensor | None = None
 
@@ -446,7 +446,7 @@ class TargetLayer:
         return len(self._recorded) > 1
 
     def release(self) -> None:
-        """Detach the recorded tensors from the graph, when no backward pass will follow."""
+        """Detach the tensors that the layer passed on from the graph. Call this if no backward pass will follow."""
         self._weaken_passed_on()
         while self._passed_on_refs:
             tensor = self._passed_on_refs.pop()()
@@ -548,7 +548,7 @@ class TargetLayer:
             else:
                 self._mark_unrecorded(tensor)
         if source is not None and is_changed:
-            # Code that uses the layer's input afterwards must also lead to the gradient.
+            # The layer changed its input in place. The gradient must include later uses of that input.
             passed_on = source.replace(passed_on)
         self._recorded[keys] = start
         self._versions.append(0 if start.is_inference() else start._version)

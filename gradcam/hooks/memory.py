@@ -1,4 +1,4 @@
-"""Memory use of model runs: measuring it, limiting it, and running in smaller parts when memory runs out."""
+"""Measure and limit the memory that model runs take, and run in smaller parts when memory runs out."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 class HalvingRunner:
     """Runs work in parts that fit into memory. When a part does not fit, later parts have half its size.
 
-    `largest` is the number of items per part. `tell(count, largest)` is called with a size that did not fit, and the
-    new one.
+    `largest` is the number of items per part. When a part of `count` items did not fit, `tell(count, largest)` is
+    called with the new `largest`.
     """
 
     def __init__(self, largest: int, tell: Callable[[int, int], None] = lambda count, largest: None) -> None:
@@ -46,7 +46,7 @@ class HalvingRunner:
         self._on_halving = tell
 
     def run(self, work: Callable[[Any], Result], items: Sequence[Any] | Tensor) -> Iterator[Result]:
-        """Yield the result of `work` for each part. Errors are raised, also if a single item does not fit."""
+        """Yield the result of `work` for each part. If a single item does not fit, the memory error is raised."""
         start = 0
         while start < len(items):
             part = items[start : start + self.largest]
@@ -66,7 +66,7 @@ class HalvingRunner:
 
 
 class _MemorySpan:
-    """The bytes of the storages that were created since a mark and are still alive, and their peak."""
+    """The total size, in bytes, of storages created since a mark and still alive, and the peak of that size."""
 
     current = peak = 0
 
@@ -94,7 +94,8 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self._spans: dict[object, _MemorySpan] = {}
         self._alive: dict[int, _TrackedStorage] = {}
-        # Its `append` runs no Python code. An interrupt during a weak reference's callback would be lost.
+        # The weak references call `append`, which runs no Python code: an interrupt during a Python callback would be
+        # lost.
         self._released: deque[_TrackedStorage] = deque()
 
     def mark(self, name: object) -> None:
@@ -135,7 +136,7 @@ class RerunBudget:
     """The memory budget of a batch's reruns, and the memory that parts of one pass take.
 
     `batch` has the model's original arguments; callers pass copies to the model. `budget` is in bytes. None means the
-    default, which is exceeded if not even one variant of the batch fits.
+    default, which may be exceeded by a single variant of the batch.
     """
 
     batch: Batch
@@ -148,7 +149,7 @@ class RerunBudget:
 
     @contextlib.contextmanager
     def measured(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Measure, during one run of the model, the memory that the part after each layer takes."""
+        """Measure the memory that the part of the model after each layer takes, during one run of the model."""
         with Hooks() as hooks:
             for layer in layers:
                 hooks.after_forward(layer, lambda module, *_: self.meter.mark(module))

@@ -1,9 +1,9 @@
 """Cache of computed facts about a model, and the guard that clears it when the model changes.
 
-Finding a default layer, or measuring where its cells lie, costs forward passes, so the results are cached. They hold
-for one state of the model: its modules, settings and hooks, and the identity, memory, version and sampled values of its
-tensors. Versions alone are not enough: writes through `.data` or NumPy do not count them up. Facts that depend on the
-input are not cached: whoever uses a cached fact compares it with the graph of its own pass.
+Finding a default layer, or measuring where its cells lie, costs forward passes, so the results are cached. They are
+valid for one state of the model: its modules, settings and hooks, and the identity, memory, version and sampled values
+of its tensors. Versions alone are not enough: writes through `.data` or NumPy do not increase them. Facts that depend
+on the input are not cached. Code that uses a cached fact compares it with the graph of its own pass.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModelFacts:
         return self._cache.get(key)
 
     def set(self, key: Hashable, value: Any) -> None:
-        """Cache a value in place of an earlier one; None deletes it."""
+        """Cache a value, replacing an earlier one; None deletes the entry."""
         self._cache.pop(key, None)
         self._cache.update({} if value is None else {key: value})
         while len(self._cache) > MAX_CACHED_VALUES:
@@ -70,12 +70,12 @@ class ModelFacts:
     def take_over(self) -> None:
         """Keep the cached values although the explanation itself changed the model.
 
-        Some models count their passes, or store an output.
+        Some models change in every pass: they count their passes, or store an output.
         """
         state, cache = _cached_states.get(self.model, (None, {}))
         if state is None or cache is not self._cache or not (self.is_new or self.model in self_changing_models):
             return
-        # Attributes of arbitrary classes, and unusual tensors, may raise anything.
+        # Attributes of arbitrary classes, and unusual tensors, may raise any exception.
         with contextlib.suppress(Exception), _lock:
             if not state.holds(self.model):
                 self_changing_models.add(self.model)
@@ -95,7 +95,7 @@ class ModelFacts:
 
 
 class ModuleState(NamedTuple):
-    """The state of one module: its class, number of attributes, settings, and hooks that are not of this package."""
+    """The state of one module: its class, number of attributes, settings, and hooks other than this package's."""
 
     module: weakref.ref[nn.Module]
     module_type: Any
@@ -114,7 +114,7 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors: list[Tensor | None] = []
-        self._objects: dict[int, int] = {}  # Numbers of the objects already described, such as shared configurations.
+        self._objects: dict[int, int] = {}  # By id, a number for each object already described.
         self._hooks = _list_global_hooks()
         self._modules = [self._read_module(module) for module in list_modules(model)]
         self._forwards = {state.module_type: _refer(state.module_type.forward) for state in self._modules}
@@ -130,7 +130,7 @@ class ModelState:
     def holds(self, model: nn.Module) -> bool:
         """Return whether the model is still in this state."""
         modules = list_modules(model)
-        self._take_tensors()  # Drops what an interrupted call left.
+        self._take_tensors()  # Drop the tensors that an interrupted call left.
         is_same = len(modules) == len(self._modules) and all(map(self._is_same, modules, self._modules))
         tensors = self._take_tensors()
         # While the storages are referenced, no other thread can free the memory that is read below.
@@ -167,7 +167,7 @@ class ModelState:
         self._tensors += module._buffers.values()
         attributes = module.__dict__
         names = [name for name in attributes if name not in MODULE_ATTRIBUTES]
-        # With a single name, `itemgetter` would return no tuple.
+        # With a single name, `itemgetter` would return no tuple, so the first name is repeated.
         get_settings = operator.itemgetter(*names, *names[:1]) if names else _get_nothing
         settings = get_settings(attributes)
         is_plain = all(map(_is_plain, settings))
@@ -180,7 +180,7 @@ class ModelState:
         return [self._describe(value) for value in settings]
 
     def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 # one for each kind of value
-        """Return a description that compares equal as long as the value does, and keeps no part of it alive."""
+        """Return a description that stays equal as long as the value does, and keeps no part of the value alive."""
         kind = type(value)
         if kind in SIMPLE_TYPES:
             return value
@@ -199,7 +199,8 @@ class ModelState:
             return kind
         if isinstance(value, functools.partial):
             return kind, self._describe((value.func, value.args, value.keywords), depth)
-        # Described by its number: comparing shared parts again and again could take exponential time.
+        # An object described before, such as a shared configuration, is represented by its number: describing it again
+        # and again could take exponential time.
         if id(value) in self._objects:
             return kind, self._objects[id(value)]
         self._objects[id(value)] = len(self._objects)
@@ -231,14 +232,13 @@ def _describe_memory(tensors: list[Tensor]) -> list[list[Any]]:
 class Samples:
     """Sampled values of each tensor, as bytes, so that NaN equals NaN.
 
-    They are read by their position in memory, so that the memory format does not matter.
+    The values are read by their position in memory, so that the memory format does not matter.
 
-    On the CPU they are read through NumPy, which takes a tenth of the time of the same number of PyTorch operations.
+    On the CPU, NumPy reads the values in a tenth of the time that as many PyTorch operations would take.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # Views of the tensors' memory, which they do not own: CPU views by item size, GPU views by device and item
-        # size.
+        # Views that do not own the tensors' memory: on the CPU by item size, on GPUs by device and item size.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
         # (index of the tensor, size, stride)
@@ -263,7 +263,7 @@ class Samples:
                 self._on_other_devices.append((index, (count,), (stride,)))
 
     def read(self, tensors: list[Tensor]) -> list[bytes]:
-        """Return the present values of these tensors, whose memory must be the same as at construction."""
+        """Return the present samples of the tensors, whose memory must be the same as at construction."""
         values = [np.concatenate(arrays).tobytes() for arrays in self._arrays.values()]
         groups: dict[Any, list[Tensor]] = {}
         for index, size, stride in self._on_other_devices:

@@ -1,9 +1,9 @@
-"""Contexts that preserve a model's training flags, buffers, compiler mode and random state, in several threads.
+"""Contexts that preserve a model's training flags, buffers, compiler mode and random state, also with several threads.
 
 All threads share this state. If two overlapping explanations each saved, changed and restored it, the second would save
-what the first had set. So all but the random state are shared under a lock: the first explanation saves, and the last
-one restores. The random state cannot be shared like this. If another thread draws from PyTorch's global generator while
-a model draws from it during an explanation, numbers may be drawn twice.
+what the first had set. Overlapping explanations therefore save and restore the state together, under a lock: the first
+one saves it, and the last one restores it. The random state is an exception. If another thread draws from PyTorch's
+global generator while a model draws from it during an explanation, numbers may be drawn twice.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from gradcam.hooks.hooks import Hooks, PassToken, thread_state
 
 @contextlib.contextmanager
 def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Prepare a model for an explanation: in evaluation mode, eager, differentiable. Yields its modules, each once."""
+    """Prepare a model for an explanation (evaluation mode, eager, differentiable), and yield its modules, each once."""
     modules = list_modules(model)
-    token, tokens = PassToken(), thread_state.tokens  # Of this thread: another thread may collect an abandoned context.
+    # Keep a reference to this thread's tokens: if the context is abandoned, the garbage collector may close it in
+    # another thread.
+    token, tokens = PassToken(), thread_state.tokens
     with contextlib.ExitStack() as stack:
         stack.callback(tokens.discard, token)
         tokens.add(token)
@@ -50,7 +52,7 @@ MT19937_BYTES = 4 * 625  # 624 words, and the position among them.
 _lock = threading.RLock()
 
 
-# The saved value of each module, and the passes that need the change. The last of them restores the value.
+# Each module's saved value, and the passes that need the change. The last pass to end restores the value.
 _Register = weakref.WeakKeyDictionary[nn.Module, tuple[Any, weakref.WeakSet[PassToken]]]
 _flags: _Register = weakref.WeakKeyDictionary()
 _buffers: _Register = weakref.WeakKeyDictionary()
@@ -67,7 +69,7 @@ def _change_while_used(
     is_affected: Callable[[nn.Module], bool] = lambda _: True,
 ) -> Iterator[None]:
     """Change the affected modules; the first user of a module saves its value, and the last one restores it."""
-    token = PassToken()  # Not a count: an interruption between any two lines would leave it wrong for good.
+    token = PassToken()  # Not a counter, which an interruption between two lines would leave wrong for good.
     try:
         with _lock:
             for module in modules if register else filter(is_affected, modules):
@@ -75,7 +77,7 @@ def _change_while_used(
                     register[module] = save(module), weakref.WeakSet()
                 if module in register:
                     register[module][1].add(token)
-                    change(module)  # After the entry: if this is interrupted, the next context restores the module.
+                    change(module)  # Once the entry exists: if interrupted, the next context restores the module.
         yield
     finally:
         with _lock:
@@ -89,8 +91,8 @@ def _change_while_used(
 def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Set the modules to evaluation mode, and restore each module's own flag at the end.
 
-    Entries that modules in training mode add to their dictionaries meanwhile are removed. LeViT's attention biases, for
-    example, are cached in evaluation mode only, and would be outdated after the next training step.
+    Modules that were in training mode also lose the entries that they added to their dictionaries meanwhile. LeViT, for
+    example, caches attention biases in evaluation mode, which would be outdated after the next training step.
     """
 
     def set_flag(module: nn.Module) -> None:
@@ -114,8 +116,8 @@ def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None
 def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Restore the buffers that a model changes in place in evaluation mode, such as counters and observers.
 
-    Running statistics are left out: evaluation mode does not change them, but a thread that trains may. If parameters
-    have changed meanwhile, another thread is loading or training, and no buffer is restored.
+    Running statistics are left out: evaluation mode does not change them, but a thread that trains the model may. If
+    parameters changed meanwhile, another thread is loading weights or training, and no buffer is restored.
     """
     owners = [module for module in modules if module._buffers and not isinstance(module, _NormBase)]
     if not owners:
@@ -129,13 +131,13 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     def restore(module: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers if _count_writes(modules) == before else ():
-            # What was written may have attached a graph. A tensor that replaced the buffer stays: as a rule it is a
-            # cache, and the module stores elsewhere what the cache belongs to.
+            # The write may have attached a graph to the buffer. A tensor that replaced the buffer is kept: it is
+            # usually a cache, and its module stores elsewhere for which input the cache is valid.
             if buffer.grad_fn is not None and not pytorch.is_view(buffer):
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
             if is_same_kind and not _is_equal(buffer, copy):
-                # An expanded tensor overlaps itself, and cannot be written.
+                # PyTorch refuses to write to an expanded tensor, whose elements share memory.
                 with contextlib.suppress(RuntimeError), torch.no_grad():
                     buffer.copy_(copy)
 
@@ -149,7 +151,7 @@ def _count_writes(modules: Iterable[nn.Module]) -> int:
 
 
 def _is_equal(tensor: Tensor, expected: Tensor) -> bool:
-    """Compare values, with NaN equal to NaN, because the kernels of observers do not count up a tensor's version."""
+    """Return whether values are equal, also NaN. Versions do not tell: observers' kernels do not increase them."""
     try:
         return torch.equal(tensor, expected) or bool(
             torch.isclose(tensor, expected, rtol=0, atol=0, equal_nan=True).all()
@@ -206,7 +208,7 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Run compiled modules uncompiled, and disable PyTorch's fast path, because both ignore hooks registered later."""
     unhooked = pytorch.find_unhooked(modules)
     with contextlib.ExitStack() as stack:
-        if unhooked:  # Only if necessary, because it slows down all threads.
+        if unhooked:  # Only if necessary, because eager mode slows down all threads.
             stack.enter_context(_eager.shared())
         if unhooked and not pytorch.HAS_STANCE:
             calls = pytorch.read_calls, pytorch.restore_calls
@@ -216,14 +218,14 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def plain_attention() -> AbstractContextManager[None]:
-    """Compute attention by matrix products and a softmax. Fused attention cannot be differentiated twice."""
+    """Compute attention by matrix products and a softmax, because fused attention cannot be differentiated twice."""
     return _plain_attention.shared()
 
 
 @contextlib.contextmanager
 def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Restore the random states of PyTorch, NumPy and Python, each only if it changed, because threads share them."""
-    # Module by module, because `model.parameters()` would delay the GPU by about a dozen kernel launches.
+    # Parameters are listed module by module: `model.parameters()` would delay the GPU by about a dozen kernel launches.
     owners = modules if torch.cuda.is_initialized() else ()
     parameters = [parameter for module in owners for parameter in module._parameters.values() if parameter is not None]
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
@@ -269,8 +271,8 @@ NON_TORCH_GENERATORS = (
 class _GeneratorState:
     """The state of a generator outside PyTorch.
 
-    Reading the state takes as long as a layer of a small network, so the last state is reused while the words are the
-    same.
+    Reading the state takes as long as a layer of a small network. As long as the words in the generator's memory are
+    the same, the last state is therefore reused.
     """
 
     last_states: ClassVar[dict[Any, tuple[Any, Any]]] = {}
@@ -295,7 +297,7 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
     The derivative of rounding is zero almost everywhere, and PyTorch's quantised kernels have none. The
     straight-through estimator (Bengio et al., 2013, arXiv 1308.3432) uses the gradient of the unrounded layer instead.
     """
-    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # If it was never imported, no such layer exists.
+    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # If not imported, no such layer exists.
     classes = (
         {class_ for class_ in set(map(type, modules)) if issubclass(class_, quantised.Linear)} if quantised else set()
     )

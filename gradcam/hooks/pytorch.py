@@ -1,7 +1,7 @@
-"""Everything of PyTorch that may change between versions: private functions, names of operations, error texts.
+"""PyTorch internals that may change between versions: private functions, names of operations, error texts.
 
-No other module uses these; tests/hooks/test_pytorch.py checks that. Each function says which versions of PyTorch it
-supports, and what it does for others.
+No other module uses these; tests/hooks/test_pytorch.py checks that. Where versions of PyTorch differ, a comment or
+docstring says so.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-# Operations that mix tokens, by parts of their names.
+# Parts of the names of operations that mix tokens.
 TOKEN_MIXING_OPS = ("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
 ATTENTION_OPS = ("softmax", "attention", "dotproduct")
 # Operations that mix channels by weights. A grouped convolution mixes channels only within each group.
 CHANNEL_MIXING_OPS = ("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
-# Functions with non-negative values, apart from a dip below zero that is small compared with their positive values.
+# Functions whose values are non-negative, except for a dip below zero that is small compared with the positive values.
 ACTIVATION_OPS = ("relu", "silu", "gelu", "hardswish", "mish", "softplus", "sigmoid", "hardsigmoid", "softmax")
 CLAMP_MINIMA = {"hardtanh": "_saved_min_val", "clampmin": "_saved_min", "clampb": "_saved_min"}
 MAX_LEAK = 0.1  # Slope of a leaky ReLU up to which it counts as a ReLU.
@@ -33,7 +33,7 @@ NONNEGATIVE_OPS = (
 )
 BINARY_OPS = ("addbackward", "mulbackward")
 WEIGHTED_OPS = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
-COPY_OPS = ("CopyBackwards", "CloneBackward0")  # Recording adds these.
+COPY_OPS = ("CopyBackwards", "CloneBackward0")  # Copies that recording a layer adds.
 OPERATION_DETAILS = ("_saved_training", "_saved_dim")  # Attributes that distinguish operations of the same name.
 PASSTHROUGH_OPS = ("CloneBackward0", "BackwardHookFunctionBackward", "torch::autograd::AccumulateGrad")
 RESHAPING_OPS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
@@ -42,8 +42,8 @@ LAST_OPERATIONS = {
     "Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax",
     "Addmm": "linear", "Mm": "linear", "Linear": "linear", "Convolution": "linear",
 }  # fmt: skip
-# Derivatives of ReLUs, and their attributes that must be zero. Only 0 and 6 count as the limits of a clamp: other
-# clamps keep values in a range, and are no activations.
+# Graph nodes of ReLUs, and their attributes that must be zero. A clamp counts only if its maximum is 6 or missing:
+# other clamps keep values in a range, and are no activations.
 RELU_NODES = {
     "ReluBackward": (), "HardtanhBackward": ("_saved_min_val",), "ThresholdBackward": ("_saved_threshold",),
     "ClampMinBackward": ("_saved_min",), "ClampBackward": ("_saved_min",),
@@ -53,7 +53,7 @@ OPAQUE_NODES = ("DifferentiableGraphBackward", "CompiledFunctionBackward")  # Co
 # Parts of PyTorch's error texts.
 GRAPH_IS_FREED = ("second time",)
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "_ALLOC_FAILED")
-# For an in-place change of an expanded gradient, and of a leaf.
+# Errors for an in-place change of an expanded gradient, and of a leaf.
 IN_PLACE_REFUSALS = ("refers to a single memory location", "in-place operation")
 INFERENCE_TENSOR = "Inference tensors cannot be saved for backward"
 HOOKED_VIEW = "BackwardHookFunction"
@@ -67,7 +67,7 @@ REENTRANT = "is incompatible with .grad()"
 NO_DERIVATIVE = "the derivative for"
 TAKES_LISTS = ("list", "must be Tensor")  # Errors of models that take no list of images.
 
-# These work in all versions so far. They are PyTorch's own C functions, so that they cost no additional Python call.
+# All versions so far have these. They are PyTorch's own C functions, without a Python wrapper that would cost time.
 is_view = Tensor._is_view  # As autograd defines it.
 get_view_base: Callable[[Tensor], Tensor | None] = Tensor._base.__get__  # type: ignore[union-attr] # of a view
 is_functorch_tensor = torch._C._functorch.is_functorch_wrapped_tensor  # A tensor of vmap, grad or jvp.
@@ -138,7 +138,7 @@ def is_activation(node: Node) -> bool:
 def keeps_nonnegative(node: Node, inputs: int) -> bool:
     """Return whether an operation maps non-negative values to non-negative values.
 
-    `inputs`: how many inputs are recorded.
+    `inputs` is the number of recorded inputs.
     """
     name = _lower_name(node)
     return any(word in name for word in NONNEGATIVE_OPS) or (name.startswith(BINARY_OPS) and inputs > 1)
@@ -158,7 +158,7 @@ def read_selection(node: Node) -> tuple[Sequence[int], int, range] | None:
 
 
 def is_softmax(node: Node | None, axes: int) -> bool:
-    """Return whether an operation on a tensor with `axes` axes is a softmax over the last one."""
+    """Return whether an operation on a tensor with `axes` axes is a softmax over the last axis."""
     if node is None or node.name() != "SoftmaxBackward0":
         return False
     axis: int = node._saved_dim  # type: ignore[attr-defined]
@@ -171,7 +171,7 @@ def may_cast(nodes: Iterable[Node]) -> bool:
 
 
 def is_python_function(node: Node) -> bool:
-    """Return whether an operation is a function written in Python. Module hooks are too, but do nothing: False."""
+    """Return whether an operation is a function written in Python; False for module hooks, which change nothing."""
     return hasattr(node, "_forward_cls") and "Hook" not in node.name()
 
 
@@ -191,7 +191,7 @@ def is_overwriting_copy(node: Node) -> bool:
 
 
 def is_copy(node: Node) -> bool:
-    """Return whether an operation is a copy, as recording a layer adds it."""
+    """Return whether an operation is a copy, such as recording a layer adds."""
     return node.name().endswith(COPY_OPS)
 
 
@@ -201,7 +201,7 @@ def is_passthrough(node: Node) -> bool:
 
 
 def describe_operation(node: Node) -> tuple[Any, ...]:
-    """Return what distinguishes an operation from others: its name, its axis, and its training flag."""
+    """Return an operation's name, training flag and axis, to compare it with other operations."""
     return (node.name(), *(getattr(node, name, None) for name in OPERATION_DETAILS))
 
 
@@ -225,7 +225,7 @@ def is_opaque(node: Node) -> bool:
 def is_relu(node: Node) -> bool:
     """Return whether an operation is a ReLU or a ReLU6, under any of their names.
 
-    Before 2.14, an in-place change of a view does not record its operation; the answer is then True.
+    Before 2.14, PyTorch does not record which operation changed a view in place; the result is then True.
     """
     is_of_view = "CopySlices" in node.name()
     if is_of_view and not hasattr(node, "_wrapped_node"):
@@ -276,7 +276,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the modules whose code ignores hooks registered later: compiled ones, and before 2.5 PyTorch's encoder."""
+    """Return the modules that ignore hooks registered later: compiled ones and, before 2.5, PyTorch's encoder."""
     compiled = [*filter(is_compiled, modules)] if "torch._dynamo" in sys.modules else []
     encoder_classes = (
         (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention) if VERSION < (2, 5) else ()
@@ -285,7 +285,10 @@ def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def run_eagerly() -> Callable[[], None]:
-    """Make all code call hooks; return the function that ends this. Before 2.6, also use `call_eagerly`."""
+    """Make all code call hooks, and return a function that undoes this.
+
+    Before 2.6, compiled modules also need `call_eagerly`.
+    """
     with contextlib.ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
@@ -296,7 +299,7 @@ def run_eagerly() -> Callable[[], None]:
 
 
 def read_calls(module: nn.Module) -> dict[str, Any]:
-    """Return what a compiled module calls, for `restore_calls`."""
+    """Return the attributes that a compiled module calls, for `restore_calls`."""
     return {name: value for name, value in vars(module).items() if name in CALL_ATTRIBUTES}
 
 
@@ -345,8 +348,8 @@ def synchronize(device: torch.device) -> None:
 def differentiate_edges(score: Tensor, edges: Sequence[GradientEdge]) -> tuple[Tensor | None, ...]:
     """Return the gradients of a scalar score at edges of the graph.
 
-    The score is passed as an edge as well, because a torch function mode would take a tensor for an argument to
-    replace. Before 2.5 that is not supported, so the engine is called directly, which modes do not see.
+    The score is passed as an edge too, because a torch function mode might replace a tensor argument. Before 2.5,
+    `torch.autograd.grad` takes no edge as output, so the engine is called directly, which bypasses modes.
     """
     if VERSION >= (2, 5):
         return torch.autograd.grad([find_edge(score)], edges, retain_graph=True, allow_unused=True)

@@ -1,4 +1,4 @@
-"""Activation maps: the output of each channel of a layer, as an image, and the strength of each channel."""
+"""Activation maps: each channel of a layer's output as a map, and the strength of each channel."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     Raises
     ------
     LayerError
-        As in `features`. Also if a layer has no grid, such as a fully connected layer, or if no layer that matches a
-        pattern has one.
+        As in `features`. Also if a layer has no grid, such as a fully connected layer, or if a pattern matches only
+        layers without a grid.
     ImageError
         If the input contains no images (N,C,H,W) or (N,C,D,H,W).
 
@@ -72,7 +72,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
 
     for layer in requested:
         errors = [lay_out(name, module) for name, module in select_layers(model, layer).items() if name in outputs]
-        if all(errors):  # A pattern skips layers without a grid; it fails only if none has one.
+        if all(errors):  # A pattern skips layers without a grid, and fails only if no layer is left.
             raise LayerError(f"{errors[0]} `gradcam inspect features` accepts any output.")
     return grids
 

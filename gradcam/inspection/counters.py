@@ -1,4 +1,4 @@
-"""The cost of a forward pass: its time on any device, its multiply-adds, computed from the shapes, and its memory."""
+"""Measure the cost of a forward pass: time on any device, multiply-adds (computed from shapes), and memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gradcam.hooks.containers import list_tensors
 from gradcam.hooks.pytorch import synchronize
 
 Formula = Callable[..., int]
-# Operators of these namespaces multiply nothing with weights, unless they are listed below. They count as 0.
+# Operators of these namespaces count as 0 multiply-adds, unless they have a formula or are listed as unknown below.
 NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "dtensor")
 NEGLIGIBLE = ("torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align")
 # Operators of PyTorch that do multiply, but have no formula. Their cost is unknown.
-UNKNOWN = (  # This `matmul` is that of nested tensors; other matmuls arrive as the products that they consist of.
+UNKNOWN = (  # `matmul` is listed for nested tensors; for other tensors it arrives decomposed into products.
     "_addmm_activation", "_cdist_forward", "_cslt_sparse_mm", "_dyn_quant_matmul_4bit", "_euclidean_dist", "_fft_c2c",
     "_fft_c2r", "_fft_r2c", "_grouped_mm", "_int_mm", "_mixed_dtypes_linear",
     "_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_fused_attention_overrideable",
@@ -41,7 +41,7 @@ class MultiplyAdds(TorchDispatchMode):
     """Counts the multiply-adds that this thread computes while the mode is on, in `total`.
 
     Matrix products, convolutions and attention are counted by the formulas of `torch.utils.flop_counter`, with two
-    operations per multiply-add. The formulas below cover what it leaves out. Biases, norms, activations, pooling and
+    operations per multiply-add. `FORMULAS` covers operators that it leaves out. Biases, norms, activations, pooling and
     interpolation count as 0, as is usual. `unknown` is the number of operators without a formula, such as quantised
     ones and those of other packages.
     """
@@ -69,7 +69,7 @@ class MultiplyAdds(TorchDispatchMode):
                 return output
         output = operator(*args, **kwargs)
         if formula is None:
-            namespace, _, name = operator.name().partition("::")  # A higher-order operator has a name only.
+            namespace, _, name = operator.name().partition("::")  # A higher-order operator has no namespace.
             name = name.partition(".")[0]
             is_free = namespace in NAMESPACES and name.removesuffix("_") not in UNKNOWN
             self.unknown += not (is_free or f"{namespace}::{name}" in NEGLIGIBLE)
@@ -82,7 +82,7 @@ class MultiplyAdds(TorchDispatchMode):
 
 
 def _count_attention(query: Tensor, *parameters: Any, **__: Any) -> int:
-    """Return the multiply-adds of `nn.MultiheadAttention` in one operator, which is self-attention."""
+    """Return the multiply-adds of the single operator that computes self-attention in `nn.MultiheadAttention`."""
     _, _, width, _, weight, _, last_weight = parameters[:7]
     images, tokens, _ = query.shape
     return images * tokens * (weight.numel() + last_weight.numel() + 2 * tokens * int(width))
@@ -135,7 +135,7 @@ class Storages:
             size = tensor.numel() * tensor.itemsize
             try:
                 storage = tensor.untyped_storage()
-            except (NotImplementedError, RuntimeError):  # Without a storage, such as sparse: count it as new.
+            except (NotImplementedError, RuntimeError):  # Tensors without a storage, such as sparse ones, are new.
                 self.total += size
                 continue
             reference = StorageWeakRef(storage)
@@ -148,7 +148,7 @@ class Storages:
 
 @dataclass(frozen=True)
 class Clock:
-    """Measures time. `read` takes a time stamp, `wait` completes all of them, and `between` returns seconds."""
+    """A clock: `read` takes a time stamp, `wait` completes all time stamps, `between` returns seconds between two."""
 
     read: Callable[[], Any]
     wait: Callable[[], None]

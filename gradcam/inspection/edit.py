@@ -1,4 +1,4 @@
-"""Edit gradients during the backward pass, and compute them: at layers, at parameters, at single tensors."""
+"""Edit gradients of layers, parameters or tensors in the backward pass, and compute the gradients of parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradcam.inspection.selection import Layers, RunCheck
 from gradcam.layers.find import unwrap
 from gradcam.options import argument_error
 
-MAX_PLACES_IN_REPR = 3  # Places in an edit's repr.
+MAX_PLACES_IN_REPR = 3
 
 
 class Edit:
@@ -31,15 +31,15 @@ class Edit:
 
     As a context manager, it removes the edit at the end. A context that ends without an error also checks the layers:
     it raises `LayerError` for a layer that never ran although the model did, and `GradientError` for a layer that
-    cannot have a gradient. Of a pattern's layers, only one needs to pass. Deleting the handle does not remove the edit,
-    as with PyTorch's own hooks.
+    cannot have a gradient. For a pattern, it is enough that one of its layers passes. As with PyTorch's own hooks,
+    deleting the handle does not remove the edit.
 
     Parameters
     ----------
     hooks : Hooks
         The hooks of the edit.
     places : sequence of str
-        The names of the edited places.
+        The names of the edited tensors, layers or parameters.
     run_check : RunCheck, default None
         The checks at the end of the context.
 
@@ -94,8 +94,8 @@ def edit_gradients(
 ) -> Edit:
     """Let a function change gradients in the backward pass: its result replaces the gradient for all earlier layers.
 
-    The edit is active immediately, until `Edit.remove()` or the end of a `with` block. Several edits at one place run
-    in the order of their registration. A recorder of an edited layer records the edited gradient.
+    The edit is active immediately, until `Edit.remove()` or the end of a `with` block. Several edits of one gradient
+    run in the order of their registration. A recorder of an edited layer records the edited gradient.
 
     Parameters
     ----------
@@ -199,9 +199,9 @@ def _open_hooks() -> Iterator[Hooks]:
 
 
 def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Tensor | None:
-    """Return the gradient that `function` makes of the gradient at `place`, or None to leave it.
+    """Return the gradient after an edit by `function`; None to leave the gradient unchanged.
 
-    Raises as `edit_gradients`.
+    `place` names the edited object in messages. Raises `GradientError` as `edit_gradients` does.
     """
     version, refusal = version_of(gradient), None
     try:
@@ -290,9 +290,9 @@ def _is_positive(value: object) -> TypeGuard[float]:
 
 
 def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
-    # Values stored at the same index add up, so the tensor is coalesced first. Only stored values are clipped.
+    # Values stored at the same index add up, so a sparse tensor is coalesced first. Only stored values are clipped.
     if gradient.layout == torch.sparse_coo:
-        # In PyTorch 2.11, building a sparse tensor from its parts raises a warning.
+        # A clone is changed, because building a sparse tensor from its parts raises a warning in PyTorch 2.11.
         clone = gradient.coalesce().clone()
         clone._values().copy_(_clip(clone._values(), limit, norm))
         return clone
@@ -307,18 +307,18 @@ def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
     # Squares of large values overflow in float32. Apple's GPUs have no float64.
     wide_dtype = torch.promote_types(gradient.dtype, torch.float32 if gradient.device.type == "mps" else torch.float64)
     gradient_norm = torch.linalg.vector_norm(gradient, norm, dtype=wide_dtype)
-    # A GPU may convert the factor to the gradient's dtype first, and float16 cannot represent such small numbers.
+    # A GPU may convert the factor to the gradient's dtype first, and float16 cannot represent very small factors.
     wide_gradient = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
     return (wide_gradient * (limit / gradient_norm.clamp(min=limit))).to(gradient.dtype)
 
 
 class ParameterAliases(TorchFunctionMode):
-    """A mode in which this thread computes with aliases of parameters: leaves that share their memory.
+    """A mode in which this thread computes with aliases of parameters: leaf tensors that share the parameters' memory.
 
     The parameters themselves do not change, not even in `requires_grad`, so that other threads may use and train them
-    meanwhile. `on_use(parameter)` is called whenever a parameter comes to an operation. The mode does not see
-    TorchScript, or a custom `autograd.Function` that gets the parameter itself. In those, a parameter that requires
-    gradients gets its own gradient, and a frozen one gets none.
+    meanwhile. `on_use(parameter)` is called whenever an operation gets a parameter. The mode does not affect
+    TorchScript, or a custom `autograd.Function` that gets the parameter itself. There, a parameter that requires
+    gradients gets a gradient of its own, and a frozen parameter gets none.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:
@@ -345,15 +345,16 @@ class ParameterAliases(TorchFunctionMode):
     def differentiate(self, score: Tensor, other_leaves: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
         """Return the gradients of a scalar score at the parameters that it depends on. No ``.grad`` changes.
 
-        `other_leaves` get a gradient as well, which is discarded, so that all tensors on the way to them have one.
+        Gradients at `other_leaves` are computed and discarded, so that all tensors between these leaves and the score
+        get a gradient.
         """
         targets: list[tuple[nn.Parameter, Tensor]] = []  # (parameter, leaf that has its memory)
         for parameter, alias in self._aliases.values():
             targets.append((parameter, alias))
             if parameter.requires_grad and not parameter.is_inference():
                 targets.append((parameter, parameter))
-        # Passed as edges: autograd treats tensors as arguments that a mode may replace, and turns this mode off
-        # meanwhile. A checkpoint that recomputes a part of the forward pass needs the mode.
+        # The leaves are passed as edges. If they were tensors, autograd would let this mode replace them, and turn the
+        # mode off meanwhile. A checkpoint that recomputes a part of the forward pass needs the mode.
         edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]
         with self:
             gradients = pytorch.differentiate_edges(score, edges)

@@ -1,4 +1,4 @@
-"""Extract the outputs of layers for a batch, in a forward pass that stops after the last of them."""
+"""Extract the outputs of layers for a batch, in a forward pass that stops after the last requested layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
 
     Tensors are detached, and have the layer's precision and device. Later in-place operations of the model do not
     change them. The model runs in evaluation mode, eagerly, without gradients, and is left unchanged. Layers after the
-    last requested one do not run, nor do forward hooks on the modules that contain it. If one of those hooks has to run
+    last requested one do not run, nor do forward hooks on the modules that contain it. If one of these hooks must run
     (`always_call=True`, as in accelerate), the whole forward pass runs. Several threads may call this at once.
 
     Parameters
@@ -82,7 +82,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
 
 
 class _Stop(BaseException):
-    """Ends the forward pass of its owner. Not an `Exception`, because many models catch those."""
+    """The signal that ends its owner's forward pass. Not an `Exception`, because many models catch exceptions."""
 
     def __init__(self, owner: _Extraction) -> None:
         super().__init__("the rest of this forward pass is not needed")
@@ -140,7 +140,7 @@ class _Extraction:
         tensor = find_floating_tensor(output)
         if tensor is not None:
             refuse_vmap(tensor)
-            # The model may have inference mode on, and a clone made there would be an inference tensor.
+            # If the model turned inference mode on, the clone would be an inference tensor.
             with torch.inference_mode(False):
                 tensor = tensor.detach().clone()
         self._outputs[name] = tensor

@@ -1,4 +1,4 @@
-"""The flow of a score's gradient back through a network: at the outputs of its layers, and at their parameters."""
+"""Measure the gradient of a score throughout a network: at the outputs of layers, and at their parameters."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from gradcam.targets.classes import compute_scores
 
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
 NAN, INFINITE = "NaN", "infinite"
-# Limits for the norm of the output's gradient at a layer, divided by the norm at the model's output. Pooling and the
-# number of values change this ratio little. Networks that train well stay far inside the limits: ResNets, VGGs,
-# DenseNet121, Vision Transformers, trained or not. Thirty sigmoid layers, or thirty layers with weights four times too
-# large, are far outside.
+# Limits for the norm of the gradient at a layer's output, divided by the norm at the model's output. Pooling and the
+# number of values change this ratio little. Networks that train well (ResNets, VGGs, DenseNet121, Vision Transformers,
+# trained or not) stay far inside the limits. Thirty sigmoid layers, or thirty layers with weights four times too large,
+# are far outside.
 MIN_NORM_RATIO, MAX_NORM_RATIO = 1e-4, 1e4
-CHUNK_VALUES = 2**16  # Per CPU thread. As float64 this is half a megabyte, which fits into a core's cache.
-MAX_CHUNK_THREADS = 4  # Threads that share a chunk. NumPy's part of the work uses a single one.
+CHUNK_VALUES = 2**16  # Per CPU thread: half a megabyte as float64, which fits into a core's cache.
+MAX_CHUNK_THREADS = 4  # Threads that share a chunk. NumPy's part of the work uses a single thread.
 MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Range of the sum of squares in which float64 has its full precision.
-# Below this share of the sum of squares, the deviation is measured again from the mean, because rounding would hide it.
+# Rounding would hide a squared deviation below this share of the sum of squares, so it is measured again from the mean.
 MIN_RELATIVE_SPREAD = 1e-6
 Measurement = tuple[int, Tensor]  # (number of values, result of `measure`)
 
@@ -124,7 +124,7 @@ class LayerGradients:
 
     @property
     def parameters_norm(self) -> float:
-        """Return the norm of the gradients of all its parameters together; NaN if it has none."""
+        """Return the norm of the gradients of all the layer's parameters together; NaN if there are no gradients."""
         norms = [parameter.gradient.norm for parameter in self.parameters if parameter.gradient is not None]
         return math.hypot(*norms) if norms else math.nan
 
@@ -176,7 +176,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """Return the gradient's norm divided by the parameter's norm; None without a gradient or if that is 0."""
+        """Return the gradient's norm divided by the parameter's; None without a gradient, or if the parameter's is 0."""
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 
@@ -236,7 +236,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
 
     The gradient is that of the sum of all scores (N,K). For one image and one class, this is the gradient of the
     class's logit. Frozen parameters have gradients, too, except in TorchScript or in a custom `autograd.Function`. In
-    float16, gradients are scaled during the backward pass, so that small ones are not lost. The model runs in
+    float16, gradients are scaled during the backward pass, so that small values are not lost. The model runs in
     evaluation mode, eagerly, and is left unchanged, ``.grad`` included. Several threads may call this at once.
 
     Parameters
@@ -325,7 +325,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
 def _select_layer_names(model: nn.Module, layers: Layers | None, observer: GradientObserver) -> list[str]:
     """Return the layers to report, in order of execution.
 
-    Raises `LayerError` for a requested layer without gradients.
+    Raises `LayerError` for a requested layer that did not run, or returned no floating-point tensor.
     """
     if layers is None:
         return [
@@ -351,9 +351,9 @@ def _select_layer_names(model: nn.Module, layers: Layers | None, observer: Gradi
 class GradientObserver:
     """Observes layers while a model runs and while a score is differentiated.
 
-    `order` has the layers that ran or whose parameters were used. `without_tensor` has those that returned no
-    floating-point tensor, `returning_input` those that returned their input. `parameter_owners` has layer names by the
-    parameter's id.
+    `order` has the names of layers that ran, or whose parameters were used. `without_tensor` has the layers that
+    returned no floating-point tensor, and `returning_input` the layers that returned their input. `parameter_owners`
+    maps the id of each parameter to the name of its layer.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
@@ -374,7 +374,7 @@ class GradientObserver:
     def note_use(self, parameter: nn.Parameter) -> None:
         """Note that an operation uses a parameter.
 
-        Attention uses its projection's weight without running that layer.
+        The parameter's layer need not run: attention uses the weight of its projection layer without running the layer.
         """
         if (name := self.parameter_owners.get(id(parameter))) is not None:
             self.order.setdefault(name)
@@ -405,7 +405,10 @@ class GradientObserver:
                 hooks.after_forward(layer, partial(observe_output, name))
 
     def watch_output(self, name: str | None, output: Any, hooks: Hooks) -> Any:
-        """Return a layer's output, or the model's for None, whose gradient is measured when it is computed."""
+        """Return an output to continue with, whose gradient is measured as soon as it is computed.
+
+        `name` is the layer's name, or None for the model's output.
+        """
         tensor = find_floating_tensor(output)
 
         def store(gradient: Tensor) -> None:
@@ -424,7 +427,7 @@ class GradientObserver:
     ) -> None:
         """Measure the gradients of a scalar score.
 
-        With float16 in its graph, use the largest scale with finite gradients.
+        `is_scaled`, for graphs with float16, uses the largest scale with finite gradients.
         """
         self._is_differentiating = True
         for scale in (*HALF_PRECISION_SCALES, 1.0) if is_scaled else (1.0,):
@@ -439,7 +442,7 @@ class GradientObserver:
                 break
 
     def reference(self) -> float:
-        """Return the norm of the gradient at the model's output, or else at the last layer that has one."""
+        """Return the gradient's norm at the model's output or, if missing, 0 or not finite, at the last usable layer."""
         statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
         return next(
             (gradient.norm for gradient in statistics if gradient is not None and 0 < gradient.norm < math.inf), 0.0
@@ -466,10 +469,10 @@ class GradientObserver:
 def find_verdict(layer: LayerGradients, reference: float) -> str | None:
     """Return the verdict on a layer; None if nothing is wrong.
 
-    `reference` is the norm of the gradient at the model's output. "NaN" and "infinite": such a value is in the gradient
-    at the layer's output or at a parameter. "no gradient": there is none, or it is exactly zero, at the output or at
-    all parameters. "vanishing" and "exploding": the norm at the layer's output is below 1e-4 or above 1e4 times
-    `reference`.
+    `reference` is the norm of the gradient at the model's output. The verdict is "NaN" or "infinite" if the gradient at
+    the layer's output or at a parameter contains such a value. It is "no gradient" if the gradient is missing or
+    exactly zero, at the output or at all parameters. It is "vanishing" or "exploding" if the norm at the layer's output
+    is below 1e-4 or above 1e4 times `reference`.
     """
     parameters = [parameter.gradient for parameter in layer.parameters]
     gradients = [gradient for gradient in (layer.activations, *parameters) if gradient is not None]
@@ -487,12 +490,12 @@ def find_verdict(layer: LayerGradients, reference: float) -> str | None:
 
 
 def rms(gradient: Statistics) -> float:
-    """Return the root mean square: the typical size of a value, whatever their number."""
+    """Return the root mean square, a typical size of the values that does not depend on their number."""
     return gradient.norm / math.sqrt(gradient.count)
 
 
 def join(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of all these values together."""
+    """Return the statistics of all values together, from the statistics of their parts."""
     if len(parts) == 1:
         return parts[0]
     count = sum(part.count for part in parts)
@@ -518,10 +521,10 @@ def to_statistics(count: int, numbers: Tensor) -> Statistics:
 
 @torch.no_grad()
 def measure(tensor: Tensor) -> Tensor:
-    """Return the numbers of `Statistics` after the count, as a float64 tensor (7,) on the tensor's device.
+    """Return the fields of `Statistics` except `count`, as a float64 tensor (7,) on the tensor's device.
 
-    It does not wait for a GPU. The relative error is at most 1e-6 for every dtype, layout and scale. On MPS, which has
-    no float64, the result is float32. The real and imaginary parts of complex numbers count as separate values.
+    This does not wait for a GPU. The relative error is at most 1e-6 for every dtype, layout and scale. On MPS, which
+    has no float64, the result is float32. The real and imaginary parts of complex numbers count as separate values.
     """
     tensor = tensor.detach()
     if tensor.is_nested:
@@ -531,7 +534,7 @@ def measure(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
-    # All values as (n,), in their order in memory, so that nothing is copied.
+    # The values are flattened in their order in memory, so that nothing is copied.
     strides = tensor.stride()
     values = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
@@ -543,13 +546,13 @@ def measure(tensor: Tensor) -> Tensor:
 
 
 def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the numbers of values (n,) from a few operations on all of them, for devices that run asynchronously."""
+    """Return the result of `measure` from a few operations on all values (n,), for devices that run asynchronously."""
     if values.dtype not in (torch.float32, torch.float64):
         values = values.float() if values.is_floating_point() else values.to(dtype)
     count = values.numel()
     mean = values.mean(dtype=dtype)
     centre = mean.to(values.dtype)
-    # The difference from the rounded mean is as precise as the values, and the effect of rounding the mean is known.
+    # Differences from the rounded mean are as precise as the values; the last term corrects the rounding of the mean.
     squares = torch.linalg.vector_norm(values - centre, dtype=dtype) ** 2 - count * (mean - centre) ** 2
     low, high = values.aminmax()
     numbers = [
@@ -560,7 +563,7 @@ def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def _measure_in_chunks(values: Tensor) -> list[float]:
-    """Return the numbers of values (n,) on the CPU, by chunks, so that each value is read from memory once."""
+    """Return the result of `measure` for values (n,) on the CPU, in chunks, to read each value from memory once."""
     count = len(values)
     total, squares, largest, zeros, nans, infinities = _sum_up(values)
     if nans or infinities:

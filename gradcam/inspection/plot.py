@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 COLOURS = {VANISHING: "#2b6cb0", EXPLODING: "#c2410c", NO_GRADIENT: "#6b21a8", "NaN": "#b91c1c", "infinite": "#b91c1c"}
 INK, MUTED, LINE = "#1f2937", "#9ca3af", "#374151"
 DOTS_PER_INCH = 100
-MAX_LAYER_LABELS = 72  # Layer names below the axis. With more layers, every second, third, ... one has its name.
+MAX_LAYER_LABELS = 72  # Layer names below the axis. With more layers, only every second, third, ... is named.
 INCHES_PER_LAYER, MIN_WIDTH_INCHES, MAX_WIDTH_INCHES = 0.19, 8.0, 18.0  # Width of the figure.
-# Height of the plot, and of each letter of the longest name below it.
+# Height of the plot, and additional height for each letter of the longest name below the plot.
 PLOT_HEIGHT_INCHES, INCHES_PER_LETTER = 5.6, 0.042
-MAX_NAME_LENGTH = 40  # In characters. The end of a longer name is shown, because it tells more.
-MAX_DECADES = 36  # Of the axis on each side of the reference.
+MAX_NAME_LENGTH = 40  # In characters. Of a longer name, only the end is shown, which is more specific.
+MAX_DECADES = 36  # Range of the axis on each side of the reference, in powers of ten.
 
 
 def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
@@ -124,7 +124,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
 
 
 def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
-    """Return a figure outside pyplot, which would keep it and choose a display. Long names make the figure higher."""
+    """Return a figure and its axes, made without pyplot, which would keep the figure and choose a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

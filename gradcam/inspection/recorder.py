@@ -1,4 +1,4 @@
-"""Record the outputs of layers, and the gradients there, during the user's own training steps."""
+"""Record the outputs of layers, and the gradients at these outputs, during the user's own training steps."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Recorder(Generic[Value]):
 
     @property
     def steps(self) -> list[int]:
-        """Return the numbers of the recorded steps, the latest last."""
+        """Return the numbers of the recorded steps, in ascending order."""
         return [step.number for step in self._steps]
 
     def at(self, step: int) -> Step[Value]:
@@ -302,7 +302,7 @@ class Step(Generic[Value]):
 class Readings(Mapping["str | tuple[str, int]", Value]):
     """The values of a step by layer: `readings["layer4"]`, or `readings["layer4", 1]` for its second run.
 
-    Raises `LayerError` for a layer without a value, and says why there is none.
+    For a layer without a value, raises a `LayerError` that says why there is no value.
     """
 
     def __init__(self, values: Mapping[Key, Any], kind: str, step: Step[Value]) -> None:
@@ -360,14 +360,14 @@ class Key(NamedTuple):
     kind: str
 
 
-Layout = tuple[tuple[Key, int], ...]  # The key and the number of values of each row of a block.
+Layout = tuple[tuple[Key, int], ...]  # For each row of a block: its key, and its number of values.
 
 
 class RecordStore:
     """The latest value for each key: statistics, which stay on the tensors' device until they are read, or snapshots.
 
     `keep` is as in `record`. `pack` stores the statistics as one block, with a row per tensor. `layouts` shares equal
-    tuples of keys and counts between steps, so that an epoch stores them once.
+    tuples of keys and counts between steps, so that an epoch stores each tuple once.
     """
 
     def __init__(self, keep: str, layouts: dict[Layout, Layout]) -> None:
@@ -384,7 +384,7 @@ class RecordStore:
             self._snapshots[key] = tensor.to("cpu", copy=True) if self._keep == "cpu" else tensor.clone()
 
     def pack(self) -> None:
-        """Store all rows in one tensor, on a GPU if one of them is there, so that nothing waits for it."""
+        """Stack all rows into one tensor: on a GPU if any row is on a GPU, so that nothing waits for the GPU."""
         if not self._unpacked:
             return
         unpacked, self._unpacked = self._unpacked, {}

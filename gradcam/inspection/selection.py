@@ -29,9 +29,9 @@ Value = TypeVar("Value")
 def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
     """Return layers by their dotted names, in the requested order, each once.
 
-    `layers` is a dotted name, a pattern (`layer*.conv1`), a module of the model, or a sequence of them. In a pattern,
-    `*` matches anything including dots, `?` one character, and `[12]` one of these. Its layers are in the model's
-    order. Raises `LayerError` if there is none, if one does not exist, and if a pattern matches no layer.
+    `layers` is a dotted name, a pattern (`layer*.conv1`), a module of the model, or a sequence of these. In a pattern,
+    `*` matches anything including dots, `?` any character, and `[12]` a 1 or a 2. The layers that match a pattern are
+    in the model's order. Raises `LayerError` if `layers` is empty, a layer does not exist, or a pattern matches none.
     """
     requested, model = to_layer_list(layers), unwrap(model)
     modules: dict[str, nn.Module] = {}
@@ -55,7 +55,7 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
 
 
 def to_layer_list(layers: Layers) -> list[str | nn.Module]:
-    """Return names, patterns and modules as a list. Raises `LayerError` if it is empty."""
+    """Return names, patterns and modules as a list. Raises `LayerError` if the list is empty."""
     requested = [layers] if isinstance(layers, (str, nn.Module)) else layers
     if not isinstance(requested, Iterable) or not (requested := list(requested)):
         raise LayerError(
@@ -65,10 +65,10 @@ def to_layer_list(layers: Layers) -> list[str | nn.Module]:
 
 
 def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
-    """Return the parameters that require gradients by their dotted names, selected by names or patterns (`fc*.bias`).
+    """Return parameters that require gradients, by dotted name, selected by names or patterns (`fc*.bias`).
 
-    Raises `GradientError` if there is none, if one does not exist or requires no gradient, and if a pattern matches
-    none.
+    Raises `GradientError` if `parameters` is empty, if a parameter does not exist or requires no gradient, or if a
+    pattern matches no parameter that requires gradients.
     """
     requested = [parameters] if isinstance(parameters, str) else parameters
     if not isinstance(requested, Iterable) or not (requested := list(requested)):
@@ -95,9 +95,9 @@ def is_pattern(name: str) -> bool:
 
 
 def _match_pattern(pattern: str, entries: Mapping[str, Value], kind: str) -> dict[str, Value]:
-    """Return the entries whose name matches.
+    """Return the entries whose name matches a pattern.
 
-    Raises the error for this kind of object, with the nearest names, if none does.
+    If no name matches, raises `LayerError` for layers and `GradientError` for parameters, with the nearest names.
     """
     matches = {name: value for name, value in entries.items() if fnmatch.fnmatchcase(name, pattern)}
     if not matches:
@@ -120,7 +120,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 class RunCheck:
-    """Records which layers ran, and which of their outputs require gradients. For a pattern, one layer is enough."""
+    """A check that requested layers ran, and that their outputs require gradients. One layer per pattern suffices."""
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
         requested = layers if layers == () else to_layer_list(layers)
@@ -177,14 +177,14 @@ def follow_layers(
     *,
     attach: GradientAttacher | None = None,
 ) -> None:
-    """Call `on_activations(name, activations)` at each run of a layer, and the hook it returns with the gradient.
+    """Call `on_activations(name, activations)` at each run of a layer, and the returned hook with the gradient.
 
-    `activations` is the layer's output, detached, or its first floating-point tensor. It may change in place once the
-    call has returned. The gradient is that of this tensor: see `Hooks.observe_gradient`. Nothing else changes for the
-    model. A run that a checkpoint repeats in the backward pass is not reported again.
+    `activations` is the first floating-point tensor of the layer's output, detached. The model may change it in place
+    after the call. The hook gets the gradient with respect to this tensor, as in `Hooks.observe_gradient`. Nothing else
+    changes for the model. If a checkpoint repeats a run in the backward pass, the run is not reported again.
 
-    `attach` replaces `hooks.observe_gradient`. The hooks raise `LayerError` if a layer returns no floating-point
-    tensor.
+    `attach` is called instead of `hooks.observe_gradient`. The hooks raise `LayerError` if a layer returns no
+    floating-point tensor.
     """
     checkpoint_hooks = _CheckpointHooks()
 
@@ -215,16 +215,16 @@ def follow_layers(
 class _CheckpointHooks:
     """The gradient hooks of runs inside reentrant checkpoints.
 
-    Such a checkpoint runs the layers without grad mode first. It repeats them with grad mode in the backward pass, as
-    the autograd node of the checkpoint. For one node, the runs of a layer come in the same order in each backward pass.
+    Such a checkpoint first runs its layers with grad mode off. In the backward pass, the checkpoint's autograd node
+    runs them again with grad mode on. For each node, the runs of a layer come in the same order in every backward pass.
     """
 
     def __init__(self) -> None:
-        # By weak reference to the node: without a backward pass, the hooks are deleted with the graph.
+        # Nodes are referenced weakly: without a backward pass, the hooks are deleted with the graph.
         self._functions: WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]] = WeakKeyDictionary()
 
     def add(self, name: str, function: GradientHook | None) -> None:
-        """Store a hook for the outermost reentrant checkpoint in its first run; do nothing outside checkpoints."""
+        """Store a hook for the outermost reentrant checkpoint that runs for the first time; do nothing without one."""
         node, frame = None, sys._getframe().f_back
         while frame is not None:
             if frame.f_code is CheckpointFunction.forward.__code__:
@@ -235,7 +235,7 @@ class _CheckpointHooks:
 
     def find(self, name: str) -> GradientHook | None:
         node = find_running_node()
-        is_checkpoint = isinstance(node, BackwardCFunction)  # PyTorch's other nodes cannot even be looked up.
+        is_checkpoint = isinstance(node, BackwardCFunction)  # Other nodes cannot be looked up.
         functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
         if functions:
             functions.rotate(-1)

@@ -1,4 +1,4 @@
-"""Draw activation maps as one image: for each layer a block of cells, below the image that the network saw."""
+"""Draw activation maps as one image: the network's input image, and below it a block of cells for each layer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gradcam.images.sheets import INK, LINE_HEIGHT, MARGIN, WHITE, find_font, me
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, accept_old_parameters, check_choice, check_count
 
-# Chosen by looking at photographs. Zero is black in both scales, so that a dead channel looks the same everywhere.
-# White at zero would make sparse maps pale, and a grey scale would hide the sign.
+# These colours were chosen by eye, on photographs. Zero is black in both scales, so that a dead channel looks the same
+# everywhere. White at zero would make sparse maps pale, and a grey scale would hide the sign.
 POSITIVE_COLOURS = ((0, 0, 0), (110, 40, 25), (200, 90, 40), (245, 170, 80), (255, 245, 215))
 NEGATIVE_COLOURS = ((0, 0, 0), (25, 60, 110), (50, 130, 190), (140, 210, 240), (235, 250, 255))
 MARKER = (255, 0, 255)  # NaN and infinity: magenta, which neither these colours nor the usual colour maps contain.
@@ -31,7 +31,7 @@ TITLE, TEXT, LABEL = 18, 14, 12  # Font sizes.
 HEADING, CAPTION = 34, 18  # Height of the line above the cells, and of the text below a cell.
 BAR, BAR_HEIGHT = 80, 12
 CAPTION_COLOUR = (105, 105, 105)
-MAX_PIXELS = 2**28  # Of all cells. At the default size, 21,000 cells fit.
+MAX_PIXELS = 2**28  # Limit for all cells together: 21,000 cells at the default size.
 LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
 
 
@@ -132,7 +132,7 @@ def _draw_head(title: str, image: Pixels | None) -> Pixels:
 
 @dataclass(frozen=True)
 class SheetStyle:
-    """The style of the sheet: the parameters of `draw_activations` of the same names. Raises the same errors."""
+    """The style of a sheet, with the parameters of `draw_activations` that have the same names, and the same errors."""
 
     channels: int
     columns: int
@@ -229,8 +229,8 @@ def _to_text(value: float) -> str:
 def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed: bool, colormap: str) -> Pixels:
     """Draw a map (h,w) in colour, with a longer side of `size` pixels, as an RGB uint8 image.
 
-    Zero has the first colour, and values from `largest` on the last one, see `find_colours`. NaN and infinity are
-    magenta. A smaller map is enlarged to sharp rectangles. A larger one is shrunk by the mean before it is coloured.
+    Values are divided by `largest`, clipped to [-1,1], and coloured as in `find_colours`. NaN and infinity are magenta.
+    A smaller map is enlarged to sharp rectangles. A larger map is shrunk by averaging before it is coloured.
     """
     longest = max(values.shape)
     rows, columns = (max(1, round(side * size / longest)) for side in values.shape)
@@ -247,7 +247,7 @@ def find_largest(values: NDArray[Any]) -> float:
     """Return the value that gets the last colour; 0 if there is none.
 
     It is the 99th percentile of the finite, non-zero absolute values, so that a few peaks do not darken everything
-    else. It is always one of the values: the largest of up to a hundred.
+    else. The result is always one of these values; if there are at most a hundred, it is the largest.
     """
     magnitudes = np.abs(values[np.isfinite(values) & (values != 0)])
     return float(np.percentile(magnitudes, PERCENTILE, method="higher")) if magnitudes.size else 0.0

@@ -170,14 +170,14 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     ImageError
         If `images` contains no tensor.
     GradcamError
-        If `rounds` is invalid. Errors of the model are passed on, with a note that names the layer (from Python 3.11
-        on).
+        If `rounds` is invalid. Errors of the model are passed on; since Python 3.11, a note in the error names the
+        layer.
 
     Notes
     -----
     Multiply-adds of matrix products, convolutions, attention and recurrent layers are counted. Each is two operations,
-    as in `torch.utils.flop_counter` and most papers. Times are those of hooked modules: PyTorch then skips its fast
-    path for `nn.TransformerEncoderLayer`, and each call costs some microseconds. Modules whose `forward` is called
+    as in `torch.utils.flop_counter` and most papers. Times include the hooks, which take some microseconds per call.
+    With hooks, PyTorch skips its fast path for `nn.TransformerEncoderLayer`. Modules whose `forward` is called
     directly, and TorchScript, are not traced.
 
     Examples
@@ -227,7 +227,7 @@ def _to_calls(
     for module, (name, *_) in names.items():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             owners[parameter].append((module, f"{name}.{key}".lstrip(".")))
-    # The names that other modules have for a parameter of the module.
+    # For each module, the names that its parameters have in other modules.
     tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)
     for parameter_owners in owners.values():
         for module, _ in parameter_owners:
@@ -262,7 +262,7 @@ def _to_calls(
 
 @dataclass(frozen=True)
 class TracedModel:
-    """A model to run, the modules that can be watched with all their names, and the arguments."""
+    """A model and its arguments, and the modules that hooks can watch, each with all its names."""
 
     model: nn.Module
     names: Mapping[nn.Module, Sequence[str]]
@@ -283,7 +283,7 @@ class CallSnapshot(NamedTuple):
 def run_counted_pass(subject: TracedModel) -> CallLog:
     """Run one pass that records a `CallSnapshot` at each call's start and end.
 
-    An error of the model gets a note with the layer.
+    If the model raises an error, a note in the error names the layer.
     """
     with _open_pass(subject) as (args, kwargs, hooks):
         counter = MultiplyAdds()
@@ -313,7 +313,7 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
 
 
 def run_timed_pass(subject: TracedModel, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
-    """Run one pass; return its calls, and the seconds of each, NaN for a call that did not end."""
+    """Run one pass, and return its calls and the seconds that each call took; NaN if the call did not end."""
     clock = find_clock(devices)
     with _open_pass(subject) as (args, kwargs, hooks):
         log = CallLog(hooks, subject.names, lambda _: clock.read(), lambda _: clock.read())
@@ -341,10 +341,10 @@ def _shape(tensor: Tensor) -> Shape:
 
 
 class CallLog:
-    """The calls of these modules in one pass, in order of their start; `open` has those that have not ended yet.
+    """The calls of modules in one pass, in order of their start; `open` has the calls that have not ended yet.
 
-    `begin((args, kwargs))` and `end(output)` return what is recorded of a call. They run last before and first after
-    the call, so that a clock measures only the call.
+    The results of `begin((args, kwargs))` and `end(output)` are recorded for each call. Nothing else runs between these
+    functions and the call, so that a clock measures only the call.
     """
 
     def __init__(
@@ -374,7 +374,7 @@ class CallLog:
 
     @property
     def order(self) -> list[tuple[nn.Module, int, bool]]:
-        """Return what equal passes have in common: for each call the module, its depth, and whether it ended."""
+        """Return each call's module, its depth, and whether it failed to end. Passes agree if this is equal."""
         return [(entry.module, entry.depth, entry.end is None) for entry in self.entries]
 
 
@@ -394,7 +394,7 @@ class TraceEntry:
     def depth(self) -> int:
         """Return the number of calls that contain this one.
 
-        It is unknown when a failed call ended. Only the calls of its submodules count as inside.
+        If a call failed, its end is unknown, so only the calls of its submodules count as inside it.
         """
         depth, parent = 0, self.parent
         while parent is not None:

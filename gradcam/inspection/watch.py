@@ -128,8 +128,8 @@ class Watch:
 def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfinite: str = "warn") -> Iterator[Watch]:
     """Watch a training loop, and warn of the first layer with a NaN or infinite gradient.
 
-    The first layer is the one nearest to the loss, in the order of the backward pass. After a report, the next one
-    comes only after a step with finite gradients. Training does not change: results are identical to the bit. Only the
+    The first layer is the layer nearest to the loss, in the order of the backward pass. After a report, nothing more is
+    reported until a step has had finite gradients. Training does not change: results are identical to the bit. Only the
     thread that entered the context is watched. Each backward pass waits for a GPU once, at its end. With float16 and a
     `GradScaler`, an occasional infinite gradient is normal: `GradScaler` finds its scale this way. Outputs that
     autograd does not record, and parameters that are unfrozen later, are not watched.
@@ -215,7 +215,10 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
 
 
 class StepWatcher:
-    """Records what the hooks see in each training step, and reports to `watch`. `on_nonfinite`: "warn" or "raise"."""
+    """Inspects the outputs and gradients of each training step, and reports the first non-finite gradient to `watch`.
+
+    `on_nonfinite` is "warn" or "raise".
+    """
 
     def __init__(self, on_nonfinite: str) -> None:
         self.watch = Watch()
@@ -226,7 +229,7 @@ class StepWatcher:
         self._outputs: dict[str, _Inspection] = {}  # Of this step, in the order of the forward pass.
         self._gradients: list[tuple[str, str, _Inspection]] = []
         self._previous_output: tuple[weakref.ref[Tensor], int] | None = None
-        self._last_bad_step: int | None = None  # The last step that was not finite, until a finite one follows.
+        self._last_bad_step: int | None = None  # The last step with non-finite gradients; None after a finite step.
 
     def note_run(self) -> None:
         if not self._is_forward:
@@ -258,7 +261,7 @@ class StepWatcher:
                 self._backward_tasks.add(task)
                 self._step += self._is_forward
                 self._is_forward = False
-                # Called at the end of the backward pass, in any thread, as DistributedDataParallel does.
+                # This works in any thread: DistributedDataParallel ends its backward pass in the same way.
                 pytorch.call_after_backward(self._end)
             if (inspection := _inspect(gradient)) is not None:
                 self._gradients.append((layer, tensor, inspection))
@@ -302,7 +305,7 @@ def _inspect(tensor: Tensor) -> _Inspection | None:
     if values.device.type != "cpu":
         minimum, maximum = torch.aminmax(values)
         return _Inspection(extremes=torch.stack([-minimum, maximum]).float())
-    # The fastest pass over all values. The sum of finite values may still be infinite.
+    # A sum is the fastest check of all values. Finite values may have an infinite sum, so these are counted below.
     if math.isfinite(values.sum().item()):
         return None
     nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())

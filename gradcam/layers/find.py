@@ -22,10 +22,10 @@ from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks
 from gradcam.layers.layout import Layout, find_layout, find_patches
 
-FindLayout = Callable[[Sequence[int]], Layout | None]  # Returns how a tensor of this shape lies on the image.
+FindLayout = Callable[[Sequence[int]], Layout | None]  # Returns the layout of a tensor of this shape.
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # Attributes under which wrappers and compiled modules store the model.
-# By the full name of a model's class.
+# Descriptions of objects that are no PyTorch modules, by a pattern for the full name of the class.
 OTHER_KINDS = {
     r"torch\.export\.exported_program\.": (
         "an exported program, whose graph has no layers: explain torch.export.unflatten(program)"
@@ -53,7 +53,7 @@ class LayerRef(NamedTuple):
 def unwrap(model: Any) -> nn.Module:
     """Return the module inside `DataParallel`, `DistributedDataParallel` or `torch.compile`.
 
-    Raises `ModelError` if there is none.
+    Raises `ModelError` if there is no such module.
     """
     while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
@@ -88,7 +88,7 @@ def refuse_foreign_models(model: object) -> None:
 
 
 def find_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[LayerRef]:
-    """Return several layers, each once. Raises as `check_layers` and `find_layer` do."""
+    """Find several layers, each once. Raises the errors of `check_layers` and `find_layer`."""
     refs = [find_layer(model, layer) for layer in check_layers(layers)]
     return list({ref.name: ref for ref in refs}.values())
 
@@ -101,10 +101,10 @@ def check_layers(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
-    """Return the layer with that name, or with that module. `model` is unwrapped.
+    """Find a layer of an unwrapped model, by its name or by the module itself.
 
-    A name may contain the parts that wrappers add (`module.`, `_orig_mod.`). After it may follow the key or index of
-    one of several tensors, and the run of the module: "backbone:out", "encoder.layer4#1". Raises `LayerError` for an
+    A name may contain the parts that wrappers add (`module.`, `_orig_mod.`). It may end with the key or index of one of
+    several tensors, and with the run of the module: "backbone:out", "encoder.layer4#1". Raises `LayerError` for an
     unknown layer, and lists the nearest names.
     """
     if isinstance(layer, nn.Module):
@@ -122,7 +122,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
             f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
         )
     base_name, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
-    for name, *keys in ([layer], base_name.split(":")):  # The module's own name may contain any character but a dot.
+    for name, *keys in ([layer], base_name.split(":")):  # A module's name may itself contain ":" or "#".
         if (match := _find_name(model, name)) is not None:
             full_name = match[0] + layer[len(name) :]
             return LayerRef(full_name, match[1], tuple(keys), int(run) if run and name != layer else None)
@@ -157,14 +157,14 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     layers with one tensor come before layers with several, and the last to finish comes first. If a block and its last
     part return the same output, the block comes first.
 
-    Three kinds are left out: modules that return their input unchanged, adaptive pooling, whose grid is a coarser copy
-    of the previous one, and auxiliary heads, which do not lead to the score.
+    Three kinds of layers are left out: modules that return their input unchanged, adaptive pooling, whose grid is a
+    coarser copy of the previous grid, and auxiliary heads, which do not lead to the score.
     """
     names = {module: name for name, module in _modules_outside_attention(model) if name}
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
     patches = find_patches(model.modules())
     runs: Counter[str] = Counter()
-    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # By whether they return several tensors.
+    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # True: several tensors.
 
     def record_grid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = names[module]
@@ -174,7 +174,7 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
         if not floating or is_auxiliary or type(module).__name__.startswith("Adaptive"):
             return
         shape = floating[0].shape
-        # The rows of a decoder's queries are no places on the image.
+        # A decoder's queries have no positions on the image.
         is_query = len(shape) == 3 and name.startswith(decoders)
         if is_query or returns_input(module, args, floating[0]):
             return
@@ -193,10 +193,11 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
 
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules outside attention, with their names. Inside it, values are not mixed yet, or lie in windows.
+    """Yield the modules outside attention, with their names.
 
-    Some blocks put a norm first in the attention module. It is yielded too, because it works on the tokens outside. A
-    module that contains blocks is a network, whatever its name.
+    Inside an attention module, tokens are not mixed yet, or are arranged in windows. Some attention modules start with
+    a norm. This norm is yielded too, because it works on the tokens from outside. A module that contains blocks is a
+    network, whatever its name.
     """
     yield name, module
     class_name = type(module).__name__.lower()
@@ -204,7 +205,8 @@ def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tu
         word in class_name for word in ("attention", "attn", "mhsa", "msa", "multihead")
     )
     is_attention = is_attention and not any("block" in type(part).__name__.lower() for part in module.modules())
-    # The parts of an attention module may have any name, but a Sequential is not one.
+    # An attention module with another name is recognised by its children: a softmax and a linear layer. A Sequential
+    # with such children is no attention module.
     children = [] if isinstance(module, nn.Sequential) else list(module.children())
     if not name or not (
         is_attention
@@ -226,12 +228,13 @@ def returns_input(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> b
 class GradientPaths:
     """The paths through the autograd graph from the images to the scores, and what lies on them.
 
-    `pictures` is the edge of the model's copy of the images. `find_layout` tells class tokens from patches. Saved
-    tensors are not read, because there may be none.
+    `pictures` is the edge of the model's copy of the images. `find_layout` distinguishes class tokens from patches. The
+    tensors that autograd saved are not read, because it may have saved none.
 
-    `depends`: each edge that leads to the scores, and whether the scores depend on more than its class token. `whole`:
-    the edges that every path passes. `weights`: the smallest number of channel-mixing operations with weights between
-    an edge and the scores. `pooled`: the edges that the images reach through adaptive pooling only.
+    `depends` tells, for each edge that leads to the scores, whether the scores depend on more than its class token.
+    `whole` contains the edges that every path passes. `weights` has, for each edge, the smallest number of operations
+    that mix channels by weights on a path to the scores. `pooled` contains the edges that the images reach through
+    adaptive pooling only.
     """
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:
@@ -313,7 +316,7 @@ class GradientPaths:
 
 
 def is_nonnegative(edge: Edge) -> bool:
-    """Return whether all values are outputs of functions such as ReLU, so that hardly any is negative."""
+    """Return whether all values are outputs of functions such as ReLU, so that hardly any value is negative."""
     pending, visited = [edge], {edge}
     while pending:
         current = pending.pop()
@@ -334,7 +337,7 @@ def _input_edges(edge: Edge) -> list[Edge]:
 def _sort_edges(ends: Sequence[Edge], stop: Callable[[Node], bool] = lambda _: False) -> list[Edge]:
     """Return all edges that lead to `ends`, each after the edges that it leads to.
 
-    Inputs of operations with `stop` are left out.
+    If `stop` is True for an operation, its inputs are left out.
     """
     sorted_edges: list[Edge] = []
     visited: set[Edge] = set()

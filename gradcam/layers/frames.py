@@ -34,7 +34,7 @@ class Frame:
 
 
 def watch_frames(modules: Iterable[nn.Module], hooks: Hooks) -> list[Frame]:
-    """Return a list to which a frame is added whenever a module of the model resizes its images."""
+    """Return a list to which a frame is added whenever a module of the model resizes and pads images."""
     frames: list[Frame] = []
     transform_class = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", None)
 

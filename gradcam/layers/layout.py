@@ -1,8 +1,8 @@
 """Lay out activations as a grid: channels-first or channels-last maps and transformer tokens become (N,C,h,w).
 
 If a shape does not tell what its axes are, the model runs on a changed batch. With a single image, the image axis has
-length 1, and windows folded into rows have as many rows as one image has. With another text length, tensors that
-contain text change their length, and the image's tokens do not.
+length 1 or, if windows are folded into it, the number of windows per image. With another text length, only tensors that
+contain text change their length.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ USUAL_DEPTH = 16  # Slices of a volume, or frames of a clip.
 
 POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Not their subclasses, of which some work on channels first.
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Without subclasses: some of them work on channels first.
 # These usually follow convolutions. GELU and Dropout are left out, because transformers have them as well.
 CONVNET_LAYERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
-MAX_PREFIX_TOKENS = 8  # A class token, a distillation token, registers.
-MAX_GUESSED_PREFIX = 2  # Without a matching grid of the model's patches. The remaining tokens may then be a selection.
+MAX_PREFIX_TOKENS = 8  # Such as a class token, a distillation token and registers.
+MAX_GUESSED_PREFIX = 2  # Limit if no grid of the model's patches fits: the tokens may then be a selection of patches.
 MAX_PREFIX_OF_GIVEN_GRID = 8  # If the user gives the grid.
 IMAGE_AXES = (0, 1)  # Axes of token tensors that may be the image axis.
 TOKEN_KINDS = ("tokens", "tokens first")  # The layouts of tokens, by image axis.
 
 Change = Callable[[Tensor], object]  # Changes a tensor in place.
-Lengths = Sequence[int]  # Of a shape, an image or a grid.
+Lengths = Sequence[int]  # The lengths of a shape, an image or a grid.
 Grid = tuple[int, ...]
 
 
@@ -61,7 +61,7 @@ class Patch(NamedTuple):
     padding: Grid
 
     def grids(self, size: Lengths) -> Iterator[Grid]:
-        """Yield possible grids of patches. If patches do not overlap, the last may be dropped or padded."""
+        """Yield possible grids of patches. Without overlap, an incomplete last patch may be dropped or padded."""
         if self.kernel == self.stride:
             yield tuple(length // stride for length, stride in zip(size, self.stride))
             yield tuple(-(-length // stride) for length, stride in zip(size, self.stride))
@@ -109,8 +109,8 @@ class Layout:
     """The arrangement of a layer's output on the image: its grid, and which tokens are the grid's cells.
 
     `kind` is one of `options.LAYOUTS`; "tokens" are (N,T,D), "tokens first" (T,N,D). `prefix` tokens come before the
-    cells, and any remaining tokens after them. `order` lists the cells' tokens, row by row, if they are in another
-    order.
+    cells, and any remaining tokens after them. If the cells are not in row-major order, `order` lists their tokens row
+    by row.
     """
 
     grid: Grid
@@ -147,7 +147,7 @@ class Layout:
         return rows.movedim(0, self.image_axis)
 
     def list_cells(self) -> slice | list[int]:
-        """Return the tokens of the cells, as an index."""
+        """Return an index of the tokens that are cells."""
         return slice(self.prefix, self.prefix + math.prod(self.grid)) if self.order is None else list(self.order)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
@@ -170,7 +170,7 @@ class Layout:
 
 
 def order_key(layout: Layout | IndexLayout, shape: Lengths, size: Lengths) -> Hashable:
-    """Return the cache key of the measured order of so many tokens."""
+    """Return the cache key for the measured order of a layer's tokens."""
     return ("order", shape[1 - layout.image_axis], tuple(size), layout)
 
 
@@ -186,11 +186,11 @@ def find_layout(
 ) -> Layout | None:
     """Return the layout of an output of `shape` for images of `size` (H,W) or (D,H,W); None if it is uncertain.
 
-    `images` is their number, or None for the number of rows; without one row per image there is no grid. `patches` are
+    `images` is the number of images; None means one per row. Without one row per image, there is no grid. `patches` are
     those of `find_patches`, for tokens. `reshape` is one of `options.LAYOUTS`, or the grid that the last tokens form.
-    `image_axes` are the possible image axes of tokens; `Axes` finds them by running the model. Channels first is
-    assumed, unless only channels last has the image's aspect ratio, or the module works on channels last. Tokens
-    (N,T,D) form a grid if exactly one fits. They may be (T,N,D) if (N,T,D) is impossible.
+    `image_axes` are the possible image axes of tokens; `AxisResolver` finds them by running the model. Channels first
+    is assumed, unless only channels last has the image's aspect ratio, or the module works on channels last. Tokens
+    (N,T,D) form a grid if exactly one grid fits. (T,N,D) is assumed only if (N,T,D) is impossible.
     """
     if len(shape) == 3:
         axes = [axis for axis in image_axes if images in (None, shape[axis])]
@@ -218,11 +218,11 @@ def _find_map_kind(shape: Lengths, size: Lengths, module: nn.Module | None) -> s
     axis = None if module is None else _find_channel_axis(module, shape)
     if axis == 1:
         return "channels first"
-    if axis == -1:  # Partitioned windows take the place of rows, so they have no aspect ratio.
+    if axis == -1:  # Partitioned windows lack the image's aspect ratio, and are no grid.
         return "channels last" if fits_last else None
     if _is_attention(module) or (fits_first == fits_last and module is not None and _has_channels_last(module, shape)):
         return None
-    # After convolutions, or with a part that works on that many channels, vertical and horizontal strides may differ.
+    # Vertical and horizontal strides may differ after convolutions, and in modules with a part for `shape[1]` channels.
     if fits_first != fits_last or isinstance(module, CONVNET_LAYERS) or shape[1] in _list_channels(module):
         return "channels first" if fits_first or not fits_last else "channels last"
     if not fits_first:
@@ -233,7 +233,7 @@ def _find_map_kind(shape: Lengths, size: Lengths, module: nn.Module | None) -> s
 
 
 def _is_attention(module: nn.Module | None) -> bool:
-    """Return whether the output is an attention matrix, which has the aspect ratio of a square image."""
+    """Return whether the output is an attention matrix, which looks like the grid of a square image."""
     return isinstance(module, nn.Softmax) and module.dim in (-1, 3)
 
 
@@ -274,10 +274,10 @@ def _list_channels(module: nn.Module | None) -> list[Any]:
 
 
 def _has_aspect(grid: Lengths, size: Lengths) -> bool:
-    """Return whether one stride, rounded up or down, makes this grid; a volume's first axis may have its own."""
+    """Return whether one stride, rounded up or down, gives this grid. A volume's first axis may have its own stride."""
     if any(cells > length for cells, length in zip(grid[:-2], size[:-2])):
         return False
-    sides = list(zip(grid[-2:], size[-2:]))  # A single cell may be smaller than the stride.
+    sides = list(zip(grid[-2:], size[-2:]))  # A single cell sets no upper limit for the stride.
     max_stride = min(length / (cells - 1) if cells > 1 else math.inf for cells, length in sides)
     return max(length / (cells + 1) for cells, length in sides) < max_stride
 
@@ -327,14 +327,14 @@ def _find_row_layout(
             grids = patch_grids if layouts[0].grid in patch_grids else find_even_grids(tuple(size))
             channels = None if module is None else _find_channel_axis(module, shape)
             if channels is None and module is not None and not _has_channels_last(module, shape):
-                # It could also be a map (N,C,h,w) whose cells, on one of these grids, were flattened.
+                # The tensor could also be a map (N,C,h,w) on one of these grids, flattened to (N,C,h*w).
                 channels = 1 if any(math.prod(grid) == shape[2] for grid in grids) else None
             return None if channels == 1 else layouts[0]
     return None
 
 
 def _find_token_layouts(tokens: int, size: Lengths, patches: Sequence[Patch]) -> list[Layout]:
-    """Return the layouts with few tokens outside the grid: of the model's patches or, if none fits, of even grids."""
+    """Return layouts with few tokens outside the grid: on the model's patch grids or, if none fits, on even grids."""
     layouts = list_token_layouts(tokens, find_patch_grids(size, patches))
     if layouts:
         return layouts
@@ -344,7 +344,7 @@ def _find_token_layouts(tokens: int, size: Lengths, patches: Sequence[Patch]) ->
 
 
 def list_token_layouts(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
-    """Return the layouts of so many tokens on one of these grids, each once."""
+    """Return the possible layouts of this many tokens on the grids, each once."""
     prefixes = {grid: tokens - math.prod(grid) for grid in grids if max(grid) > 1}
     return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MAX_PREFIX_TOKENS]
 
@@ -362,7 +362,7 @@ def take_image(batch: Batch, index: int = 0) -> Batch:
 
 
 class AxisResolver:
-    """The axes of a model's layer outputs for a batch. The model runs only if they are uncertain."""
+    """Finds the axes of layer outputs for a batch. The model runs only if the shapes leave the axes uncertain."""
 
     def __init__(
         self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = (), facts: ModelFacts | None = None
@@ -391,7 +391,7 @@ class AxisResolver:
         return None if layout is not None and reshape is None and self.holds_text(shape, module) else layout
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
-        """Return which of the first two of three axes may be the image axis; none if the rows are not the images."""
+        """Return which of a tensor's first two axes may be the image axis; an empty list if neither can be."""
         # The shape is ambiguous if an image, or a window folded into the rows, has as many tokens as there are images.
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
@@ -424,7 +424,7 @@ class AxisResolver:
 
     def _has_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
         for shapes in self._changed_text_shapes:
-            if module not in shapes:  # The model takes no other length, so only the number of tokens can tell.
+            if module not in shapes:  # The model takes no other length, so the number of tokens decides.
                 image_tokens = [shape[1] - length for length in self.text_lengths]
                 grids = list(find_patch_grids(self._batch.size, self._patches))
                 return any(count == 0 or (count > 0 and list_token_layouts(count, grids)) for count in image_tokens)
@@ -438,7 +438,7 @@ class AxisResolver:
 
     @functools.cached_property
     def _changed_text_shapes(self) -> list[Shapes]:
-        """Return the shapes for each text length with one word less, or with the last word repeated."""
+        """Return the shapes with each text one word shorter or, if that fails, with the last word repeated."""
         shapes = []
         for length in self.text_lengths:
             shorter = {} if length == 1 else self._text_shapes(length, lambda tensor: tensor[:, :-1])
@@ -453,7 +453,7 @@ class AxisResolver:
         return self._list_shapes(self._batch.copy(change_texts))
 
     def _list_shapes(self, batch: Batch) -> Shapes:
-        """Return the shapes of each layer's output for a changed batch; nothing if the model does not take it."""
+        """Return the shapes of each layer's output for a changed batch; an empty dict if the model rejects it."""
         shapes_by_module: Shapes = {}
 
         def record_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -486,7 +486,7 @@ ReshapeSpec = str | tuple[int, ...] | ReshapeFunction | None
 class IndexLayout:
     """The layout that a reshape function describes: where in the layer's output the value of each cell comes from.
 
-    `indices` (N,C,*grid) point into the flattened output with the images first. `folds`: rows per image.
+    `indices` (N,C,*grid) point into the flattened output with the images first. An image has `folds` rows.
     """
 
     indices: Tensor
@@ -525,7 +525,7 @@ class IndexLayout:
 
 
 def to_reshape(value: Any) -> ReshapeSpec:
-    """Return a grid as a tuple, a layout's name, a function, or None. Raises `LayerError` for anything else."""
+    """Return a grid as a tuple, a layout's name, a function, or None. Raises `LayerError` for any other `value`."""
     if value is None or callable(value):
         return value
     if isinstance(value, str) and value.replace("-", " ") in LAYOUTS:
@@ -541,10 +541,10 @@ def to_reshape(value: Any) -> ReshapeSpec:
 
 
 def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, images: int, rank: int) -> IndexLayout:
-    """Return what a function picks of a layer's activations, for so many images on a grid with `rank` axes.
+    """Return the layout that a reshape function describes, for the given number of images and of grid axes (`rank`).
 
-    The function gets numbers in place of the values, and its output tells where each value came from. Raises
-    `LayerError` if it fails, returns another shape, computes, uses a value twice, or mixes images.
+    The function is called with numbered positions, so that its output tells where each value came from. Raises
+    `LayerError` if the function fails, returns another shape, computes, uses a value twice, or mixes images.
     """
     shape, count = activations.shape, activations.numel()
     dtype = torch.float32 if activations.device.type == "mps" else torch.float64  # Exact for these numbers.
@@ -557,7 +557,7 @@ def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, ima
     indices = picked.to(torch.int64) - 1
     is_pick = bool((picked == picked.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
     if is_pick:
-        # Numbers are no proof: a ReLU leaves positive ones unchanged, and a maximum may stay in its place.
+        # The positions prove little: a ReLU or a cumulative maximum leaves positive, increasing numbers unchanged.
         noise = torch.randn(count, dtype=dtype, device="cpu", generator=torch.Generator("cpu").manual_seed(0)).to(
             numbers
         )
