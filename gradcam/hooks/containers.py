@@ -23,7 +23,7 @@ QUANTISED_ADVICE = (
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
-    """Return all modules of a model, each once, in another order than `model.modules()` but in a quarter of its time."""
+    """Return all modules, each once: in another order than `model.modules()`, but in a quarter of the time."""
     modules, visited = [model], {model}
     for module in modules:  # The list grows during the loop.
         for child in module._modules.values():
@@ -205,13 +205,13 @@ class Batch:
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:
-        """Return the batch for some of its images. Only metadata changes: cut the tensors to these images before."""
+        """Return the batch for some of its images. Only metadata changes: first cut the tensors to these images."""
         rows = slice(first, first + images)
         listed = None if self.listed is None else self.listed[rows]
         return replace(self, images=images, listed=listed, windows=None if self.windows is None else self.windows[rows])
 
     def repeat(self, times: int) -> Batch:
-        """Return the batch for repeated images. Only metadata changes: repeat the tensors before."""
+        """Return the batch for repeated images. Only metadata changes: first repeat the tensors."""
         listed = None if self.listed is None else self.listed * times
         windows = None if self.windows is None else self.windows * times
         return replace(self, images=self.images * times, listed=listed, windows=windows)

@@ -305,7 +305,7 @@ class TargetLayer:
         self._versions: list[int] = []
         # Tensors that share memory with the output but not its gradient. A score that reads one of them is an error.
         self._unrecorded: list[weakref.ref[Tensor]] = []
-        self._passed_on: list[Tensor] = []  # Strong references: PyTorch swaps no tensor with a weak one.
+        self._passed_on: list[Tensor] = []  # Strong, because PyTorch does not swap tensors with weak references.
         self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, once the context has ended.
         self._gradients: Tensor | None = None
 

@@ -77,7 +77,7 @@ def _change_while_used(
                     register[module] = save(module), weakref.WeakSet()
                 if module in register:
                     register[module][1].add(token)
-                    change(module)  # Once the entry exists: if interrupted, the next context restores the module.
+                    change(module)  # The entry exists: if interrupted, the next context restores the module.
         yield
     finally:
         with _lock:
@@ -89,7 +89,7 @@ def _change_while_used(
 
 
 def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Set the modules to evaluation mode, and restore each module's own flag at the end.
+    """Set the modules to evaluation mode, and restore each module's training flag at the end.
 
     Modules that were in training mode also lose the entries that they added to their dictionaries meanwhile. LeViT, for
     example, caches attention biases in evaluation mode, which would be outdated after the next training step.
@@ -132,7 +132,7 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     def restore(module: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers if _count_writes(modules) == before else ():
             # The write may have attached a graph to the buffer. A tensor that replaced the buffer is kept: it is
-            # usually a cache, and its module stores elsewhere for which input the cache is valid.
+            # usually a cache, and its module stores elsewhere what the cache was computed for.
             if buffer.grad_fn is not None and not pytorch.is_view(buffer):
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
@@ -271,8 +271,8 @@ NON_TORCH_GENERATORS = (
 class _GeneratorState:
     """The state of a generator outside PyTorch.
 
-    Reading the state takes as long as a layer of a small network. As long as the words in the generator's memory are
-    the same, the last state is therefore reused.
+    Reading the state takes as long as a layer of a small network. The last state is therefore reused while the words in
+    the generator's memory stay the same.
     """
 
     last_states: ClassVar[dict[Any, tuple[Any, Any]]] = {}

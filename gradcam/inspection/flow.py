@@ -176,7 +176,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """Return the gradient's norm divided by the parameter's; None without a gradient, or if the parameter's is 0."""
+        """Return the gradient's norm divided by the parameter's; None without a gradient, or if the parameter is 0."""
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 
@@ -442,7 +442,7 @@ class GradientObserver:
                 break
 
     def reference(self) -> float:
-        """Return the gradient's norm at the model's output or, if missing, 0 or not finite, at the last usable layer."""
+        """Return the norm of the gradient at the model's output, else at the last layer with a positive, finite norm."""
         statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
         return next(
             (gradient.norm for gradient in statistics if gradient is not None and 0 < gradient.norm < math.inf), 0.0

@@ -77,7 +77,7 @@ def draw_activations(
     input_image : image, default None
         The model's input image, in any form that `gradcam.read_image` takes, drawn above the blocks.
     title : str, default ""
-        The text beside `input_image`.
+        The text to the right of `input_image`.
 
     Returns
     -------

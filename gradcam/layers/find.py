@@ -226,7 +226,7 @@ def returns_input(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> b
 
 
 class GradientPaths:
-    """The paths through the autograd graph from the images to the scores, and what lies on them.
+    """The paths through the autograd graph from the images to the scores, and facts about the edges on these paths.
 
     `pictures` is the edge of the model's copy of the images. `find_layout` distinguishes class tokens from patches. The
     tensors that autograd saved are not read, because it may have saved none.
