@@ -427,7 +427,7 @@ class GradientObserver:
     ) -> None:
         """Measure the gradients of a scalar score.
 
-        `is_scaled`, for graphs with float16, uses the largest scale with finite gradients.
+        If `is_scaled` (for graphs with float16), the largest scale with finite gradients is used.
         """
         self._is_differentiating = True
         for scale in (*HALF_PRECISION_SCALES, 1.0) if is_scaled else (1.0,):
@@ -442,7 +442,7 @@ class GradientObserver:
                 break
 
     def reference(self) -> float:
-        """Return the norm of the gradient at the model's output, else at the last layer with a positive, finite norm."""
+        """Return the norm of the gradient at the model's output, else at the last layer with a positive finite norm."""
         statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
         return next(
             (gradient.norm for gradient in statistics if gradient is not None and 0 < gradient.norm < math.inf), 0.0

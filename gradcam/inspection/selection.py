@@ -31,7 +31,8 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
 
     `layers` is a dotted name, a pattern (`layer*.conv1`), a module of the model, or a sequence of these. In a pattern,
     `*` matches anything including dots, `?` any character, and `[12]` a 1 or a 2. The layers that match a pattern are
-    in the model's order. Raises `LayerError` if `layers` is empty, a layer does not exist, or a pattern matches none.
+    in the model's order. Raises `LayerError` if `layers` is empty, if a layer does not exist, or if a pattern matches
+    no layer.
     """
     requested, model = to_layer_list(layers), unwrap(model)
     modules: dict[str, nn.Module] = {}
