@@ -1,4 +1,4 @@
-"""The command in a process of its own, which ends with it: `gradcam`, and `python -m gradcam`."""
+"""Start the command for `gradcam` and `python -m gradcam`. The process ends with the command."""
 
 from gradcam.cli import main
 from gradcam.cli._process import run_and_exit

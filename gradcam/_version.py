@@ -1,3 +1,3 @@
-"""The version, on its own, so that whoever writes it down imports nothing else."""
+"""Define the version in a module without imports, so that the build can read it without the package."""
 
 __version__ = "0.3.0"

@@ -16,18 +16,19 @@ from typing import Any
 
 MAX_VALUE_CHARACTERS = 60  # of a user's value in a message
 MAX_REPR_CHARACTERS = 180  # of a result at a Python prompt
-# Characters that move a terminal's cursor, change its state or reverse the text; and bytes of names that are not text.
+# Matches characters that move a terminal's cursor, change its state or reverse the text. Also matches surrogates, which
+# stand for bytes of file names that are not text.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escape_controls(text: str) -> str:
-    """Return a text, such as a file's name, in one line, with control characters escaped as in Python."""
+    """Return the text in one line, with control characters escaped as in Python. File names can contain them."""
     return CONTROL_CHARACTERS.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
     character, code = match.group(), ord(match.group())
-    if 0xDC80 <= code <= 0xDCFF:  # The byte is not text.
+    if 0xDC80 <= code <= 0xDCFF:  # a surrogate, which stands for a byte that is not text
         return f"\\x{code - 0xDC00:02x}"
     return repr(character)[1:-1] if code < 0x80 else f"\\u{code:04x}"
 
@@ -35,7 +36,7 @@ def _escape(match: re.Match[str]) -> str:
 class GradcamError(Exception):
     """An error that a user can fix. It is the base class of all errors that this package raises on purpose.
 
-    Each argument is a line of the message; control characters in it are escaped.
+    Each argument is a line of the message. Control characters in the message are escaped.
 
     Examples
     --------
@@ -88,7 +89,7 @@ class BlindLayerError(LayerError):
 
 
 class GradientError(GradcamError):
-    """An edit returned an invalid gradient, or gradients are not as requested.
+    """Gradients are not finite, or cannot be edited or watched as requested.
 
     Examples
     --------
@@ -199,7 +200,7 @@ class GradcamWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Issue a warning at the nearest line outside this package, which is the user's."""
+    """Issue a warning that points to the user's code: the nearest caller outside this package."""
     frame, level = sys._getframe(1), 2
     ours = ("gradcam", "contextlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
@@ -218,7 +219,7 @@ def find_similar_names(name: str, names: Iterable[str], count: int = 5) -> list[
 
 
 class _ShortRepr(reprlib.Repr):
-    """A repr of limited length, because that of nested lists can have billions of characters."""
+    """A repr of limited length: the full repr of nested lists can have billions of characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +247,7 @@ def shorten(value: object) -> str:
 
 
 def format_fields(result: object) -> str:
-    """Return the repr of a dataclass in one line that fits a prompt, with arrays by their shapes."""
+    """Return the repr of a dataclass in one short line, with the dtype and shape instead of each array."""
     # Every caller passes a dataclass.
     names = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]
     text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in names)
@@ -263,7 +264,7 @@ def _show_value(value: object) -> str:
 
 
 def to_pip_command(extra: str) -> str:
-    """Return the command that installs an extra. It needs a clone, because the distribution is not published."""
+    """Return the command that installs an extra. It works in a clone, because the package is not published."""
     return f'pip install ".[{extra}]" in a clone of gradcam'
 
 
@@ -273,9 +274,9 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def describe_failure(name: str, error: BaseException) -> str:
-    """Return one line that names an image once, with the reason for its failure.
+    """Return one line with the name of an image and the reason for its failure.
 
-    GRADCAM_TRACEBACK=1 prints the traceback.
+    The name is not repeated if the reason begins with it. GRADCAM_TRACEBACK=1 prints the traceback.
     """
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)

@@ -1,6 +1,6 @@
 """Define the options of an explanation with their choices, and check arguments, for Python and the command line.
 
-This module does not import torch, because the command line reads it before anything is computed.
+This module does not import torch, so that the command line can print help and check options without waiting for it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ C = TypeVar("C", bound=type)
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
 
-# The class value to explain: see `gradcam.targets.ClassTarget`.
+# The kinds of class scores that can be explained: see `gradcam.targets.ClassTarget`.
 SCORES = ("logit", "probability", "contrast")
 
-# The type of the model's computations: our name, and PyTorch's.
+# The dtype of the model's computations: the name of the option's value, and PyTorch's name.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 # Layouts of a layer's output: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
 LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 
-# How logits become probabilities: all together (softmax), each separately (sigmoid), or not at all: "none" for
-# probabilities and values, "applied" for a single probability. "auto" is softmax, or sigmoid for a single logit.
+# How logits become probabilities. With "none" and "applied", they stay as they are: "none" is for probabilities of
+# several classes and for regression values, "applied" for a single probability. "auto" is sigmoid for a single logit,
+# and otherwise softmax.
 ACTIVATIONS = ("auto", "softmax", "sigmoid", "none", "applied")
 
-# The views of an image that are explained together: (factor, whether it is mirrored). The first is the image itself.
+# The views of an image that are explained together. A view is (factor for all values, whether the image is mirrored).
+# The first view is the image itself.
 AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "none": ((1.0, False),),
     "flip": ((1.0, False), (1.0, True)),
@@ -55,23 +57,24 @@ MAX_MAGNITUDE = 10**6  # of sides and coordinates in pixels, and of means and st
 EDGES = ("left", "top", "right", "bottom")  # of a box
 AXES = ("x", "y")  # of a keypoint
 
-# How an edit fills a part of an image (a strong blur, the mean colour, black), and the form in which it is written.
+# How an edit fills a part of an image (a strong blur, the mean colour, black), and the form in which users write it.
 EDITS = ("blur", "mean", "erase")
 EDIT_FORM = (
     "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window), in pixels; KIND is blur, mean "
     "or erase"
 )
 
-# The part of an image that the network sees (the centre crop of its own preprocessing, the whole image, or tiles), and
-# the input for the predictions (the model's default crop, or what the network sees).
+# The part of an image that is explained: the centre crop of the model's preprocessing, the whole image, or tiles. The
+# predictions are made from the model's default crop ("own"), or from the explained part ("seen").
 FIT_KINDS = ("crop", "whole", "tiles")
 PREDICTIONS = ("own", "seen")
 
-# The order of a layer's channels, and the maximum that scales each channel.
+# The order in which a layer's channels are drawn. Each channel is scaled to its own maximum, or to that of the layer.
 CHANNEL_ORDERS = ("strongest", "index")
 CHANNEL_SCALES = ("channel", "layer")
 
-# This environment variable replaces the memory limit for images by a number of pixels; `--max-pixels` sets it.
+# This environment variable limits the number of pixels of an image. Without it, the memory for an image is limited.
+# `--max-pixels` sets the variable.
 MAX_PIXELS = "GRADCAM_MAX_PIXELS"
 
 # What `gradcam batch` can write for an image, and in which formats.
@@ -87,7 +90,7 @@ FORMATS = ("jpg", "png", "webp")
 PIXEL_DEVICES = ("auto", "cpu", "device")
 
 
-Progress = Callable[[int, int], None]  # It is called with the number of finished passes and of all passes.
+Progress = Callable[[int, int], None]  # called with the number of finished passes and the total number of passes
 
 
 class ExplainOptions(TypedDict, total=False):
@@ -119,7 +122,8 @@ DEFAULTS: ExplainOptions = {
 def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
     """Return all options, with defaults for the missing ones.
 
-    Raises `TypeError` like a call of `function`, and `GradcamError` for values that are invalid for any model.
+    Raises `TypeError` for an unknown name, as a call of `function` would. Raises `GradcamError` for a value that is
+    invalid for every model.
     """
     for name in options:
         if name not in DEFAULTS:
@@ -134,7 +138,7 @@ def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
 
 @dataclass(frozen=True)
 class Fit:
-    """One of `FITS`, and the `side` of a tile in pixels of the image; None for the size of the network's input."""
+    """One of `FIT_KINDS`. `side`: the side of a tile in image pixels; None for the size of the network's input."""
 
     kind: str
     side: int | None = None
@@ -164,7 +168,7 @@ ErrorType = type[GradcamError]
 
 
 def argument_error(value: object, name: str, expected: str, error: ErrorType = GradcamError) -> GradcamError:
-    """Return the error for an invalid argument of that name."""
+    """Return the error for an invalid value of the argument `name`."""
     return error(f"{name} is {shorten(value)}, expected {expected}")
 
 
@@ -177,7 +181,7 @@ def check_count(
     most: float = math.inf,
     error: ErrorType = GradcamError,
 ) -> int:
-    """Return a whole number from `least` to `most`. Raises `error` otherwise; its message ends with `expected`."""
+    """Return the value if it is an integer from `least` to `most`. Otherwise raise `error` with the text `expected`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise argument_error(value, name, expected, error)
     return value
@@ -186,7 +190,7 @@ def check_count(
 def check_number(
     value: Any, name: str, expected: str, *, least: float = 0, most: float = math.inf, error: ErrorType = GradcamError
 ) -> float:
-    """Return a finite number from `least` to `most`. Raises `error` otherwise; its message ends with `expected`."""
+    """Return the value if it is a number from `least` to `most`. Otherwise raise `error` with the text `expected`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not least <= value <= most:
         raise argument_error(value, name, expected, error)
@@ -200,20 +204,20 @@ def check_progress(value: Any) -> None:
 
 
 def check_choice(value: Any, name: str, choices: Iterable[str], error: ErrorType = GradcamError) -> str:
-    """Return one of the known words. Raises `error`, which lists them, for anything else."""
+    """Return the value if it is one of the choices. Otherwise raise `error`, which lists the choices."""
     if not isinstance(value, str) or value not in choices:
         raise argument_error(value, name, f"one of {join_names(choices)}.", error)
     return value
 
 
-# joblib and loky read only the quota of the mount, and psutil reads none. The limit of a Slurm step, a systemd slice or
-# a surrounding group is in the process's own control groups, which these functions read.
+# These functions read the limits of the control groups that the process is in, such as a Slurm step or a systemd slice,
+# and of their parent groups. joblib and loky read only the quota at the mount point, and psutil reads no quota.
 
 
 def count_cores(root: Path = Path("/")) -> int:
     """Return how many cores this process may use, by its CPU affinity and the quotas of its control groups, at least 1.
 
-    Part of a core counts as one. `root` is the folder that contains `proc` and `sys`.
+    A fraction of a core counts as one core. `root` is the folder that contains `proc` and `sys`.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -221,19 +225,19 @@ def count_cores(root: Path = Path("/")) -> int:
 
 
 def _list_quotas(root: Path) -> Iterator[float]:
-    """Yield the limits in cores of the control groups that this process is in."""
+    """Yield the limits of the control groups that this process is in, as numbers of cores."""
     mounts = root / "sys/fs/cgroup"
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, _, remaining = line.partition(":")
         controllers, _, path = remaining.partition(":")
-        if not controllers:  # version 2, which may be used beside version 1
+        if not controllers:  # version 2; a machine may use both versions
             mount_points, files = (mounts, mounts / "unified"), ["cpu.max"]
         elif "cpu" in controllers.split(","):
             mount_points, files = (mounts / controllers, mounts / "cpu"), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
-        # A group is limited by all groups around it. In a container, the path may be the host's, of which only the
-        # mount exists.
+        # A group is also limited by its parent groups. In a container, the path may be that of the host: then only the
+        # mount point exists.
         group_path = PurePosixPath(path.lstrip("/"))
         names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
         for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):
@@ -288,7 +292,7 @@ def _make_alias(owner: str, row: Rename) -> property:
 
 
 def import_function(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
-    """Return a function, or import the function "module:name" of a package."""
+    """Return the function. If it is given as "module:name", import it from the package."""
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")

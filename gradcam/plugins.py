@@ -1,6 +1,6 @@
 """Load what users add to gradcam: `FILE.py:NAME`, `PACKAGE.MODULE:NAME`, or the name of an installed entry point.
 
-A package adds to gradcam by entry points in its pyproject.toml, in the groups `gradcam.methods`, `gradcam.metrics`,
+A package extends gradcam by entry points in its pyproject.toml, in the groups `gradcam.methods`, `gradcam.metrics`,
 `gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`. They are imported at their first use.
 """
 
@@ -43,7 +43,7 @@ _read_entry_points = functools.cache(entry_points)  # This reads the metadata of
 
 
 def is_custom(name: object) -> bool:
-    """Return whether the name has the form of an object in a user's file or module."""
+    """Return whether the name has the form "FILE.py:NAME" or "PACKAGE.MODULE:NAME" of a user's object."""
     return isinstance(name, str) and ":" in name
 
 
@@ -51,19 +51,19 @@ _loaded_names = set[str]()  # names of the user's objects that were loaded
 
 
 def has_loaded_custom_code() -> bool:
-    """Return whether this process has run a user's code, or a package that adds to gradcam."""
+    """Return whether this process has run a user's code, or a package that extends gradcam."""
     return bool(_loaded_names)
 
 
 def load_plugin(kind: PluginKind, name: str) -> Any:
-    """Return the object of that name, from a file, a module, or an installed package.
+    """Return the named object from a file, a module, or an installed package.
 
-    A file that has not changed is run once, so that the same name gives the same object.
+    A file is run again only if it has changed, so that the same name gives the same object.
 
     Raises
     ------
     GradcamError
-        If the file, module or name does not exist, or cannot be imported. The message names it.
+        If the file, module or name does not exist, or cannot be imported. The message says which.
     """
     if is_custom(name):
         location = _split_name(name)[0]
@@ -98,7 +98,7 @@ def _load_once(name: str, path: Path, sha256: str, folder: str) -> Any:
 def fingerprint(user_object: Any) -> dict[str, str] | None:
     """Return `{"file", "sha256"}` of the file that defines a user's function or class.
 
-    Returns None for objects of gradcam, and without a file, as at a prompt.
+    Returns None for objects of gradcam, and for objects without a file, such as functions typed at a prompt.
     """
     target = inspect.unwrap(getattr(user_object, "function", user_object))
     while isinstance(target, functools.partial):
@@ -106,7 +106,7 @@ def fingerprint(user_object: Any) -> dict[str, str] | None:
     definition = target if inspect.isroutine(target) or inspect.isclass(target) else type(target)
     try:
         file = inspect.getfile(definition)
-    except (TypeError, OSError):  # It is written in C, or typed at a prompt.
+    except (TypeError, OSError):  # The object is written in C, or typed at a prompt.
         return None
     if definition.__module__.partition(".")[0] == "gradcam" or not os.path.isfile(file):
         return None
@@ -114,9 +114,9 @@ def fingerprint(user_object: Any) -> dict[str, str] | None:
 
 
 def import_object(name: str) -> Any:
-    """Return the named object in a module or a file. Imports from the file's folder work meanwhile.
+    """Return the named object of a module or a file. While a file is imported, it can import from its own folder.
 
-    Raises `ModelError` if the module or file does not exist or cannot be imported, and if it does not contain the name.
+    Raises `ModelError` if the module or file does not exist, cannot be imported, or does not contain the name.
     """
     location, attribute = _split_name(name)
     _loaded_names.add(name)
@@ -133,7 +133,7 @@ def import_object(name: str) -> Any:
     return value
 
 
-USER_MODULE_PREFIX = "_gradcam_"  # of the names of modules that are users' files
+USER_MODULE_PREFIX = "_gradcam_"  # Modules that are users' files have names with this prefix.
 
 
 def list_files() -> list[str]:
@@ -145,15 +145,15 @@ def list_files() -> list[str]:
 
 
 def load_files(files: Iterable[str]) -> None:
-    """Import files under their names from `list_files`, so that their objects can be unpickled. Raises `ModelError`."""
+    """Import the files from `list_files`, so that their objects can be unpickled. Raises `ModelError`."""
     for file in files:
         _loaded_names.add(file)
         _import_file(Path(file))
 
 
 def call_user_function(function: Any, name: str) -> Any:
-    """Call a function without arguments. Raises `ModelError` with the line if it raises an error."""
-    location = name.rpartition(":")[0]  # It is empty for an entry point.
+    """Call the function without arguments. If it raises an error, raise `ModelError` with the line of the error."""
+    location = name.rpartition(":")[0]  # The location is empty for an entry point.
     with _importable_folder(location), _translate_errors(f"{name} raised"):
         return function()
 
@@ -167,7 +167,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _expand_path(path: str) -> Path:
-    return Path(os.path.expanduser(path))  # expanduser() leaves the home folder of an unknown user as it is.
+    return Path(os.path.expanduser(path))  # Path.expanduser() would raise for an unknown user.
 
 
 def _import_module(name: str) -> ModuleType:
@@ -189,20 +189,20 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
-    # The file's own name may be that of an installed module, or of a file in another folder.
+    # The stem alone may also be the name of an installed module, or of a file in another folder.
     name = f"{USER_MODULE_PREFIX}{path.stem}_{digest}"
     loader = _UncachedLoader(name, str(path))
     spec = importlib.machinery.ModuleSpec(name, loader, origin=str(path))
-    spec.has_location = True  # The module gets its `__file__` only then.
+    spec.has_location = True  # Without a location, the module would have no `__file__`.
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Dataclasses look up their module there.
+    sys.modules[name] = module  # Dataclasses look up their module in sys.modules.
     with _importable_folder(str(path)), _translate_errors(f"{path} cannot be imported:"):
         loader.exec_module(module)
     return module
 
 
 class _UncachedLoader(importlib.machinery.SourceFileLoader):
-    """A loader that compiles the current text: a cache would confuse texts of one length from the same second."""
+    """A loader without a cache: Python's cache confuses two versions of equal length saved in the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -219,7 +219,7 @@ def _importable_folder(location: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # The user's code may have removed it.
+        with contextlib.suppress(ValueError):  # The user's code may have removed the folder.
             sys.path.remove(folder)
 
 
@@ -232,7 +232,7 @@ def _translate_errors(subject: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("gradcam."):
-            raise  # A signal ends the command.
+            raise  # The exception of a signal must end the command.
         reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
         raise ModelError(f"{subject} {reason} ({_locate_error(error)})") from error
 

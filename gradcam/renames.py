@@ -1,7 +1,7 @@
-"""List renamed public names in one table, from which aliases, record keys and the migration page are made.
+"""List renamed public names in one table. Aliases, record keys and the migration page are made from this table.
 
-Until the version in `REMOVED_IN`, an old name works like the new one and issues a `FutureWarning`. Records have the old
-keys beside the new ones.
+Until the version in `REMOVED_IN`, an old name works like the new one and issues a `FutureWarning`. Records have both
+the old and the new keys.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Call
 
 
 class OldKeys(dict[str, Any]):
-    """A dict in which old keys find the values of the new ones. Iterating over it yields only the new keys."""
+    """A dict that also returns a value for its old key. Iteration yields only the new keys."""
 
     def __init__(self, owner: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -164,20 +164,20 @@ class OldKeys(dict[str, Any]):
 
 
 def add_old_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the old keys beside the new ones. Below an old key, all keys and values are old."""
+    """Return a record with both the old and the new keys. The contents of an old key have only old keys and values."""
     keys, values = ({row.new: row.old for row in _select_rows(owner, kind)} for kind in ("key", "value"))
     old_fields = {keys[key]: _replace(value, keys, values) for key, value in record.items() if key in keys}
     return {**record, **old_fields}
 
 
 def add_new_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an earlier record with the new keys beside the old ones."""
+    """Return a record of an earlier version with the new keys added."""
     keys = {row.old: row.new for row in _select_rows(owner, "key")}
     return {**{keys[key]: value for key, value in record.items() if key in keys}, **record}
 
 
 def to_new_value(owner: str, value: str) -> str:
-    """Return the new name of a value in an earlier record."""
+    """Return the new name of a value in a record of an earlier version."""
     return next((row.new for row in _select_rows(owner, "value") if row.old == value), value)
 
 
@@ -197,7 +197,7 @@ def _replace(value: Any, keys: Mapping[str, str], values: Mapping[str, str]) -> 
 
 
 def find_renamed(kind: Kind, qualname: str) -> dict[str, Rename]:
-    """Return the rows of a function or class, by old name."""
+    """Return the rows of one kind for a function or class, by old name."""
     return {row.old: row for row in RENAMES if row.kind == kind and row.owner.endswith(f".{qualname}")}
 
 

@@ -1,4 +1,4 @@
-"""Answers to the questions of the page: the data of an image's page, or a single heatmap while the user brushes."""
+"""Answer the questions of the page with the data of an image's page, or with one heatmap while the user brushes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NOT_FINITE = "The model's output contains NaN or infinite values: check its weig
 class Question:
     """A question about an image.
 
-    `first`: the class to show. `quick`: return only its heatmap, while the user brushes. `other_model`: a second model
-    to compare with.
+    `first`: the class to show first. `quick`: return only the heatmap of that class, while the user brushes.
+    `other_model`: a second model to compare with.
     """
 
     image: int
@@ -74,7 +74,7 @@ class Explainer:
 
     def __init__(self, models: ModelCache, images: ImageStrip) -> None:
         self.models, self.images = models, images
-        self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # of the last two models
+        self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # for the last two pairs of image and model
         self._stages: dict[ModelRequest, list[str]] = {}
 
     def answer(self, question: Question, progress: Progress) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Explainer:
         return self._stages[model]
 
     def _compare(self, question: Question, first: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
-        """Return the page data of the second model, for the same class if both models have it; None without one."""
+        """Return the page data of the second model, for the same class if both have it; None without a second model."""
         if question.other_model is None:
             return None
         loaded = self.models.get(question.other_model)

@@ -1,4 +1,4 @@
-"""The queue of computations: one at a time. A tab's new question stops its earlier one, as does closing the tab."""
+"""Run one computation at a time. A computation stops if its tab asks a new question or is closed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class JobQueue:
         computation = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait([computation], timeout=0.3))[0]:
-                if self._is_ending:  # The end of the server does not wait for a long pass.
+                if self._is_ending:  # Do not wait for a long pass when the server ends.
                     raise JobStopped
                 if not job.is_stopped and await is_disconnected():
                     job.is_stopped = True

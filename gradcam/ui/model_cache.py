@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.classifier import Classifier
 
-MAX_CACHED_MODELS = 3  # two models that are compared, and the previous one
+MAX_CACHED_MODELS = 3  # two models that are compared, and the model before
 LOW_MEMORY_BYTES = 2**30  # with less free memory, only the requested model is cached
 
 Result = TypeVar("Result")
@@ -24,7 +24,7 @@ class ModelRequest:
     """The model that the page asks for.
 
     `model`: None for the model that `gradcam ui` was started with. `texts`: the sentences for a CLIP-like model, or the
-    text prompts of an text-prompted detector.
+    text prompts of a text-prompted detector.
     """
 
     model: str | None = None

@@ -138,7 +138,7 @@ def _stopped_response(request: Request, error: Exception) -> Response:
     return JSONResponse({"stopped": True})
 
 
-WILDCARD_HOSTS = ("0.0.0.0", "::")  # a server there listens at all addresses of its machine
+WILDCARD_HOSTS = ("0.0.0.0", "::")  # A server with such a host listens at all addresses of its machine.
 
 
 def find_hosts(host: str, port: int) -> set[str]:
@@ -154,6 +154,6 @@ def find_address() -> str | None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(
             ("192.0.2.1", 9)
-        )  # UDP sends no packet here: connecting only selects the route, and so the address.
+        )  # Connecting a UDP socket sends no packet: it only selects the route, and so the address.
         return str(probe.getsockname()[0])
     return None

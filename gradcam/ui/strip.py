@@ -16,7 +16,7 @@ from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import encode_image, shrink_to_fit
 
 THUMBNAIL_SIDE = 176  # pixels
-MAX_DROPPED_BYTES = 512 * 10**6  # beyond it, the oldest dropped images are deleted
+MAX_DROPPED_BYTES = 512 * 10**6  # beyond this size, the oldest dropped images are deleted
 MAX_THUMBNAILS = 2000
 MANIFEST = "manifest.jsonl"
 
@@ -29,7 +29,7 @@ class StripImage:
     source: Path | bytes = field(repr=False)
 
     def open(self) -> Path | io.BytesIO:
-        """Return the path, or a file object. A file object has the image's name, from which readers tell the format."""
+        """Return the path, or a file object with the image's name. Readers take the format from the name."""
         if isinstance(self.source, Path):
             return self.source
         file = io.BytesIO(self.source)
@@ -93,7 +93,7 @@ class ImageStrip:
 
 
 def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
-    """List the name and path of each image: files, images in folders, and images that a finished batch explained.
+    """Return the name and path of each image among the given files, folders and output folders of finished batches.
 
     Raise `GradcamError` if a path does not exist.
     """
