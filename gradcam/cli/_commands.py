@@ -259,12 +259,12 @@ def first_sentence(text: str) -> str:
 
 
 def split_default(text: str) -> tuple[str, str]:
-    """Split a help text into the text and its "[default: ...]", which may be empty."""
+    """Split the "[default: ...]" from the end of a help text. The second part is empty if there is no default."""
     match = re.fullmatch(r"(.*?)(?:\s\s(\[.*\]))?", text, re.DOTALL)
     return (match[1], match[2] or "") if match else (text, "")
 
 
-class ShortHelp(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+class ShortHelp(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click
     """The type of the option `-h`: converting its value prints the short help. Without `-h` there is no value."""
 
     name = "help"
@@ -312,7 +312,8 @@ class Command(click.Command):
 class Group(click.Group):
     """A group of commands, which are imported when they are used.
 
-    `places`: "module:attribute" and help line by command name. A mistyped command is answered with suggestions.
+    `places` maps the name of each command to "module:attribute" and a help line. A mistyped command is answered with
+    suggestions.
     """
 
     def __init__(

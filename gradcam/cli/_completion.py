@@ -18,7 +18,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete(find: Callable[[click.Context], Iterable[str]]) -> Complete:
-    """Return a completion function that offers the names from `find`. In a list with commas, it completes the last name."""
+    """Return a function that completes names from `find`. In a list with commas, it completes the last name."""
 
     def offer(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
         before, comma, prefix = typed.rpartition(",")
@@ -45,7 +45,7 @@ def list_models(context: click.Context) -> list[str]:
 
 
 def list_layers(context: click.Context) -> list[str]:
-    """List the layers with weights, of the embedded model or in a given .safetensors file; none for other models."""
+    """List the layers that have weights, from the embedded model or a .safetensors file; none for other models."""
     weights, model = context.params.get("weights"), context.params.get("model")
     file = _embedded("*.safetensors")
     if weights is not None:

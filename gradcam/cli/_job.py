@@ -1,4 +1,4 @@
-"""From settings to a job, and from a job to results: load the model, check all options, then explain the images."""
+"""Turn settings into a job, and a job into results: load the model, check all options, then explain the images."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def print_outcome(
 
 @dataclass
 class Attempt:
-    """The work on one of several images. An exception becomes its `error`, so that the other images go on."""
+    """The work on one of several images. An exception is stored as `error`, so that the other images are processed."""
 
     image: Path
     result: ExplainedImage | None = None
@@ -143,7 +143,7 @@ class ExplainJob:
     edits: Sequence[Edit] = ()
 
     def prepare(self, image: Path) -> Prepared:
-        """Read and preprocess an image, with the parts of `edits` removed."""
+        """Read the image, apply the edits, and preprocess it."""
         from gradcam.models.preprocess import edit_reading
 
         prepared = self.classifier.prepare(image)
@@ -245,7 +245,7 @@ def prepare_job(
 ) -> ExplainJob:
     """Load the model and check all options before the first image is read.
 
-    `choose_methods` returns the methods if none is given; None for the default method of the model.
+    If no method is given, `choose_methods` chooses the methods. Without `choose_methods`, the model's default is used.
     """
     from gradcam.batch.result_names import MAP_SUFFIX, OutputOptions, check_panel
 
@@ -281,7 +281,7 @@ def require_images(images: Sequence[Path], output: OutputMode) -> None:
 def prepare_request(
     settings: Settings, output: OutputMode, choose_methods: ChooseMethods | None = None
 ) -> tuple[Classifier, ExplainRequest]:
-    """Load the model, print its notes, and return it with the checked request for each image."""
+    """Load the model and print its notes. Return the model, and the checked request for each image."""
     request = None
     if settings.methods:  # Refuse unsuitable options before the model is loaded.
         import_torch()

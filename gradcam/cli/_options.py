@@ -44,7 +44,7 @@ from gradcam.plugins import PluginKind, is_custom, list_entry_points, load_plugi
 from gradcam.sources.shards import parse_failure_limit, parse_shard
 
 
-class Parser(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+class Parser(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click
     """A parameter type that converts text with a function, and reports its `GradcamError` as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -91,7 +91,7 @@ def integer(minimum: int, maximum: int) -> Parser:
 
 
 def find_images(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> tuple[Path, ...]:
-    """List the files, and the images in the folders. Raise `click.UsageError` for a URL, `InputError` for no images."""
+    """List files, and the images in folders. Raise `click.UsageError` for URLs, and `InputError` without images."""
     images, empty = list[Path](), list[InputError]()
     for text in map(os.fsdecode, texts):
         if "://" in text and is_url(text):
@@ -124,7 +124,7 @@ def _list_images(folder: Path, context: click.Context) -> list[Path]:
 
 
 def _is_result(stem: str, stems: set[str]) -> bool:
-    """Return whether a file is a result for another image of its folder, which a second run must not explain."""
+    """Return whether a file is a result for another image of its folder. A second run must not explain results."""
     from gradcam.batch.result_names import COMPARISON_NAME
     from gradcam.evaluation.heatmap_sources import CONTROLS
 
@@ -398,7 +398,7 @@ images = click.argument("images", nargs=-1, required=True, type=click.Path(), me
 def names_option(
     *names: str, find: Callable[[Sequence[str]], Iterable[object]], completions: Iterable[str], **settings: Any
 ) -> Callable[[Command], Command]:
-    """Return an option that takes several names, which `find` converts. `completions`: the names that tab offers."""
+    """Return an option for several names, converted by `find`. `completions`: the names that tab completion offers."""
 
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
@@ -481,7 +481,7 @@ _OTHER_TARGETS = (
 
 
 def layers(text: str, *, default: str) -> Callable[[Command], Command]:
-    """Return the option for several layers, by names and patterns. `default`: the text for the default."""
+    """Return the option for several layers, by names and patterns. `default`: the help text for the default layers."""
     full_text = f"{text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
     return layer(full_text, "layers", "NAME|PATTERN", multiple=True)
 
@@ -564,12 +564,12 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 model = combine(*_MODEL)
-# In `gradcam audit`, --labels has the class of each image, so the class names have another option.
+# In `gradcam audit`, --labels gives the class of each image, so --class-names gives the names of the model's classes.
 audit_model = combine(
     *(option for option in _MODEL if option is not _LABELS), click.option("--class-names", "labels", **_LABELS_SETTINGS)
 )
 model_without_name = combine(*_MODEL[1:])  # without --model, for commands in which an argument names the model
-# --edge and --axis explain a coordinate, which has no probability, so its heatmap cannot be evaluated.
+# --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS))
 other_targets = combine(*_EVALUATED_TARGETS, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
 save = names_option(

@@ -1,4 +1,4 @@
-"""Interactive pages of images, for `gradcam page` and `gradcam batch --pages`."""
+"""Make interactive pages of images, for `gradcam page` and `gradcam batch --pages`."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def _has_default_target(settings: Settings) -> bool:
 
 
 def _to_public_choice(choice: ModelChoice) -> ModelChoice:
-    """Return the model options to show on a page. File paths are reduced to names, as the page may be published."""
+    """Return the model options to show on a page. Only the names of files are shown: the page may be published."""
     files = {name: getattr(choice, name) for name in ("weights", "labels")}
     file_names: Any = {name: Path(file.name) for name, file in files.items() if file is not None and file.is_absolute()}
     return replace(choice, prompts=(), task=None if choice.task == "auto" else choice.task, **file_names)
 
 
 def to_code(choice: ModelChoice, *, is_class: bool) -> str:
-    """Return the line of Python that loads the model of these command-line options."""
+    """Return the line of Python that loads the same model as these command-line options."""
     defaults = ModelChoice()
     choice = replace(choice, activation="none") if choice.task == "regression" else choice
     names = [field.name for field in fields(choice) if field.name not in ("model", *TASK_FIELDS)]

@@ -23,9 +23,9 @@ MEGABYTE = 2**20
 # page: 30,000 times in a pass of ResNet-50. These limits let it cache freed memory, in total and per block, in bytes.
 MAX_CACHED_BYTES, MAX_CACHED_BLOCK_BYTES = 1024 * MEGABYTE, 256 * MEGABYTE
 OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions before 2.35 refuse larger values.
-# PyTorch's threads wait for each other many times in each layer, and spin meanwhile. By default, GNU OpenMP spins for
-# milliseconds. If the machine is busy, a spinning thread takes the core from the thread that it waits for. 5000 spins
-# last about 50 microseconds. If all cores are free, most waits are shorter.
+# PyTorch's threads wait for each other many times in each layer, and spin while they wait. By default, GNU OpenMP spins
+# for milliseconds. If the machine is busy, a spinning thread takes the core from the thread that it waits for. 5000
+# spins last about 50 microseconds. If all cores are free, most waits are shorter.
 SPINS = "5000"
 # `gradcam batch` also decodes and draws images in threads, and spinning threads would take their cores. With 0 spins, a
 # batch of 16 large images took 12 % longer; with 5000 spins, a folder of 632 photographs took 3 % longer.
@@ -36,15 +36,15 @@ COMPILER_MODULE = "torch._dynamo.utils"
 def configure_process() -> None:
     """Cache freed memory, limit spinning and the number of threads, and delay the import of PyTorch's compiler.
 
-    Environment variables for these settings take precedence. The compiler's import is delayed, because it takes as long
-    as that of torch, although torchvision only asks whether the compiler is supported.
+    Environment variables for these settings take precedence. Importing the compiler takes as long as importing torch,
+    but torchvision only asks whether the compiler is supported.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
         cache_freed_memory()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", BATCH_SPINS if sys.argv[1:2] == ["batch"] else SPINS)
     cores = count_cores()
-    if cores < len(getattr(os, "sched_getaffinity", lambda _: ())(0)):  # A CPU quota would stop additional threads.
+    if cores < len(getattr(os, "sched_getaffinity", lambda _: ())(0)):  # A CPU quota would pause additional threads.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     if "torch" not in sys.modules:
         sys.modules[COMPILER_MODULE] = _LazyModule(COMPILER_MODULE, "is_compile_supported")
@@ -91,7 +91,8 @@ class _LazyModule(ModuleType):
 def run_and_exit(command: Callable[[], object]) -> None:
     """Run the command, run the exit handlers, and end the process without the usual cleanup.
 
-    Python's cleanup of all PyTorch objects would take a tenth of the time for an image, and read 100 MB of libraries.
+    Python's cleanup of all PyTorch objects would take a tenth of the time that explaining an image takes, and read 100
+    MB of libraries.
     """
     try:
         command()

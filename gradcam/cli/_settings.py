@@ -26,7 +26,7 @@ OPTION_NAMES_BY_FIELD = {
     "texts": "text",
     "words": "word",
     "keypoints": "keypoint",
-}  # field name: option name
+}
 # The options that choose the target, by the task of the model.
 OPTIONS_BY_TASK = {
     "classification": ("--class", "--top-k", "--score", "--against"),
@@ -42,7 +42,7 @@ OPTIONS_BY_TASK = {
 class ModelChoice:
     """The arguments of `load_model`.
 
-    `task`: None to load the model as a classifier, whatever its task is. `prompts`: the text prompts of an text-
+    `task`: None to load the model as a classifier, whatever its task is. `prompts`: the text prompts of a text-
     prompted detector.
     """
 
@@ -110,7 +110,7 @@ class TargetChoice:
 
     @property
     def task(self) -> str | None:
-        """Return the task if an option implies it, for models that support several tasks; else None."""
+        """Return the task that the options imply, for models that support several tasks; None if they imply none."""
         return "matching" if self.like is not None else "pose" if self.keypoints or self.axis else None
 
     @property
@@ -218,7 +218,7 @@ def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Set
     return to_settings({**selected, "classes": () if class_ is None else (class_,)})
 
 
-# Groups of options that can be combined. --box and --text: --text has the prompts of a text-prompted detector.
+# Only options of the same group can be combined. --box goes with --text, the prompts of a text-prompted detector.
 COMPATIBLE_OPTIONS = (
     ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word", "--text"),
     ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),
@@ -260,8 +260,8 @@ def to_target(settings: Settings, model: Classifier) -> Any:
 def to_single_target(settings: Settings, model: Classifier) -> Any:
     """Return the target of a command that evaluates heatmaps.
 
-    It is a class index, None for the top class, or a target of another task. Raise `click.UsageError` as `check_task` and
-    `to_target` do.
+    The target is a class index, None for the top class, or a target of another task. Raise `click.UsageError` as
+    `check_task` and `to_target` do.
     """
     check_task(settings, model)
     if model.task != "classification":
@@ -348,7 +348,7 @@ def _check_for_attributions(settings: Settings) -> None:
 def find_destination(
     output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
 ) -> OutputLocation:
-    """Return the folder or file for the results. `suffixes`: those of a single output file.
+    """Return the folder or file for the results. `suffixes`: the suffixes that a single output file can have.
 
     Raise `click.UsageError` if a single file is given for several results, has another suffix, or is an input image.
     """

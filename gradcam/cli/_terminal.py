@@ -56,10 +56,10 @@ _signal_exceptions: list[weakref.ref[BaseException]] = []
 
 @contextlib.contextmanager
 def handle_signals() -> Iterator[None]:
-    """Raise an exception in the main thread when SIGINT, SIGTERM or SIGHUP comes.
+    """Raise an exception in the main thread when SIGINT, SIGTERM or SIGHUP arrives.
 
-    An ignored signal stays ignored, as `nohup` requires. If a library replaces the exception by an error of its own,
-    `TerminationSignal` is raised in its place at the end. After the end, a signal ends the process at once.
+    An ignored signal stays ignored, as `nohup` requires. If a library turns the exception into another error, the
+    context raises `TerminationSignal` from this error. Once the context has ended, a signal ends the process at once.
 
     Python swallows an exception that is raised while it deletes an object or compiles a module. The signal is then sent
     again.
@@ -77,7 +77,7 @@ def handle_signals() -> Iterator[None]:
                 os.write(stream, b"")
             except OSError:  # noqa: PERF203  (only this stream is redirected)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        raise _watch(number)  # A variable would keep the exception alive, and a swallowed one would go unnoticed.
+        raise _watch(number)  # A variable would keep the exception alive, even if Python has swallowed it.
 
     def show_other_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, (InterruptSignal, TerminationSignal)):
@@ -124,7 +124,7 @@ def _send_again(number: int) -> None:
 def restore_default_signals() -> None:
     """Let signals end the process at once, because an exception during shutdown would only print a traceback.
 
-    Signals are blocked meanwhile: Python prints an error if a handler is removed before it has run.
+    Signals are blocked while the handlers are removed: Python prints an error if a removed handler has yet to run.
     """
     numbers = [
         number for number in (signal.SIGINT, *TERMINATION_SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN
@@ -140,7 +140,7 @@ def restore_default_signals() -> None:
 
 # Replacements for encodings that lack these characters, such as cp1252 on Windows. Fractions of a block are rounded.
 ASCII = {"→": "->", "↑": "^", "…": "...", "±": "+-", "×": "x"} | dict.fromkeys("█▉▊▋▌", "#") | dict.fromkeys("▍▎▏", " ")
-ASCII_ERROR_HANDLER = "gradcam-ascii"  # the name of the error handler
+ASCII_ERROR_HANDLER = "gradcam-ascii"
 
 
 def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
@@ -154,7 +154,7 @@ codecs.register_error(ASCII_ERROR_HANDLER, _replace_by_ascii)
 
 
 def make_streams_safe() -> None:
-    """Replace characters that the terminal's encoding lacks when printing, and escape foreign control characters."""
+    """Make stdout and stderr replace characters that the encoding lacks, and escape control characters of user text."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure") and not isinstance(stream, SafeStream):
@@ -220,7 +220,7 @@ def _make_printable(record: Record) -> Record:
 
 
 def _format_classes(record: Record) -> list[str]:
-    """Format the classes with their probabilities. A star marks explained classes, unless it is only the first."""
+    """Format classes and probabilities. A star marks explained classes, unless only the first class is explained."""
     predictions = record.predictions
     explained = {entry.index for entry in record.explained} - {None}
     marked_indices = set() if explained <= {predictions[0].index} else explained
@@ -269,7 +269,7 @@ def _format_explanations(record: Record, grids: Sequence[tuple[int, ...]]) -> li
     places = [f"{entry.layer} ({' x '.join(map(str, grid))})" for entry, grid in zip(entries, grids)]
     kinds = ["positive or negative" if entry.evidence == "signed" else entry.evidence for entry in entries]
     arrows = [f"  →  {click.style(file, fg='green')}" for file in files]
-    if len(entries) > 1 and len(set(files)) == 1:  # all are in one panel
+    if len(entries) > 1 and len(set(files)) == 1:  # All entries are in one panel.
         methods = dict.fromkeys(entry.method for entry in entries)
         lines = [
             f"  {', '.join(dict.fromkeys(names))} at {', '.join(dict.fromkeys(places))}",
@@ -303,7 +303,7 @@ def _quote(word: str) -> str:
     return f"$'{escaped}'"  # ANSI-C quoting, which bash, zsh and ksh understand
 
 
-# Control sequences that this package prints itself: line ends, colours, and those of the progress bar.
+# Control sequences that this package prints itself: line ends, colours, and the sequences of the progress bar.
 OWN_SEQUENCES = r"\n|\r|\t|\x1b\[(?:[0-9;]*m|[AK]|\?25[lh])"
 CONTROL_PATTERN = re.compile(f"({OWN_SEQUENCES})|({CONTROL_CHARACTERS.pattern})")
 
@@ -315,7 +315,7 @@ class SafeStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text with foreign control characters escaped."""
+        """Write the text. Escape control characters that this package does not print itself."""
         return self._stream.write(CONTROL_PATTERN.sub(lambda match: match[1] or escape_controls(match[2]), text))
 
     def __getattr__(self, name: str) -> Any:
@@ -354,16 +354,16 @@ MAX_LISTED_FAILURES = 20  # printed at the end; the manifest lists all failures
 
 
 class Display:
-    """The terminal output of a batch: a progress bar, with `--json` a record per image, and failures at the end.
+    """The terminal output of a batch: a progress bar, a record per image with `--json`, and failures at the end.
 
-    `total`: the number of images. `done_before`: the number of them that an earlier run has finished.
+    `total`: the number of images. `done_before`: the number of images that an earlier run has finished.
     """
 
     def __init__(self, output: OutputMode, total: int, done_before: int) -> None:
         self._output = output
         self._total, self._done_before = total, done_before
-        self._out: TextIO = sys.stdout  # Saved now: while models run, sys.stdout is redirected.
-        self._errors: list[str] = []  # Limited, because a million images may be broken.
+        self._out: TextIO = sys.stdout  # Save it now, because sys.stdout is redirected while models run.
+        self._errors: list[str] = []  # The list has a maximum length, because a million images may be broken.
         self._failed = self._explained = 0
         self._start = time.perf_counter()
         self._bar: ProgressBar | None = None
@@ -430,7 +430,7 @@ def describe_resume() -> str:
 
 
 def format_resume(arguments: Sequence[str]) -> str:
-    """Return the command line with `--resume` instead of `--overwrite`. `arguments`: those after `gradcam`."""
+    """Return the command line with `--resume` instead of `--overwrite`. `arguments`: the words after `gradcam`."""
     remaining = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
     return quote_command(["gradcam", *arguments[:1], "--resume", *remaining])
 
@@ -519,7 +519,7 @@ def show_pass_progress(output: OutputMode) -> Iterator[Progress]:
 
 
 def shorten_name(name: str, max_length: int) -> str:
-    """Shorten a name to a number of characters. Layer names are never shortened, because users copy them."""
+    """Shorten a name to `max_length` characters. Layer names are never shortened, because users copy them."""
     return name if len(name) <= max_length else name[: max_length - 1] + "…"
 
 
@@ -529,7 +529,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def find_fitting_depth(depths: Sequence[int]) -> int:
-    """Return the greatest depth limit at which the table has at most `MAX_TABLE_ROWS` rows. `depths`: one per row."""
+    """Return the greatest depth at which a table has at most `MAX_TABLE_ROWS` rows. `depths`: the depth of each row."""
     return max((limit for limit in set(depths) if sum(depth <= limit for depth in depths) <= MAX_TABLE_ROWS), default=1)
 
 
@@ -596,5 +596,5 @@ def custom_code_context(*names: str | None) -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except SystemExit as error:  # It would end the program without a message.
+    except SystemExit as error:  # Without this error, the program would end without a message.
         raise ModelError(f"The model's code exited the program: {describe_unexpected(error)}.") from error

@@ -111,7 +111,7 @@ def _print_failures(audit: Audit) -> None:
 
 
 def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
-    """Format the title, a table of the first clusters, and the clusters to look at first."""
+    """Yield the lines of the report: the title, a table of the first clusters, and the images to look at first."""
     clusters = audit.clusters
     image_count = sum(len(cluster.members) for cluster in clusters)
     yield "   ".join(

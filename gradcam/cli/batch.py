@@ -52,7 +52,7 @@ def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
 
 
 def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions) -> dict[str, Any]:
-    """Return the settings for run.json, by option names. Automatic values are resolved."""
+    """Return the settings for run.json by option name, with automatic values resolved."""
     from gradcam.batch.image_results import name_target_function
     from gradcam.models.preprocess import describe_preprocess
 
@@ -66,9 +66,9 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
         "against": [int(index) for index in target.against or ()],
     } if classifier.task == "classification" else _describe_targets(settings, classifier)  # fmt: skip
     task = "regression" if (classifier.classes, classifier.activation) == (1, "none") else classifier.task
-    if task != "classification":  # Earlier versions store no task for classifiers, and their runs can be resumed.
+    if task != "classification":  # Earlier versions stored no task for classifiers; their runs can be resumed.
         target_settings["task"] = task
-    # Store only options of the command line, as earlier versions do: their runs can be resumed.
+    # Store only options of the command line, as earlier versions did, so that their runs can be resumed.
     options = {name: value for name, value in request.options.items() if name in settings.options and name != "reshape"}
     # For the same reason, store the fit only if it is not the default.
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
@@ -77,7 +77,7 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
         "device": work.device or classifier.device.type,
         "precision": settings.model.precision,
         "preprocessing": describe_preprocess(classifier.preprocess),
-        "activation": classifier.activation.replace("applied", "none"),  # as earlier versions store it
+        "activation": classifier.activation.replace("applied", "none"),  # as earlier versions stored it
         "reader": settings.model.reader,
         "layers": request.list_layers(classifier),
         "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
@@ -100,7 +100,7 @@ def _describe_targets(settings: Settings, model: Classifier) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """The values of the options that `gradcam run` does not have."""
+    """The values of the options for the output and the execution of a batch."""
 
     folder: Path | Store
     saved: tuple[str, ...]
@@ -125,7 +125,7 @@ class BatchOptions:
 
     @property
     def destination(self) -> Destination:
-        """Return the place of the results, and how to treat the results of an earlier run."""
+        """Return where to write the results, and what to do with the results of an earlier run."""
         mode: ExistingRunMode = "resume" if self.resume else "overwrite" if self.overwrite else "new"
         return Destination(self.folder, mode, self.shard, self.report)
 
@@ -172,7 +172,7 @@ def run_batch(arguments: BatchArguments) -> int:
 
 
 def _start_engine(choice: BatchOptions, settings: Settings, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
-    """Return the engine, and the device of its models if they run in other processes. The stack ends the engine.
+    """Return the engine, and the device of its models; None if they run in this process. The stack ends the engine.
 
     If models run in other processes, the model of this process only prepares the request.
     """
@@ -246,7 +246,7 @@ def _find_work(arguments: BatchArguments, listing: InputListing, device: str | N
 
 
 def _find_codec(choice: BatchOptions, model: Classifier, request: ExplainRequest, device: str | None) -> Codec | None:
-    """Return the codec for pixels on the device; None for the CPU. Ray's actors always decode on the CPU."""
+    """Return the codec that processes images on the device; None for the CPU. Ray's actors always decode on the CPU."""
     from gradcam.batch.device import find_device_codec
 
     return find_device_codec("cpu" if choice.engine == "ray" else choice.pixels, model, request, device)
@@ -292,7 +292,7 @@ def _open_results(
     extras |= {"method_options": changed} if changed else {}
     extras |= {"pages": True} if choice.pages else {}
     codec = _find_codec(choice, work.classifier, work.request, work.device)
-    # Earlier versions store no "pixels", and their runs on the CPU can be resumed.
+    # On the CPU, store no "pixels", as earlier versions did, so that their runs can be resumed.
     extras |= {} if codec is None else {"pixels": describe_image_processing(codec, saving)}
     run = RunSettings(
         device=str(work.device or work.classifier.device),
@@ -328,14 +328,14 @@ def _explain(
     display = Display(arguments.output, len(names), sum(name in results.done for name in names))
 
     def stop(reason: str) -> None:
-        click.echo(escape_controls(reason), err=True)  # Printed first, because closing a store may take long.
-        with contextlib.suppress(OutputError, StoreError):  # An error of the same place has already been printed.
+        click.echo(escape_controls(reason), err=True)  # Print this first, because closing a store may take long.
+        with contextlib.suppress(OutputError, StoreError):  # The error of this folder or store is already printed.
             results.close()
         display.print_stop(results.recorded)
 
     try:
         records = explain_to_run(results, saver, work, choice.limit, engine=engine)
-        # Close the generator here: a traceback would keep its threads alive after another run has taken the folder.
+        # Close the generator here. Otherwise, a traceback would keep its threads alive while another run uses the folder.
         with contextlib.closing(records), display.show_bar():
             for record in records:
                 display.add(record)
@@ -353,7 +353,7 @@ def _explain(
     return int(display.has_failures)
 
 
-class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click
     """The parameter type of --output-format: the name of a format, or `FILE.py:NAME` of a custom one."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Format:

@@ -44,7 +44,7 @@ MAX_PAGE_IMAGES = 100
 MAX_NAME = 28  # characters of a name in the table
 CHANGE_LABELS = {"map": ("different heatmap", "red"), "class": ("different class", "yellow"), "none": ("alike", None)}
 ROLES = ("old", "new")
-MODEL_OPTIONS = ("weights", "precision", "layer")  # options that can be given for a single model
+MODEL_OPTIONS = ("weights", "precision", "layer")  # options that can be given for only one of the two models
 
 
 def _options_for(role: str) -> Callable[[options.Command], options.Command]:
@@ -60,7 +60,7 @@ def _options_for(role: str) -> Callable[[options.Command], options.Command]:
 
 @dataclass(frozen=True)
 class DiffArguments:
-    """The arguments: two models, or one model with a snapshot file to compare with or to write; and the images."""
+    """The images, and two models, or one model and a snapshot file to compare with (`against`) or write (`save`)."""
 
     models: Sequence[str]
     images: Sequence[str]
@@ -241,7 +241,7 @@ def _save(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) 
 
 
 def _compare(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) -> tuple[Diff, list[str]]:
-    """Compare the models, and return the result with both titles."""
+    """Compare the models, and return the result and the titles of both models."""
     from gradcam.evaluation.snapshots.diff import diff
     from gradcam.evaluation.snapshots.snapshot import read_snapshot
 
@@ -257,7 +257,8 @@ def _compare(arguments: DiffArguments, params: dict[str, Any], output: OutputMod
     try:
         new, new_title = _load("new", arguments.models[-1], params, layer)
     except LayerError:
-        # NEW has no layer of OLD's name: use its default layer. With --layer, this raises the same error again.
+        # NEW has no layer with the name of OLD's layer: use the default layer of NEW. If --layer names the layer, the
+        # same error is raised again.
         new, new_title = _load("new", arguments.models[-1], params)
     print_notes([note for note in new.notes if arguments.against or note not in getattr(old, "notes", ())], output)
     with custom_code_context(params["method"]), show_pass_progress(output) as progress:
@@ -271,7 +272,7 @@ def _describe_place(diff: Diff) -> str:
 
 
 def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
-    """Format a table of the first rows, and the number of the remaining ones."""
+    """Format a table of the first rows, and the number of the remaining rows."""
     if not rows:
         return
     listed = rows[:ROWS]

@@ -1,4 +1,4 @@
-"""`gradcam evaluate`: compare methods by metrics. Results are stored at once, so that a study can be resumed."""
+"""`gradcam evaluate`: compare methods by metrics. Each result is stored immediately, so that a study can be resumed."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
             print_notes([] if journal is None else journal.notes, output)
             try:
                 return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
-            except (OutputError, StoreError) as error:  # Results up to the error are stored.
+            except (OutputError, StoreError) as error:  # Results before the error are stored.
                 click.echo(escape_controls(str(error)), err=True)
                 return 1
 
@@ -237,7 +237,7 @@ def _finish(study: Study, results: Results, paths: ResultPaths | None, output: O
 
 @dataclass(frozen=True)
 class ResultPaths:
-    """The output of a study: a folder, or a single table in it."""
+    """The output of a study: all files in `folder`, or only the table `file`."""
 
     folder: Path
     file: Path | None = None
@@ -390,7 +390,7 @@ def _colour(ranking: Ranking) -> Callable[[str], str]:
 
 
 def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
-    """Format the methods with the most metrics in which they are best, or not distinguished from the best method.
+    """Format the methods that are best, or not distinguished from the best method, in the most metrics.
 
     Metrics in which a control map does as well as the best method do not count.
     """

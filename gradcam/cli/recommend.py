@@ -149,7 +149,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
 
 
 def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
-    """Load the model with its default layer, the baseline. Without a default layer, use the first given layer."""
+    """Load the model with its default layer, which is the baseline. If it has none, use the first given layer."""
     try:
         return load_model(choice)
     except LayerError:
@@ -180,7 +180,7 @@ def _read(
 
     images, objects, failed = {}, {}, 0
     for item in items:
-        prepared = read_item(classifier, replace(item, wanted=None)).picture  # Ignore the classes of a list.
+        prepared = read_item(classifier, replace(item, wanted=None)).picture  # Ignore the classes in an image list.
         if isinstance(prepared, GradcamError):
             failed += 1
             print_above_bar(str(prepared))
@@ -271,7 +271,7 @@ class RecommendResult:
             yield f"  {self._command(answer)}"
 
     def _command(self, answer: Answer) -> str:
-        """Return the command that explains an image with a combination."""
+        """Return the command that explains an image with the recommended combination."""
         combination = answer.row.combination
         words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
         if self.reshape is not None:

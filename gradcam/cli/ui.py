@@ -101,7 +101,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         click.echo(f"From other machines: http://{network_address}:{port}/?token={server.token}")
     click.echo("Press Ctrl+C to stop.")
     if not no_browser:
-        # Other users of this machine can read the browser's command line, so it has a secret that works only once.
+        # Other users of this machine can read the browser's command line, so this secret works only once.
         webbrowser.open(f"{page}?once={server.once}")
     application = server.to_application(find_hosts(host, port), takes_addresses=is_wildcard)
     return _serve(application, sockets, server.jobs)
@@ -122,7 +122,7 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> in
 
     class JobStoppingServer(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            jobs.stop()  # uvicorn would wait for their answers.
+            jobs.stop()  # Otherwise, uvicorn would wait for the answers of the jobs.
             super().handle_exit(sig, frame)
 
     status = 0
@@ -148,7 +148,7 @@ def _make_read_pixels(classifier: Classifier) -> Callable[[Any], Pixels]:
 
 
 def _load(default_choice: ModelChoice, reshape: Any, request: ModelRequest) -> LoadedModel:
-    """Load a model for the page. The options of the command line apply only to the model that was given there."""
+    """Load a model for the page. For models other than --model, only --device and --precision apply."""
     from gradcam.models.providers import DEFAULT_MODEL
     from gradcam.ui.model_cache import LoadedModel
 

@@ -42,8 +42,8 @@ FEATURE_SUFFIXES = (".npz", ".safetensors")
 class FeaturesOutcome:
     """The result of a run.
 
-    There is no file if all images failed. `layers`: shape and dtype by layer name, with the image axis first.
-    `left_out`: the number of files that are not images.
+    There is no file if all images failed. `layers`: the shape and dtype of each layer's array, whose first axis is the
+    image. `left_out`: the number of files that are not images.
     """
 
     path: Path

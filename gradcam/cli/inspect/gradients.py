@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40  # of the table without --layer and --all
 BAR_LENGTH = 12  # characters
-MIN_DECADES = 4  # range of a bar on each side of the reference, so that small differences look small
-MAX_NAME = 26  # characters, so that a line has at most 80; of longer names, only the end is printed
+MIN_DECADES = 4  # powers of ten on each side of the reference, so that small differences look small
+MAX_NAME = 26  # characters, so that a line has at most 80; only the end of a longer name is printed
 COLOURS = {"vanishing": "blue", "exploding": "yellow", "no gradient": "magenta", "NaN": "red", "infinite": "red"}
 TITLES = ("layer", "output", "", "params", "zeros", "")
 

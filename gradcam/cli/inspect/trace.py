@@ -217,7 +217,7 @@ def _load(choice: ModelChoice, image: Path | None) -> _TraceInput:
 
 
 def _trace(subject: _TraceInput) -> tuple[_TraceInput, Trace]:
-    """Trace the model. If it fails on noise, retry with as many channels as its first convolution has."""
+    """Trace the model. If it fails on noise, retry with the number of input channels of its first convolution."""
     from dataclasses import replace
 
     from gradcam.inspection.tracing import trace
