@@ -1,4 +1,4 @@
-"""Define the errors that a user can cause. Each says what came, what was expected, and what to do."""
+"""Define the errors that a user can cause. Each message says what came, what was expected, and what to do."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def parse_fit(value: Any) -> Fit:
 
 
 def to_fit_word(text: str) -> str:
-    """Return a fit in its normal form. Raises `GradcamError` for an invalid one."""
+    """Return the text of a fit in its normal form. Raises `GradcamError` if the text is not a fit."""
     return str(parse_fit(text))
 
 
@@ -230,7 +230,7 @@ def _list_quotas(root: Path) -> Iterator[float]:
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, _, remaining = line.partition(":")
         controllers, _, path = remaining.partition(":")
-        if not controllers:  # version 2; a machine may use both versions
+        if not controllers:  # control groups of version 2; a machine may use both versions
             mount_points, files = (mounts, mounts / "unified"), ["cpu.max"]
         elif "cpu" in controllers.split(","):
             mount_points, files = (mounts / controllers, mounts / "cpu"), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
@@ -274,7 +274,7 @@ def accept_old_parameters(function: F) -> F:
 
 
 def keep_old_names(cls: C) -> C:
-    """Give a class its old attributes and methods as properties, and its methods their old parameters."""
+    """Add old attributes and methods to a class as properties, and let its methods accept old parameter names."""
     for row in find_renamed("attribute", cls.__qualname__).values():
         setattr(cls, row.old, _make_alias(cls.__name__, row))
     for name, value in list(vars(cls).items()):

@@ -1,4 +1,4 @@
-"""Commands and groups: short and long help, two spellings of an option, and suggestions for mistyped lines."""
+"""Commands and groups: short and long help, parsing of option values, and suggestions for mistyped commands."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def to_folder(text: str) -> Path | Store:
 
 
 def to_means(text: str) -> tuple[float, ...]:
-    """Return the comma-separated numbers. Raise `GradcamError` if one is infinite or too large."""
+    """Return the comma-separated numbers. Raise `GradcamError` if a number is infinite or too large."""
     numbers = to_numbers(text)
     if not all(abs(number) <= MAX_MAGNITUDE for number in numbers):
         raise GradcamError(f"{text!r} is out of range: expected numbers from -{MAX_MAGNITUDE} to {MAX_MAGNITUDE}.")
@@ -121,7 +121,7 @@ def to_means(text: str) -> tuple[float, ...]:
 
 
 def to_stds(text: str) -> tuple[float, ...]:
-    """Return the comma-separated numbers. Raise `GradcamError` if one is not positive."""
+    """Return the comma-separated numbers. Raise `GradcamError` if a number is not positive."""
     numbers = to_means(text)
     if min(numbers) <= 0:
         raise GradcamError(f"{text!r} is out of range: expected numbers above 0.")
@@ -193,14 +193,14 @@ def show_version(context: click.Context, _: click.Parameter, is_requested: bool)
 
 
 def find_help(context: click.Context) -> CommandHelp:
-    """Return the help texts of a command. Commands of plug-ins have none, so they get empty texts."""
+    """Return the help texts of a command. The texts are empty for commands of plug-ins."""
     from gradcam.cli._help import HELP, CommandHelp
 
     return HELP.get(context.command_path.partition(" ")[2], CommandHelp())
 
 
 def format_examples(context: click.Context) -> list[str]:
-    """Return the lines of the section with examples, empty if there are none."""
+    """Return the lines of the section with examples; an empty list without examples."""
     examples = find_help(context).examples
     width = max((len(line) for line, _ in examples), default=0)
     rows = [f"  {line:<{width}}   {comment}".rstrip() for line, comment in examples]
@@ -284,7 +284,7 @@ def add_short_help(command: click.Command) -> None:
 
 
 class Command(click.Command):
-    """A command with a short help (-h), and a long one (--help) that shows its options in sections.
+    """A command with a short help (-h) and a long help (--help), which shows its options in sections.
 
     `main_options`: options that have a special meaning in this command, and therefore stay in the first section.
     """

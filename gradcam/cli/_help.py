@@ -1,4 +1,4 @@
-"""Examples of every command, and the options of its short help (-h). Imported only when help is printed.
+"""Define the examples and the short help (-h) of every command. This module is imported only to print help.
 
 Every example is run by tests/cli/test_help.py.
 """

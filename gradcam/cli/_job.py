@@ -327,7 +327,7 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
-    """Load the chosen model. Custom models may be imported from the current folder, and print to standard error."""
+    """Load the chosen model. A custom model can be imported from the current folder; its prints go to stderr."""
     check_model_name(choice.model)
     options = {
         name: value for name, value in vars(choice).items() if choice.task is not None or name not in TASK_FIELDS

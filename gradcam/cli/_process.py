@@ -20,7 +20,7 @@ from gradcam.plugins import has_loaded_custom_code
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MEGABYTE = 2**20
 # By default, the C library returns the memory of a layer to the system, and takes it back for the next layer, page by
-# page: 30,000 times in a pass of ResNet-50. These limits let it cache freed memory, in total and per block, in bytes.
+# page: 30,000 times in a pass of ResNet-50. These limits, in bytes, let it cache freed memory.
 MAX_CACHED_BYTES, MAX_CACHED_BLOCK_BYTES = 1024 * MEGABYTE, 256 * MEGABYTE
 OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions before 2.35 refuse larger values.
 # PyTorch's threads wait for each other many times in each layer, and spin while they wait. By default, GNU OpenMP spins
@@ -44,7 +44,7 @@ def configure_process() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", BATCH_SPINS if sys.argv[1:2] == ["batch"] else SPINS)
     cores = count_cores()
-    if cores < len(getattr(os, "sched_getaffinity", lambda _: ())(0)):  # A CPU quota would pause additional threads.
+    if cores < len(getattr(os, "sched_getaffinity", lambda _: ())(0)):  # A CPU quota would throttle additional threads.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     if "torch" not in sys.modules:
         sys.modules[COMPILER_MODULE] = _LazyModule(COMPILER_MODULE, "is_compile_supported")
@@ -110,7 +110,7 @@ def run_and_exit(command: Callable[[], object]) -> None:
 
 
 def _can_skip_cleanup() -> bool:
-    """Return False if custom code ran, which may have open files, or if a debugger, profiler or monitor is active."""
+    """Return False after custom code, which may have open files, and under a debugger, profiler or monitor."""
     monitoring = getattr(sys, "monitoring", None)
     tools = () if monitoring is None else map(monitoring.get_tool, range(6))
     is_monitored = sys.gettrace() is not None or sys.getprofile() is not None or any(tools)

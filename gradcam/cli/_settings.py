@@ -42,8 +42,8 @@ OPTIONS_BY_TASK = {
 class ModelChoice:
     """The arguments of `load_model`.
 
-    `task`: None to load the model as a classifier, whatever its task is. `prompts`: the text prompts of a text-
-    prompted detector.
+    `task`: None to load the model as a classifier, whatever its task is. `prompts`: the text prompts of a
+    text-prompted detector.
     """
 
     model: str | None = None
@@ -64,7 +64,7 @@ class ModelChoice:
     prompts: tuple[str, ...] = ()
 
     def to_words(self) -> list[str]:
-        """Return the options of a command line that selects this model."""
+        """Return the command-line options that select this model."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = {field.name: field.default for field in fields(self)}
         return [
@@ -208,7 +208,7 @@ def to_settings(params: dict[str, Any]) -> Settings:
 
 
 def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Settings:
-    """Return the settings of a command that evaluates heatmaps of a single target. They have no drawing options."""
+    """Return the settings of a command that evaluates heatmaps of one target. Drawing options keep their defaults."""
     accepted_names = {field.name for kind in (ModelChoice, TargetChoice) for field in fields(kind)} | {
         "score",
         "against",

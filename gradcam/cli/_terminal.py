@@ -138,7 +138,7 @@ def restore_default_signals() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-# Replacements for encodings that lack these characters, such as cp1252 on Windows. Fractions of a block are rounded.
+# Replacements for encodings that lack these characters, such as cp1252 on Windows. A partial block becomes # or a space.
 ASCII = {"→": "->", "↑": "^", "…": "...", "±": "+-", "×": "x"} | dict.fromkeys("█▉▊▋▌", "#") | dict.fromkeys("▍▎▏", " ")
 ASCII_ERROR_HANDLER = "gradcam-ascii"
 
@@ -179,7 +179,7 @@ def configure_warnings() -> None:
 
 
 BAR_LENGTH = 24  # characters for 100 %
-MAX_LISTED_DETECTIONS = 10  # also words, keypoints, ...
+MAX_LISTED_DETECTIONS = 10  # also the limit for words, keypoints, ...
 COSINE_KINDS = ("text", "like")  # kinds of targets whose score is printed
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MAX_TABLE_ROWS = 32  # if --depth is not given
@@ -292,7 +292,7 @@ def _format_explanations(record: Record, grids: Sequence[tuple[int, ...]]) -> li
 
 
 def quote_command(words: Sequence[str]) -> str:
-    """Join words to a command line, quoted for a POSIX shell."""
+    """Join words into a command line, quoted for a POSIX shell."""
     return " ".join(map(_quote, words))
 
 

@@ -335,7 +335,7 @@ def _explain(
 
     try:
         records = explain_to_run(results, saver, work, choice.limit, engine=engine)
-        # Close the generator here. Otherwise, a traceback would keep its threads alive while another run uses the folder.
+        # Close the generator here. A traceback would keep its threads alive while another run uses the folder.
         with contextlib.closing(records), display.show_bar():
             for record in records:
                 display.add(record)
@@ -354,7 +354,7 @@ def _explain(
 
 
 class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click
-    """The parameter type of --output-format: the name of a format, or `FILE.py:NAME` of a custom one."""
+    """The parameter type of --output-format: the name of a format, or `FILE.py:NAME` of a custom format."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Format:
         if isinstance(value, Format):

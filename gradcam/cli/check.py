@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 COLOURS = {"passed": "green", "undecided": "yellow", "failed": "red"}
 WIDTH = 100  # characters per line
-MIN_OTHER_IMAGES, MAX_OTHER_IMAGES = 3, 8  # images to compare an image with
-COLUMN = len("undecided")  # width of the outcomes
+MIN_OTHER_IMAGES, MAX_OTHER_IMAGES = 3, 8  # number of images to compare an image with
+COLUMN = len("undecided")  # width of the column of outcomes
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CheckResult:
         return json.dumps(record, allow_nan=False)
 
     def format(self) -> str:
-        """Format the explained class, the outcome and reason of each test, the verdict and the panel."""
+        """Format the explained class, the outcome and reason of each test, the verdict and the path of the panel."""
         from gradcam.evaluation.checks.findings import PASSED_NOTE
 
         verdict = self.verdict
@@ -190,7 +190,7 @@ def check_command(
 
 
 def _prepare_other_images(classifier: Classifier, images: Sequence[Path]) -> dict[Path, Any]:
-    """Prepare the first readable images, which are compared with each other."""
+    """Prepare the first readable images. Each checked image is compared with the other images."""
     prepared: dict[Path, Any] = {}
     for image in images:
         with contextlib.suppress(GradcamError, OSError):  # `_check` reports the error.

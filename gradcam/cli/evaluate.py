@@ -62,7 +62,7 @@ LEGEND = {
     LEVEL: "not distinguished from the best method (Holm correction for all pairs of methods)",
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
-MAX_LISTED_METHODS = 3  # in the last line
+MAX_LISTED_METHODS = 3  # in the last printed line
 
 
 @click.command("evaluate", cls=Command)

@@ -159,7 +159,7 @@ def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
 
 
 def _sample(items: Sequence[InputImage], limit: int, seed: int) -> list[InputImage]:
-    """Sample images at random, because the first images of a folder may all belong to one class. Keep their order."""
+    """Sample images at random, because the first images of a folder may all belong to one class. The order is kept."""
     import torch
 
     from gradcam.evaluation.subject import make_generator

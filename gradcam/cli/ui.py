@@ -1,4 +1,4 @@
-"""`gradcam ui`: serve a local page on which images are dropped and explained."""
+"""`gradcam ui`: serve a local page that explains the images dropped on it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _to_name(host: str) -> str:
 
 
 def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> int:
-    """Serve until a signal comes, stop all jobs, and return the exit status."""
+    """Serve until a signal arrives, stop all jobs, and return the exit status."""
     import uvicorn
 
     config = uvicorn.Config(

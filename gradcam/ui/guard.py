@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, RedirectResponse
 
 TOKEN_HEADER = "x-gradcam-token"
 MAX_UPLOAD_BYTES = 200 * 10**6  # of an image that is dropped on the page
-ALIVE_PATH = "/alive"  # needs no token, because a second `gradcam ui` asks there whether a first one uses the port
+ALIVE_PATH = "/alive"  # needs no token: a second `gradcam ui` requests it to learn whether the first uses the port
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",

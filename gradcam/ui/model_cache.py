@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.classifier import Classifier
 
-MAX_CACHED_MODELS = 3  # two models that are compared, and the model before
+MAX_CACHED_MODELS = 3  # two models that are compared, and the model used before
 LOW_MEMORY_BYTES = 2**30  # with less free memory, only the requested model is cached
 
 Result = TypeVar("Result")

@@ -37,7 +37,7 @@ class PageSettings:
 
 
 class Server:
-    """The request handlers of the page. `token` grants access; `once` is a secret that grants it a single time."""
+    """The request handlers of the page. `token` grants access; `once` is a secret that grants access a single time."""
 
     def __init__(self, explainer: Explainer, settings: PageSettings) -> None:
         self.explainer, self.settings, self.jobs = explainer, settings, JobQueue()

@@ -67,7 +67,7 @@ class ImageStrip:
         return number
 
     def get(self, number: Any) -> StripImage:
-        """Return the image of this number. Raise `GradcamError` if there is none."""
+        """Return the image of this number. Raise `GradcamError` if it does not exist."""
         if not isinstance(number, int) or number not in self._entries:
             raise GradcamError("This image is no longer available: drag it onto the page again.")
         return self._entries[number]

@@ -1,4 +1,4 @@
-"""`gradcam inspect`: the group of commands that look inside a model, and the base class of their outcomes."""
+"""`gradcam inspect`: the group of commands that look inside a model, and the base class of their results."""
 
 from __future__ import annotations
 
