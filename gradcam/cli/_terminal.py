@@ -138,7 +138,7 @@ def restore_default_signals() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-# Replacements for encodings that lack these characters, such as cp1252 on Windows. A partial block becomes # or a space.
+# Replacements for encodings without these characters, such as cp1252 on Windows. A partial block becomes # or a space.
 ASCII = {"→": "->", "↑": "^", "…": "...", "±": "+-", "×": "x"} | dict.fromkeys("█▉▊▋▌", "#") | dict.fromkeys("▍▎▏", " ")
 ASCII_ERROR_HANDLER = "gradcam-ascii"
 
