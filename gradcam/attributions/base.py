@@ -26,8 +26,8 @@ from gradcam.options import Progress
 from gradcam.targets.base import ScoreExtractor, bind_target
 from gradcam.targets.classes import ClassTarget, compute_scores
 
-# Limits the number of classes that share a backward pass. The budget counts the gradients at the images; the gradients
-# inside a network need up to twenty times as much memory.
+# This budget limits the number of classes that share a backward pass. It counts only the gradients at the images; the
+# gradients inside a network need up to twenty times as much memory.
 GRADIENT_BUDGET_BYTES = 2**23
 INPUT_FAILURES = ADVICE_IN_MODEL | {
     "the derivative for": (
@@ -90,7 +90,8 @@ class Attribution:
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the attribution as NumPy arrays: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
 
-        An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`, without those that are None.
+        An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`. Attributes that are None are
+        left out.
 
         Parameters
         ----------
@@ -143,9 +144,9 @@ class DifferentiableModel:
     own_output: Callable[[Any], Any] | None
 
     def run(self, images: Tensor, target: Any) -> AttributionPass:
-        """Record a forward pass of these images, in place of the caller's.
+        """Record a forward pass of the given images, which replace the caller's images in the batch.
 
-        The batch may hold several versions of the caller's images, concatenated. The target is applied to the output of
+        `images` may hold several versions of the caller's images, concatenated. The target is applied to the output of
         each version separately.
         """
         count = self.batch.images
@@ -154,7 +155,7 @@ class DifferentiableModel:
         copies = len(model_input) // count
 
         def copy_input(tensor: Tensor) -> Tensor:
-            """Copy a tensor of the caller, because a pass may change it in place, and repeat it for each version."""
+            """Return a copy of the caller's tensor, repeated for each version. The pass may change the copy in place."""
             tensor = detach_input(tensor).clone()
             return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == count else tensor
 
@@ -183,7 +184,7 @@ class DifferentiableModel:
     def attribution(
         self, run: AttributionPass, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
     ) -> Attribution:
-        """Return the result, with the scores and output of `run`, a pass of the caller's images.
+        """Return the result, with the scores and output of `run`, which has to be a pass of the caller's images.
 
         Raise `ModelError` if a score or a value is NaN or infinite.
         """
@@ -205,7 +206,7 @@ class DifferentiableModel:
 
 @contextlib.contextmanager
 def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[DifferentiableModel]:
-    """Enable gradients, preserve the model's state until the context ends, and explain known PyTorch errors."""
+    """Yield the model with gradients enabled, restore its state at the end, and translate known PyTorch errors."""
     model = unwrap(model)
     bound = bind_target(target, model, to_batch(images))
     batch = bound.batch
@@ -221,19 +222,19 @@ def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Diffe
 
 
 def fix_target(target: Any, run: AttributionPass) -> Any:
-    """Return a target that explains the classes or objects of `run` in other images. A function stays as it is."""
+    """Return a target that explains the classes or objects of `run` in other images; return functions unchanged."""
     if isinstance(target, ScoreExtractor):
         return run.target
     return target if run.classes is None else fix_classes(target, run.classes)
 
 
 def fix_classes(target: Any, classes: Tensor) -> ClassTarget:
-    """Return a target that explains these classes, with the target's other settings."""
+    """Return a target that explains these classes and keeps the other settings of `target`."""
     return replace(target, classes=classes) if isinstance(target, ClassTarget) else ClassTarget(classes)
 
 
 def require_nonzero(gradients: Tensor) -> None:
-    """Raise `ModelError` if the gradients of all images and classes are zero, or if one is not finite."""
+    """Raise `ModelError` if the gradients of all images and classes are zero, or if a gradient is NaN or infinite."""
     if read_range(gradients, "The gradients at the images are") == (0, 0):
         raise ModelError(
             "The gradient at the images is exactly zero. Possible causes: an operation such as rounding, only dead units, "

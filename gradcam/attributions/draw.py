@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Chosen by eye on photographs: at the 97th percentile, fur and feathers are overexposed; at the 99.5th percentile,
-# everything except the eyes of an animal fades to grey.
+# The percentile was chosen by eye on photographs. At the 97th percentile, fur and feathers are overexposed. At the 99.5th
+# percentile, everything except the eyes of an animal fades to grey.
 PERCENTILE = 99
 GREY = 128
 
@@ -25,8 +25,8 @@ def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
     """Draw one attribution as an image: grey (128) is zero, brighter is positive, darker is negative.
 
     Three channels are drawn as red, green and blue. Any other number of channels is summed and drawn in grey. White and
-    black are at the 99th percentile of the non-zero absolute values, so that a few outliers do not turn all other
-    pixels grey. If all values are zero, the image is grey.
+    black stand for plus and minus the 99th percentile of the non-zero absolute values, so that a few outliers do not
+    turn all other pixels grey. If all values are zero, the image is grey.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
 
 
 def place_in_image(picture: Pixels, region: Region, height: int, width: int) -> Pixels:
-    """Stretch an image over a region (top, left, height, width) of a grey image (H,W,3)."""
+    """Return a grey image (H,W,3) with `picture` stretched over a region (top, left, height, width)."""
     result = np.full((height, width, 3), GREY, np.uint8)
     crop(result, region)[...] = resize(picture, *region[2:])
     return result

@@ -27,8 +27,8 @@ GuidedOutput = tuple[Node, "Node | None"]
 def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
     """Clamp the gradient at the output of each ReLU module to positive values, and yield a list of the hooked outputs.
 
-    The gradient hook belongs to the value that the output had when it was hooked. Later in-place changes do not affect
-    it.
+    The gradient hook belongs to the value that the output had when the hook was registered. Later in-place changes of
+    the output do not affect the hook.
     """
     outputs: list[GuidedOutput] = []
     hooks = Hooks()
@@ -102,9 +102,9 @@ def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
     """Compute the gradient at the image, letting every ReLU pass back only positive gradients.
 
-    The result shows fine detail, but hardly depends on the class: it shows what the network responds to in general. It
-    may be all zero. Hooks cover `nn.ReLU`, `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These
-    modules may work in place, and may run several times. Other nonlinearities keep their gradient.
+    The result shows fine detail, but hardly depends on the class: it shows what the network responds to in general. The
+    result may be zero everywhere. Hooks cover `nn.ReLU`, `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum
+    0. These modules may work in place, and may run several times. Other nonlinearities keep their gradient.
 
     Parameters
     ----------
@@ -123,9 +123,9 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     Raises
     ------
     ModelError
-        If there is no ReLU between the image and the score, or if there is one that hooks do not reach: F.relu,
-        torch.relu, clamp(min=0), clamp(0, 6) or F.threshold at 0. Code such as `x * (x > 0)` is not recognised as a
-        ReLU.
+        If there is no ReLU between the image and the score, or if hooks do not reach a ReLU (F.relu, torch.relu,
+        clamp(min=0), clamp(0, 6) or F.threshold at 0). Code such as `x * (x > 0)` is not recognised as a ReLU, so it
+        raises no error.
     GradcamError
         As in `input_gradients`.
 
@@ -140,7 +140,7 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     References
     ----------
     Springenberg et al., "Striving for Simplicity", ICLR Workshops 2015, section 3.4; Adebayo et al., "Sanity Checks for
-    Saliency Maps", NeurIPS 2018, for how little it depends on the class.
+    Saliency Maps", NeurIPS 2018, for how little the result depends on the class.
     """
     with differentiable(model, images, target) as subject, guided(subject.modules) as outputs:
         run = subject.run(subject.images, subject.target)

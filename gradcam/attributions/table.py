@@ -23,9 +23,9 @@ class AttributionMethod:
     Attributes
     ----------
     name : str
-        Its name.
+        The method's name.
     summary : str
-        What it does, in one line.
+        A description of the method, in one line.
     source : Paper
         The paper.
     cost : str
@@ -33,9 +33,9 @@ class AttributionMethod:
     function_name : str
         The name of its function in `gradcam.attributions`.
     has_layer : bool
-        True if its function takes `layer=`, as `gradcam.explain` does.
+        True if the function takes `layer=`, as `gradcam.explain` does.
     has_progress : bool
-        True if it needs many passes. Its function then takes `progress=`.
+        True if the method needs many passes. The function then takes `progress=`.
 
     Examples
     --------
@@ -62,9 +62,9 @@ class AttributionMethod:
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """Return the function.
+        """Return the method's function.
 
-        It takes a model, images and `target=`; if `has_layer` is True, also `layer=` and `reshape=`.
+        The function takes a model, images and `target=`. If `has_layer` is True, it also takes `layer=` and `reshape=`.
         """
         return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 

@@ -1,4 +1,4 @@
-"""Methods and control maps as functions of a model, images and classes, for evaluation on any variant of them."""
+"""Methods and control maps as functions of a model, images and classes, so that an evaluation can vary all three."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
 CENTRE_DEVIATION = 0.25  # standard deviation of the central blob, as a share of the height and of the width
-RANDOM_MAP_CELLS = 7  # height and width of the noise before it is enlarged: those of most networks' feature maps
+RANDOM_MAP_CELLS = 7  # height and width of the noise before it is enlarged, as in most networks' last feature maps
 
 
 def run_explain(explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
-    """Call the function with the model in evaluation mode. Custom functions may not set the mode themselves."""
+    """Call the function with the model in evaluation mode, because custom functions often do not set the mode."""
     with preserve_state(unwrap(model)):
         return explain(model, images, classes)
 
@@ -146,7 +146,7 @@ class Explainer:
     def _compare(
         self, model: nn.Module, images: Tensor, classes: Tensor, methods: Sequence[Method], score: str
     ) -> dict[str, Tensor]:
-        # Methods without a layer join those of the first layer, to share their forward passes.
+        # Methods without a layer run together with the methods of the first layer, to share forward passes.
         by_layer: dict[str | None, list[Method]] = {}
         for method in sorted(methods, key=lambda method: method.place != "layer"):
             layer = self.layer.get(method.name) if isinstance(self.layer, Mapping) else self.layer

@@ -59,7 +59,7 @@ class CustomFunction:
 
     name: str
     function: ExplainFunction = field(repr=False)
-    needs: ClassVar[tuple[str, ...]] = ()  # The inputs of a custom function are not declared.
+    needs: ClassVar[tuple[str, ...]] = ()  # A custom function does not declare its inputs.
     place: ClassVar[str] = "own"
 
 
@@ -76,10 +76,10 @@ Explainable = Method | Control | CustomFunction
 
 
 def find_explainable(source: Any, *other_names: str) -> Explainable:
-    """Return a method or control map by name; wrap any other function in `OwnFunction`.
+    """Return a method or control map by name; wrap any other function in `CustomFunction`.
 
-    A name may also be `FILE.py:NAME`, or come from an installed package. If there is no such name, raise `GradcamError`
-    with similar names, among them `other_names`.
+    A name may also be `FILE.py:NAME`, or come from an installed package. If there is no such name, raise
+    `GradcamError`, which suggests similar names of methods, of control maps and in `other_names`.
     """
     name = source.strip() if isinstance(source, str) else ""
     if name.lower() in CONTROLS:

@@ -1,13 +1,14 @@
 """Confidence intervals of means over images, and tests for significant differences between methods.
 
-The intervals were chosen by simulation (tests/evaluation/test_intervals.py). From 8 images on, a 95 % interval contains the
-true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. With 8 exponentially distributed numbers,
-Student's t reaches only 89 cases, and BCa 86. There are two exceptions. If nearly all numbers are 0 or 1, the interval
-contains the true mean too often, in 98 cases. With 8 lognormal numbers (sigma 1), it contains the true mean too seldom, in
-89 cases. Differences between methods are roughly symmetric, so Student's t is accurate for them.
+The intervals were chosen by simulation (tests/evaluation/test_intervals.py). With 8 or more images, a 95 % interval
+contains the true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. With 8 exponentially
+distributed numbers, Student's t would reach only 89 cases, and BCa 86. There are two exceptions. If nearly all numbers
+are 0 or 1, the interval contains the true mean too often, in 98 cases. With 8 lognormal numbers (sigma 1), it contains
+the true mean too seldom, in 89 cases. Differences between methods are roughly symmetric, so Student's t is accurate for
+them.
 
-Mosaics share images, so their numbers are correlated. Their variance is therefore split into a part of the images and a
-part of the mosaics.
+Mosaics share images, so the numbers of mosaics are correlated. The variance is therefore split into a part that comes
+from the images and a part that comes from the mosaics.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ def mean_interval(
     """Compute the mean of one number per image, and its confidence interval.
 
     Overlaps and probabilities are skewed, and so is the mean of a few of them. The interval is therefore Student's t,
-    corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such as hits, it is Wilson's interval: 8
-    hits in 8 images give 0.68 to 1.
+    corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such as hits, Wilson's interval is
+    used: 8 hits in 8 images give 0.68 to 1.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ def mean_interval(
     images : sequence of sequences, default None
         The images that each number depends on, if there are several, such as the four images of a mosaic. Numbers that
         share images are correlated. A least-squares fit over all pairs of numbers therefore splits the variance into a
-        part of the images and a part of the numbers, and the interval is Student's t.
+        part that comes from the images and an individual part of each number, and the interval is Student's t.
 
     Returns
     -------
@@ -251,10 +252,10 @@ def find_distinguished_pairs(
 ) -> set[frozenset[str]]:
     """Return the pairs of methods whose means over the same images differ significantly.
 
-    The best method is selected by the tested numbers. All pairs are therefore tested with Holm's correction: if all
-    methods are equally good, the probability that any of them differs significantly from the best is at most 1 - `level`.
-    Pairs without the best method can exceed this probability if one method is skewed and has a much larger spread: it is
-    20 % for eight methods with exponential numbers and spreads from 1 to 10.
+    The numbers that are tested also decide which method is the best. All pairs are therefore tested with Holm's
+    correction: if all methods are equally good, the probability that a method differs significantly from the best one
+    is at most 1 - `level`. Pairs without the best method can exceed this probability if one method is skewed and has a
+    much larger spread: it is 20 % for eight methods with exponential numbers and spreads from 1 to 10.
     """
     pairs = [frozenset(pair) for pair in itertools.combinations(rows, 2)]
     p_values = {}
@@ -273,7 +274,7 @@ def find_distinguished_pairs(
 
 @dataclass(frozen=True)
 class _MeanEstimate:
-    """A mean of n numbers, its standard error, and the degrees of freedom; 0 if there are too few numbers."""
+    """A mean of n numbers, its standard error, and the degrees of freedom, which are 0 if there are too few numbers."""
 
     mean: float
     error: float
@@ -305,18 +306,19 @@ def _estimate_mean(values: Sequence[float], images: Sequence[Sequence[Hashable]]
 
 
 def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
-    """Return the variance of an image's contribution and of a number's individual part, by a least-squares fit.
+    """Return the variance of the images' contributions and the variance of the individual parts, by least squares.
 
-    Each number is modelled as the sum of its images' contributions and an individual part. For two numbers, let d be the
-    count of images per number that they do not share. Half of their squared difference is then expected to be d times the
-    first variance, plus the second. A line through all pairs gives both.
+    Each number is modelled as the sum of its images' contributions and an individual part. For a pair of numbers, let d
+    be half the count of images that only one number of the pair uses. Half of the squared difference of the pair then
+    has an expected value of d times the first variance, plus the second variance. A line fitted to all pairs gives both
+    variances.
     """
     first, second = np.triu_indices(len(numbers), 1)
     squares = (numbers[first] - numbers[second]) ** 2 / 2
     sizes = uses_image.sum(1)
     unshared = (sizes[first] + sizes[second]) / 2 - (uses_image @ uses_image.T)[first, second]
     mean_unshared, spread = unshared.mean(), ((unshared - unshared.mean()) ** 2).sum()
-    if spread == 0:  # If all pairs share equally many images, no line can be fitted. The images get all variance.
+    if spread == 0:  # If d is the same for all pairs, no line can be fitted. All variance is attributed to the images.
         return float(squares.mean() / mean_unshared) if mean_unshared else 0.0, 0.0
     slope = max(0.0, float(((unshared - mean_unshared) * (squares - squares.mean())).sum() / spread))
     intercept = float(squares.mean() - slope * mean_unshared)

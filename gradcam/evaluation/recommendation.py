@@ -36,17 +36,17 @@ from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
 
 DEFAULT_MOSAICS = 12
-SHORTLIST_SIZE = 5  # combinations per question for which ROAD is computed, besides the default
+SHORTLIST_SIZE = 5  # combinations per question for which ROAD is computed, in addition to the default
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)  # fractions of the pixels that ROAD imputes
 ROAD_BATCH_SIZE = 4
-TOLERANCE = 1e-4  # Smaller differences count as none.
+TOLERANCE = 1e-4  # Smaller differences count as zero.
 MAX_COARSE_LAYERS = 4  # candidates with the coarsest grid, counted from the end
-MAX_BLOCKS = 3  # the blocks considered in a model with a single grid size, such as a transformer
+MAX_BLOCKS = 3  # blocks to consider in a model with a single grid size, such as a transformer
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A method, the score that it explains, and a layer. `score` is None if the method has a fixed score, or none."""
+    """A method, its explained score, and a layer. `score` is None if the method has a fixed score, or uses no score."""
 
     method: str
     score: str | None
@@ -57,7 +57,7 @@ class Combination:
 
 
 Maps = Iterator[tuple[Combination, Tensor]]  # heatmaps (N,K,H,W)
-Values = Mapping[Combination, Tensor]  # float64 (P,): one value per image, NaN if it has none
+Values = Mapping[Combination, Tensor]  # float64 (P,): one value per image; NaN for images without a value
 Objects = Mapping[str, Mapping[int, Any]]  # masks, bool (H,W), by image name and class
 
 
@@ -65,7 +65,7 @@ Objects = Mapping[str, Mapping[int, Any]]  # masks, bool (H,W), by image name an
 class Row:
     """The results of one combination: means over images, with intervals.
 
-    `objects` and `road` are None if not computed. `order_behind` and `road_behind`: differences from the best.
+    `order_behind` and `road_behind` are differences from the best combination. Values that were not computed are None.
     """
 
     combination: Combination
@@ -97,7 +97,7 @@ class Answer:
         The mean difference, leader minus default, image by image. Its confidence level is 95 % for all combinations
         together, because the leader was chosen among them. None if the default cannot be used.
     road_gain : Interval or None
-        The leader's ROAD minus the default's, at 95 %.
+        The mean difference in ROAD, leader minus default, with a confidence level of 95 %.
 
     Examples
     --------
@@ -231,16 +231,17 @@ def recommend(
 ) -> Recommendation:
     """Find the best method, score and layer for two questions about your images. Annotations are optional.
 
-    *Which of several objects belongs to the class?* In mosaics of four images, `order` measures how often the heatmap is
-    higher at a pixel of the class's image than at a pixel of the other three. *Where is the object?* In single images,
-    ROAD measures how much the marked pixels matter to the model. It is computed for the five best combinations of the
-    first question. With annotations, `objects` replaces ROAD: it measures how often the heatmap is higher at a pixel of
-    the object than outside it. `mass` is listed but not used, since sharpening increases it.
+    *Which of several objects belongs to the class?* In mosaics of four images, `order` measures how often the heatmap
+    is higher at a pixel of the class's image than at a pixel of the other images. *Where is the object?* In single
+    images, ROAD measures how much the marked pixels matter to the model. ROAD is computed for the five best
+    combinations of the first question. With annotations, `objects` replaces ROAD: it measures how often the heatmap is
+    higher at a pixel of the object than outside it. `mass` is listed but not used, because sharpening a heatmap
+    increases its mass.
 
     Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
-    layer, is therefore kept unless the leader is significantly better in a paired comparison (Bonferroni, 5 %, all
-    combinations) and its ROAD is not significantly lower. With fewer than 8 images, the default is always kept.
-    Combinations with the same heatmaps share their numbers.
+    layer, is therefore kept unless the leader is significantly better in a paired comparison (at 5 %, with Bonferroni's
+    correction for all combinations) and the leader's ROAD is not significantly lower. With fewer than 8 images, the
+    default is always kept. Combinations with the same heatmaps share their numbers.
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def recommend(
     images : mapping of str to image
         The images by name, as in `make_mosaics`.
     methods : sequence of str or Method, default None
-        Methods that use a target layer. None selects all of these methods that need only one forward pass.
+        Methods with a target layer. None selects all methods with a target layer that need only one forward pass.
     scores : sequence of str, default ("logit", "probability", "contrast")
         As in `targets.ClassTarget`.
     layers : sequence of str, default None
@@ -272,7 +273,7 @@ def recommend(
     Returns
     -------
     Recommendation
-        Its `single_object` and `several_objects` each have a method, a score and a layer.
+        The answers to both questions, `single_object` and `several_objects`, and the results of all combinations.
 
     Raises
     ------
@@ -311,7 +312,7 @@ def recommend(
 def decide(
     benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects, counter: StepCounter
 ) -> Recommendation:
-    """Answer both questions. The first combination is the default. Raise `LayerError` if none has a heatmap."""
+    """Answer both questions; the first combination is the default. Raise `LayerError` if no combination has heatmaps."""
     default, left_out = combinations[0], benchmark.explainer.left_out
     scores = benchmark.score_mosaics(combinations)
     if not scores.order:
@@ -358,7 +359,7 @@ def list_single_pass_methods() -> list[str]:
 
 
 def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequence[str]) -> list[Combination]:
-    """List all combinations. Raise `GradcamError` for an unknown method or score, or a method without a target layer."""
+    """List all combinations. Raise `GradcamError` for unknown methods and scores, and methods without a target layer."""
     resolved = find_methods(methods)
     for method in resolved:
         if method.place != "layer":
@@ -372,7 +373,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
 
 @dataclass
 class CombinationExplainer:
-    """Explains images with combinations. `left_out` collects the reasons for combinations without a heatmap."""
+    """Explains images with combinations. `left_out` collects combinations without a heatmap, with the reasons."""
 
     classifier: Classifier
     reshape: Any = None
@@ -397,7 +398,7 @@ class CombinationExplainer:
         target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GradcamWarning)  # The comparison itself shows what suits a method.
+                warnings.simplefilter("ignore", GradcamWarning)  # The results themselves show what suits a method.
                 model, reshape = self.classifier.model, self.reshape
                 explanations = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:
@@ -453,7 +454,7 @@ class Benchmark:
         return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
     def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
-        """Return the order on annotated objects, NaN for images without one; empty with fewer than `ENOUGH` objects."""
+        """Return `order` on the objects, NaN for images without one; {} below `MIN_IMAGES_TO_COMPARE` images with one."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
         if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_TO_COMPARE:
             return {}
@@ -486,14 +487,14 @@ def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
 
 
 def subtract(values: Tensor, reference: Tensor, *, level: float = CONFIDENCE) -> Interval:
-    """Return the mean difference with its interval over images. The interval is infinite below `ENOUGH` images."""
+    """Return the mean difference and its interval, which is infinite for fewer than `MIN_IMAGES_TO_COMPARE` images."""
     difference = paired_difference(values.tolist(), reference.tolist(), level=level)
     is_enough = difference.n >= MIN_IMAGES_TO_COMPARE
     return difference if is_enough else replace(difference, low=-math.inf, high=math.inf)
 
 
 def find_first_equal(scores: MosaicScores) -> dict[Combination, Combination]:
-    """Map each combination to the first with the same results. After a linear layer, several methods are the same."""
+    """Map each combination to the first one with equal results, because several methods can give equal heatmaps."""
     first_of: dict[Combination, Combination] = {}
     numbers = {key: torch.cat([scores.order[key], scores.mass[key], scores.hits[key]]) for key in scores.order}
     for key, values in numbers.items():
@@ -542,8 +543,9 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     The layers are sorted by the order in which they finish in a pass of `image` (1,C,H,W). The candidates are:
     - with the coarsest grid, the last four layers outside of branches (children of the model or of an `nn.Sequential`),
       but none in the first quarter of the layers: for example the last block, or a ReLU with its norm and convolution;
-    - with the next finer grid, the last of the least nested layers, which is a block and not a part of one;
-    - in a model with a single grid size, such as a transformer, the counterparts of `default` in the two blocks before.
+    - with the next finer grid, the last of the least nested layers, which is a block and not a part of a block;
+    - in a model with a single grid size, such as a transformer, the counterparts of `default` in the two earlier
+      blocks.
     If a block returns the output of its last part, only the block is listed. Raise `LayerError` if the default is
     unknown, or if no layer has a grid.
     """
@@ -571,14 +573,14 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
 
 
 def resolve_layer_names(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Return the full layer names without duplicates. Raise `LayerError` if a name is unknown, or without names."""
+    """Return the full layer names without duplicates. Raise `LayerError` if a name is unknown or the list is empty."""
     if isinstance(names, str) or not names:
         raise LayerError(f"layers is {names!r}, expected a list of one or more layer names.")
     return list(dict.fromkeys(find_layer(unwrap(model), name).name for name in names))
 
 
 def _list_by_finish(model: nn.Module, image: Tensor) -> list[str]:
-    """List the layers in the order in which they finish. A block that returns its last part's output replaces it."""
+    """List layers in the order in which they finish. A block that returns its last part's output replaces that part."""
     names = {module: name for name, module in model.named_modules() if name}
     order: list[str] = []
     last_output: Tensor | None = None

@@ -23,7 +23,7 @@ from gradcam.targets.classes import check_classes
 BASELINES = ("blur", "mean", "zero")
 BLUR_RADIUS_PIXELS = 5  # for an image whose shorter side is `BLUR_IMAGE_PIXELS`, as in RISE's code
 BLUR_IMAGE_PIXELS = 224
-TRUNCATE_DEVIATIONS = 4  # SciPy's Gaussian filter is cut off here, too.
+TRUNCATE_DEVIATIONS = 4  # The Gaussian is cut off at this many standard deviations, as in SciPy.
 # Batches are smaller on a CPU, because the activations of larger batches do not fit in its caches.
 MAX_PIXELS_PER_BATCH = 32 * 224 * 224
 MAX_PIXELS_PER_BATCH_ON_CPU = 4 * 224 * 224
@@ -216,7 +216,7 @@ class Subject:
 
 
 def check_probabilities(classes: int, activation: str) -> None:
-    """Raise `ModelError` if the model's only output is a value, because evaluation needs probabilities."""
+    """Raise `ModelError` if the model outputs a single value that is not a probability."""
     if classes == 1 and activation == "none":
         advice = 'Use gradcam run instead. If the value is a logit, give --activation sigmoid (activation="sigmoid").'
         raise ModelError(f"The model's output is a single value, but evaluation needs probabilities. {advice}")
@@ -234,14 +234,14 @@ def describe_tensor(value: Any, *kinds: Any) -> str:
 
 
 def make_baseline(images: Tensor, kind: str) -> Tensor:
-    """Return the baseline of images (N,C,H,W): the values that replace hidden pixels. Raise `GradcamError` if unknown.
+    """Return the values that replace hidden pixels in images (N,C,H,W). Raise `GradcamError` for an unknown kind.
 
     "blur" is the blurred image. If the shorter side has 224 pixels, the kernel is that of RISE's code (Petsiuk et al.,
-    BMVC 2018): `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, applied to a single pixel in 11 x 11. This
-    filter mirrors the parts of the Gaussian outside the kernel back into it, so the kernel is nearly a box filter. For
-    other image sizes, the kernel is proportional, and at least 3 x 3. The image is padded with zeros, as in RISE's code.
-    "mean" is each image's mean per channel. "zero" is zero, which after the usual preprocessing is the mean colour of the
-    training images, or grey.
+    BMVC 2018): `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, applied to a single pixel in 11 x 11.
+    This filter mirrors the parts of the Gaussian that lie outside the kernel back into the kernel, which is therefore
+    nearly a box filter. For other image sizes, the kernel is proportional, and at least 3 x 3. The image is padded with
+    zeros, as in RISE's code. "mean" is each image's mean per channel. "zero" is zero, which after the usual
+    preprocessing is the mean colour of the training images, or grey.
     """
     if not isinstance(kind, str) or kind not in BASELINES:
         offers = find_similar_names(kind, BASELINES) if isinstance(kind, str) else []
@@ -271,7 +271,7 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
     """Return heatmaps as float32 (N,H,W) on `device`, with values of any sign and scale.
 
     Tensors and arrays (N,H,W) or (N,1,H,W) and an `Explanation` of one class are valid. `size` is the required shape
-    (N,H,W); None allows any. Raise `ImageError` for other shapes, and for NaN and infinite values.
+    (N,H,W); None allows any size. Raise `ImageError` for other shapes, and for NaN and infinite values.
     """
     try:
         tensor = to_tensor(heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps)
@@ -298,14 +298,14 @@ def to_tensor(values: Any) -> Tensor:
 
 
 def scale_to_unit(heatmaps: Tensor) -> Tensor:
-    """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide each heatmap by its maximum, unless zero."""
+    """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide each heatmap by its maximum if not zero."""
     positive = heatmaps.clamp(min=0)
     largest = positive.amax((1, 2), keepdim=True)
     return positive / torch.where(largest > 0, largest, 1.0)
 
 
 def make_generator(seed: int, *names: object) -> torch.Generator:
-    """Return a generator for one seed and one purpose. It is on the CPU, so all devices get the same random numbers."""
+    """Return a generator for one seed and one purpose, on the CPU, so that all devices get the same random numbers."""
     return torch.Generator("cpu").manual_seed(derive_seed(seed, *names))
 
 
@@ -318,8 +318,8 @@ def derive_seed(seed: int, *names: object) -> int:
 def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
     """Return the rank of each pixel in heatmaps (N,H,W), int64 (N,H,W); 0 is the most relevant pixel.
 
-    Pixels of equal value are in a random order that depends on the seed only. In row order, a constant heatmap would mark
-    the top of the image.
+    Pixels of equal value are in a random order that depends only on the seed. If they were in row order, a constant
+    heatmap would mark the top of the image.
     """
     values = heatmaps.flatten(1)
     generator = make_generator(seed, "ties")

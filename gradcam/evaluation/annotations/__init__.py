@@ -18,7 +18,7 @@ from gradcam.images.read import Region
 from gradcam.options import keep_old_names
 
 FindObjects = Callable[[str], Sequence[AnnotatedObject]]
-MAX_LISTED_CATEGORIES = 5  # in a note
+MAX_LISTED_CATEGORIES = 5  # largest number of unknown categories that a note names
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +163,8 @@ def read_annotations(
 ) -> Annotations:
     """Read object annotations from a CSV of boxes, a folder of label masks, or a COCO instances file.
 
-    Pixels are those of the upright image, with its EXIF orientation applied, as in `gradcam.read_image`. Coordinates of
-    boxes and outlines refer to the edges of pixels: a box around the whole image has left 0, top 0, and the image's width
+    Pixels are counted in the upright image (EXIF orientation applied), as in `gradcam.read_image`. Coordinates of boxes
+    and outlines refer to the edges of pixels: a box around the whole image has left 0, top 0, and the image's width
     and height as right and bottom.
 
     Parameters
@@ -181,14 +181,15 @@ def read_annotations(
           remaining value is a class-agnostic object. A ``classes.csv`` in the folder, with the columns value and class,
           assigns classes to values.
         - A ``.json`` file of COCO instances. A category is matched with the class of the same name. Categories that are
-          not classes of the model are left out, and so are crowd annotations. Objects are read from their segmentation
-          (polygons or RLE), or from their bbox if they have no segmentation.
+          not classes of the model are left out. Crowd annotations are left out as well. Objects are read from their
+          segmentation (polygons or RLE), or from their bbox if they have no segmentation.
 
     names : iterable of str or path
         All images to evaluate. The annotations may use longer or shorter paths: two paths match if one ends in the
         other. Masks and COCO images that match none of these images are left out.
     find_class : callable
-        A function that returns a class index for a label or for an index in digits, such as `Classifier.find_class`.
+        A function that takes a label, or an index written in digits, and returns the class index, such as
+        `Classifier.find_class`.
 
     Returns
     -------

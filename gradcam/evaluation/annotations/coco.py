@@ -24,8 +24,9 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
 
     A category is matched with the class of the same name. Categories without a class are left out, because most models
     do not have COCO's 80 classes. Images that are not evaluated and crowd annotations are left out as well. An object
-    is read from its `segmentation` (polygons, or RLE with or without compression), or from its `bbox` if it has none.
-    Raise `InputError` if the file is invalid, or if no object remains. The message names the annotation.
+    is read from its `segmentation` (polygons, or RLE with or without compression). An object without a `segmentation`
+    is read from its `bbox`. Raise `InputError` if the file is invalid, or if no object remains. The message names the
+    annotation.
     """
     content = _load(path)
     images = _by_id(path, "images", content)
@@ -184,7 +185,7 @@ def unpack_runs(text: str) -> list[int]:
             raise ValueError(f"its RLE contains {character!r}, which is not a valid character")
         value |= (code & 31) << shift
         shift += 5
-        if not code & 32:  # the last character of this number, whose highest bit is the sign
+        if not code & 32:  # This is the last character of a number. The highest of its five bits is the sign.
             value -= (1 << shift) if code & 16 else 0
             counts.append(value + counts[-2] if len(counts) > 2 else value)
             value = shift = 0

@@ -32,8 +32,9 @@ class ModelView:
 class AnnotatedObject:
     """One object in an image: its box in pixels, or a function that draws its mask (H,W).
 
-    `location` is the file and the place in it, for error messages. `index` is the class; None means that the object is
-    class-agnostic. `image_size` is (H,W) according to the annotations; None if they do not have it.
+    `location` names the file and the line or annotation, for error messages. `index` is the class; None means that the
+    object is class-agnostic. `image_size` is (H,W) according to the annotations; None if the annotations do not have
+    it.
     """
 
     location: str
@@ -45,8 +46,8 @@ class AnnotatedObject:
     def project(self, view: ModelView) -> tuple[Mask, Box] | None:
         """Return the object's mask and box in the model's input; None if the model sees no part of it.
 
-        Raise `InputError` if the box is outside the image, or if the size of the mask or the annotations is not the
-        image's.
+        Raise `InputError` if the box is not inside the image, or if the mask or `image_size` has a different size from
+        the image.
         """
         self._check_size(self.image_size, view)
         if self.draw is not None:
@@ -98,8 +99,8 @@ def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:
 def project_mask(mask: Mask, view: ModelView) -> tuple[Mask, Box] | None:
     """Return the mask in the model's input, and the box around its visible part; None if no part is visible.
 
-    The mask is sampled at the centre of each input pixel. An object that contains no centre is given the pixels that it
-    touches.
+    The mask is sampled at the centre of each input pixel. If the object contains no centre, the mask marks the pixels
+    that the object touches.
     """
     (_, _, height, width), (rows, columns) = view.region, view.size
     visible = crop(mask, view.region)
@@ -119,7 +120,10 @@ def project_mask(mask: Mask, view: ModelView) -> tuple[Mask, Box] | None:
 
 
 def _cover(start: float, end: float, length: int) -> Mask:
-    """Return a mask of the pixels with centres from `start` to `end`, or of the pixels that this interval touches."""
+    """Return a mask of the pixels whose centres are between `start` and `end`.
+
+    If the interval contains no centre, the mask marks the pixels that the interval touches.
+    """
     pixels = np.arange(length)
     inside = (pixels + 0.5 >= start) & (pixels + 0.5 < end)
     return inside if inside.any() else (pixels + 1 > start) & (pixels < end)

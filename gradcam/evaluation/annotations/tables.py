@@ -19,13 +19,13 @@ from gradcam.sources.folders import has_image_suffix, walk_folder
 from gradcam.sources.list_files import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
 CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
-XYWH = ("x", "y", "width", "height")  # Other tables use width and height for the size of the image.
+XYWH = ("x", "y", "width", "height")  # All four are required: other tables have the image's width and height.
 
 CLASS_FILE = "classes.csv"
 IGNORED_VALUE = 255  # the value of the outlines in PASCAL VOC masks
 
-FindClass = Callable[[str], int]  # takes a label, or an index in digits
-Columns = tuple[int, list[int], bool, int | None]  # (image, box, True if the box is x, y, width, height, class)
+FindClass = Callable[[str], int]  # takes a label, or an index written in digits
+Columns = tuple[int, list[int], bool, int | None]  # (image column, box columns, True if those are XYWH, class column)
 
 
 def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> Mapping[str, Sequence[AnnotatedObject]]:
@@ -53,7 +53,7 @@ def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> 
 
 
 def read_rows(path: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the rows that are not blank, each after its location. Raise `InputError` if rows differ in length."""
+    """Yield the location and the cells of each row that is not blank. Raise `InputError` if rows differ in length."""
     try:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
@@ -107,7 +107,7 @@ def _to_object(location: str, cells: list[str], columns: Columns, find_class: Fi
 
 
 def find_index(location: str, label: str, find_class: FindClass) -> int:
-    """Return the class index of a label, or of an index in digits. Raise `InputError` if the class is unknown."""
+    """Return the class index of a label, or of an index written in digits. Raise `InputError` for unknown classes."""
     try:
         return find_class(label)
     except TargetError as error:
@@ -125,14 +125,15 @@ def check_box(location: str, box: Box) -> Box:
 
 @dataclass(frozen=True, eq=False)
 class LabelMasks:
-    """The label masks of a folder: their paths by image name, and the class of each pixel value; None without classes.
+    """The label masks of a folder: their paths by image name, and the class of each pixel value.
 
-    0 is background. 255 is ignored unless it has a class, or is the only value besides 0, as in a black and white mask.
+    `classes` is None if the folder has no `classes.csv`. 0 is background. 255 is ignored, unless it has a class or is
+    the only value besides 0, as in a black and white mask.
     """
 
     paths: Mapping[str, str]
     classes: Mapping[int, int] | None
-    left_out: int  # number of masks of images that are not evaluated
+    left_out: int  # number of masks whose images are not evaluated
 
     def find(self, name: str) -> Sequence[AnnotatedObject]:
         """Return the objects of an image, one per value in its mask. Raise `InputError` if the mask cannot be read."""

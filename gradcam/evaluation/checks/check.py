@@ -62,13 +62,14 @@ RANDOM_CLASSES = 3  # in addition to the rival class
 NOISE_SAMPLES = 4
 MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's range
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
-MIN_EVIDENCE = 0.2  # smallest probability that covering must remove, and smallest share on the marked pixels
+MIN_EVIDENCE = 0.2  # smallest drop in probability when pixels are covered; smallest share on the marked pixels
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # smallest lead over chance (1 / classes) of a recognised class
 RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine others in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
 RANDOM_POSITIONS = 19  # By chance, the original position is the best of twenty in one of twenty cases.
 SIGNIFICANCE_LEVEL = 0.05
-# Heatmaps of the image, noise, other classes, other weights, another image, the grid, five views, and the control maps.
+# The terms count the heatmaps of the image, noisy images, other classes, other weights, another image, the grid, five
+# views, and the control maps.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 
@@ -91,9 +92,9 @@ def check(
 
     - stability: does the heatmap stay the same under a little noise?
     - classes: does the heatmap differ between classes? The test fails if the heatmaps of three random classes are as
-      similar to it as heatmaps of noisy images.
-    - randomisation: does the heatmap change when the weights are re-initialised (a sanity check)? The test fails if noise
-      changes the heatmap as much.
+      similar to the heatmap as the heatmaps of noisy images are.
+    - randomisation: does the heatmap change when the weights are re-initialised (a sanity check)? The test fails if a
+      little noise changes the heatmap as much as new weights do.
     - placement: does the heatmap follow the image? The image is placed in each cell of a 2 x 2 grid with three other
       images, and the heatmap has to mark that cell. The value is the area under the ROC curve.
     - covering: do the marked pixels matter for the class? The value is the share of the class's evidence that lies on
@@ -106,9 +107,10 @@ def check(
     that is distinguished from all of them passes. Only the heatmap of the rival class may be the same, because similar
     classes can depend on the same pixels. All numbers are measured on this image and this model.
 
-    The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other images,
-    the placement test shifts and mirrors the image. If the target has a fixed place, such as a box, there is no placement
-    test. In both cases, the covering test compares the heatmap with copies of it at nineteen random positions.
+    The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
+    images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, there is
+    no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
+    random positions.
 
     Parameters
     ----------
@@ -119,18 +121,18 @@ def check(
     method : str, Method or callable, default None
         A name in `METHODS` or `CONTROLS`, a method, `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and
         classes (N,) that returns heatmaps (N,H,W), from any library. It is called with one image at a time. The tests
-        also call it with other images, with other classes, and with re-initialised copies of the model. None is
-        "gradcam" for classifiers, and the default of the task for other models.
+        also call it with other images, with other classes, and with re-initialised copies of the model. None selects
+        "gradcam" for classifiers, and the task's default method for other models.
     layer : str or nn.Module, default None
-        As in `Classifier.explain`, for methods by name.
+        As in `Classifier.explain`. Functions ignore it.
     target : int or str, default None
         A class by index or label; None for the top class. For models of other tasks, such as detectors: a target as in
-        `explain`. If the target selects several boxes or masks, the first one is tested. In place of other classes, the
-        tests then use the model's other detections or other targets.
+        `explain`. If the target selects several boxes or masks, the first one is tested. The tests then use the model's
+        other detections or other targets instead of other classes.
     score : str, default "logit"
-        As in `targets.ClassTarget`, for methods by name.
+        As in `targets.ClassTarget`. Functions ignore it.
     reshape : tuple, str or callable, default None
-        As in `gradcam.explain`, for methods by name.
+        As in `gradcam.explain`. Functions ignore it.
     other_images : sequence of images, default ()
         Three or more comparison images. The tests use the three images with the lowest probability of the class. If you
         pass fewer than three images, the package's five photographs replace them.
@@ -163,9 +165,10 @@ def check(
 
     References
     ----------
-    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, for weights and classes; Böhle et al.,
+    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, for the tests of weights and classes; Böhle et al.,
     "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2, for the grid of images; Binder et al.,
-    "Shortcomings of Top-Down Randomization-Based Sanity Checks", CVPR 2023, for why weights alone decide little.
+    "Shortcomings of Top-Down Randomization-Based Sanity Checks", CVPR 2023, for why the test of weights alone proves
+    little.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
@@ -220,7 +223,7 @@ def check(
 
 
 def _measure_preference(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
-    """Return how much more probable a class is for the first image than for the three images where it is least probable.
+    """Return a class's probability for the first image minus its mean over the three other images with the lowest.
 
     If `index` is None, the class is the top class of the first image.
     """
@@ -244,7 +247,7 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
 class SanityChecks:
     """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
 
-    If the target has a fixed place in the image, such as a box, other images and grids cannot contain it.
+    A target with a fixed position in the image, such as a box, does not exist in other images or in grids.
     """
 
     subject: Subject
@@ -254,7 +257,7 @@ class SanityChecks:
     seed: int
     counter: StepCounter
     has_fixed_place: bool
-    is_probability: bool  # of the target's score
+    is_probability: bool  # True if the target's score is a probability
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...], CheckArtifacts]:
@@ -268,7 +271,8 @@ class SanityChecks:
         too_little = self._describe_too_little(heatmap)
         for step in steps:
             artifacts, step_results = step(artifacts, MAX_SAME_CORRELATION if too_little else limit)
-            # With too little to explain, any method returns rounding errors and noise. Instability is not its fault then.
+            # If there is too little to explain, every method returns rounding errors and noise, so instability is not
+            # the method's fault.
             is_excused = too_little is not None and step == self._test_stability
             results += [
                 replace(result, outcome="undecided") if is_excused and result.outcome == "failed" else result
@@ -282,7 +286,7 @@ class SanityChecks:
         return (*results, *final_results), controls, artifacts
 
     def compute_heatmaps(self, images: Tensor, index: int | None = None, model: nn.Module | None = None) -> Tensor:
-        """Return the heatmaps of images, one at a time; `index` and `model` replace the subject's class and model."""
+        """Compute the heatmaps of images, one at a time; `index` and `model` replace the subject's class and model."""
         explain = run_explain if model is None else explain_or_blank
         maps = []
         for image in images.split(1):
@@ -293,7 +297,7 @@ class SanityChecks:
         return torch.cat(maps)
 
     def _add_noise(self, heatmap: Tensor) -> tuple[CheckArtifacts, float]:
-        """Return the heatmaps of noisy images, and the rank correlation from which two heatmaps count as the same."""
+        """Return the heatmaps of noisy images, and the rank correlation at which two heatmaps count as the same."""
         images, generator = self.subject.images, make_generator(self.seed, "noise")
         radius = MAX_NOISE_SHARE * float(images.amax() - images.amin())
         noise = torch.rand((NOISE_SAMPLES, *images.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
@@ -305,7 +309,7 @@ class SanityChecks:
         )
 
     def _describe_too_little(self, heatmap: Tensor) -> str | None:
-        """Return why there is too little evidence for any heatmap to explain; None if there is enough."""
+        """Return a sentence that says why there is too little evidence to explain; None if there is enough evidence."""
         if not self.is_probability:
             return None
         subject = self.subject
@@ -321,10 +325,10 @@ class SanityChecks:
         return None if self.has_fixed_place else self._describe_untrained()
 
     def _describe_untrained(self) -> str | None:
-        """Return why the model appears to be untrained; None if it does not.
+        """Return a sentence that says why the model appears to be untrained; None if it appears to be trained.
 
-        Re-initialised copies of an untrained model are no different from it. They prefer this image to the other images
-        as clearly as the model does, each for its own top class.
+        Re-initialised copies of an untrained model are just like the model. Each copy prefers this image to the other
+        images, for its own top class, as clearly as the model does for the explained class.
         """
         subject = self.subject
         images = torch.cat([subject.images, self.other_images])
@@ -336,7 +340,7 @@ class SanityChecks:
             ]
         except ModelError:  # The randomisation test reports a model that cannot be copied.
             return None
-        ahead = sum(value >= preference for value in random_preferences)  # NaN >= x is False.
+        ahead = sum(value >= preference for value in random_preferences)  # NaN is not counted, as NaN >= x is False.
         if ahead == 0:
             return None
         return (

@@ -1,4 +1,4 @@
-"""Control maps of a check: heatmaps that explain nothing or something else, from which the heatmap must differ."""
+"""Control maps of a check: heatmaps that explain nothing, or something else. The checked heatmap has to beat them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ControlMap:
     is_distinguished : bool
         True if the checked heatmap does better than the control map: by 0.1 in `order` or by 0.2 in `effect`.
     is_better : bool
-        True if the control map does better than the checked heatmap: by 0.2 in `effect`, without a worse `order`.
+        True if the control map does better than the checked heatmap: by 0.2 in `effect`, and its `order` is not lower.
     heatmap : Tensor (H,W)
         The control map of the first test image.
 
@@ -83,7 +83,7 @@ def compare_with_control(
     scores: tuple[float | None, float],
     control_scores: tuple[float | None, float],
 ) -> ControlMap:
-    """Return a control map with its results. Both scores are (order, effect): of the heatmap and of the control map."""
+    """Return a control map with its results. `scores` (the heatmap's) and `control_scores` are pairs (order, effect)."""
     (order, effect), (control_order, control_effect) = scores, control_scores
     order_gain = None if order is None or control_order is None else order - control_order
     is_apart = effect - control_effect >= MIN_EFFECT_GAIN or (order_gain is not None and order_gain >= MIN_ORDER_GAIN)
@@ -96,7 +96,7 @@ def make_control_maps(
 ) -> dict[str, Tensor | Exception]:
     """Return the control maps (4,H,W) for heatmaps of images (4,C,H,W), by name.
 
-    `makers` compute the control maps that need the model. If one fails, its exception is returned in place of the maps.
+    `makers` compute the control maps that need the model. If a maker fails, the result holds its exception instead.
     """
     size = heatmaps.shape[1:]
     controls: dict[str, Tensor | Exception] = {

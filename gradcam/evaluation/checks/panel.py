@@ -53,7 +53,7 @@ def draw_verdict(data: PanelData, outcome: Outcome, title: str, summary: str, *,
 
 
 def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -> list[Cell]:
-    """Return the cells of one test: the heatmaps that it compared, with captions."""
+    """Return the cells of one test: the heatmaps that the test compared, with captions."""
     artifacts = data.artifacts
     original = _overlay_heatmap(image, artifacts.heatmap), "the original heatmap"
     if test.name == "stability":
@@ -96,7 +96,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
         ]
     if test.name == "covering" and artifacts.grid is not None and data.controls:
         grid_pixels = to_pixels(artifacts.grid.images[0], height)
-        assert artifacts.placed_maps is not None  # They are set together with the grid.
+        assert artifacts.placed_maps is not None  # A check sets it together with the grid.
         captions = {
             control.name: f"{control.effect:.2f}   {control.name}{'' if control.is_distinguished else ', as good'}"
             for control in data.controls
@@ -110,7 +110,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
 
 
 def to_pixels(image: Tensor, height: int) -> Pixels:
-    """Return a preprocessed image (C,H,W) as RGB pixels of this height, with its range of values from black to white."""
+    """Return a preprocessed image (C,H,W) as RGB pixels of this height. The lowest value is black, the highest white."""
     values = image.detach().float().cpu()
     values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # RGB, or grey
     low, high = values.amin(), values.amax()

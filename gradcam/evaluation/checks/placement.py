@@ -88,7 +88,7 @@ class PlacementGrid:
         return all_pixels if self.cells is None else self.cells[:, 0]
 
     def cover(self, marked: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images with only the marked pixels, and without them; the missing pixels are filled in."""
+        """Return the images with only the marked pixels, and the images without them; missing pixels are filled in."""
         variants = []
         for holes in (~marked, marked):
             filled = [fill(image, hole, self.patch) for fill, image, hole in zip(FILLINGS, self.images, holes)]
@@ -97,10 +97,10 @@ class PlacementGrid:
 
 
 def rank_evenly(heatmap: Tensor) -> Tensor:
-    """Return the rank of each pixel, from the least relevant; pixels of equal value share the mean of their ranks."""
+    """Return the rank of each pixel, starting at the least relevant one; equal pixels share the mean of their ranks."""
     values, order = heatmap.flatten().sort()
     _, counts = values.unique_consecutive(return_counts=True)
-    ends = counts.cumsum(0)  # for each distinct value, the number of pixels that are not above it
+    ends = counts.cumsum(0)  # for each distinct value, the number of pixels with this value or a lower one
     means = ((2 * ends - counts - 1).float() / 2).repeat_interleave(counts)
     return torch.empty_like(means).scatter_(0, order, means).reshape(heatmap.shape)
 
@@ -109,7 +109,8 @@ def compute_placement_chance(order: Tensor) -> float:
     """Return the probability that a heatmap that ignores the image scores at least as well.
 
     `order` (4,4) is the result of `PlacementGrid.order`. For a heatmap that ignores the image, the four positions are
-    exchangeable. The result is therefore the share of their 24 permutations that score at least as well.
+    exchangeable. The result is therefore the share of the 24 permutations of positions that score at least as well as
+    the true positions.
     """
     by_position = torch.stack(
         [order[i, [list_cell_order(i).index(position) for position in range(CELLS)]] for i in range(CELLS)]
@@ -119,28 +120,28 @@ def compute_placement_chance(order: Tensor) -> float:
 
 
 def list_cell_order(position: int) -> list[int]:
-    """Return the positions of a grid's cells, that of the checked image first."""
+    """Return the positions of a grid's cells, starting with the position of the checked image."""
     return [position, *(i for i in range(CELLS) if i != position)]
 
 
 def fill_mean(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """Return an image of the mean colour."""
+    """Return an image filled with the mean colour."""
     return image.mean((1, 2), keepdim=True).expand_as(image)
 
 
 def fill_blur(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """Return the image with a blur that leaves no object recognisable."""
+    """Return the image, blurred so strongly that no object is recognisable."""
     small = F.interpolate(image[None].float(), (BLUR_CELLS, BLUR_CELLS), mode="area")
     return F.interpolate(small, image.shape[1:], mode="bicubic", align_corners=False)[0].to(image.dtype)
 
 
 def fill_patch(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """Return another image, at the size of this one."""
+    """Return the patch, which is another image, resized to the image's size."""
     return resize(patch, image.shape[1:])[0]
 
 
 def fill_inpainted(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """Return the image with the hole inpainted; an image without known pixels becomes its mean colour."""
+    """Return the image with the hole inpainted; if the hole covers the image, fill it with the mean colour."""
     from gradcam.images.opencv import cv2
 
     if hole.all():
@@ -176,10 +177,10 @@ def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
 
 
 def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:
-    """Return four grids: the subject's image is in each cell once, and three other images (3,C,H,W) are in the other cells.
+    """Return four grids, each with the subject's image in another cell, and three other images (3,C,H,W) in the rest.
 
-    Images are resized to half their height and width. If `is_large`, they keep their size, and the grid has twice their
-    height and width.
+    Images are resized to half their height and width. If `is_large`, images keep their size, and the grid has twice the
+    height and width of an image.
     """
     height, width = subject.images.shape[2:]
     rows, columns = ((height, height), (width, width)) if is_large else (_halve(height), _halve(width))
@@ -212,10 +213,10 @@ def _to_subject(subject: Subject, images: Tensor) -> Subject:
 
 
 def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGrid | None:
-    """Return grids in which the model recognises the class, with small or large cells; None if it does in neither.
+    """Return grids in which the model recognises the class, with small or else with large cells; None if it never does.
 
-    The class is recognised if, in all four grids, the cell with the checked image has positive evidence, and more than
-    every other cell. A network that ignores the image meets this condition once in 256 cases.
+    The class is recognised if, in all four grids, the cell with the checked image has positive evidence, and more
+    evidence than every other cell. A network that ignores the image meets this condition once in 256 cases.
     """
     if min(subject.images.shape[2:]) < 2 * MIN_CELL_PIXELS:
         return None

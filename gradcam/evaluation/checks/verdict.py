@@ -34,13 +34,13 @@ class Verdict:
         The tests that were run, in order; each has a `name`, `outcome`, `value` and `reason`. Once one test has failed,
         the remaining ones are not run.
     controls : tuple of ControlMap
-        The control maps and their results. Empty if the tests ended before they were compared.
+        The control maps and their results. Empty if a failed test, or too little evidence, prevented the comparison.
     model : str
         The classifier's name.
     method : str
         The method's name.
     layer : str or None
-        The target layer; None if the method uses none, or if it is unknown.
+        The target layer; None if the method uses no layer, or if the layer is unknown.
     score : str
         The explained score of the class, such as "logit".
     index : int or None
@@ -58,9 +58,9 @@ class Verdict:
     artifacts : CheckArtifacts
         The data behind the panel.
     doubt : str or None
-        Why the heatmap may be misplaced on the image; None if there is no sign of that.
+        A sentence that says why the heatmap may be misplaced on the image; None if there is no sign of a misplacement.
     notes : tuple of str
-        What could not be tested or compared, and why.
+        Sentences that report what could not be tested or compared, and why.
     title : str or None
         A readable name of the target if it is not a class, such as "box 0, person".
     target_fields : mapping
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def rival(self) -> str | None:
-        """The rival class, with its heatmap's rank correlation to the checked heatmap; None if that is below 0.9."""
+        """The rival class and its heatmap's rank correlation with the checked heatmap; None if this is below 0.9."""
         correlations = self.artifacts.rival_correlations
         if correlations is None or float(correlations[0]) < MIN_SAME_CORRELATION:
             return None

@@ -1,4 +1,4 @@
-"""The table of metrics: the meaning, better direction, source and function of each."""
+"""The table of metrics, with the meaning, the better direction, the source and the function of each metric."""
 
 # This module does not import torch, so that the command line can list its choices without delay.
 
@@ -44,14 +44,14 @@ class Metric:
         annotations, as in `Truth`. The name of a metric in `METRICS` stands for that metric's numbers. "seed" is passed
         by keyword. "mosaic" stands for the heatmaps (M,4,H,W) of the four classes of M mosaics.
     part : str
-        The attribute of the function's result that has the numbers; "" if the result is the numbers.
+        The attribute of the function's result that holds the numbers; "" if the result itself holds the numbers.
     passes : int
         Forward passes per heatmap. Metrics with the same function share these passes.
     reruns : int
         How often the metric runs the method again, per heatmap.
     by_order : bool
-        Whether only the order of the heatmap's values counts. If so, sharpening the heatmap, for example raising it to
-        the eighth power, does not change the result. `scripts/measure_sharpening` measures how much sharpening changes
+        True if only the order of the heatmap's values counts. Sharpening the heatmap, for example raising it to the
+        eighth power, then does not change the result. `scripts/measure_sharpening` measures how much sharpening changes
         the other metrics.
 
     Examples
@@ -197,7 +197,7 @@ def metric(
     needs : sequence of str, default ("subject", "heatmaps")
         The function's arguments, in order, as in `Metric`. A metric with "masks" or "boxes" needs annotations.
     by_order : bool, default False
-        Whether only the order of the heatmap's values counts, as in `Metric`.
+        True if only the order of the heatmap's values counts, as in `Metric`.
 
     Returns
     -------
@@ -255,10 +255,10 @@ def metric(
 
 
 def find_metrics(metrics: Iterable[str | Metric]) -> list[Metric]:
-    """Return metrics by name, group, "all" or `FILE.py:NAME`, without duplicates; `Metric` objects are returned as they are.
+    """Return metrics by name, group, "all" or `FILE.py:NAME`, without duplicates. `Metric` objects are accepted too.
 
-    Metrics of the table come first, in its order. Raise `GradcamError` for unknown names, and for two different metrics of
-    the same name.
+    Metrics in `METRICS` come first, in the order of this table. Raise `GradcamError` for unknown names, and for two
+    different metrics of the same name.
     """
     selected: dict[str, Metric] = {}
     for choice in metrics:

@@ -1,12 +1,13 @@
 """Noisy linear imputation: unknown pixels become weighted means of their neighbours, by a multigrid solver.
 
-Let B be the binomial filter (1 2 1) x (1 2 1) / 16. The mean of a pixel's neighbours, with weights of 1/6 for direct and
-1/12 for diagonal ones, is (4 B x - x) / 3. It equals the pixel's value x if x = B x. At the border, where neighbours are
-missing, the condition is x = B x / B 1. The equations therefore need only B, which is a few additions of shifted images.
+Let B be the binomial filter (1 2 1) x (1 2 1) / 16. The mean of a pixel's neighbours, with weights of 1/6 for direct
+and 1/12 for diagonal ones, is (4 B x - x) / 3. This mean is the pixel's value x if x = B x. At the border, where
+neighbours are missing, the condition is x = B x / B 1. The equations therefore need only B, which is a few additions of
+shifted images.
 
 The solver is conjugate gradients, preconditioned by a multigrid V-cycle. Each grid has half the height and width of the
-previous one. A coarse cell is unknown if all of its four pixels are unknown. Pixels next to known ones are solved on the
-finer grid, where smoothing them converges fast.
+previous one. A coarse cell is unknown if all of its four pixels are unknown. Unknown pixels next to known ones are
+solved on the finer grid, where smoothing converges fast.
 
 Simpler solvers do not suffice. A direct sparse solver would need SciPy, which is not a dependency and runs on the CPU only.
 Without the coarser grids, conjugate gradients need a number of steps that is proportional to the width of the unknown
@@ -25,8 +26,9 @@ from gradcam.evaluation.subject import describe_tensor, make_generator
 from gradcam.options import check_number
 
 TOLERANCE = 5e-4  # The solver stops when no pixel changes by more than this share of the image's range.
-MAX_STEPS = 200  # 4 to 7 are usual.
-# Two Chebyshev steps, optimal for the errors that the coarser grid cannot represent (eigenvalues of 1 - B in [1/2, 1]).
+MAX_STEPS = 200  # Most images need 4 to 7 steps.
+# These are the sizes of two Chebyshev steps. They are optimal for the errors that the coarser grid cannot represent
+# (eigenvalues of 1 - B in [1/2, 1]).
 SMOOTHING_STEPS = (1.0790085735592718, 1.744520838205434)
 NOISE = 0.01
 # Batches are small on a CPU, because the grids of larger batches do not fit in its cache.
@@ -114,7 +116,7 @@ class _Grid:
         self.weights = self.inverse_sums / 16
 
     def coarser(self) -> _Grid:
-        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # With odd lengths, the last cells have fewer than 4.
+        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # With odd lengths, the last cells have fewer pixels.
         return _Grid((_add_fours(self.unknown) == pixels).to(self.unknown))
 
     def residual(self, values: Tensor) -> Tensor:
@@ -129,7 +131,10 @@ class _Grid:
 
 
 def fill(images: Tensor, unknown: Tensor) -> Tensor:
-    """Return images (N,C,H,W), float32 or float64, with the unknown pixels (N,H,W) filled in. Some pixels are known."""
+    """Return images (N,C,H,W), float32 or float64, with the unknown pixels (N,H,W) filled in.
+
+    Each image must have at least one known pixel.
+    """
     grids = [_Grid(unknown[:, None].to(images.dtype))]
     while grids[-1].unknown.any():
         grids.append(grids[-1].coarser())
@@ -176,7 +181,7 @@ def _interpolate(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
 
 
 def _run_v_cycle(grids: Sequence[_Grid], residual: Tensor) -> Tensor:
-    """Return approximately the correction that removes the residual, zero at known pixels, by one V-cycle."""
+    """Run one V-cycle; return a correction, zero at known pixels, that approximately removes the residual."""
     grid = grids[0]
     values = residual * SMOOTHING_STEPS[1]
     values.add_(grid.residual(values).add_(residual), alpha=SMOOTHING_STEPS[0])
@@ -222,5 +227,5 @@ def _dot(a: Tensor, b: Tensor, grid: _Grid) -> Tensor:
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
-    """Return a / b, or zero if b is not positive, so that an exact solution does not change any more."""
+    """Return a / b, or zero if b is not positive, so that the solver leaves an exact solution unchanged."""
     return torch.where(b > 0, a / b, 0)

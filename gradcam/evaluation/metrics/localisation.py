@@ -56,9 +56,9 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     """Find the box around the largest connected part of each heatmap, and measure its overlap with objects.
 
     A pixel counts if its value exceeds `share` times the heatmap's maximum. Pixels are connected to their eight
-    neighbours. If several parts are equally large, the topmost part is used; if these are equally high, the leftmost. The
-    overlap is intersection over union. If there are several objects, the best overlap counts, as in ILSVRC. The box of a
-    constant heatmap is the whole image. A blank heatmap has no box, and its overlap is 0.
+    neighbours. If several parts are equally large, the topmost of these parts is used, or the leftmost if they are
+    equally high. The overlap is intersection over union. If there are several objects, the best overlap counts, as in
+    ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap has no box, and its overlap is 0.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     Raises
     ------
     ImageError
-        If the heatmaps are not (N,H,W), if an image has no boxes or they are not (B,4), or if a box is empty.
+        If the heatmaps are not (N,H,W), if an image has no boxes, if its boxes are not (B,4), or if a box is empty.
     GradcamError
         If the share is not from 0 to below 1.
 
@@ -197,8 +197,8 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE_PIX
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     """Measure the share of the heatmap's mass that is on the object; higher is better.
 
-    This is the sum of the heatmap inside the object divided by its total sum. A constant heatmap scores the object's share
-    of the image, which is chance. A blank heatmap scores 0.
+    This is the heatmap's sum on the object divided by the heatmap's sum over the image. A constant heatmap scores the
+    object's share of the image, which is chance. A blank heatmap scores 0.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ def measure_order(maps: Tensor, inside: Tensor) -> Tensor:
     scores = []
     for values, mask in zip(maps.cpu().numpy(), inside.cpu().numpy()):  # NumPy sorts several times faster than PyTorch.
         inner, outer = np.sort(values[mask]), np.sort(values[~mask])
-        # Pairs count twice and ties once, so that the sum consists of integers and is exact.
+        # A pair with the larger value inside counts two, and a tie counts one. The sum of these integers is exact.
         pairs = sum(int(np.searchsorted(outer, inner, side=side).sum()) for side in ("left", "right"))
         max_pairs = 2 * len(inner) * len(outer)
         scores.append(pairs / max_pairs if max_pairs else 0.5)
@@ -309,7 +309,7 @@ def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
 
 
 def _dilate(masks: Tensor, tolerance: float) -> Tensor:
-    """Dilate masks (N,H,W) by a disk with radius `tolerance`: widen each row, and copy it to the rows above and below."""
+    """Dilate masks (N,H,W) by a disk of radius `tolerance`: widen each row, and copy it to the rows above and below."""
     rows, columns = masks.shape[1:]
     values, dilated = masks[:, None].float(), masks.clone()
     for shift in range(min(math.floor(tolerance), rows - 1) + 1):

@@ -1,4 +1,4 @@
-"""The grid pointing game: mosaics of four images of four classes, in which the place of each class is known."""
+"""The grid pointing game: mosaics of four images of four classes, in which the position of each class is known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.labels import name_class
 from gradcam.options import accept_old_parameters, check_count, check_number
 
-CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
+CELLS = 4  # cells of a mosaic: top left, top right, bottom left, bottom right
 DEFAULT_MOSAICS = 64
 MIN_PROBABILITY = 0.5  # smallest probability of an image's class
 MAX_ATTEMPTS = 50  # to sample four images that are not yet a mosaic
@@ -32,7 +32,7 @@ MAX_IMAGES_IN_MESSAGE = 12
 
 @dataclass(frozen=True, eq=False)
 class GridPointing:
-    """Scores of the heatmaps of M mosaics: how well they find the cells of their classes. Higher is better.
+    """Scores of the heatmaps of M mosaics: how well each heatmap finds the cell of its class. Higher is better.
 
     Attributes
     ----------
@@ -63,10 +63,10 @@ class GridPointing:
 def grid_pointing_game(heatmaps: Any) -> GridPointing:
     """Measure whether the heatmaps of a mosaic's four classes mark the images of these classes.
 
-    Let A be the heatmap of class k with negative values set to zero, and G_k the pixels of the cell of class k. "mass" is
-    the sum of A over G_k divided by the sum of A: the paper's L_k. "hits" is 1 if the maximum is in G_k, otherwise 0. If
-    there are several equal maxima, "hits" is the share of them in G_k. A constant heatmap scores 1/4 in mass and hits,
-    which is chance. A blank heatmap scores 0 in both.
+    Let A be the heatmap of class k with negative values set to zero, and G_k the pixels of the cell of class k. "mass"
+    is the sum of A over G_k divided by the sum of A: the paper's L_k. "hits" is 1 if the maximum is in G_k, otherwise
+    0. If there are several equal maxima, "hits" is the share of these maxima in G_k. A constant heatmap scores 1/4 in
+    mass and hits, which is chance. A blank heatmap scores 0 in both.
 
     "order" is the probability that a random pixel of G_k has a larger value than a random pixel of the other three cells;
     equal values count half. Constant and blank heatmaps score 1/2, which is chance. Sharpening a heatmap, such as raising
@@ -203,7 +203,7 @@ def make_mosaics(
         The smallest probability of the top class. Images with a lower probability are not used. The top class counts as
         the image's class.
     seed : int, default 0
-        Random seed for the images of each mosaic and their cells.
+        Random seed for choosing the images of each mosaic and their cells.
 
     Returns
     -------
@@ -241,7 +241,7 @@ def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float 
     if not isinstance(images, Mapping):
         raise ImageError(f"The images are {shorten(images)}, expected a mapping from names to images.")
     tiles = []
-    for name, source in images.items():  # One by one, because results can vary with the other images of a batch.
+    for name, source in images.items():  # Run one image at a time: results can vary with the batch.
         is_prepared = isinstance(source, Tensor) and source.is_floating_point()
         image = source if is_prepared else classifier.prepare(source).image
         batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
@@ -274,7 +274,7 @@ def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float 
 def arrange_tiles(
     model: nn.Module, tiles: Sequence[Tile], *, limit: int = DEFAULT_MOSAICS, seed: int = 0
 ) -> list[Mosaic]:
-    """Return mosaics of tiles, as in `make_mosaics`. The tiles have at least four classes, and the same size."""
+    """Return mosaics of tiles, as in `make_mosaics`. The tiles must have four or more classes, and the same size."""
     check_count(limit, "limit", "the largest number of mosaics, 1 or more.")
     quartets = [
         [tiles[i] for i in indices] for indices in _choose_quartets([tile.index for tile in tiles], limit, seed)
@@ -291,7 +291,7 @@ def arrange_tiles(
 
 
 def _choose_quartets(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
-    """Return different sets of four tiles of four classes, as indices in random order; the least used tiles come first."""
+    """Return different sets of four tiles of different classes, as shuffled indices; prefer the least used tiles."""
     generator = make_generator(seed, "mosaics")
     uses = torch.zeros(len(classes), dtype=torch.float32, device="cpu")
     quartets: dict[frozenset[int], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Perturbation metrics: how the class's probability changes when pixels are inserted, deleted, kept or imputed; and ADCC."""
+"""Perturbation metrics, which measure how the class's probability changes when pixels are changed; and ADCC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # shares of the pix
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The probability of each image's class as more and more of its pixels are changed.
+    """The probability of each image's class as more and more pixels of the image are changed.
 
     Attributes
     ----------
@@ -226,7 +226,7 @@ def _rank(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
 
 
 def _replace(before: Tensor, after: Tensor, ranks: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
-    """Yield `before` with the highest-ranked pixels of `after`, for each number of pixels."""
+    """Yield a copy of `before` for each count, with this many of the highest-ranked pixels taken from `after`."""
     for count in counts:  # With weights of 0 and 1, `lerp` is exact, and ten times faster than `torch.where` on a CPU.
         yield torch.lerp(before, after, (ranks < count).to(before.dtype))
 
@@ -279,10 +279,10 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     """Measure how the class's probability changes when the image is multiplied by its heatmap.
 
     Let Y be the class's probability for the image, and O its probability for the image multiplied by the heatmap. Then
-    drop is max(0, Y - O) / Y, increase is O > Y, and gain is max(0, O - Y) / (1 - Y). The drop is zero if Y is zero, and
-    the gain is zero if Y is one. The heatmap multiplies the preprocessed image. It is scaled to [0,1] first: negative
-    values become zero, and all values are divided by the maximum. A heatmap of ones hides nothing, and O is exactly Y.
-    A blank heatmap hides everything.
+    drop is max(0, Y - O) / Y, increase is O > Y, and gain is max(0, O - Y) / (1 - Y). The drop is zero if Y is zero,
+    and the gain is zero if Y is one. The image is multiplied after preprocessing. The heatmap is scaled to [0,1] first:
+    negative values become zero, and all values are divided by the maximum. A heatmap of ones hides nothing, and O is
+    exactly Y. A blank heatmap hides everything.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 
     References
     ----------
-    Chattopadhay et al., "Grad-CAM++", WACV 2018, section 4.1; the gain is Zhang et al.'s, "Opti-CAM", CVIU 2024.
+    Chattopadhay et al., "Grad-CAM++", WACV 2018, section 4.1; Zhang et al., "Opti-CAM", CVIU 2024, for the gain.
     """
     units = scale_to_unit(check_heatmaps(heatmaps, subject.size, subject.images.device))
     before = subject.probabilities
@@ -330,7 +330,7 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 
 
 def coherency(subject: Subject, heatmaps: Any, explain: ExplainFunction) -> Tensor:
-    """Measure how similar a class's heatmap remains when the image is multiplied by it; higher is better.
+    """Measure how similar a class's heatmap remains when the image is multiplied by the heatmap; higher is better.
 
     The second heatmap explains the same class for the multiplied image. The result is (1 + r) / 2. Here r is Pearson's
     correlation of the two heatmaps, both scaled to [0,1] as in `confidence_change`. The result is 0 if either heatmap is
@@ -450,8 +450,7 @@ def road(
     noise : float, default 0.01
         Standard deviation of the noise on imputed pixels, in the images' units.
     seed : int, default 0
-        Random seed of the noise and of the order of equal pixels. The noise is sampled once for each fraction of
-        removed pixels.
+        Random seed of the noise and of the order of equal pixels. The noise is sampled once for each share.
 
     Returns
     -------
@@ -544,7 +543,8 @@ def complexity(heatmaps: Any) -> Tensor:
 def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
     """Compute the harmonic mean of coherency, 1 - complexity and 1 - drop for each image; higher is better.
 
-    It is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), and zero if one of the three parts is zero.
+    The result is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), and zero if one of the three parts is
+    zero.
 
     Parameters
     ----------

@@ -23,9 +23,9 @@ from gradcam.options import check_count, check_number
 def rank_correlation(a: Any, b: Any) -> Tensor:
     """Return Spearman's rank correlation of heatmaps (N,H,W) from any library: float32 (N,) in [-1,1].
 
-    Pixels of equal value share the mean of their ranks. The correlation is not defined for constant heatmaps. Here it is 1
-    if both heatmaps are constant, because they agree everywhere, and 0 if one of them is. Raise `ImageError` if the
-    heatmaps are invalid, contain NaN, or differ in size.
+    Pixels of equal value share the mean of their ranks. The correlation is not defined for constant heatmaps. Here it
+    is 1 if both heatmaps are constant, because they agree everywhere, and 0 if only one of them is constant. Raise
+    `ImageError` if the heatmaps are invalid, contain NaN, or differ in size.
     """
     size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
@@ -38,7 +38,7 @@ def rank_correlation(a: Any, b: Any) -> Tensor:
 
 
 def _rank(values: Tensor) -> Tensor:
-    """Return the rank of each value in its row (N,P), from the smallest, centred around zero; ties share their mean."""
+    """Return the rank of each value within its row (N,P), minus the mean rank; equal values share their mean rank."""
     values = values.contiguous()
     ordered = values.sort(dim=1).values
     before, through = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
@@ -90,8 +90,8 @@ def class_difference(subject: Subject, explain: ExplainFunction, heatmaps: Any =
 
     References
     ----------
-    Selvaraju et al., "Grad-CAM", ICCV 2017, section 5.1, for the question; Adebayo et al., "Sanity Checks for Saliency
-    Maps", NeurIPS 2018, section 3, for the measure.
+    Selvaraju et al., "Grad-CAM", ICCV 2017, section 5.1, for the comparison of classes; Adebayo et al., "Sanity Checks for
+    Saliency Maps", NeurIPS 2018, section 3, for the rank correlation.
     """
     before = _explain_if_missing(heatmaps, subject, explain)
     rivals = run_explain(explain, subject.model, subject.images, find_rivals(subject))
@@ -104,7 +104,7 @@ def _explain_if_missing(heatmaps: Any, subject: Subject, explain: ExplainFunctio
 
 
 def find_rivals(subject: Subject) -> Tensor:
-    """Return the most probable of the other classes of each image, int64 (N,); raise `TargetError` for a single class."""
+    """Return the most probable other class for each image, int64 (N,). Raise `TargetError` if there is only one class."""
     count = subject.all_probabilities.shape[1]
     if count < 2:
         raise TargetError(f"The model has {count} class, but two are needed to compare heatmaps.")
@@ -191,12 +191,12 @@ class Randomisation:
     Attributes
     ----------
     layers : tuple of str
-        The dotted names of the L layers, from the output to the input. At each of these layers, its own weights and the
-        weights of all layers after it are randomised.
+        The dotted names of the L layers, from the output to the input. For each of these layers, the weights of the
+        layer itself and of all layers after it are randomised.
     correlations : Tensor (N,L)
         Rank correlation with the original heatmaps, float32 in [-1,1].
     heatmaps : Tensor (N,L,H,W)
-        The heatmaps at each of these layers, float32.
+        The heatmaps of the randomised model for each of these layers, float32.
 
     Examples
     --------
@@ -240,7 +240,7 @@ def randomisation(
         The original heatmaps; None computes them with `explain`.
     stages : int, default 8
         Number of layers at which heatmaps are compared. The first layer is nearest the output, and the last layer is
-        nearest the input, where all weights are randomised. The others are evenly spaced between them.
+        nearest the input, where all weights are randomised. The other layers are evenly spaced between these two.
     seed : int, default 0
         Random seed.
 
@@ -335,7 +335,7 @@ def explain_or_blank(explain: ExplainFunction, model: nn.Module, images: Tensor,
 
 
 def _shuffle_in_stages(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iterator[str]:
-    """Shuffle the model's weights in place, from the output to the input; yield the last shuffled layer at each stage."""
+    """Shuffle the weights in place, from the output to the input; yield the last shuffled layer at each stage."""
     layers = _list_layers(model, images)
     if not layers:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to randomise.")
@@ -361,7 +361,8 @@ def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
 def _list_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple[str, Tensor]]]]:
     """Return the modules that own parameters, in reverse order of execution, each with its named parameters.
 
-    Some modules are never called, because their parent computes with their parameters. The parent then owns them.
+    If a parent computes with the parameters of a module without calling the module, the parameters count as the
+    parent's.
     """
     execution_order: dict[str, int] = {}
     with torch.no_grad(), Hooks() as hooks, preserve_state(model):

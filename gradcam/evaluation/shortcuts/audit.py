@@ -44,10 +44,10 @@ def audit(
 ) -> Audit:
     """Find shortcuts: cluster the evidence for each class, and rank clusters by how rare they are in other classes.
 
-    If a model has learnt a cue for a class, such as a watermark, the class's heatmaps form a cluster. The evidence lies in
-    one place and looks alike, and other classes have no evidence there. A cluster is a reason to look at the images, not a
-    proof. An audit can also miss shortcuts: post-hoc explanations often do not reveal unknown cues (Adebayo et al. 2022).
-    docs/howto/audit.md reports how often this audit finds planted cues.
+    If a model has learnt a cue for a class, such as a watermark, the images with this cue form a cluster: their
+    evidence lies in the same place and looks alike, and other classes have no evidence there. A cluster is a reason to
+    look at the images, not a proof. An audit can also miss shortcuts: post-hoc explanations often do not reveal unknown
+    cues (Adebayo et al. 2022). docs/howto/audit.md reports how often this audit finds planted cues.
 
     Parameters
     ----------
@@ -57,8 +57,9 @@ def audit(
         The model. Choose the target layer with `load_classifier(layer=...)`.
     labels : path or mapping of str to str, default None
         The class to explain in each image: a table with the columns image and class, a mapping from image names to
-        classes, "folders" or "predicted". "folders" is the name of each image's folder, and "predicted" is the class that
-        the model predicts. None is "folders" if folders are named like classes of the model, and "predicted" otherwise.
+        classes, "folders" or "predicted". "folders" is the name of each image's folder, and "predicted" is the class
+        that the model predicts. None means "folders" if folders are named like classes of the model, otherwise
+        "predicted".
     method : str or Method, default None
         As in `gradcam.explain`.
     score : str, default "logit"

@@ -2,7 +2,8 @@
 
 This follows spectral relevance analysis (Lapuschkin et al. 2019, "Unmasking Clever Hans predictors and assessing what
 machines really learn"), except for the choice of clusters. Average linkage joins the images of a class into a tree of
-clusters of every size. From this tree, the clusters whose position and appearance are rarest in other images are taken.
+clusters of every size. The audit selects those clusters of the tree whose position and appearance are rarest in other
+images.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Array = NDArray[np.floating[Any]]
 
 MIN_IMAGES_PER_CLASS = 10
 MIN_IMAGES_PER_CLUSTER = 5
-MIN_CLUSTER_FRACTION = 0.01  # of the images of a class
+MIN_CLUSTER_FRACTION = 0.01  # smallest fraction of a class's images
 MAX_JOINED_IMAGES = 5000  # Linkage needs the distances of all pairs. Larger classes are subsampled evenly.
-SPLIT_MARGIN = 0.05  # A part replaces its cluster only if its suspicion is higher by more than this.
-MISFIT_FRACTION = 0.2  # The threshold for similar images is this quantile of the members, so 80 % of them reach it.
+SPLIT_MARGIN = 0.05  # A cluster is split only if the suspicion of a part exceeds the cluster's by more than this.
+MISFIT_FRACTION = 0.2  # The threshold for similar images is this quantile of the members' values: 80 % reach it.
 MAIN_FRACTION = 0.5  # A cluster with more of its class is typical of the class, so only its position can be suspicious.
 PARTS_PER_BATCH = 250  # Limits the memory: each part is compared with all images.
 Z = 1.645  # one-sided 95 % quantile of the normal distribution
-ROUNDING_TOLERANCE = 1e-6  # Values that differ by rounding only stay below this.
+ROUNDING_TOLERANCE = 1e-6  # Smaller differences are rounding errors.
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -64,8 +65,9 @@ class Cluster:
     def suspicion(self) -> float:
         """Return the suspicion, from 0 to 1.
 
-        A unique appearance counts up to one half, and a position that is rare in other classes raises it to one. If the
-        cluster has most of its class, or is the rest, appearance counts only together with a rare position.
+        A unique appearance counts up to one half. A position that is rare in other classes raises the suspicion to up
+        to one. If the cluster contains most images of its class, or is the rest, a unique appearance counts only
+        together with a rare position.
         """
         is_main = self.is_rest or self.share > MAIN_FRACTION
         return self.apart * (self.place if is_main else (1 + self.place) / 2)
@@ -108,7 +110,8 @@ def cluster(evidence: Evidence) -> list[Cluster]:
 def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cluster]:
     """Yield disjoint clusters of a class's images, and at the end the images that fit no cluster."""
     sample = members[:: -(-len(members) // MAX_JOINED_IMAGES)]
-    # Distances of square roots are Hellinger distances, to which cells with little evidence contribute as well.
+    # The distance between the square roots of two maps is their Hellinger distance, to which cells with little evidence
+    # contribute as well.
     points = np.concatenate([_scale(np.sqrt(evidence.places[sample])), _scale(evidence.looks[sample])], 1)
     pairs, order, slices = _join(points)
     min_size = max(MIN_IMAGES_PER_CLUSTER, round(MIN_CLUSTER_FRACTION * len(sample)))
@@ -166,9 +169,10 @@ def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice
 def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> list[Cluster]:
     """Build a cluster from each part of one class, and measure how rare its evidence is in other images.
 
-    An image counts as having the evidence if it has as much of it as 80 % of the members. `place` is the rarity of
-    evidence in the part's position, in other classes compared with the part's class. `apart` is the rarity of evidence
-    that looks like the part's, outside the part compared with inside it. A member is compared with the other members.
+    An image counts as having the evidence if its value reaches the threshold that 80 % of the part's members reach. For
+    `place`, the value is the amount of evidence at the part's position, and images of other classes are compared with
+    images of the part's class. For `apart`, the value is the similarity to the part's mean features, and images outside
+    the part are compared with members of the part. A member's similarity is measured to the mean of the other members.
     """
     return [
         cluster
@@ -217,7 +221,7 @@ def _to_unit(vectors: Array) -> Array:
 
 
 def estimate_rarity(outside: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
-    """Return one minus the ratio of the rates outside and inside, at least 0. Values near 1 mean: hardly ever outside.
+    """Return 1 - (rate outside) / (rate inside), at least 0. It is near 1 if the evidence hardly ever occurs outside.
 
     Each rate is replaced by the conservative end of its Wilson interval (1927), so that few images prove little.
     """

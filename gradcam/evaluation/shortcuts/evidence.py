@@ -1,4 +1,4 @@
-"""Compute each image's heatmap, and the layer's features under it, in one forward pass."""
+"""Compute each image's heatmap and the target layer's features in one forward pass."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _explain(
 
     def record_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tensor = find_floating_tensor(output)
-        # Some methods run the model several times. The first pass is the one of the unchanged image.
+        # Some methods run the model several times. The first pass receives the unchanged image.
         if tensor is not None and not outputs:
             outputs.append(tensor.detach().clone())  # The next layer may change the tensor in place.
 

@@ -22,8 +22,8 @@ Labels = str | os.PathLike[str] | Mapping[str, str]
 class LabelledItems:
     """The images that have a class. Each item's `wanted` is its class, or None if the model's prediction is used.
 
-    `source` names the origin of the classes, for messages. `failures` has the images, table lines and classes that are
-    left out, and the reasons.
+    `source` names the origin of the classes, for messages. `failures` maps each image, table line or class that is left
+    out to the reason.
     """
 
     items: Sequence[InputImage]
@@ -75,7 +75,7 @@ def _is_class(classifier: Classifier, name: str) -> bool:
 def _match(
     entries: Sequence[ListEntry], items: Sequence[InputImage], path: str
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the class of each image by name, and the problems with lines of the table.
+    """Return the class of each image by name, and the problems in the table by line.
 
     Paths in the table may be relative to the table, to the current folder, or to the folder of the image names.
     """
@@ -99,7 +99,7 @@ def _match(
 
 
 def _relate(path: str, folder: str) -> str:
-    """Return an absolute path relative to the folder. Relative paths, and paths on another drive, are unchanged."""
+    """Return an absolute path relative to the folder. Return relative paths, and paths on another drive, unchanged."""
     if os.path.isabs(path):
         with contextlib.suppress(ValueError):  # On Windows, there is no relative path between two drives.
             return os.path.relpath(path, folder).replace(os.sep, "/")

@@ -25,7 +25,7 @@ TYPICAL_IMAGES = 5  # per cluster, on a sheet
 MAX_SHEET_CLUSTERS = 10
 MEAN_MAP_PIXELS = 224  # side of the image of a mean heatmap
 MAX_HEATMAP_PIXELS = 448  # largest side to which a heatmap is resized
-MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # of a map's evidence
+MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # smallest fractions of the evidence
 ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
 
 
@@ -98,7 +98,7 @@ class EvidenceCluster:
     map : array (h,w)
         The mean heatmap of the members on the layer's grid. Its sum is 1.
     draw_member : callable
-        A function that draws a member by name. It reads the image again.
+        A function that draws a member by name. The function reads the image again.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class EvidenceCluster:
         return name_class(self.index, self.label)
 
     def describe(self) -> str:
-        """Describe where the evidence lies, and how many images of this class and of other classes have evidence there."""
+        """Describe where the evidence lies, and how many images of this class and of other classes have it there."""
         elsewhere = (
             f"{self.elsewhere} of {self.other_image_count}" if self.elsewhere else f"none of {self.other_image_count}"
         )

@@ -39,9 +39,9 @@ def diff(
 ) -> Diff:
     """Compare the predictions and heatmaps of two models on the same images.
 
-    Compare two checkpoints, two precisions, or a model and its quantised version. Both heatmaps explain the class that the
-    old model predicts, and are compared on the region that both models see. Heatmaps are rounded to 16 bits, as in a
-    snapshot, so that a model and its snapshot give the same numbers.
+    The models may be two checkpoints, two precisions, or a model and its quantised version. Both heatmaps explain the
+    class that the old model predicts, and are compared on the region that both models see. Heatmaps are rounded to 16
+    bits, as in a snapshot, so that a model and its snapshot give the same numbers.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def _check_classes(old: Origin, new: Origin) -> None:
 
 
 def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[InputImage]) -> Snapshot:
-    """Find the entries of these images in a snapshot by hash, and rename them like the images.
+    """Find the snapshot's entry for each image by hash, and give each entry the name of its image.
 
     An image that cannot be read, or is not in the snapshot, becomes a failure.
     """

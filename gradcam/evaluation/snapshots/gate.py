@@ -28,7 +28,7 @@ SUITE = "gradcam diff"
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on a value, of each image or of the mean: the gate fails if the value is below or above a limit."""
+    """A condition: the gate fails if a value, of an image or of the mean over images, is below or above a limit."""
 
     text: str
     name: str
@@ -136,7 +136,7 @@ def check_conditions(
     means: Mapping[str, float],
     failures: Mapping[str, str],
 ) -> Gate:
-    """Find the conditions that each image meets, and the mean. Raise `GradcamError` if a condition is invalid."""
+    """Find the conditions that each image and the mean over images meet. Raise `GradcamError` for invalid conditions."""
     parsed = [parse_condition(text) for text in conditions]
 
     def find_met(values: Mapping[str, float], *, of_mean: bool) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
 POINTS_PER_SIDE = 224  # Heatmaps are compared on a grid of this size over the region that both models see.
-TOP_FRACTION = 0.3  # fraction of the pixels whose overlap is measured
+TOP_FRACTION = 0.3  # fraction of each heatmap's pixels, highest first, whose overlap is measured
 CHANGES = ("map", "class", "none")  # the most important change first
 
 
@@ -50,7 +50,7 @@ class ImageDiff:
         The rank correlation of the two heatmaps, from -1 to 1. It is 1 for two constant heatmaps, and 0 for a constant
         and a varying heatmap.
     overlap : float
-        The overlap of the highest 30 % of the pixels of both heatmaps, from 0 to 1. Chance is 0.3.
+        The overlap of the two heatmaps' top 30 % of pixels, from 0 to 1. Chance is 0.3.
     moved : float
         The distance between the centres of mass, as a share of the diagonal of the common region, from 0 to 1. The centre
         of mass of a blank heatmap is the middle of the region.
@@ -92,12 +92,12 @@ class ImageDiff:
 
     @property
     def drop(self) -> float:
-        """Return the drop in probability of the old model's top class from the old to the new model, from -1 to 1."""
+        """Return how much less probable the new model finds the old model's top class, from -1 to 1."""
         return self.old.probability - self.old_class_probability
 
     @property
     def values(self) -> dict[str, float]:
-        """Return the numbers by name, as in conditions."""
+        """Return the numbers by the names that conditions use."""
         names = ("correlation", "overlap", "moved", "drop")
         return {"agree": float(self.agree), **{name: getattr(self, name) for name in names}}
 
@@ -227,7 +227,7 @@ class Diff:
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean of each number over images, by name. The mean of "agree" is a share. Empty without images."""
+        """Return the mean of each number over images, by name; {} without images. The mean of "agree" is a share."""
         values = [row.values for row in self.rows]
         return {name: sum(numbers[name] for numbers in values) / len(values) for name in values[0]} if values else {}
 
@@ -252,8 +252,9 @@ class Diff:
         Parameters
         ----------
         conditions : sequence of str
-            "NAME<NUMBER" or "NAME>NUMBER" is checked for each image, "mean NAME<NUMBER" for the mean over images. The
-            names are "agree" (1 or 0), "correlation", "overlap", "moved" and "drop".
+            Conditions such as "NAME<NUMBER" and "NAME>NUMBER" are checked for each image. Conditions such as "mean
+            NAME<NUMBER" are checked for the mean over images. The names are "agree" (1 or 0), "correlation", "overlap",
+            "moved" and "drop".
 
         Returns
         -------
@@ -327,7 +328,7 @@ def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
 
 
 def _find_common(first: Region, second: Region) -> Region:
-    """Return the intersection of two regions. Raise `ImageError` if it is empty."""
+    """Return the intersection of two regions. Raise `ImageError` if the regions do not overlap."""
     top, left = max(first[0], second[0]), max(first[1], second[1])
     height = min(first[0] + first[2], second[0] + second[2]) - top
     width = min(first[1] + first[3], second[1] + second[3]) - left
@@ -337,7 +338,7 @@ def _find_common(first: Region, second: Region) -> Region:
 
 
 def _resample(entry: SnapshotEntry, region: Region) -> Tensor:
-    """Resample the heatmap (1,P,P) to a region within the one that the model saw."""
+    """Resample the heatmap (1,P,P) to a region that lies inside the region that the model saw."""
     values, size = torch.from_numpy(entry.map.astype(np.float32))[None, None], (POINTS_PER_SIDE, POINTS_PER_SIDE)
     if region == entry.region:
         return resize(values, size)[0]

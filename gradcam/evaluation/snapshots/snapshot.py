@@ -1,4 +1,4 @@
-"""Snapshots: a model's predictions and small heatmaps of images in one file, for a comparison without the model."""
+"""Snapshots: a model's predictions and small heatmaps of images in one file, for comparisons without the model."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ KIND = "gradcam snapshot"
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of heatmaps: the model, its classes, and how it was explained.
+    """The origin of heatmaps: the model, its classes, and how the model was explained.
 
-    `weights` is the SHA-256 of the model's tensors, and `architecture` that of their names and shapes. `score` is the
-    explained score, such as "logit". `labels` is None if they are unknown. `versions` are those of gradcam and of the
-    libraries that affect the numbers.
+    `weights` is the SHA-256 of the model's tensors, and `architecture` is the SHA-256 of the tensors' names and shapes.
+    `score` is the explained score, such as "logit". `labels` is None if the class names are unknown. `versions` has the
+    versions of gradcam and of the libraries that affect the numbers.
     """
 
     model: str
@@ -109,7 +109,7 @@ class Snapshot:
     entries : tuple of SnapshotEntry
         One result per image.
     failures : mapping of str to str
-        Images that could not be explained, with the reason. They are not saved.
+        Images that could not be explained, with the reason. Failures are not saved.
 
     Examples
     --------
@@ -183,7 +183,7 @@ def _to_columns(entries: Sequence[SnapshotEntry]) -> dict[str, NDArray[Any]]:
     }
 
 
-# NumPy dtype kinds. All other arrays hold integers.
+# The NumPy dtype kinds of the arrays that do not hold integers.
 DTYPE_KINDS = {"names": "U", "sha256": "U", "probability": "f", "maps": "f"}
 
 
@@ -237,7 +237,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Yield descriptions of missing or invalid contents. Later checks rely on earlier ones: stop at the first fault."""
+    """Yield descriptions of missing or invalid contents. Stop at the first, because later checks rely on earlier ones."""
     texts = ("model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score")
     if set(header) != {field.name for field in fields(Origin)} or not all(
         isinstance(header[name], str) for name in texts
@@ -258,7 +258,7 @@ def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) 
             yield f"{name} is {values.dtype} {values.shape}"
     if (arrays["grid"] < 1).any() or arrays["grid"].prod(1).sum() != len(arrays["maps"]):
         yield "its heatmaps do not fit their grids"
-    are_maps = ((arrays["maps"] >= 0) & (arrays["maps"] <= 1)).all()  # NaN fails both
+    are_maps = ((arrays["maps"] >= 0) & (arrays["maps"] <= 1)).all()  # NaN fails both comparisons
     are_classes = ((arrays["predicted"] >= 0) & (arrays["predicted"] < count)).all()
     if not (
         are_maps and are_classes and np.isfinite(arrays["probability"]).all() and (arrays["region"][:, 2:] > 0).all()
@@ -299,9 +299,9 @@ class ItemExplainer:
         batch_size: int | str,
         workers: int | None,
     ) -> Self:
-        """Choose the layer and the batch size. Raise `ModelError` if the model is not a classifier.
+        """Choose the layer and the batch size, and return the explainer.
 
-        Raise `GradcamError` if another setting is invalid.
+        Raise `ModelError` if the model is not a classifier, and `GradcamError` if another setting is invalid.
         """
         if not isinstance(classifier, Classifier) or classifier.task != "classification":
             task = f"a model for {classifier.task}, " if isinstance(classifier, Classifier) else ""
@@ -319,7 +319,7 @@ class ItemExplainer:
     def origin(self) -> Origin:
         classifier, labels = self.classifier, self.classifier.labels
         target, preprocess = cast(Any, self.request.target), cast(Any, classifier.preprocess)
-        # The libraries that read images and compute. torchvision is left out, because its import takes seconds.
+        # These libraries read images and compute. torchvision is left out, because its import takes seconds.
         versions = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
         versions |= {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
         return Origin(
@@ -413,7 +413,7 @@ def take_snapshot(
     classifier : Classifier
         The model. Choose the target layer with `load_classifier(layer=...)`.
     inputs : path, URL or image, or several
-        As in `gradcam.explain_files`. Classes in a list are ignored: the top class is explained.
+        As in `gradcam.explain_files`. Classes in an input list are ignored: the top class is explained.
     method : str or Method, default None
         As in `gradcam.explain`.
     score : str, default "logit"

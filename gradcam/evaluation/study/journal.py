@@ -24,7 +24,7 @@ Mode = Literal["new", "resume", "overwrite"]
 class Journal(AbstractContextManager["Journal"]):
     """A file of JSON lines, locked by one study. `notes` are for the user who resumes the study.
 
-    An entry is in the file before the caller receives it. An incomplete last line is cut off when the study is resumed.
+    A study appends each entry before it yields the entry. An incomplete last line is cut off when the study is resumed.
     """
 
     def __init__(self, path: Path, entries: Entries, release: Callable[[], None], notes: list[str]) -> None:
@@ -39,8 +39,8 @@ class Journal(AbstractContextManager["Journal"]):
         """Lock the file and read the entries of an earlier run.
 
         `run`, from `Conditions.to_run`, has everything that the numbers depend on. The mode "new" requires that there
-        is no file, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise `OutputError`
-        if this is not possible, or if another process uses the file.
+        is no file, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise
+        `OutputError` if the file does not suit the mode, if it cannot be written, or if another process uses it.
         """
         with translate_disk_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def check_journal(path: Path, mode: Mode) -> None:
 
 
 def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, list[str]]:
-    """Return the entries of an earlier run, and notes. Start a new file with the run."""
+    """Return the entries and the notes of an earlier run, or start a new file whose first line is `run`."""
     check_journal(path, mode)
     lines = _read_lines(path) if path.exists() and mode == "resume" else iter(())
     first = next(lines, None)

@@ -25,7 +25,7 @@ METHOD_GROUPS = {"all": tuple(METHODS), "single-pass": SINGLE_PASS}
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """The options of a study besides methods and metrics, as in `evaluate`."""
+    """The options of a study, except methods and metrics, as in `evaluate`."""
 
     layer: str | None = None
     target: Any = None
@@ -38,11 +38,11 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The names of methods, controls and metrics, in the order of the built-in tables, user-defined ones last.
+    """The names of methods, controls and metrics: the built-in ones in the order of their tables, then user-defined ones.
 
-    `requested_methods` and `requested_metrics` are those that the user named, also by a group of metrics. If one of
-    them cannot be used, that is an error; all others are left out. `custom_methods` and `custom_metrics` are
-    user-defined.
+    `requested_methods` are the methods that the user named. `requested_metrics` are the metrics that the user named, by
+    name or by group. A requested method or metric that cannot be used is an error; other unusable methods and metrics
+    are left out. `custom_methods` and `custom_metrics` are user-defined.
     """
 
     methods: tuple[str, ...]
@@ -74,7 +74,7 @@ class StudyPlan:
         return tuple(metric for metric in map(self.metric, self.metrics) if metric.is_of_mosaics)
 
     def describe_custom(self) -> dict[str, Any]:
-        """Describe the user-defined methods and metrics for a journal: their files and options. Empty without any."""
+        """Describe the files and options of user-defined methods and metrics, for a journal; {} if there are none."""
         description: dict[str, Any] = {}
         for kind, custom in (("method", self.custom_methods), ("metric", self.custom_metrics)):
             for name, value in custom.items():
@@ -137,7 +137,7 @@ def _check_names(values: Sequence[Any], name: str) -> Sequence[Any]:
 
 
 def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explainable], frozenset[str]]:
-    """Return the methods by name, and the names of the methods that were requested outside a group."""
+    """Return the methods by name, and the names of the methods that were requested individually, not by a group."""
     members = [METHOD_GROUPS.get(entry.strip().lower()) if isinstance(entry, str) else None for entry in methods]
     groups = [METHODS[name] for group in members for name in group or ()]
     requested = [find_explainable(entry, *METHOD_GROUPS) for entry, group in zip(methods, members) if group is None]
@@ -154,7 +154,7 @@ def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explainable], froze
 
 
 def count_passes(plan: StudyPlan) -> int:
-    """Estimate the forward passes of all metrics for one heatmap, without those in which the method is run again."""
+    """Estimate the forward passes of all metrics for one heatmap, without the passes of repeated explanations."""
     return sum({metric.key: metric.passes for metric in _list_computed_metrics(plan)}.values())
 
 
@@ -169,7 +169,7 @@ def _list_computed_metrics(plan: StudyPlan) -> list[Metric]:
 
 
 def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
-    """Describe the amount of computation and the most expensive methods, so that the user can decide to wait."""
+    """Describe the amount of computation and the most expensive methods, so that the user can decide whether to wait."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
     mosaic_runs = f" and 1 per mosaic ({mosaics})" if mosaics else ""

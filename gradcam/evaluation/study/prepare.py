@@ -37,7 +37,7 @@ from gradcam.sources.contents import InputImage
 from gradcam.targets.classes import check_class_range
 
 MAX_MOSAIC_CANDIDATES = 512  # images from which mosaics are made, all in memory at once
-MAX_TRIAL_IMAGES = 8  # Stop the search for an image with a target, such as a detection, after this many.
+MAX_TRIAL_IMAGES = 8  # largest number of images to search for one with a target, such as a detection
 HALVED_NOTE = "The model does not accept larger inputs, so each image in a mosaic has half its height and width."
 
 
@@ -172,7 +172,7 @@ def prepare_study(classifier: Classifier, items: Sequence[InputImage], plan: Stu
 
 
 def _describe_target(target: Any) -> str:
-    """Describe a target by its class and its fields, arrays by their hash, and functions by their name."""
+    """Describe a target by its class and its fields (arrays by their hash), or a function by its name."""
     if not is_dataclass(target) or isinstance(target, type):
         return name_target_function(target)
     values = {field.name: getattr(target, field.name) for field in fields(target)}
@@ -187,7 +187,7 @@ def _describe_target(target: Any) -> str:
 
 
 def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage]) -> int | None:
-    """Return the class index for all images, or None. Raise `GradcamError` if a class is unknown, also in a list."""
+    """Return the class index for all images, or None. Raise `GradcamError` if the target or a listed class is unknown."""
     class_names = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
     if class_names and target is not None:
         raise GradcamError("The list already contains the classes to explain: leave the target (--class) out.")
@@ -204,7 +204,7 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage
 
 
 def choose_items(items: Sequence[InputImage], limit: int | None, seed: int) -> Sequence[InputImage]:
-    """Sample at most `limit` images, in their order. The first images of a sorted folder may all have one class."""
+    """Sample at most `limit` images and keep their order. The first images of a folder could all have the same class."""
     if limit is None or limit >= len(items):
         return items
     names = {item.name for item in sorted(items, key=lambda item: derive_seed(seed, "limit", item.name))[:limit]}
@@ -264,7 +264,7 @@ def _try_subject(evaluator: Evaluator, prepared: Prepared) -> tuple[Evaluator, S
 
 
 def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> str | None:
-    """Return the reason why these methods cannot explain an image; None if they can."""
+    """Return the reason why these methods cannot explain an image; None if all methods can."""
     evaluator, subject = trial
     try:
         replace(evaluator, plan=replace(evaluator.plan, methods=tuple(methods), controls=())).explain(subject, "")

@@ -31,7 +31,7 @@ from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
-# The texts of earlier versions, so that their journals can be resumed.
+# Journals contain the texts of earlier versions, so that journals of earlier versions can be resumed.
 EARLIER_TARGETS = {
     "the highest-scoring detection": "the surest of what was found",
     "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
@@ -46,11 +46,11 @@ Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric: pr
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of a study: all that its numbers depend on.
+    """The conditions of a study: everything that the numbers depend on.
 
     `weights` and `annotations` are SHA-256 hashes. `target` (the explained class) and `resizing` are descriptions in
-    words. `versions` are those of the libraries that affect the numbers. `resolved` has the layouts and the output that
-    the package chose.
+    words. `versions` has the versions of the libraries that affect the numbers. `resolved` has the layouts and the
+    output that the package chose.
     """
 
     model: str
@@ -163,7 +163,7 @@ class Measurement:
     value : float
         The number.
     index : int or None
-        The explained class; None for a mosaic, which has four.
+        The explained class; None for a mosaic, which has four classes.
     label : str or None
         The class name, if known.
 
@@ -190,8 +190,8 @@ class StudyEntry:
     """The values of one image or mosaic for all methods and metrics, or the error if it failed.
 
     `sha256` is the hash of the file, or of the hashes of a mosaic's images; None if the file could not be read.
-    `index`, `label` and `probability` belong to the explained class. A mosaic has four classes, so only their labels
-    are given.
+    `index`, `label` and `probability` belong to the explained class. The entry of a mosaic has only `label`, with the
+    names of all four classes.
     """
 
     __repr__ = format_fields
@@ -218,7 +218,7 @@ class StudyEntry:
 
     @staticmethod
     def from_json(line: str | bytes) -> StudyEntry:
-        """Parse a line from `to_json`, ignoring unknown keys. Raise `GradcamError` if it is not an entry."""
+        """Parse a line from `to_json`, ignoring unknown keys. Raise `GradcamError` if the line is not an entry."""
         try:
             content = json.loads(line)
             values = {field.name: content[field.name] for field in fields(StudyEntry)}
@@ -236,7 +236,7 @@ class StudyEntry:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a study: the entries of images in their order, then of mosaics, and notes for the user."""
+    """The results of a study: the entries of the images in order, the entries of the mosaics, and notes for the user."""
 
     plan: StudyPlan
     conditions: Conditions
@@ -255,7 +255,7 @@ class Results:
 
     @property
     def failures(self) -> list[StudyEntry]:
-        """Return the entries of images that could not be evaluated. Their error names the image."""
+        """Return the entries of images that could not be evaluated. Each error names the image."""
         return [entry for entry in self.entries if entry.error is not None]
 
     @property
@@ -269,11 +269,11 @@ class Results:
         return [entry for entry in self.entries if entry.kind == kind and entry.error is None]
 
     def values(self, method: str, metric: str) -> list[float | None]:
-        """Return a method's value for each entry that has this metric; None if it is missing for this method."""
+        """Return a method's value for each entry that has this metric; None if the method has no value."""
         return [entry.values.get(method, {}).get(metric) for entry in self._entries_with(metric)]
 
     def mosaic_images(self, metric: str) -> list[Sequence[str]] | None:
-        """Return the image names in each mosaic that has this metric; None if the metric is not of mosaics."""
+        """Return the image names in each mosaic that has this metric; None if the metric does not use mosaics."""
         entries = self._entries_with(metric)
         is_of_mosaics = any(entry.kind == "mosaic" for entry in entries)
         return [entry.image.split(NAME_SEPARATOR) for entry in entries] if is_of_mosaics else None
@@ -292,9 +292,10 @@ class Ranking:
     """The position of one method or control by one metric. With fewer than 8 images, there is no best method.
 
     `interval` is the mean over images or mosaics. `difference` is the paired difference from the best method; None for
-    the best itself. `is_level` marks a method that `find_told_apart` does not distinguish from the best, with all pairs
-    of methods compared at once; the interval of `difference` is for a single comparison. `is_control` marks a control,
-    which is never the best. `beats_all` marks a control that is at least as good as the best method.
+    the best method itself, and if there is none. Its interval is for a single comparison. `is_level` marks a method
+    that does not differ significantly from the best method; `find_distinguished_pairs` corrects this test for the
+    comparison of all pairs. `is_control` marks a control, which is never the best. `beats_all` marks a control that is
+    at least as good as the best method.
     """
 
     method: str

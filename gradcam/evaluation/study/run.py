@@ -50,9 +50,10 @@ class NamedMosaic:
 class Study:
     """A study that is ready to run.
 
-    `index` is the class to explain in all images. If it is None, each image's class comes from the list, or is the most
-    probable one, among the annotated classes if there are any. `notes` report what was left out. `example_heatmaps`
-    caches the heatmaps (1,H,W) of the first images, by image name and method, if they were computed in this run.
+    `index` is the class to explain in all images. If `index` is None, each image's class comes from the input list. If
+    the list has no class, the most probable annotated class is explained, or the top class without annotations. `notes`
+    report what was left out. `example_heatmaps` caches the heatmaps (1,H,W) of the first images, by image name and
+    method, if they were computed in this run.
     """
 
     evaluator: Evaluator
@@ -124,10 +125,11 @@ class Study:
     def make_subject(
         self, item: InputImage, prepared: Prepared, class_index: int | None
     ) -> tuple[Evaluator, Subject, int | None]:
-        """Return the evaluator and the subject for an image, and the class whose annotations belong to it.
+        """Return the evaluator and the subject for an image, and the class whose annotations are used.
 
-        The class comes from the list, or is that of the study, or is the most probable annotated class. For a detector
-        or segmenter, it is the class of the highest-scoring detection, annotated ones first.
+        The class comes from the list, or is the study's class, the most probable annotated class, or the top class. A
+        detector or segmenter uses the class of the highest-scoring detection, and prefers detections of annotated
+        classes.
         """
         index = self.index if class_index is None else class_index
         annotated = [] if self.annotations is None or index is not None else self.annotations.classes(item.name)
@@ -168,7 +170,7 @@ class Evaluator:
     """Evaluates images with the same settings.
 
     Random numbers depend on the seed and the bytes of the image, not on its name or on other images. `target` is for
-    models of other tasks than classification; None selects the highest-scoring detection.
+    models of tasks other than classification; None selects the highest-scoring detection.
     """
 
     classifier: Classifier
@@ -182,7 +184,7 @@ class Evaluator:
     def adapt(self, prepared: Prepared, index: int | None = None, annotated: Sequence[int] = ()) -> Evaluator:
         """Return the evaluator for an image. For models of other tasks, the detections in the image become its classes.
 
-        `index` selects the detections of one class. Without it, `annotated` classes are preferred.
+        `index` selects the detections of one class. If it is None, `annotated` classes are preferred.
         """
         if not isinstance(self.classifier, TaskModel):
             return self
@@ -198,7 +200,7 @@ class Evaluator:
         to_scores = partial(to_instance_classifier, model, prepared, methods=at_layers[:1])
         if index is not None:
             return to_scores(index)
-        if self.target is None and model.list_all() is None:  # The model needs a class to find something.
+        if self.target is None and model.list_all() is None:  # The model detects nothing without a class.
             for class_index in annotated:
                 with suppress(TargetError):
                     return to_scores(class_index)
@@ -213,7 +215,7 @@ class Evaluator:
         return {name: maps[:, 0] for name, maps in heatmaps.items()}
 
     def make_subject(self, prepared: Prepared, index: int | None) -> Subject:
-        """Make the subject from an image and its class, by default the most probable one. This runs the model once."""
+        """Make the subject from an image and a class; None selects the top class. This runs the model once."""
         images, classes = self._to_batch(prepared.image), None if index is None else [index]
         return Subject(self.classifier.model, images, classes, activation=self.classifier.activation)
 
@@ -261,7 +263,7 @@ class MetricInputs:
         self._computed: dict[Any, Any] = {}  # results by `Metric.key`
 
     def measure(self, metrics: Iterable[Metric]) -> dict[str, float]:
-        """Compute these metrics, without those that need annotations if there are none.
+        """Compute the metrics; if there are no annotations, leave out the metrics that need them.
 
         Raise `GradcamError` if a value is NaN or infinite. Errors of the metrics are passed on.
         """
@@ -277,7 +279,7 @@ class MetricInputs:
         return values
 
     def curves(self, metrics: Iterable[Metric]) -> dict[str, list[float]]:
-        """Return the probabilities along the curves whose areas these metrics are, for the metrics already computed."""
+        """Return the probabilities along the curve of each metric that is the area under a curve and was computed."""
         computed = {metric.name: self._computed.get(metric.key) for metric in metrics}
         return {name: curve.probabilities[0].tolist() for name, curve in computed.items() if isinstance(curve, Curve)}
 

@@ -31,7 +31,7 @@ from gradcam.sources.contents import InputImage
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-METRICS_PER_TABLE = 5  # More metrics go into further tables below.
+METRICS_PER_TABLE = 5  # Further metrics go into additional tables below the first.
 LATEX_ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -120,7 +120,7 @@ def to_json(results: Results) -> str:
 
 
 def to_latex(results: Results) -> str:
-    """Return a LaTeX `table*` of means with 95 % intervals, the best in bold. It needs `\\usepackage{booktabs}`."""
+    """Return a LaTeX `table*` of means with 95 % intervals, the best in bold. LaTeX needs `\\usepackage{booktabs}`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     rankings = compare_methods(results)
