@@ -155,7 +155,7 @@ class DifferentiableModel:
         copies = len(model_input) // count
 
         def copy_input(tensor: Tensor) -> Tensor:
-            """Return a copy of the caller's tensor, repeated for each version. The pass may change the copy in place."""
+            """Return a copy of the caller's tensor, repeated for each version. A pass may change the copy in place."""
             tensor = detach_input(tensor).clone()
             return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == count else tensor
 

@@ -27,7 +27,7 @@ def integrated_gradients(
     chunk: int = 1,
     progress: Progress | None = None,
 ) -> Attribution:
-    """Compute integrated gradients: the image minus a baseline, times the mean gradient on the straight line between them.
+    """Compute integrated gradients: the image minus a baseline, times the mean gradient on the straight path between.
 
     The integral uses Gauss-Legendre quadrature. By completeness (the paper's proposition 1), the values sum to the
     score of the image minus the score of the baseline. `gaps` is the sum of the values minus this difference of scores.

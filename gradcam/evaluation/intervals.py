@@ -254,8 +254,8 @@ def find_distinguished_pairs(
 
     The numbers that are tested also decide which method is the best. All pairs are therefore tested with Holm's
     correction: if all methods are equally good, the probability that a method differs significantly from the best one
-    is at most 1 - `level`. Pairs without the best method can exceed this probability if one method is skewed and has a
-    much larger spread: it is 20 % for eight methods with exponential numbers and spreads from 1 to 10.
+    is at most 1 - `level`. For pairs without the best method, the probability can be higher if one method is skewed and
+    has a much larger spread: 20 % for eight methods with exponential numbers and spreads from 1 to 10.
     """
     pairs = [frozenset(pair) for pair in itertools.combinations(rows, 2)]
     p_values = {}

@@ -235,8 +235,7 @@ def recommend(
     is higher at a pixel of the class's image than at a pixel of the other images. *Where is the object?* In single
     images, ROAD measures how much the marked pixels matter to the model. ROAD is computed for the five best
     combinations of the first question. With annotations, `objects` replaces ROAD: it measures how often the heatmap is
-    higher at a pixel of the object than outside it. `mass` is listed but not used, because sharpening a heatmap
-    increases its mass.
+    higher at a pixel of the object than outside it. `mass` is listed but not used, because sharpening increases it.
 
     Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
     layer, is therefore kept unless the leader is significantly better in a paired comparison (at 5 %, with Bonferroni's
@@ -312,7 +311,7 @@ def recommend(
 def decide(
     benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects, counter: StepCounter
 ) -> Recommendation:
-    """Answer both questions; the first combination is the default. Raise `LayerError` if no combination has heatmaps."""
+    """Answer both questions. The default is the first combination. Raise `LayerError` if none of them has a heatmap."""
     default, left_out = combinations[0], benchmark.explainer.left_out
     scores = benchmark.score_mosaics(combinations)
     if not scores.order:
@@ -359,7 +358,7 @@ def list_single_pass_methods() -> list[str]:
 
 
 def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequence[str]) -> list[Combination]:
-    """List all combinations. Raise `GradcamError` for unknown methods and scores, and methods without a target layer."""
+    """List all combinations. Raise `GradcamError` for unknown methods and scores, or methods without a target layer."""
     resolved = find_methods(methods)
     for method in resolved:
         if method.place != "layer":
@@ -454,7 +453,7 @@ class Benchmark:
         return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
     def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
-        """Return `order` on the objects, NaN for images without one; {} below `MIN_IMAGES_TO_COMPARE` images with one."""
+        """Return `order` on the objects; NaN for images without one. Return {} if there are too few images to compare."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
         if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_TO_COMPARE:
             return {}
@@ -544,8 +543,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     - with the coarsest grid, the last four layers outside of branches (children of the model or of an `nn.Sequential`),
       but none in the first quarter of the layers: for example the last block, or a ReLU with its norm and convolution;
     - with the next finer grid, the last of the least nested layers, which is a block and not a part of a block;
-    - in a model with a single grid size, such as a transformer, the counterparts of `default` in the two earlier
-      blocks.
+    - in a model with a single grid size, such as a transformer, the counterparts of `default` in two earlier blocks.
     If a block returns the output of its last part, only the block is listed. Raise `LayerError` if the default is
     unknown, or if no layer has a grid.
     """

@@ -229,7 +229,7 @@ def _require_finite(probabilities: Tensor) -> Tensor:
 
 
 def describe_tensor(value: Any, *kinds: Any) -> str:
-    """Return the type and shape of a tensor, or of an instance of `kinds`, for a message; other values as short text."""
+    """Describe a value in a message: type and shape of a tensor (or of an instance of `kinds`), else a short text."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
@@ -298,7 +298,7 @@ def to_tensor(values: Any) -> Tensor:
 
 
 def scale_to_unit(heatmaps: Tensor) -> Tensor:
-    """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide each heatmap by its maximum if not zero."""
+    """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide by the maximum unless that is zero."""
     positive = heatmaps.clamp(min=0)
     largest = positive.amax((1, 2), keepdim=True)
     return positive / torch.where(largest > 0, largest, 1.0)

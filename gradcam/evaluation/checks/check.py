@@ -124,15 +124,15 @@ def check(
         also call it with other images, with other classes, and with re-initialised copies of the model. None selects
         "gradcam" for classifiers, and the task's default method for other models.
     layer : str or nn.Module, default None
-        As in `Classifier.explain`. Functions ignore it.
+        As in `Classifier.explain`. Custom functions ignore the layer.
     target : int or str, default None
         A class by index or label; None for the top class. For models of other tasks, such as detectors: a target as in
-        `explain`. If the target selects several boxes or masks, the first one is tested. The tests then use the model's
-        other detections or other targets instead of other classes.
+        `explain`. If the target selects several boxes or masks, the first one is tested. For such models, the
+        tests use other detections or other targets instead of other classes.
     score : str, default "logit"
-        As in `targets.ClassTarget`. Functions ignore it.
+        As in `targets.ClassTarget`. Custom functions ignore the score.
     reshape : tuple, str or callable, default None
-        As in `gradcam.explain`. Functions ignore it.
+        As in `gradcam.explain`. Custom functions ignore it.
     other_images : sequence of images, default ()
         Three or more comparison images. The tests use the three images with the lowest probability of the class. If you
         pass fewer than three images, the package's five photographs replace them.
@@ -223,7 +223,7 @@ def check(
 
 
 def _measure_preference(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
-    """Return a class's probability for the first image minus its mean over the three other images with the lowest.
+    """Return a class's probability for the first image minus its mean for the three other images where it is lowest.
 
     If `index` is None, the class is the top class of the first image.
     """

@@ -83,7 +83,7 @@ def compare_with_control(
     scores: tuple[float | None, float],
     control_scores: tuple[float | None, float],
 ) -> ControlMap:
-    """Return a control map with its results. `scores` (the heatmap's) and `control_scores` are pairs (order, effect)."""
+    """Return a control map with its results; `scores` (of the heatmap) and `control_scores` are (order, effect)."""
     (order, effect), (control_order, control_effect) = scores, control_scores
     order_gain = None if order is None or control_order is None else order - control_order
     is_apart = effect - control_effect >= MIN_EFFECT_GAIN or (order_gain is not None and order_gain >= MIN_ORDER_GAIN)

@@ -110,7 +110,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
 
 
 def to_pixels(image: Tensor, height: int) -> Pixels:
-    """Return a preprocessed image (C,H,W) as RGB pixels of this height. The lowest value is black, the highest white."""
+    """Return a preprocessed image (C,H,W) as RGB pixels of this height; stretch its values from black to white."""
     values = image.detach().float().cpu()
     values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # RGB, or grey
     low, high = values.amin(), values.amax()

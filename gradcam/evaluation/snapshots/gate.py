@@ -136,7 +136,7 @@ def check_conditions(
     means: Mapping[str, float],
     failures: Mapping[str, str],
 ) -> Gate:
-    """Find the conditions that each image and the mean over images meet. Raise `GradcamError` for invalid conditions."""
+    """Find the conditions that each image, and the mean, meets. Raise `GradcamError` if a condition is invalid."""
     parsed = [parse_condition(text) for text in conditions]
 
     def find_met(values: Mapping[str, float], *, of_mean: bool) -> tuple[str, ...]:

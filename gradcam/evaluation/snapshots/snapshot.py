@@ -237,7 +237,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Yield descriptions of missing or invalid contents. Stop at the first, because later checks rely on earlier ones."""
+    """Yield descriptions of faults in the contents. Stop at the first, because later checks rely on earlier ones."""
     texts = ("model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score")
     if set(header) != {field.name for field in fields(Origin)} or not all(
         isinstance(header[name], str) for name in texts

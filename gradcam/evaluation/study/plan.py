@@ -38,7 +38,7 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The names of methods, controls and metrics: the built-in ones in the order of their tables, then user-defined ones.
+    """The names of methods, controls and metrics: built-in ones in the order of their tables, then user-defined ones.
 
     `requested_methods` are the methods that the user named. `requested_metrics` are the metrics that the user named, by
     name or by group. A requested method or metric that cannot be used is an error; other unusable methods and metrics
@@ -169,7 +169,7 @@ def _list_computed_metrics(plan: StudyPlan) -> list[Metric]:
 
 
 def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
-    """Describe the amount of computation and the most expensive methods, so that the user can decide whether to wait."""
+    """Describe the amount of computation and the most expensive methods, to help the user decide whether to wait."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
     mosaic_runs = f" and 1 per mosaic ({mosaics})" if mosaics else ""

@@ -187,7 +187,7 @@ def _describe_target(target: Any) -> str:
 
 
 def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage]) -> int | None:
-    """Return the class index for all images, or None. Raise `GradcamError` if the target or a listed class is unknown."""
+    """Return the class index for all images, or None. Raise `GradcamError` if the target or a listed class is wrong."""
     class_names = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
     if class_names and target is not None:
         raise GradcamError("The list already contains the classes to explain: leave the target (--class) out.")
@@ -204,7 +204,7 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage
 
 
 def choose_items(items: Sequence[InputImage], limit: int | None, seed: int) -> Sequence[InputImage]:
-    """Sample at most `limit` images and keep their order. The first images of a folder could all have the same class."""
+    """Sample at most `limit` images and keep their order. The first images of a folder could all be of one class."""
     if limit is None or limit >= len(items):
         return items
     names = {item.name for item in sorted(items, key=lambda item: derive_seed(seed, "limit", item.name))[:limit]}

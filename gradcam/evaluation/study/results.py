@@ -236,7 +236,7 @@ class StudyEntry:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a study: the entries of the images in order, the entries of the mosaics, and notes for the user."""
+    """The results of a study: the entries of the images in order, then of the mosaics, and notes for the user."""
 
     plan: StudyPlan
     conditions: Conditions
