@@ -453,7 +453,7 @@ class Benchmark:
         return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
     def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
-        """Return `order` on the objects; NaN for images without one. Return {} if there are too few images to compare."""
+        """Return `order` on the objects; NaN for images without one. Return {} if too few images have objects."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
         if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_TO_COMPARE:
             return {}

@@ -72,7 +72,7 @@ class ControlMap:
 
     @property
     def words(self) -> str:
-        """The control map's description, for use in a sentence."""
+        """A description of the control map, for use in a sentence."""
         return CONTROL_DESCRIPTIONS[self.name]
 
 

@@ -44,10 +44,10 @@ class TestResult:
 class CheckArtifacts:
     """The data behind a verdict. Fields of tests that did not run are None or empty.
 
-    `noisy_maps` (S,H,W) are heatmaps of noisy images, and `noisy_correlations` (S,) their rank correlation with `heatmap`.
-    `rivals` are the rival class and random classes, with `rival_maps` (K,H,W) and `rival_correlations` (K,).
-    `placed_maps` (4,H',W') are the heatmaps of the test images in `grid`. `uncertainty` (H,W) is computed as in the
-    function `uncertainty`.
+    `noisy_maps` (S,H,W) are heatmaps of noisy images. `noisy_correlations` (S,) are their rank correlations with
+    `heatmap`. `rivals` are the rival class and random classes. `rival_maps` (K,H,W) and `rival_correlations` (K,)
+    belong to them. `placed_maps` (4,H',W') are the heatmaps of the test images in `grid`. `uncertainty` (H,W) is
+    computed as in the function `uncertainty`.
     """
 
     heatmap: Tensor

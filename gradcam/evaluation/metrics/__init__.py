@@ -28,7 +28,7 @@ class Metric:
     name : str
         The metric's name.
     summary : str
-        What it measures, in one line.
+        The measured quantity, in one line.
     better : str
         The better direction: "higher" or "lower".
     group : str
@@ -191,7 +191,7 @@ def metric(
     name : str
         The name in tables: letters, digits, "-" and "_".
     summary : str
-        What it measures, in one line.
+        The measured quantity, in one line.
     better : str
         The better direction: "higher" or "lower".
     needs : sequence of str, default ("subject", "heatmaps")

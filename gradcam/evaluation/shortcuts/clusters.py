@@ -65,8 +65,8 @@ class Cluster:
     def suspicion(self) -> float:
         """Return the suspicion, from 0 to 1.
 
-        A unique appearance counts up to one half. A position that is rare in other classes raises the suspicion to up
-        to one. If the cluster contains most images of its class, or is the rest, a unique appearance counts only
+        A unique appearance counts up to one half. A position that is rare in other classes can double the
+        suspicion. If the cluster contains most images of its class, or is the rest, a unique appearance counts only
         together with a rare position.
         """
         is_main = self.is_rest or self.share > MAIN_FRACTION

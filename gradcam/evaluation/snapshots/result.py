@@ -252,8 +252,8 @@ class Diff:
         Parameters
         ----------
         conditions : sequence of str
-            Conditions such as "NAME<NUMBER" and "NAME>NUMBER" are checked for each image. Conditions such as "mean
-            NAME<NUMBER" are checked for the mean over images. The names are "agree" (1 or 0), "correlation", "overlap",
+            "NAME<NUMBER" and "NAME>NUMBER" are conditions on each image. "mean NAME<NUMBER" and "mean NAME>NUMBER" are
+            conditions on the mean over images. The names are "agree" (1 or 0), "correlation", "overlap",
             "moved" and "drop".
 
         Returns

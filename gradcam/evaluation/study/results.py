@@ -292,10 +292,10 @@ class Ranking:
     """The position of one method or control by one metric. With fewer than 8 images, there is no best method.
 
     `interval` is the mean over images or mosaics. `difference` is the paired difference from the best method; None for
-    the best method itself, and if there is none. Its interval is for a single comparison. `is_level` marks a method
-    that does not differ significantly from the best method; `find_distinguished_pairs` corrects this test for the
-    comparison of all pairs. `is_control` marks a control, which is never the best. `beats_all` marks a control that is
-    at least as good as the best method.
+    the best method itself, and if there is no best method. The interval of `difference` is for a single comparison.
+    `is_level` marks a method that does not differ significantly from the best method; `find_distinguished_pairs`
+    corrects this test for the comparison of all pairs. `is_control` marks a control, which is never the best.
+    `beats_all` marks a control that is at least as good as the best method.
     """
 
     method: str
