@@ -238,9 +238,9 @@ def recommend(
     higher at a pixel of the object than outside it. `mass` is listed but not used, because sharpening increases it.
 
     Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
-    layer, is therefore kept unless the leader is significantly better in a paired comparison (at 5 %, with Bonferroni's
-    correction for all combinations) and the leader's ROAD is not significantly lower. With fewer than 8 images, the
-    default is always kept. Combinations with the same heatmaps share their numbers.
+    layer, is therefore kept unless the leader is significantly better in a paired comparison. The test is at 5 %, with
+    Bonferroni's correction for all combinations. The default is also kept if the leader's ROAD is significantly lower,
+    or if there are fewer than 8 images. Combinations with the same heatmaps share their numbers.
 
     Parameters
     ----------
