@@ -104,7 +104,7 @@ def _explain_if_missing(heatmaps: Any, subject: Subject, explain: ExplainFunctio
 
 
 def find_rivals(subject: Subject) -> Tensor:
-    """Return each image's most probable other class, int64 (N,). Raise `TargetError` if the model has only one class."""
+    """Return each image's most probable other class, int64 (N,). Raise `TargetError` if there is no other class."""
     count = subject.all_probabilities.shape[1]
     if count < 2:
         raise TargetError(f"The model has {count} class, but two are needed to compare heatmaps.")
