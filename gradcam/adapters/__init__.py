@@ -1,4 +1,4 @@
-"""Support for models that do more than classify: one table row and one module per model family."""
+"""Find the class that supports a detector, segmenter, embedder, captioner or pose model, by a table of families."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradcam.adapters.base import (
 )
 
 Kind = TypeVar("Kind", bound=Family)
-MAX_NESTING_DEPTH = 2  # levels of submodules that are searched, because users wrap models
+MAX_NESTING_DEPTH = 2  # Users wrap models, so this many levels of submodules are searched as well.
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ DETECTORS = (
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 BACKBONES = rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)"
 
-# The first match counts. A user's subclass of a listed class belongs to the family of that class.
+# If several rows match a model, the first one of the requested kind counts. A user's subclass of a listed class belongs
+# to the family of the listed class.
 FAMILIES = (
     FamilyEntry(
         r"torchvision\.models\.detection\.\w+\.(FasterRCNN|MaskRCNN|KeypointRCNN)",
@@ -89,7 +90,7 @@ def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
 
 def find_main_family(model: nn.Module) -> Family | None:
     """Return the family for the model's main task; None if there is none, which usually means a classifier."""
-    # The backbone inside a classifier may match an embedder, but the model's task is classification.
+    # A backbone inside a classifier may match the row of an embedder, but the model's task is classification.
     families = (family for family in list_families(model) if not (family.prefix and isinstance(family, Embedder)))
     return next(families, None)
 

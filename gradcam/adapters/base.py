@@ -1,4 +1,4 @@
-"""Interfaces of model families: which module to run, which outputs to record, which layer to explain by default."""
+"""Define what each model family provides: the module to run, the outputs to record, and the default layer."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class ModelRun:
 class RecordingModel(nn.Module):
     """A wrapper whose output is a `ModelRun`.
 
-    The wrapped model is its submodule `module`, which keeps layer names unchanged.
+    The wrapped model is its submodule `module`, as in `DataParallel`, so layer names stay the same.
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.module = model
-        self._watched = dict(modules)  # A dict does not register the modules a second time.
+        self._watched = dict(modules)  # A plain attribute would register each module a second time.
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
         calls: dict[str, list[ModuleCall]] = {}
@@ -73,15 +73,15 @@ _NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
 
 
 def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
-    """Set the class names of a model, which are stored outside the module."""
+    """Set the class names of a model. They are stored outside the module."""
     _NAMES[model] = labels
 
 
 class Family(ABC):
-    """A supported model of one family.
+    """A supported model. Each subclass supports the models of one family.
 
-    `model` is the module that the family supports. `prefix` is its dotted name inside the explained model, or "" if it
-    is the explained model itself.
+    `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if both
+    are the same.
     """
 
     task: ClassVar[str]
@@ -91,23 +91,23 @@ class Family(ABC):
 
     @property
     def layer(self) -> str | None:
-        """Return the default layer's name in the explained model; None for the last layer with a grid."""
+        """Return the default layer's name in the explained model; None stands for the last layer with a grid."""
         name = self.own_layer
         return None if name is None else f"{self.prefix}.{name}".lstrip(".")
 
     @property
     def own_layer(self) -> str | None:
-        """Return the default layer's name relative to the family's own model; None for the last layer with a grid."""
+        """Return the default layer's name in `self.model`; None stands for the last layer with a grid."""
         return None
 
     @property
     def layers(self) -> Sequence[str]:
-        """Return the names, in the explained model, of the default layers whose maps are added."""
+        """Return the default layers' names in the explained model. The maps of these layers are added."""
         return [f"{self.prefix}.{name}".lstrip(".") for name in self.own_layers]
 
     @property
     def own_layers(self) -> Sequence[str]:
-        """Return the default layers' names relative to the family's own model: several for a feature pyramid."""
+        """Return the default layers' names in `self.model`: several for a feature pyramid."""
         return [] if self.own_layer is None else [self.own_layer]
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
@@ -116,21 +116,21 @@ class Family(ABC):
 
     @property
     def labels(self) -> Sequence[str] | None:
-        """Return the class names: those set by `name_classes`, or else the model's own."""
+        """Return the class names: the names set by `name_classes`, or else the names stored in the model."""
         return _NAMES.get(self.model) or self.own_labels
 
     @property
     def own_labels(self) -> Sequence[str] | None:
-        """Return the class names that are stored in the model; None if it has none."""
+        """Return the class names that are stored in the model; None if there are none."""
         return None
 
     @property
     def class_count(self) -> int | None:
-        """Return the number of output classes, including the background; None if it is unknown before a run."""
+        """Return the number of output classes, including the background; None if only a run can show the number."""
         return None if self.own_labels is None else len(self.own_labels)
 
     def watched(self) -> dict[str, nn.Module]:
-        """Return the modules whose calls `read` needs, by arbitrary names; by default the family's own model."""
+        """Return the modules whose calls `read` needs, under arbitrary names. The default is `self.model` alone."""
         return {MODEL: self.model}
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -161,7 +161,7 @@ class Family(ABC):
 
 
 class Detections(NamedTuple):
-    """The detections of one image, the highest score first, with their autograd graph.
+    """The detections of one image, the highest score first, attached to the autograd graph.
 
     `boxes` (B,4) are left, top, right, bottom in pixels of the model's input image. `scores` and `labels` (int64) are
     (B,). `masks` (B,H,W) are in [0,1] at the input size, or None. `keypoints` (B,P,h,w) are heatmaps over the boxes.
@@ -202,18 +202,19 @@ class DetectorAdapter(Family):
 
     @abstractmethod
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
-        """Return each image's detections after the model's own postprocessing, with their graph."""
+        """Return each image's detections after the model's own postprocessing, attached to the graph."""
 
     @abstractmethod
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
-        """Return each image's candidates with their scores for one label, or for their best label if it is None."""
+        """Return each image's candidates, scored for `label`. If `label` is None, score each one for its best label."""
 
     def differentiate(
         self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
-        """Return local gradients of the detections' scores, or of one of their edges, for each input (N,C,H,W).
+        """Return, for each input (N,C,H,W), local gradients of the detections' scores, or of their edges.
 
-        None means that only autograd can compute them.
+        `edge` is the index of the edge; None stands for the score. The result is None if the gradients have to be
+        computed by autograd.
         """
         return None
 
@@ -225,10 +226,10 @@ class SegmenterAdapter(Family):
 
     @abstractmethod
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
-        """Return the class logits (N,C,h,w), at the model's output resolution, with their graph.
+        """Return the class logits (N,C,h,w) at the model's output resolution, attached to the graph.
 
-        Their grid covers the model's input image. For models that predict masks with classes, the values are the
-        semantic scores per pixel.
+        The grid of the logits covers the model's input image. For models that predict masks with classes, the values
+        are the semantic scores per pixel.
         """
 
     @property
@@ -249,7 +250,7 @@ class Embedder(Family):
 
     @abstractmethod
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
-        """Return the image embeddings (N,D), not normalised, with their graph."""
+        """Return the image embeddings (N,D), not normalised and attached to the graph."""
 
     @property
     def is_transformer(self) -> bool:
@@ -262,7 +263,7 @@ class Embedder(Family):
         return False
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Return the embeddings (T,D) of sentences, not normalised and without a graph.
+        """Return the embeddings (T,D) of sentences, not normalised and detached from the graph.
 
         Raises `TargetError` if the model has no text encoder or no tokenizer, or if a sentence is too long.
         """
@@ -290,19 +291,19 @@ class CaptionerAdapter(Family):
 
     @abstractmethod
     def read(self, run: ModelRun, batch: Batch, tokens: Sequence[int]) -> Tensor:
-        """Return the logits (N,T,V) over the vocabulary at each token, given the image and the earlier tokens."""
+        """Return the logits (N,T,V) over the vocabulary for each token, given the image and the earlier tokens."""
 
     @abstractmethod
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
-        """Decode each token to readable text. Raise `TargetError` without a tokenizer."""
+        """Decode each token to readable text. Raise `TargetError` if there is no tokenizer."""
 
 
 class Poses(NamedTuple):
     """The keypoint heatmaps of one image, the highest-scoring box first.
 
-    `heatmaps` (B,P,h,w) have their graph. `regions` (B,4) are the boxes that the heatmaps cover, as left, top, right,
-    bottom in pixels of the model's input image, without a graph. `scores` (B,) are those of the boxes; None if the
-    heatmaps cover the whole image.
+    `heatmaps` (B,P,h,w) are attached to the graph. `regions` (B,4) are the boxes that the heatmaps cover: left, top,
+    right and bottom in pixels of the model's input image, detached from the graph. `scores` (B,) are the scores of the
+    boxes; None if the heatmaps cover the whole image.
     """
 
     heatmaps: Tensor

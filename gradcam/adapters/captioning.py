@@ -24,11 +24,11 @@ DUMMY_SIZE = 256  # pixels: the processor needs an image to insert placeholder t
 
 
 class GenerativeCaptioner(CaptionerAdapter):
-    """A text generator. It reads the finished caption again; the logits of each token are one position before it.
+    """A text generator that reads its finished caption again, to compute the logits of all tokens in one forward pass.
 
-    Each token depends only on earlier positions, so one forward pass serves all tokens. `tower` is the image encoder's
-    module name. `starts` and `ends` are the configuration settings for start and end tokens; the first setting with a
-    value counts.
+    The logits of a token are at the position before it, and depend on earlier positions only. `tower` is the image
+    encoder's module name. `starts` and `ends` are the names of the configuration settings for start and end tokens; the
+    first setting with a value counts.
     """
 
     tower: ClassVar[str] = "vision_model"
@@ -84,8 +84,8 @@ class GenerativeCaptioner(CaptionerAdapter):
             raise TargetError("A prompt ends with padding, after which no word can follow: pad prompts on the left.")
         for name in (self.ids_name, mask_name, *TOKEN_TYPES):
             if name in arguments:
-                # The last token is appended too, although no logits after it are read: a model may broadcast a text of
-                # a single token over all images.
+                # Append the last token too, although the logits after it are not read: without it, a text might have
+                # only one token, which a model may broadcast over all images.
                 values = caption if name == self.ids_name else torch.full_like(caption, int(name == mask_name))
                 prompt = arguments[name].expand(images, -1)
                 arguments[name] = torch.cat([prompt, values.to(prompt.dtype).expand(images, -1)], 1)
@@ -103,7 +103,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         return [tokenizer.decode([token]).strip() or str(tokenizer.convert_ids_to_tokens(token)) for token in tokens]
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
-        """Return the model's arguments by name, with those added that the model requires."""
+        """Return the model's arguments by name. Add required arguments that the caller did not pass."""
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
             raise TargetError(
                 f"{type(self.model).__name__} takes the images alone, or a dict of its arguments by name, such as "
@@ -112,7 +112,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
     def begin_text(self, batch: Batch) -> dict[str, Any]:
-        """Return the arguments, with the tokens before the caption: the caller's prompt or start tokens."""
+        """Return the arguments, including the tokens before the caption: the caller's prompt, or else start tokens."""
         arguments = self.complete_arguments(batch)
         if self.ids_name not in arguments:
             arguments[self.ids_name] = self._repeat(self._find_setting(self.starts)[:1], batch)
@@ -174,7 +174,7 @@ class EncoderDecoder(GenerativeCaptioner):
 
 
 class Blip(GenerativeCaptioner):
-    """BLIP. Its processor appends an end token to a prompt, which the model removes to continue the text."""
+    """BLIP, whose processor appends an end token to a prompt. As in BLIP's own `generate`, it is removed again."""
 
     starts = ("bos_token_id",)
     ends = ("sep_token_id",)
@@ -199,9 +199,9 @@ class Git(GenerativeCaptioner):
 
 
 class Blip2(GenerativeCaptioner):
-    """BLIP-2 and InstructBLIP: queries attend to the patches, and a language model reads them at placeholder tokens.
+    """BLIP-2 and InstructBLIP: queries attend to patches, and a language model reads the queries at placeholder tokens.
 
-    A decoder-only language model continues the prompt; an encoder-decoder one reads it in its encoder.
+    A decoder-only language model continues the prompt. An encoder-decoder model reads the prompt in its encoder.
     """
 
     @property
@@ -242,7 +242,7 @@ class Llava(GenerativeCaptioner):
         return ["Describe the picture in a sentence."]
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Build a chat prompt with an image. Raise `ModelError` for several prompts, and without a processor."""
+        """Build a chat prompt with an image. Raise `ModelError` for several prompts, or if there is no processor."""
         from transformers import AutoProcessor
 
         folder = str(getattr(self.model, "name_or_path", ""))
@@ -256,7 +256,7 @@ class Llava(GenerativeCaptioner):
             else:
                 text = f"USER: {processor.image_token}\n{prompts[0]} ASSISTANT:"
             inputs = processor(images=Image.new("RGB", (DUMMY_SIZE, DUMMY_SIZE)), text=text, return_tensors="pt")
-        except Exception as error:  # The library raises many types for missing or broken files.
+        except Exception as error:  # The library raises many types of errors for missing or broken files.
             reason = " ".join(str(error).split())[:200]
             raise ModelError(
                 f"No processor was found for the model, to put an image into a prompt ({reason}): save it in the model's "
@@ -275,7 +275,7 @@ class Llava(GenerativeCaptioner):
 
 
 class InternVl(Llava):
-    """InternVL, whose default hidden state is the last one after the norm."""
+    """InternVL, which by default reads the last hidden state, after the final norm."""
 
     @property
     def own_layer(self) -> str | None:

@@ -30,8 +30,9 @@ VECTOR_FIELDS = (
     "last_hidden_state",
     "feature_maps",
 )
-CLASS_TOKEN_NAMES = ("cls_token", "class_token", "class_embedding")  # the ends of parameter names
-IMAGE_TOWER_OPTIONS = ("interpolate_pos_encoding",)  # further arguments of the image tower
+# A parameter is a class token if its name ends in one of these.
+CLASS_TOKEN_NAMES = ("cls_token", "class_token", "class_embedding")
+IMAGE_TOWER_OPTIONS = ("interpolate_pos_encoding",)  # arguments that the image tower takes besides the images
 PASS_TOKENIZER = (
     "pass Text(..., tokenizer=function), where the function turns a list of sentences into the model's text input, or pass "
     "the sentences' embeddings as a tensor (T, D)"
@@ -44,7 +45,7 @@ _tokenizers: weakref.WeakKeyDictionary[nn.Module, tuple[str, Any]] = weakref.Wea
 
 
 def find_embedder(model: nn.Module) -> Embedder:
-    """Return the embedder of a model: its family's, or one chosen by the model's methods, or a generic backbone."""
+    """Return the embedder for a model: by its family, or else by its methods, or else a generic backbone."""
     family = find_family(model, Embedder)
     has_towers = callable(getattr(model, "get_text_features", None)) and hasattr(model, "vision_model")
     if family is not None and not (type(family) is Backbone and has_towers):
@@ -99,7 +100,7 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
         candidates = list_tensors(
             next((fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None), output)
         )
-        # If there are only maps, the last one is the coarsest.
+        # Without a tensor (N,D), take the last tensor: the last feature map is the coarsest.
         vectors = next((tensor for tensor in candidates if tensor.ndim == 2), candidates[-1] if candidates else None)
     if not isinstance(vectors, Tensor) or vectors.ndim not in (2, 3, 4) or not vectors.is_floating_point():
         description = (
@@ -115,7 +116,7 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
 
 
 def has_uniform_attention(tower: nn.Module) -> bool:
-    """Return whether all attention modules have the same shapes, and there is hardly a convolution.
+    """Return whether all attention modules have weights of the same shapes, and convolutions do not outnumber them.
 
     In such a transformer, every block attends to the whole image.
     """
@@ -149,7 +150,7 @@ class ImageTowerRunner(nn.Module):
 
 
 class TwoTowers(Embedder):
-    """A model that embeds images and sentences in one space, with one tower for each. The towers run separately."""
+    """A model that embeds images and sentences in one space, by two towers that can run separately."""
 
     @property
     @abstractmethod
@@ -163,7 +164,7 @@ class TwoTowers(Embedder):
 
     @abstractmethod
     def encode_images(self, images: Tensor, **kwargs: Any) -> Tensor:
-        """Return the image embeddings (N,D) with their graph."""
+        """Return the image embeddings (N,D), attached to the graph."""
 
     @abstractmethod
     def encode_tokens(self, tokens: Any) -> Tensor:
@@ -191,11 +192,11 @@ class TwoTowers(Embedder):
         return {IMAGE_TOWER: self.projection}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return a wrapper that runs the image tower alone, or the whole model if this one is nested in it."""
+        """Return a wrapper that runs the image tower alone, or the full model if the towers are nested in it."""
         return RecordingModel(model, self.watched()) if self.prefix else ImageTowerRunner(model, self.encode_images)
 
     def narrow(self, batch: Batch) -> Batch:
-        """Return the batch with the image tower's inputs alone. Raise `ImageError` for images of several sizes."""
+        """Return the batch with only the image tower's inputs. Raise `ImageError` for images of several sizes."""
         if self.prefix:
             return batch
         if batch.listed is not None and len(set(batch.listed)) > 1:
@@ -207,11 +208,11 @@ class TwoTowers(Embedder):
         return to_vectors(run.last_output(IMAGE_TOWER) if run.calls else run.output)
 
     def embed_texts(self, texts: Sequence[str], tokenizer: Any = None) -> Tensor:
-        """Return the embeddings (T,D) of sentences, not normalised and without a graph.
+        """Return the embeddings (T,D) of sentences, not normalised and detached from the graph.
 
-        Embeddings are cached until the text tower changes: until a parameter moves in memory, gets a new version, or
-        has another value at its centre. `tokenizer` replaces the model's own. Raises `TargetError` if there is no
-        tokenizer, or a sentence is too long.
+        Embeddings are cached until the text tower changes. A change is noticed if a parameter or buffer moves in
+        memory, gets a new version, or has another value at its centre. `tokenizer` replaces the model's own tokenizer.
+        Raises `TargetError` if there is no tokenizer, or if a sentence is too long.
         """
         tokenizer = self.find_tokenizer() if tokenizer is None else tokenizer
         cache, state = _text_cache.setdefault(self.model, {}), self._fingerprint()
@@ -252,7 +253,7 @@ class TwoTowers(Embedder):
         text_tensors = [
             tensor.detach() for tensor in all_tensors if id(tensor) not in image_ids or self.tower is self.model
         ]
-        # Values are grouped by dtype, because some devices have no dtype that represents all of them.
+        # Values are grouped by dtype, because some devices have no dtype that represents the values of all dtypes.
         centres: dict[Any, list[Tensor]] = {}
         for tensor in text_tensors:
             if tensor.numel():
@@ -265,7 +266,7 @@ class TwoTowers(Embedder):
 
 
 class HuggingFaceTowers(TwoTowers):
-    """Hugging Face's two-tower models: CLIP, SigLIP, AltCLIP, Chinese CLIP, ALIGN and models with their interface.
+    """Hugging Face's two-tower models: CLIP, SigLIP, AltCLIP, Chinese CLIP, ALIGN and models with the same interface.
 
     Images (N,C,H,W) are cut into patches here for towers that take patches, such as SigLIP 2's NaFlex variants.
     """
@@ -314,7 +315,7 @@ class HuggingFaceTowers(TwoTowers):
 
 
 def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
-    """Cut images (N,C,H,W) into rows of square patches, channels last, and return the model's arguments for them."""
+    """Cut images (N,C,H,W) into square patches, row by row and channels last; return them as the model's arguments."""
     grid = [length // patch_size for length in images.shape[2:]]
     cells = (
         images[:, :, : grid[0] * patch_size, : grid[1] * patch_size]
@@ -334,8 +335,8 @@ def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
 class CustomTowers(TwoTowers):
     """Any model with `encode_image` and `encode_text`.
 
-    If present, its `visual` is the image tower, and its `tokenizer` converts a list of sentences to the input of
-    `encode_text`.
+    If the model has a module `visual`, this is the image tower. If the model has a `tokenizer`, this converts a list of
+    sentences to the input of `encode_text`.
     """
 
     @property
@@ -359,11 +360,11 @@ class CustomTowers(TwoTowers):
 
     @property
     def own_layer(self) -> str | None:
-        if self.takes_mean and self.tower is not self.model:  # The layer is the output whose tokens are averaged.
+        if self.takes_mean and self.tower is not self.model:  # The model averages this layer's tokens.
             return "visual.transformer" if getattr(self.tower, "final_ln_after_pool", False) else "visual.ln_post"
         pool = find_pool(self.tower)
         is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)
-        # One position is that of the mean. With a single further one, the grid has only one cell.
+        # The first position belongs to the mean, all others to cells. A single cell is no grid.
         has_grid = is_residual and len(cast("Any", pool).positional_embedding) > 2
         return "visual.layer4" if has_grid and self.tower is not self.model else None
 

@@ -1,4 +1,4 @@
-"""Detectors of transformers: all return logits and boxes of queries, but they convert logits to scores differently."""
+"""Detectors of transformers. All return a box and logits for each query, but they compute scores differently."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Grounding DINO splits its text at these
-# The ends of module names; the first name that exists is the backbone.
+# The backbone is the first module whose name ends in one of these, tried in this order.
 BACKBONE_NAMES = (
     "model.backbone.conv_encoder",
     "model.conv_encoder",
     "model.backbone",
 )
 
-# The thresholds that users set, by model: several families may be created for one model.
+# The thresholds that users set. They are keyed by model, because several `Family` objects may be created for one model.
 _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 
 
@@ -35,14 +35,14 @@ class DecodingRule:
 
     `pattern` matches the start of the class name, before "For".
 
-    `scores` converts logits to scores: "softmax", whose last class means no object; "sigmoid"; or "phrases", the
-    largest sigmoid among each phrase's tokens. `choice` selects detections: "queries" have one label each; "pairs" are
-    the `max_pairs` best pairs of query and class, or as many as there are queries if it is None. `threshold` is the
-    processor's default.
+    `scores` says how logits become scores: "softmax", whose last class means no object; "sigmoid"; or "phrases", the
+    largest sigmoid among each phrase's tokens. `choice` says what becomes a detection: for "queries", each query with
+    its best label; for "pairs", the `max_pairs` best pairs of a query and a class. If `max_pairs` is None, there are as
+    many pairs as queries. `threshold` is the processor's default.
 
-    `has_text` is True if a text input defines the classes. `is_within_mask` is True if boxes are relative to the image
-    without its padding, as given by a mask. `blocks` names the blocks of a transformer without a backbone, and the
-    first norm in each.
+    `has_text` is True if a text input defines the classes. `is_within_mask` is True if boxes are relative to the
+    unpadded image, which a mask marks. For a transformer without a backbone, `blocks` holds the name of the list of
+    blocks, and the name of the first norm in each block.
     """
 
     pattern: str
@@ -95,10 +95,10 @@ class HuggingFaceDetector(DetectorAdapter):
 
     @property
     def own_layer(self) -> str:
-        """Return the backbone, or the first norm of the last block for a transformer without a backbone.
+        """Return the name of the backbone, or of the first norm in the last block if there is no backbone.
 
-        That norm is the input of the last attention; after it, each box is a separate token. Before the norm, gradient
-        times activation would sum to zero, because the norm is scale-invariant.
+        This norm's output is the input of the last attention. After the attention, each box depends on its own token
+        alone. Before the norm, gradient times activation would sum to zero, because the norm is scale-invariant.
         """
         modules = dict(self.model.named_modules())
         if self.rule.blocks is None:
@@ -160,7 +160,8 @@ class HuggingFaceDetector(DetectorAdapter):
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
         """Return each image's candidates.
 
-        A label that an image's text does not have scores zero there. Raises `TargetError` if no image has the label.
+        If the text of an image lacks the label, the image's candidates have score 0. Raises `TargetError` if no image
+        has the label.
         """
         scored_boxes = list(self._list_scored_boxes(run, batch))
         classes = max(scores.shape[1] for _, scores in scored_boxes)
@@ -209,9 +210,9 @@ class HuggingFaceDetector(DetectorAdapter):
             yield from zip(boxes, map(_score_phrases, logits.sigmoid(), self._find_phrases(call)))
 
     def _find_box_scales(self, call: ModuleCall, batch: Batch, images: int) -> list[tuple[float, float]]:
-        """Return the height and width, in pixels of the input image, to which each image's boxes are relative.
+        """Return the factors, a height and a width in input pixels, that convert each image's relative boxes to pixels.
 
-        A mask may have another resolution than the input image.
+        The mask may have another resolution than the input image.
         """
         mask: Tensor | None = self._find_argument(call, "pixel_mask")
         if mask is None or not self.rule.is_within_mask:
@@ -232,7 +233,10 @@ class HuggingFaceDetector(DetectorAdapter):
 
 
 def _find_window(mask: Tensor) -> tuple[int, int]:
-    """Return height and width of the unpadded image in a mask (H,W). Raise `ImageError` for any other shape."""
+    """Return the height and width of the unpadded image that a mask (H,W) marks.
+
+    Raises `ImageError` if the marked pixels are not a rectangle in the upper left corner.
+    """
     height, width = int(mask.any(1).sum()), int(mask.any(0).sum())
     if not height or not mask[:height, :width].all() or int(mask.sum()) != height * width:
         raise ImageError(
@@ -254,7 +258,7 @@ def _split_phrases(tokens: Sequence[int]) -> list[list[int]]:
 
 
 def _score_phrases(scores: Tensor, phrases: Sequence[Sequence[int]]) -> Tensor:
-    """Return the scores (Q,P) of phrases from those of tokens (Q,T). Raise `TargetError` without phrases."""
+    """Convert the scores (Q,T) of tokens to scores (Q,P) of phrases. Raise `TargetError` if there are no phrases."""
     if not phrases:
         raise TargetError("The text contains no phrase: name the objects to look for, each followed by a full stop.")
     return torch.stack([scores[:, positions].max(1).values for positions in phrases], 1)

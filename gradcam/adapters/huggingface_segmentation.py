@@ -1,4 +1,4 @@
-"""Segmentation models of transformers, which return class scores per pixel, or masks with a class for each."""
+"""Segmentation models of transformers, which return class scores per pixel, or masks with class probabilities."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def name_last_feature_map(model: nn.Module, backbone: str) -> str:
 
 
 def find_stage(model: Any) -> str:
-    """Return the name of SegFormer's last stage; transformers 4 has it inside an encoder."""
+    """Return the name of SegFormer's last stage. In transformers 4, it is an output of the encoder."""
     encoder = "segformer.encoder"
     return (
         name_last_module(model, "segformer.stages")
@@ -84,16 +84,16 @@ def find_block(model: Any, index: int) -> str:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == count
     }
-    # A hybrid's embeddings contain a list of convolutions.
+    # The embeddings of a hybrid model contain another list, of convolutions.
     return f"{next(name for name in block_lists if 'embeddings' not in name)}.{index}"
 
 
-# The last stage of the backbone, by the configuration's model type.
+# Functions that return the name of the backbone's last stage, by the configuration's model type.
 FIND_LAST_STAGE: dict[str, Callable[[Any], str]] = {
     "segformer": find_stage,
     "upernet": lambda model: name_last_feature_map(model, "backbone"),
     "dpt": lambda model: find_block(model, max(model.config.backbone_out_indices)),
-    # `out_indices` count from 1, and the first one is the embeddings, so block i has index i + 2.
+    # In `out_indices`, 1 stands for the embeddings, so block i (counted from 0) has index i + 2.
     "beit": lambda model: find_block(model, max(model.config.out_indices) - 2),
     "data2vec-vision": lambda model: find_block(model, max(model.config.out_indices) - 2),
     "mobilenet_v2": lambda model: name_last_module(model, "mobilenet_v2.layer"),
@@ -118,7 +118,7 @@ class QuerySegmenter(TransformersSegmenter):
         return ["the task is semantic"] if self.config.model_type == "oneformer" else None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Return the tokens of OneFormer's task."""
+        """Return the tokens of OneFormer's task prompt."""
         if self.usual_prompts is None:
             return super().to_prompts(prompts)
         tokenizer = load_tokenizer(str(self.config.name_or_path), ModelError)
@@ -147,7 +147,7 @@ class Mask2FormerSegmenter(QuerySegmenter):
 
 
 class EomtSegmenter(QuerySegmenter):
-    """EoMT: a plain transformer whose last blocks process queries with the patches; masks get the input's size."""
+    """EoMT: a transformer whose last blocks process queries and patches together. Masks get the size of the input."""
 
     @property
     def own_layer(self) -> str:

@@ -1,9 +1,10 @@
-"""Attention pools of CLIP's ResNets, computed in the order of operations in which gradients of many scores cost least.
+"""Compute the attention pools of CLIP's ResNets in an order of operations that makes gradients of many scores cheap.
 
-Such a pool projects every cell of the grid to a key and a value, although a single query attends to them, so the gradient
-of each score passes through both projections at every cell: fifty sentences cost several times the tower's forward pass.
-Matrix products are associative. Here the query is projected to the cells, and a head's weighted mean of the cells is
-projected to values, so that the gradient of each score passes through each projection once.
+A pool projects every cell of the grid to a key and a value, although only a single query attends to the cells. The
+gradient of each score then passes through both projections at every cell: fifty sentences cost several times the
+tower's forward pass. Matrix products are associative, so this module multiplies in another order. It multiplies the
+query, rather than the cells, by the key weights. It projects each head's weighted mean of the cells to values, rather
+than every cell. The gradient of each score then passes through each projection once.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
-MAX_DISTANCE = 1e-3  # relative to the length of the vectors: a larger one means that the pool computes something else
+MAX_DISTANCE = 1e-3  # relative to the output's norm; above it, the pool computes something else
 IS_EQUAL = "computes what `attend` does"  # the key under which the comparison is cached
 
 
 def find_pool(tower: nn.Module) -> nn.Module | None:
-    """Return a tower's attention pool if it has CLIP's form: the mean of all cells attends to the cells and to itself."""
+    """Return a tower's attention pool if it has CLIP's form: the mean of the cells attends to itself and the cells."""
     pool = getattr(tower, "attnpool", None)
     has_projections = all(isinstance(getattr(pool, name, None), nn.Linear) for name in PROJECTIONS)
     has_positions = isinstance(getattr(pool, "positional_embedding", None), Tensor) and hasattr(pool, "num_heads")
@@ -36,8 +37,8 @@ def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
     cells = torch.cat([cells.mean(1, keepdim=True), cells], 1) + pool.positional_embedding
     queries = pool.q_proj(cells[:, 0]).chunk(pool.num_heads, 1)
     key_weights, value_weights = pool.k_proj.weight.chunk(pool.num_heads), pool.v_proj.weight.chunk(pool.num_heads)
-    # One product per head: a batched one would copy the weights for each score under vmap. The bias of the keys adds the
-    # same number to all logits of a head, which the softmax ignores.
+    # Compute one product per head, because a batched product would copy the weights for each score under vmap. Leave
+    # out the keys' bias, because it adds the same number to all logits of a head, and the softmax ignores it.
     at_cells = torch.stack([query @ weight for query, weight in zip(queries, key_weights)], 1)
     weights = (at_cells @ cells.mT * queries[0].shape[1] ** -0.5).softmax(2)
     means = (weights @ cells).unbind(1)
@@ -47,10 +48,10 @@ def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def cheap_pooling(tower: nn.Module) -> Iterator[None]:
-    """Let a tower's pool compute its output by `attend`.
+    """Let a tower's pool compute its output by `pool_by_attention` within the block.
 
-    A pool stays unchanged if its output differs from that of `attend`, if its `forward` was replaced, or in half
-    precision, which would round differently.
+    The pool's own `forward` is used if the two outputs differ, if that `forward` was replaced, or if no gradient is
+    required. It is also used in half precision, where another order of operations rounds differently.
     """
     pool: Any = find_pool(tower)
     if pool is None or "forward" in vars(pool):

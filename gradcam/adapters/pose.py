@@ -34,7 +34,7 @@ class KeypointRcnn(PoseAdapter):
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
         results = run.last_output()
         heatmaps: Sequence[Tensor] = run.last_output(HEATMAPS).split([len(result["boxes"]) for result in results])
-        # Boxes are constants: RoI align has no gradient for box coordinates, so a box with a graph would seem to move its
+        # Detach the boxes. RoI align has no gradient for box coordinates: a box in the graph would seem to move its
         # keypoints, although the pooled features stay the same.
         return [
             Poses(maps, result["boxes"].detach(), result["scores"].detach()) for maps, result in zip(heatmaps, results)
@@ -44,8 +44,8 @@ class KeypointRcnn(PoseAdapter):
 class VitPose(PoseAdapter):
     """Hugging Face's ViTPose: heatmaps over the whole image, trained as Gaussians of height 1."""
 
-    # At temperature 1 the softmax is nearly uniform: thousands of cells near 0 outweigh a few near 1, and its mean is
-    # the image centre. At 0.05 the softmax keeps the peak, and all cells away from it have almost no weight.
+    # At temperature 1, the softmax is nearly uniform, because thousands of cells near 0 outweigh a few cells near 1.
+    # The mean position is then the image centre. At 0.05, almost all weight is at the peak.
     temperature = 0.05
 
     def to_confidence(self, peak: float) -> float:
@@ -77,7 +77,7 @@ class VitPose(PoseAdapter):
 
 
 class GenericPoseFinder(PoseAdapter):
-    """A model whose output is heatmaps (N,P,h,w) over the whole image, or has them as `heatmaps`."""
+    """A model that returns heatmaps (N,P,h,w) over the whole image, alone or under the name `heatmaps`."""
 
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
         output = run.last_output()

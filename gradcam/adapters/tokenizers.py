@@ -1,4 +1,4 @@
-"""Tokenizers: loading a model's own tokenizer, and tokenising sentences with any kind of tokenizer."""
+"""Load a model's own tokenizer, and tokenise sentences with any kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gradcam.errors import GradcamError, TargetError, shorten
 
-MAX_WORDS_IN_MESSAGE = 4  # the words before the place where a sentence would be cut
+MAX_WORDS_IN_MESSAGE = 4  # A message quotes this many words before the point where a sentence would be cut.
 SAVE = "save it in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
 
@@ -37,10 +37,10 @@ def load_tokenizer(folder: str, error: type[GradcamError] = TargetError, advice:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int | None, *, fill: bool) -> Any:
-    """Tokenise sentences with Hugging Face's or open_clip's tokenizer, or with any function of a list.
+    """Tokenise sentences with Hugging Face's or open_clip's tokenizer, or with any function that takes a list.
 
-    `max_tokens` is the maximum length in tokens. `fill` pads sentences to `max_tokens` instead of the longest sentence.
-    Raises `TargetError` for a sentence that is too long, if the tokenizer can count tokens.
+    `max_tokens` is the maximum length in tokens. `fill` pads sentences to `max_tokens`, rather than to the length of
+    the longest sentence. If the tokenizer can count tokens, raises `TargetError` for a sentence that is too long.
     """
     inner = getattr(tokenizer, "tokenizer", tokenizer)  # open_clip may wrap Hugging Face's tokenizer.
     if hasattr(inner, "model_max_length"):

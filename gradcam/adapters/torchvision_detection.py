@@ -22,7 +22,7 @@ from gradcam.hooks.containers import Batch
 from gradcam.hooks.pytorch import is_passthrough
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"
-CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys of the outputs of the heads
+CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys in the heads' outputs
 SAME_ORDER_ULPS = 8  # tolerance, in units in the last place, for scores computed again in the same order
 OTHER_ORDER_ULPS = 1024  # tolerance, in units in the last place, for scores computed in another order
 TF32_TOLERANCE = 2.0**-8  # relative tolerance where the GPU may round factors to TF32
@@ -49,7 +49,7 @@ class ImageCandidates(NamedTuple):
 class Crop(NamedTuple):
     """A leaf tensor (C,h,w) that requires gradients: a window of one image at one pyramid level.
 
-    It starts at row `top` and column `left`.
+    The window starts at row `top` and column `left`.
     """
 
     level: int
@@ -62,7 +62,7 @@ HeadRerun = tuple[list[Crop], Mapping[str, Tensor]]  # the inputs and outputs of
 
 
 class TorchvisionDetector(DetectorAdapter):
-    """The shared detector: the input is a list of images, the output a dict of boxes, scores and labels for each."""
+    """A detector that takes a list of images, and returns a dict of boxes, scores and labels for each image."""
 
     first_class = 0  # 1 if class 0 is the background
 
@@ -113,8 +113,9 @@ class TorchvisionDetector(DetectorAdapter):
     ) -> list[list[LocalGradient]] | None:
         """Return the gradients of detections from one backward pass through heads that run on small crops.
 
-        A detection depends on one candidate, and the candidate on a small part of one level. The heads run again on
-        these parts alone, and each crop's gradient of the sum of all scores is the gradient of its own score.
+        A detection depends on one candidate, and a candidate depends on a small crop of one pyramid level. The heads
+        run again on these crops alone. Each crop affects one score only, so the gradient of the sum of all scores at a
+        crop is the gradient of the crop's score.
         """
         levels = self.list_levels(run)
         level_indices = [
@@ -192,7 +193,7 @@ class TorchvisionDetector(DetectorAdapter):
 
     @abstractmethod
     def list_levels(self, run: ModelRun) -> list[Tensor]:
-        """Return the pyramid levels in the order that `rerun_heads` takes; an empty list if it cannot run."""
+        """Return the pyramid levels in the order that `rerun_heads` expects; an empty list if it cannot run."""
 
     @abstractmethod
     def rerun_heads(
@@ -200,7 +201,7 @@ class TorchvisionDetector(DetectorAdapter):
     ) -> HeadRerun | None:
         """Return crops around the candidates with these indices, and the heads' outputs for the crops.
 
-        The outputs contain at least the requested one.
+        The outputs contain at least the requested one. The result is None if the heads cannot run on crops.
         """
 
 
@@ -339,7 +340,8 @@ def _is_local(layer: nn.Module) -> bool:
 def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -> Tensor:
     """Return the layers' output at the centre of windows (B,C,h,w).
 
-    Cells outside the level are set to zero before each convolution, as by the zero padding of a whole level.
+    Before each convolution, cells outside the level are set to zero, as by zero padding when the heads run on the full
+    level.
     """
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
@@ -353,7 +355,7 @@ def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -
 def _cut_window(
     levels: Sequence[Tensor], level_number: int, image: int, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Crop:
-    """Cut a crop of rows and columns (start, end) from a level, limited to the level, and at least one cell."""
+    """Cut rows and columns (start, end) from a level. The crop stays within the level, and has at least one cell."""
     level = levels[level_number]
     (y0, x0), (y1, x1) = (
         [min(max(start, 0), length - 1) for (start, _), length in zip((rows, columns), level.shape[2:])],
@@ -363,7 +365,7 @@ def _cut_window(
 
 
 def _is_unchanged(start: Tensor, level: Tensor) -> bool:
-    """Return whether a pyramid level is this tensor, with no computation in between."""
+    """Return whether a pyramid level has the values of the leaf `start`, passed on without any computation."""
     nodes = list_graph_nodes(level)
     return bool(nodes) and all(map(is_passthrough, nodes)) and any(leaf is start for leaf in list_leaves(level))
 

@@ -1,4 +1,4 @@
-"""Detectors of ultralytics: decoding, loading and preprocessing.
+"""Load ultralytics' detectors, preprocess their images, and decode their outputs.
 
 ultralytics (AGPL-3.0) must be installed by the user. It is imported only to load a checkpoint.
 """
@@ -30,16 +30,16 @@ CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these for t
 DEFAULT_SIZE = 640  # pixels: the usual training size
 PADDING_VALUE = 114  # grey, of 255
 
-# The thresholds that users set, by model: several families may be created for one model.
+# The thresholds that users set. They are keyed by model, because several `Family` objects may be created for one model.
 _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 
 
 class YoloDetector(DetectorAdapter):
-    """A `DetectionModel` of ultralytics, such as the `.model` of a YOLO: versions 3 to 26.
+    """A `DetectionModel` of ultralytics, YOLO versions 3 to 26: the attribute `model` of an `ultralytics.YOLO`.
 
-    Masks and keypoints beside the boxes are ignored. As in ultralytics' own predictions, detections have scores above
-    `threshold`, two boxes of one class have an intersection over union of at most `max_overlap`, and an image has at
-    most `max_detections`.
+    If the model also returns masks or keypoints, these are ignored. Detections are selected as in ultralytics' own
+    predictions: their scores are above `threshold`, two boxes of one class have an intersection over union of at most
+    `max_overlap`, and an image has at most `max_detections`.
     """
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
@@ -59,7 +59,7 @@ class YoloDetector(DetectorAdapter):
 
     @property
     def own_layer(self) -> str:
-        """Return the finest pyramid level. The deeper levels are computed from it, so it reaches all boxes."""
+        """Return the name of the finest pyramid level. The deeper levels depend on it, so it affects all boxes."""
         return self.own_layers[0]
 
     @property
@@ -71,7 +71,7 @@ class YoloDetector(DetectorAdapter):
         self.threshold = _thresholds[self.model] = threshold
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module to run. Raise `ModelError` for a head whose boxes have another format."""
+        """Return the module to run. Raise `ModelError` for a head that does not return upright boxes."""
         class_names = [base.__name__ for base in type(self.head).__mro__]
         if "Detect" not in class_names or "OBB" in class_names:
             raise ModelError(
@@ -116,7 +116,7 @@ class YoloDetector(DetectorAdapter):
     def _decode(self, output: Any) -> tuple[Tensor, Tensor]:
         """Decode boxes (N,M,4) and scores (N,M,C) from a head branch's output.
 
-        The output has logits, and each side's distance from the centre of its cell, in cells.
+        The output has logits, and the distance of each side of a box from the centre of the box's cell, in cells.
         """
         head = self.head
         if isinstance(output, Mapping):
@@ -141,13 +141,13 @@ class YoloDetector(DetectorAdapter):
 class _GraphKeepingModel(RecordingModel):
     """A wrapper that keeps the head connected to the graph of its inputs.
 
-    Some versions detach the inputs of the branch whose boxes they return. A head may also cache tensors without a graph
-    during predictions.
+    Some versions detach the inputs of the branch whose boxes they return. A head may also have cached tensors without a
+    graph in earlier predictions.
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], head: nn.Module) -> None:
         super().__init__(model, modules)
-        self._heads = [head]  # A list does not register the module a second time.
+        self._heads = [head]  # A plain attribute would register the module a second time.
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
         (head,) = self._heads
@@ -156,7 +156,7 @@ class _GraphKeepingModel(RecordingModel):
 
 
 class _SkipDetach(TorchFunctionMode):
-    """A mode in which `detach` returns the inputs of a module unchanged, in this thread."""
+    """A mode in which `detach`, if called in this thread, returns the inputs of a module unchanged."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Letterbox:
         return canvas / 255
 
     def region(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the part of the image that the network sees: all of it, as top, left, height and width."""
+        """Return the part of the image that the network sees, the full image, as top, left, height and width."""
         return 0, 0, height, width
 
     def window(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -238,8 +238,8 @@ class Letterbox:
 def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
     """Load an ultralytics checkpoint; return the network in evaluation mode and float32, and its class names.
 
-    ultralytics must be installed by the user (AGPL-3.0). It unpickles the file, which can run code: load only files
-    that you trust. Raises `ModelError` if ultralytics is missing, or the file is not one of its networks.
+    You have to install ultralytics (AGPL-3.0) yourself. It unpickles the file, which can run code: load only files that
+    you trust. Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
     """
     try:
         ultralytics: Any = importlib.import_module("ultralytics")
@@ -252,7 +252,7 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
         raise ModelError(f"There is no file {path}. Pass an ultralytics checkpoint, such as yolo:best.pt.")
     try:
         model = ultralytics.YOLO(str(path)).model
-    except Exception as error:  # ultralytics raises many types for foreign files.
+    except Exception as error:  # ultralytics raises many types of errors for foreign files.
         raise ModelError(f"{path}: ultralytics cannot read it: {' '.join(str(error).split())}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} is not a PyTorch model: use the checkpoint (.pt) that it was exported from.")

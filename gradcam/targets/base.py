@@ -14,7 +14,8 @@ from gradcam.adapters.base import LocalGradient
 from gradcam.errors import TargetError, find_similar_names, join_names, shorten
 from gradcam.hooks.containers import Batch, Window
 
-LOCAL_METHOD = "hirescam"  # for one object or place: pooled gradients would show all objects of its class
+# The default method for a single object or region. Pooled gradients would show all objects of the class.
+LOCAL_METHOD = "hirescam"
 Box4 = tuple[float, float, float, float]
 Differentiate = Callable[[Sequence[Tensor]], "list[list[LocalGradient]] | None"]
 
@@ -28,9 +29,9 @@ class Instance:
     kind : str
         "box", "missed", "mask", "text", "like", "keypoint" or "word".
     name : str
-        Its readable name: "person", a sentence, a word.
+        The readable name: "person", a sentence, a word.
     index : int or None
-        The index of its class.
+        The class index.
     score : float or None
         The model's confidence, from 0 to 1, or the cosine similarity for text and reference images. None if there is no
         score.
@@ -102,7 +103,7 @@ class Instance:
 
 
 def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
-    """Return a mask (H,W) of `size` that covers a window of a mask, by nearest-neighbour sampling; zero outside it."""
+    """Resample a window of a mask (H,W) to `size` by nearest-neighbour sampling; pixels outside the mask are zero."""
     steps = (torch.arange(count, dtype=torch.float32, device=mask.device) + 0.5 for count in size)
     positions = [(step * (window[2 + i] / size[i]) + window[i]).floor().long() for i, step in enumerate(steps)]
     is_inside = [(position >= 0) & (position < side) for position, side in zip(positions, mask.shape)]
@@ -112,13 +113,14 @@ def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Scores (N,K) with their graph, and descriptions of the scored objects.
+    """Scores (N,K), attached to the graph, and descriptions of the scored objects.
 
     `classes` (N,K) and `logits` (N,C) are None for a function's scores. `target` computes the scores of the same
-    objects for another output. `instances` describe each image's scores if they are more than classes; an image may
-    have fewer than K. `differentiate` is for scores that depend on small parts of a layer: it returns a list of local
-    gradients for each of some inputs (N,C,H,W), or None to use autograd. `settled` (N,K) marks scores that are
-    constant, whose gradient is only rounding error.
+    objects for another output. `instances` describe each image's scores unless these are plain class scores; an image
+    may have fewer than K instances. `differentiate` is set for scores that depend on small parts of a layer. It takes
+    tensors (N,C,H,W) and returns a list of local gradients for each tensor, or None if the gradients have to be
+    computed by autograd. `settled` (N,K) marks scores whose true gradient is zero, so that the computed gradient is
+    only rounding error.
     """
 
     values: Tensor
@@ -142,12 +144,13 @@ class ScoreExtractor(ABC):
 class BoundTarget:
     """A target bound to a model.
 
-    `model` is the module to run, with `batch`. `target` is the argument of `compute_scores`. `layer` and `method` are
-    the defaults; `layer` None means the last layer with a grid, and `layers` replaces it by several layers whose maps
-    are added. `own_output` converts the output of `model` to that of the explained model; None if they are equal.
-    `list_found` lists all detections of each image in that output. `has_places` is True if the target names a position
-    in the image, which augmented views would move. `mirror`, for a similarity, returns the reference images and the
-    target that explains them. `reshape` arranges tokens on a grid, if their number alone does not determine it.
+    `model` is the module to run, and `batch` its input. `target` is the argument of `compute_scores`. `layer` and
+    `method` are the defaults. If `layer` is None, the last layer with a grid is explained. `layers`, if there are any,
+    replace `layer`, and their maps are added. `own_output` converts the output of `model` to the output of the
+    explained model; None if both are the same. `list_found` takes the output of `model`, and lists all objects or
+    classes that are detected in each image. `has_places` is True if the target names a position in the image, which
+    augmented views would move. `mirror` is set for the similarity to reference images; it returns these images and the
+    target that explains them. `reshape` arranges tokens on a grid if their number alone does not determine the grid.
     """
 
     model: nn.Module
@@ -179,8 +182,8 @@ class Target(ABC):
 
         Returns
         -------
-        Bound
-            The module to run instead of the model, and the reader of the scores.
+        BoundTarget
+            The module to run instead of the model, and the score extractor.
 
         Raises
         ------
@@ -216,5 +219,5 @@ def to_label(class_: int | str | None, labels: Sequence[str] | None) -> int | No
 
 
 def is_valid_index(value: Any) -> bool:
-    """Return whether a value is an integer of at least 0, as used to number things."""
+    """Return whether a value is an integer of at least 0, such as a class index or the number of a box."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -35,9 +35,10 @@ MAX_CANDIDATES_IN_MESSAGE = 3
 class Box(Target):
     """A detected box: explain its score, or the position of one of its edges.
 
-    The score is that of the k-th box after the model's own postprocessing, which selects candidates and leaves their
-    gradients unchanged. Maps are relu(sum over channels of gradient x activation) at each level of the feature pyramid,
-    resized and added. They show one object, whereas the pooled gradients of Grad-CAM would show all objects of its class.
+    The explained score belongs to the k-th box after the model's own postprocessing. Postprocessing only selects
+    candidates, so it leaves their gradients unchanged. Maps are relu(sum over channels of gradient x activation) at
+    each level of the feature pyramid, resized and added. They show one object, whereas the pooled gradients of Grad-CAM
+    would show all objects of its class.
 
     Parameters
     ----------
@@ -106,16 +107,17 @@ class Box(Target):
 class MissedBox(Target):
     """A missed detection: explain the evidence for an object in a place where the detector found none.
 
-    Each candidate box before the model's own selection gets its class score times its intersection over union with that
-    place, as in the similarity of D-RISE. The explained score is the largest of these products.
+    The candidates are all boxes before the model's own selection. The class score of each candidate is multiplied by
+    its intersection over union with the given box, as in the similarity of D-RISE. The explained score is the largest
+    product.
 
     Parameters
     ----------
-    box : (float, float, float, float), or a sequence of such
+    box : (float, float, float, float), or a sequence of such tuples
         Left, top, right and bottom, in pixels of the image.
     class_ : int or str, default None
-        The expected class, given by its index or, if the model has class names, by name. None for the most probable class
-        there.
+        The expected class, given by its index or, if the model has class names, by name. None takes the most probable
+        class of each candidate.
 
     Raises
     ------
@@ -183,7 +185,7 @@ class NoBoxError(TargetError):
 
     @classmethod
     def of(cls, subject: str, image: int, candidates: Sequence[Instance]) -> NoBoxError:
-        """Make the error with its message; a constructor of several arguments could not be pickled."""
+        """Create the error and its message. If the constructor took these arguments, the error could not be pickled."""
         descriptions = []
         for candidate in candidates:
             edges = [f"{max(edge, 0):.0f}" for edge in candidate.box or (0, 0, 0, 0)]
@@ -200,7 +202,7 @@ class NoBoxError(TargetError):
 
 
 def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
-    """Raise `TargetError` for a box outside of an image of this height and width."""
+    """Raise `TargetError` for a box that lies outside the image, whose `size` is its height and width."""
     height, width = size
     for x0, y0, x1, y1 in boxes:
         if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
@@ -237,7 +239,7 @@ def _bind(family: DetectorAdapter, model: nn.Module, batch: Batch, extractor: Sc
         batch,
         extractor,
         family.layer,
-        LOCAL_METHOD,  # at each level of the pyramid: ODAM
+        LOCAL_METHOD,  # ODAM applies this method at each level of the pyramid.
         own_output=lambda run: run.output,
         list_found=list_found,
         has_places=True,
@@ -323,11 +325,11 @@ class BoxScoreExtractor(ScoreExtractor):
 
 @dataclass(frozen=True)
 class PlaceScoreExtractor(ScoreExtractor):
-    """The score extractor for places: each pair of a box and a class, or None for any class.
+    """The score extractor for places. A place is a pair of a box and a class; None stands for any class.
 
-    The score is the largest product of class score and overlap among the candidates, or the position of an edge of that
-    candidate. `instances` describe the places. `allows_no_candidate` is True for changed images, in which a place may
-    have no candidate.
+    The best candidate has the largest product of class score and overlap with the box. The score is this product or, if
+    `edge` is set, the position of the candidate's edge. `instances` describe the places. `allows_no_candidate` is True
+    for modified images, in which a box may overlap no candidate.
     """
 
     family: DetectorAdapter
@@ -369,7 +371,7 @@ class PlaceScoreExtractor(ScoreExtractor):
 def pad_scores(
     values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: ScoreExtractor
 ) -> TargetScores:
-    """Stack the scores (N,K) of images with different numbers of objects, padded with score 0 and class -1."""
+    """Stack the scores of images as (N,K). Pad those of images with fewer objects with score 0 and class -1."""
     max_count = max(map(len, values))
     first = next(value for row in values for value in row)
     zero = first.detach().new_zeros(())

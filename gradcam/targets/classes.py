@@ -1,4 +1,4 @@
-"""Class targets and functions of the output: logits, probabilities and contrasts, and how scores are computed."""
+"""Define class targets, and compute the scores of all targets: logits, probabilities, contrasts and functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIN_HALF_PRECISION_LENGTH = 64  # dimensions: shorter half-precision vectors may
 ACTIVATED = {"softmax": "probabilities", "sigmoid": "probabilities", "log_softmax": "log-probabilities"}
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
-# If an output has such a part, its scores are scores of objects.
+# If a part of an output has such a name, the output's scores belong to objects, and not to the image.
 OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
 MAX_SUM_ERROR = 1e-2  # the rounding error of the sum of a thousand half-precision probabilities
 MAX_RIVALS = 5
@@ -118,7 +118,7 @@ def to_two_classes(logits: Tensor, activation: str) -> Tensor:
 
 
 def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
-    """Return the classes' logits minus a share of the mean logit of each class's rivals (N,K,R), if it has any."""
+    """Return each class's logit minus `share` times the mean logit of its rivals (N,K,R), if there are rivals."""
     class_logits = logit(logits, classes)
     if rivals.shape[2] == 0:
         return class_logits
@@ -126,20 +126,20 @@ def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: flo
 
 
 def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the five strongest rivals of each class, (N,K,R); fewer if the model has fewer classes."""
+    """Return the five strongest rivals of each class, (N,K,R). There are fewer if the model has fewer classes."""
     rival_logits = logits[:, None].expand(-1, classes.shape[1], -1).scatter(2, classes[..., None], float("-inf"))
     return rival_logits.topk(min(MAX_RIVALS, logits.shape[1] - 1), dim=2).indices
 
 
 def find_nearest_rivals(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the three classes whose logits are nearest to each class's logit, (N,K,R); fewer if there are fewer."""
+    """Return the three classes with the logits nearest to each class's logit, (N,K,R); fewer if the model has fewer."""
     distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
     distances = distances.scatter(2, classes[..., None], float("inf"))
     return distances.topk(min(MAX_FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices
 
 
 def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
-    """Return the probabilities (N,C) of all classes by one of `options.ACTIVATIONS`."""
+    """Return the probabilities (N,C) of all classes, computed by one of the `options.ACTIVATIONS`."""
     if activation in ("none", "applied"):
         return logits
     if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
@@ -290,14 +290,14 @@ class ClassTarget:
 
 @dataclass(frozen=True)
 class RepeatedTarget:
-    """A target for an output with `blocks` augmented copies of the same `images` rows."""
+    """A target for the output of augmented views: one block of `images` rows for each of the `blocks` views."""
 
     target: Any
     images: int
     blocks: int
 
     def score(self, output: Any) -> TargetScores:
-        """Return the scores of all rows. The first block decides classes and rivals that are chosen by rank."""
+        """Return the scores of all rows. If classes or rivals are chosen by rank, the first block determines them."""
         total = self.images * self.blocks
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
@@ -382,12 +382,12 @@ def resolve_logits(target: ClassTarget, output: Any, images: int) -> tuple[Class
 
 
 def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
-    """Return the logits (N,C), at least float32, in a model's output.
+    """Return the logits (N,C) in a model's output, converted to at least float32.
 
-    The logits are the output itself, its `logits`, or its tensor of that shape. If the output has logits and their
-    probabilities, the logits count; of several other tensors without names, the first one. `head` selects a tensor by
-    key or index. A single logit may also be (N,). Raises `TargetError` for other shapes, for an embedding, and for
-    several named heads without `head`.
+    The logits are the output itself, its `logits`, or its tensor of shape (N,C). If the output has logits and their
+    probabilities, the logits are returned. If it has several other tensors without names, the first one is returned.
+    `head` selects a tensor by key or index. A single logit may also have the shape (N,). Raises `TargetError` for other
+    shapes, for an embedding, and if there are several named heads but `head` is None.
     """
     heads = _list_heads(output)
     if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
@@ -468,7 +468,7 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
     further_heads = (
         [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
     )
-    if operation == "linear":  # A second output is often features, and features rarely come from a linear layer.
+    if operation == "linear":  # A second output often has features, which rarely come from a linear layer.
         further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
     if further_heads:
         warn(
@@ -504,7 +504,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         return find_floating_tensor(list(heads.values()))
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
-    if logits.numel() == images:  # A single number next to other tensors may also be a value estimate.
+    if logits.numel() == images:  # If there are other tensors, a single number may also be a value estimate.
         rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
         rows = [name for name in rows if find_activation(heads[name], logits) is None]
         if isinstance(names[0], str) or rows[0] != names[0]:

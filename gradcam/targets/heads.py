@@ -1,4 +1,4 @@
-"""Checks whether a model has a classification head, based on its modules."""
+"""Check whether a model has a classification head, based on its modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "d
 
 
 def require_class_head(model: nn.Module) -> None:
-    """Raise `TargetError` if a class is requested from a model without a head; warn if the head may be missing."""
+    """Raise `TargetError` if the model has no classification head; warn if the head may be missing."""
     end = find_output_module(model)
     if is_headless(end):
         raise TargetError(
@@ -45,7 +45,7 @@ def find_output_module(model: nn.Module) -> nn.Module:
     """Return the module that computes the output: the last one of a sequence, or the only one in a wrapper."""
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
-        # A wrapper that holds tensors may compute scores, by comparing an embedding with them.
+        # A wrapper that holds tensors may compute scores by comparing an embedding with the tensors.
         has_tensors = (
             model._parameters or model._buffers or any(isinstance(value, Tensor) for value in vars(model).values())
         )
@@ -64,7 +64,7 @@ def is_headless(model: nn.Module) -> bool:
     if EMBEDDER.fullmatch(f"{type(model).__module__}.{type(model).__qualname__}"):
         return not hasattr(getattr(model, "config", None), "text_config")  # Image-text models output similarities.
     heads: list[Any] = [head for name in HEAD_NAMES if (head := model._modules.get(name)) is not None]
-    if hasattr(type(model), "get_classifier"):  # timm's interface; it fails for a few of its headless models
+    if hasattr(type(model), "get_classifier"):  # timm's interface, which fails for a few headless models
         if getattr(model, "num_classes", None) == 0:
             return True
         with contextlib.suppress(AttributeError, TypeError):

@@ -32,9 +32,9 @@ from gradcam.targets.base import (
 class Keypoint(Target):
     """A keypoint of a pose model: explain its heatmap's maximum, or its position.
 
-    The score is the largest value of the keypoint's heatmap. With `axis` it is one of the point's coordinates in
-    pixels: the mean of all positions, weighted by the softmax of the heatmap (soft-argmax). Positive evidence then
-    moves the point to the right or down.
+    The score is the largest value of the keypoint's heatmap. With `axis`, the score is the point's x or y in pixels:
+    the mean of all positions, weighted by the softmax of the heatmap (soft-argmax). Positive evidence then moves the
+    point to the right or down.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ class Keypoint(Target):
     -----
     Supported models are torchvision's Keypoint R-CNN, Hugging Face's ViTPose, and all models whose output is keypoint
     heatmaps (N,P,h,w), or contains them as `heatmaps`. Coordinates are in pixels of the model's input image; the centre
-    of the first pixel is at 0.5. The position of a box counts as fixed: a coordinate is explained by the content of the
-    box alone. Maps are "hirescam" (gradient times activation, element-wise) at each level of a feature pyramid.
+    of the first pixel is at 0.5. The position of a box counts as fixed, so the content of the box alone explains a
+    coordinate. Maps are "hirescam" (gradient times activation, element-wise) at each level of a feature pyramid.
 
     Examples
     --------
@@ -117,8 +117,9 @@ class Keypoint(Target):
 class KeypointScoreExtractor(ScoreExtractor):
     """The score extractor for keypoints.
 
-    `boxes` are None for the first output. For later outputs, they are the boxes selected there, and each image's box
-    with the largest product of overlap and score is used, or an empty heatmap if no box overlaps.
+    For the first output, `boxes` is None, and the target's box number selects a box in each image. For later outputs,
+    `boxes` are the boxes that were selected in the first output. Each image's box with the largest product of score and
+    overlap is used, or a heatmap of zeros if no box overlaps.
     """
 
     family: PoseAdapter
@@ -142,7 +143,7 @@ class KeypointScoreExtractor(ScoreExtractor):
         return list(numbers)
 
     def _select_pose(self, i: int, poses: Poses) -> Poses:
-        """Select the pose in the target's box, or in the box most similar to the one selected in the first output."""
+        """Select the pose in the target's box, or in the box most similar to the box selected in the first output."""
         number = self.target.box
         if self.boxes is None or poses.scores is None:
             count, image_name = len(poses.heatmaps), "the image" if self.batch.images == 1 else f"image {i}"

@@ -18,9 +18,9 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
-# The default methods, by the image tower's pooling. A mean is a sum with one term per token; attention is not.
+# The default methods. The mean of tokens is a sum with one term per token; pooling by attention is not such a sum.
 MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
-MAX_EMBEDDING_ULPS = 64  # the difference between two embeddings of one image, in units in the last place
+MAX_EMBEDDING_ULPS = 64  # tolerance for two embeddings of one image, in units in the last place
 
 
 @keep_old_names
@@ -113,14 +113,14 @@ class Like(Target):
 
 
 def embed(family: Embedder, model: nn.Module, batch: Batch) -> Tensor:
-    """Return the embeddings (N,D) of images, without a graph."""
+    """Return the embeddings (N,D) of images, detached from the graph."""
     batch = narrow(family, batch)
     with preserve_state(model), torch.no_grad():
         return family.read(batch.copy(detach_input).run(family.wrap(model)), batch).detach()
 
 
 def narrow(family: Embedder, batch: Batch) -> Batch:
-    """Return the batch with the image tower's inputs alone, if the model has separate towers."""
+    """Return the batch with only the image tower's inputs if the model has two towers; otherwise unchanged."""
     return family.narrow(batch) if isinstance(family, TwoTowers) else batch
 
 
@@ -135,10 +135,10 @@ def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor
 
 
 def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return unit vectors (K,D) minus the mean of the unit vectors `against`, and the unit vectors alone.
+    """Return the unit vectors (K,D) of `vectors`, once minus the mean unit vector of `against`, and once unchanged.
 
-    Both are at least float32, without a graph, and no inference tensors. Raises `TargetError` for a zero vector,
-    infinities and NaN.
+    Both results are at least float32, detached from the graph, and not inference tensors. Raises `TargetError` for a
+    zero vector, infinities and NaN.
     """
     with torch.inference_mode(False), torch.no_grad():
         units = _to_units(vectors)
@@ -155,9 +155,9 @@ def _to_units(vectors: Tensor) -> Tensor:
 
 
 def _is_parallel(vectors: Tensor, directions: Tensor) -> Tensor:
-    """Return for which images (N,) and directions (K,) the cosine is at its maximum, (N,K).
+    """Return a mask (N,K): True if the direction k is parallel to the unit vector of image n.
 
-    There the direction is parallel to the image's unit vector, so the gradient is only rounding error.
+    The cosine is then at its maximum or minimum, so its computed gradient is only rounding error.
     """
     vectors = vectors.detach()
     perpendicular = directions - (vectors @ directions.T)[..., None] * vectors[:, None]

@@ -60,19 +60,19 @@ class Mask(Target):
     is used instead. A single logit is two classes: 1 is positive, 0 is the background.
 
     The default layer is the last stage of the backbone or encoder. The closer a layer is to the output, the more its map
-    becomes the mask itself.
+    resembles the mask itself.
 
     Parameters
     ----------
     class_ : int, str, or sequence of these, default None
         The class, by its index or, if the model has class names, by name; several give one map each. None is the class
-        predicted at the point. Without a point, it is the most frequent predicted class within the mask or the image,
-        other than the background.
+        predicted at the point. Without a point, None is the most frequent predicted class, other than the background,
+        within the mask or the image.
     mask : sequence, array, Tensor or path, default None
         The pixels. None takes all pixels predicted as the class. A point (x, y), in pixels of the image, takes those
         pixels of the class that are connected to the point by edges or corners. A box is (left, top, right, bottom). An
-        array (H,W) of bools or integers has the size of the model's input image, or is (N,H,W) for one mask per image;
-        non-zero pixels are inside. A path is that of an image file with labels, grey values or colours: every pixel that
+        array (H,W) of bools or integers has the size of the model's input image; for one mask per image, it is (N,H,W).
+        Its non-zero pixels are inside. A path names an image file with labels, grey values or colours: every pixel that
         is not black is inside.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
@@ -81,8 +81,8 @@ class Mask(Target):
     ------
     TargetError
         If the reduction is unknown, or the mask is invalid. When used with a model: if the model is not a segmentation
-        model, or if the class does not exist or is predicted at no pixel. Also if a mask is empty or does not have the
-        input image's size, or if the point is outside the image.
+        model, or if the class does not exist or is predicted at no pixel. The error is also raised if a mask is empty
+        or does not have the input image's size, or if the point is outside the image.
     ImageError
         When used with a model: if the mask file cannot be read.
 
@@ -144,7 +144,7 @@ class Mask(Target):
 
     @property
     def classes(self) -> list[Any] | None:
-        """Return all classes as a list; None stands for each image's own class."""
+        """Return all classes as a list; None means that each image's prediction determines the class."""
         if self.class_ is None:
             return None
         classes = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
@@ -200,7 +200,7 @@ def find_image_areas(batch: Batch) -> list[Tensor]:
 def _find_fixed_masks(target: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[Tensor] | None:
     """Return each image's fixed mask, bool (H,W); None if the model's prediction determines it.
 
-    Raises `TargetError` for an empty mask, and for one of another size.
+    Raises `TargetError` for an empty mask, and for a mask that does not have the size of the model's input.
     """
     if target.kind in ("predicted", "point"):
         return None
@@ -237,7 +237,7 @@ def check_point(point: Sequence[float], box: Box4) -> None:
 
 
 def _fill_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
-    """Return the pixels whose centre is inside a box, as a mask."""
+    """Return a mask of the pixels whose centres are inside a box."""
     x0, y0, x1, y1 = box
     rows, columns = (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5 for length in size)
     return ((rows >= y0) & (rows < y1))[:, None] & ((columns >= x0) & (columns < x1))
@@ -246,7 +246,7 @@ def _fill_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
 def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
     """Read a mask file, bool (H,W): True for labels other than 0, or for colours that are not black or transparent.
 
-    Raises `ImageError` for a file that is not an image, and for one whose compression changes zeros.
+    Raises `ImageError` for a file that is not an image, and for a format whose compression changes black pixels.
     """
     try:
         return read_label_mask(path).astype(bool)
@@ -274,7 +274,7 @@ class MaskScoreExtractor(ScoreExtractor):
     fixed_masks: Sequence[Tensor] | None
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
-        """Return the scores. Raise `TargetError` if the model predicts no such pixels."""
+        """Return the scores. Raise `TargetError` if the model predicts the class at no pixel."""
         batch = self.batch.take(images)
         logits = self.family.read(output, batch)
         with torch.no_grad():
@@ -325,7 +325,7 @@ class MaskScoreExtractor(ScoreExtractor):
 
 @dataclass(frozen=True, eq=False)
 class PixelScoreExtractor(ScoreExtractor):
-    """The score extractor for fixed classes (N,K) and masks (N,K,H,W), in any output."""
+    """The score extractor for classes (N,K) and masks (N,K,H,W) that are the same for every output."""
 
     family: SegmenterAdapter
     batch: Batch
@@ -424,9 +424,9 @@ class ImagePrediction:
         return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
     def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
-        """Return the pixels (H,W) predicted as a class, or only the region around `pixel` if it is not None.
+        """Return the pixels (H,W) predicted as a class; with `pixel`, only the connected region that contains it.
 
-        Raises `TargetError` if there are none.
+        Raises `TargetError` if no pixel, or not this pixel, is predicted as the class.
         """
         is_class = self.predicted == index
         if pixel is not None and not is_class[pixel]:

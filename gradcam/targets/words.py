@@ -22,8 +22,8 @@ class Token(Target):
     """A word of a caption: explain what the model looked at when it chose that word.
 
     The score is the word's logit, given the image and the words before it. The model reads the finished caption again
-    (teacher forcing), so one forward pass and one batched backward pass explain all of its words. Attention weights are
-    not used, and models keep their fast attention.
+    (teacher forcing), so one forward pass and one batched backward pass explain all words. Attention weights are
+    not used, so models keep their fast attention.
 
     Parameters
     ----------
@@ -37,19 +37,19 @@ class Token(Target):
     ------
     TargetError
         If the caption has no tokens, or a position does not exist. When used with a model: if the model generates no
-        text, if a token is outside its vocabulary, or if it needs a prompt and none was passed.
+        text, if a token is outside the model's vocabulary, or if the model needs a prompt that was not passed.
 
     Notes
     -----
     Encoder-decoder models take the images alone. Models that continue a prompt, such as LLaVA, take their processor's
-    output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. The layer is the
-    last block of the image encoder whose patches reach the words.
+    output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. The default
+    layer is the last layer of the image encoder whose patches the text model reads.
 
-    Maps are "hirescam", gradient times activation, element-wise. A language model reads each patch differently by attention,
-    and the pooled gradient of Grad-CAM would lose this.
+    Maps are "hirescam", gradient times activation, element-wise. Attention weights each patch differently, and the
+    pooled gradient of Grad-CAM would lose these differences.
 
-    Earlier words are part of a word's context, so objects that they name also appear in the word's map (TAM). This
-    contribution is not removed: compare the map with the maps of the earlier words.
+    Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
+    This contribution is not removed: compare the map with the maps of the earlier words.
 
     Examples
     --------
@@ -65,8 +65,8 @@ class Token(Target):
 
     References
     ----------
-    Li et al., "Token Activation Map to Visually Explain Multimodal LLMs", ICCV 2025, on what words before a word add to
-    its map.
+    Li et al., "Token Activation Map to Visually Explain Multimodal LLMs", ICCV 2025, on the contribution of earlier
+    words to a word's map.
     """
 
     ids: Any = None
@@ -87,7 +87,7 @@ class Token(Target):
         return self.position if has_several else [0 if self.position is None else self.position]
 
     def choose(self, tokens: Sequence[int]) -> list[int]:
-        """Choose the positions of a caption's tokens to explain.
+        """Return the positions of the tokens to explain in a caption.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class Token(Target):
         Returns
         -------
         list of int
-            Counted from 0.
+            The positions, counted from 0.
 
         Raises
         ------
@@ -137,7 +137,7 @@ def to_tokens(ids: Any) -> list[int]:
 
 
 def find_captioner(model: nn.Module) -> CaptionerAdapter:
-    """Return the captioner of a model. Raise `TargetError` if the model is not a supported one."""
+    """Return the captioner of a model. Raise `TargetError` if the model is not supported."""
     family = find_family(model, CaptionerAdapter)
     if family is None:
         raise TargetError(
