@@ -1,4 +1,4 @@
-"""Find the class that supports a detector, segmenter, embedder, captioner or pose model, by a table of families."""
+"""Find the class that supports a detector, segmenter, embedder, captioner or pose model in a table of families."""
 
 from __future__ import annotations
 

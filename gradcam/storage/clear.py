@@ -31,11 +31,11 @@ STATIC_FILES = (
     "detail.js",
     "gallery.js",
 )  # These are the same in every report.
-# Matches the files that a report consists of, by their names inside the folder REPORT.
+# The names, inside the folder REPORT, of the files of a report.
 REPORT_FILES = re.compile(
     rf"{'|'.join(map(re.escape, STATIC_FILES))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
 )
-GENERATOR = b'<meta name="generator" content="gradcam">'  # Each page has this in its head.
+GENERATOR = b'<meta name="generator" content="gradcam">'  # Each page has this element in its head.
 HEAD_BYTES = 2**16
 
 
@@ -44,12 +44,12 @@ def check_earlier_run(
 ) -> list[str]:
     """Return notes for the user about the run to resume.
 
-    Raises `OutputError` like `check_parts`, and if the earlier run had other settings.
+    Raises `OutputError` if the folder holds runs that this run may not touch, or if the earlier run had other settings.
     """
     names = reader.list_names()
     shards = find_shards(names)
     if mode == "overwrite" and not shard.of:
-        return []  # An overwriting run without shards removes all earlier shards, so nothing has to agree with them.
+        return []  # An overwriting run without shards removes all earlier shards, so their settings do not matter.
     check_other_shards(reader, names, shard, mode)
     # All existing shards have the same settings, so one comparison is enough.
     for other_shard in [other_shard for other_shard in shards if other_shard != shard][:1]:
@@ -58,7 +58,7 @@ def check_earlier_run(
 
 
 def check_other_shards(reader: OutputReader, names: Collection[str], shard: ShardFiles, mode: ExistingRunMode) -> None:
-    """Raise `OutputError` if the folder holds runs that this run may not touch, whatever their settings."""
+    """Raise `OutputError` if the folder holds runs that this run may not touch. Their settings do not matter."""
     shards = find_shards(names)
     other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
     if other_shards and not (mode == "overwrite" and not shard.of):
@@ -94,9 +94,10 @@ def _check_same_settings(
 
 
 def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
-    """Return the shard's run.json. If an earlier version wrote it, add the layers and methods of the first record."""
+    """Return the shard's run.json. If an earlier version left out the layers and methods, take them from a record."""
     fields = run_file.decode_run(reader.read(shard.run), reader.show(shard.run))
-    if not fields["resolved"] and "task" in fields["settings"]:  # Only classifiers name both in their settings.
+    # The settings of classifiers have no task, but name the layers and methods.
+    if not fields["resolved"] and "task" in fields["settings"]:
         pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, shard))
         results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
         fields["resolved"] = (
@@ -106,7 +107,7 @@ def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -
 
 
 def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> list[str]:
-    """Return the layers of the run to resume, or of another shard of it; an empty list without an earlier run."""
+    """Return the layers of the run to resume, or of another of its shards. The list is empty without an earlier run."""
     reader = to_reader(folder)
     with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
@@ -128,10 +129,10 @@ def _count_records(reader: OutputReader, names: Collection[str], shards: Iterabl
 def remove_runs(
     writer: OutputWriter, shards: Iterable[ShardFiles], inputs: Iterable[Path | str], *, report: bool
 ) -> None:
-    """Remove the files that the manifests of these shards list, and with `report` the report as well.
+    """Remove all files of these shards, and the results that their manifests list; with `report`, also the report.
 
     Manifests are removed last, so that an interrupted removal can be repeated. If one of the `inputs` is among the
-    files, raises `OutputError` before anything is removed.
+    results, raises `OutputError` before anything is removed.
     """
     reader = to_reader(writer.root)
     names, shard_list = reader.list_names(), list(shards)
@@ -166,7 +167,7 @@ def remove_runs(
 def _list_recorded(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> Iterator[str]:
     """Yield the names of the files that the shard's records list, skipping lines that are not records."""
     for name in list_manifests(names, shard):
-        with contextlib.suppress(OutputError):  # An overlong line cannot be a record either.
+        with contextlib.suppress(OutputError):  # A line that is too long to be read cannot be a record.
             for line in reader.read_lines(name):
                 with contextlib.suppress(GradcamError):
                     yield from list(Record.from_json(line).files)
@@ -179,7 +180,7 @@ def _list_path_forms(location: Path | str) -> set[str]:
 def check_page(reader: OutputReader) -> None:
     """Raise `OutputError` if a report would replace an `index.html` that gradcam did not write.
 
-    Also raises `OSError` and `StoreError`.
+    Also raises `OSError` and `StoreError` if the page cannot be read.
     """
     if _has_report(reader) is False:
         raise OutputError(

@@ -20,7 +20,7 @@ BLOCK_BYTES = 2**16
 MAX_LINE_BYTES = 2**24
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
-# These errors can be due to one file's name, so that files with other names can still be written.
+# The cause of these errors may be the name of one file. Files with other names can then still be written.
 FILE_NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 # Some file systems have no locks.
 UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -76,7 +76,7 @@ def delay_signals() -> Iterator[None]:
 
 
 def check_regular_file(path: Path) -> None:
-    """Raise `OutputError` if the path exists but is not a regular file: reading a FIFO or a device might never end."""
+    """Raise `OutputError` if something other than a regular file exists there: reading a FIFO might never end."""
     if os.path.lexists(path) and not path.is_file():
         raise OutputError(f"{path}: is not a file, but a run needs a file there; move it, or choose another --output")
 
@@ -94,17 +94,17 @@ def open_lines(path: Path) -> Iterator[bytes]:
 
 
 class LineFile:
-    """A file that grows by whole lines. An incomplete last line, of an earlier writer or a full disk, is cut off."""
+    """A file that grows by complete lines. If an earlier writer left an incomplete last line, this line is removed."""
 
     def __init__(self, path: Path) -> None:
         check_regular_file(path)
         self._path = path
-        self._file = open(path, "ab", buffering=0, opener=open_nonblocking)  # noqa: SIM115  (`close` is for the owner)
+        self._file = open(path, "ab", buffering=0, opener=open_nonblocking)  # noqa: SIM115  (the owner calls `close`)
         self._end = find_line_end(path)
         self._file.truncate(self._end)
 
     def append(self, line: bytes) -> None:
-        """Add a line that has its line end. If this raises `OSError`, the file is as it was before."""
+        """Append a line, which must include its line end. If this raises `OSError`, the file is unchanged."""
         try:
             remaining = memoryview(line)
             while remaining:  # One write takes the whole line, unless the disk is nearly full.
@@ -116,7 +116,7 @@ class LineFile:
             raise
 
     def check(self) -> None:
-        """Raise `OutputError` if another program removed, replaced or changed the file: new lines would be lost."""
+        """Raise `OutputError` if another program removed, replaced or changed the file, so that lines would be lost."""
         with contextlib.suppress(FileNotFoundError):
             status = self._path.stat()
             if os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._end:
@@ -137,7 +137,7 @@ class LineFile:
 
 
 def find_line_end(path: Path) -> int:
-    """Return the position after the last line end: the file's size, unless a writer was stopped within a line."""
+    """Return the position after the last line end. It is the file's size unless the last line is incomplete."""
     with open_file(path) as file:
         position = file.seek(0, os.SEEK_END)
         while position:
@@ -187,7 +187,7 @@ def remove_empty(folder: Path) -> None:
 def acquire_lock(path: Path, *, seconds: float) -> Callable[[], None]:
     """Wait until the file can be locked, and return a function that releases the lock.
 
-    Waits for `seconds`, or without limit if they are -1. Raises `filelock.Timeout` and `OSError`.
+    Waits for at most `seconds`; -1 means without limit. Raises `filelock.Timeout` and `OSError`.
     """
     lock = FileLock(path, timeout=seconds, thread_local=False)
     try:
@@ -195,5 +195,5 @@ def acquire_lock(path: Path, *, seconds: float) -> Callable[[], None]:
     except (NotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in UNSUPPORTED_LOCK_ERRNOS:
             raise
-        return lambda: None  # Without locks, the user has to make sure that no two runs write to the same folder.
+        return lambda: None  # Without locks, users have to make sure that only one run writes to a folder.
     return lock.release

@@ -18,13 +18,13 @@ from gradcam.storage.store import Store
 
 # The first read after a jump fetches MIN_FETCH_BYTES. Sequential reads fetch more each time, up to MAX_FETCH_BYTES.
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 2**16, 2**23
-# An archive is checked again for changes after this time.
+# An archive is checked for changes again if the last check is older than this.
 RECHECK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreImage:
-    """An image that is an object of its own."""
+    """An image that is stored as a separate object."""
 
     url: str
     path = None
@@ -38,7 +38,7 @@ class StoreImage:
 
 
 class StoreArchive:
-    """An archive in a store, in the state in which it was listed. It can be sent to other processes."""
+    """An archive in a store, which can be sent to other processes. It is not read if it changed after it was listed."""
 
     def __init__(self, url: str, stamp: tuple[int, str] | None = None) -> None:
         self.name = url
@@ -103,7 +103,7 @@ class RangeFile(io.RawIOBase):
         missing = remaining if size is None or size < 0 else min(size, remaining)
         pieces = []
         while missing:
-            offset = self._position - self._data_start  # This is the position within the bytes fetched last.
+            offset = self._position - self._data_start  # This is the position within `self._data`.
             if not 0 <= offset < len(self._data):
                 if self._data:
                     is_near = len(self._data) <= offset <= 2 * len(self._data)
@@ -122,7 +122,7 @@ class RangeFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def translate_image_store_errors(prefix: str = "") -> Iterator[None]:
-    """Turn a store's error about an object into an `ImageError` without its name; `prefix` comes before the reason."""
+    """Turn a store's error into an `ImageError` that does not name the object. Put `prefix` before the reason."""
     try:
         yield
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def translate_image_store_errors(prefix: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_input_store_errors(url: str) -> Iterator[None]:
-    """Turn a store's error about an input into an `InputError` of one line that names the input."""
+    """Turn a store's error into an `InputError` of one line that names the input."""
     try:
         yield
     except PermissionError as error:

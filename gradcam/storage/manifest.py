@@ -1,4 +1,4 @@
-"""Read, append to and sort the manifest: one line for each image, in the order of the input."""
+"""Read, append to and sort the manifest, which has one line for each image, in the order of the input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradcam.storage.run_file import ShardFiles, find_last_piece_number, find_sh
 from gradcam.storage.store import Store, parse_location
 
 SYNC_INTERVAL_SECONDS = 1.0  # The manifest is synced to the disk at most this often.
-LINES_PER_PIECE = 1000  # length of a piece that `sort_pieces` writes
+LINES_PER_PIECE = 1000  # the length of the pieces that `sort_pieces` writes
 MAX_CACHED_PIECES = 16
 
 Line = tuple[int, int, int, int]  # (rank in the order, piece, start, end)
@@ -43,7 +43,8 @@ class LogWriter:
 
     def note(self, event: str, details: dict[str, Any]) -> None:
         line = encode_event(event, details)
-        # An unwritable log does not stop a run. The manifest holds what matters, and reports when it cannot be written.
+        # An unwritable log does not stop a run: all results are in the manifest, which raises an error if it cannot be
+        # written.
         with self._lock, contextlib.suppress(OSError, ValueError):  # A closed file raises ValueError.
             self._lines.append(line)
 
@@ -106,7 +107,7 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
             piece_records = [
                 record for name in pieces for _, record in pair_lines(reader.read_lines(name), reader.show(name))
             ]
-            # An image that was explained again has its record in a later piece, because objects cannot be edited.
+            # An image that was explained again has another record in a later piece, because objects cannot be edited.
             records += {record.image: record for record in piece_records}.values() if len(pieces) > 1 else piece_records
         return records
     except OSError as error:
@@ -115,7 +116,7 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
 
 
 def pair_lines(lines: Iterable[bytes], source: object) -> Iterator[tuple[bytes, Record]]:
-    """Yield each line with its record; an incomplete last line is skipped. Raises `OutputError`."""
+    """Yield each line with its record. Skip an incomplete last line, and raise `OutputError` for other faulty lines."""
     for number, line in enumerate(lines, 1):
         try:
             yield line, Record.from_json(line)
@@ -131,7 +132,7 @@ def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], tempo
     The file is rewritten only if it has such lines. Raises `OSError` and `OutputError`.
     """
     finished: set[str] = set()
-    ranges: list[tuple[int, int]] = []  # (start, end); adjacent lines are merged, which keeps the list short
+    ranges: list[tuple[int, int]] = []  # (start, end); ranges of adjacent lines are merged to keep the list short
     size = 0
     for line, record in pair_lines(open_lines(path), path):
         if line.endswith(b"\n") and record.image not in finished and is_done(record):
@@ -147,9 +148,9 @@ def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], tempo
 
 
 def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool:
-    """Return whether the model explained the image into files that still have the right names.
+    """Return whether this model explained the image without an error, and the files still have the right names.
 
-    `stems` maps each image to the beginning of its results' names.
+    `stems` maps each image to the beginning of the names of its results.
     """
     stem = stems.get(record.image)
     has_current_names = (
@@ -161,11 +162,12 @@ def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool
 def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """Sort the lines of a manifest by the order of the image names.
 
-    Lines of other images come last. They are removed if one of their files now belongs to an image in the order.
+    Lines of images that are not in `order` come last. Such a line is removed if one of its files now belongs to an
+    image in `order`.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     positions, start = [], 0
-    unranked: dict[str, tuple[int, int, int]] = {}  # The keys are the files of lines whose image is not in the order.
+    unranked: dict[str, tuple[int, int, int]] = {}  # by file: the line of an image that is not in `order`
     with open_file(path) as file:
         for line in file:
             position = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))
@@ -199,9 +201,9 @@ def _read_ranges(path: Path, ranges: Sequence[tuple[int, int]]) -> Iterator[byte
 class ManifestWriter:
     """An open manifest, to which records are appended.
 
-    Readers see each record at once, and it reaches the disk within about a second. A power cut loses the last records
-    at most. It never leaves a record whose overlays are lost: overlays are synced to the disk before their record is
-    appended, and a resumed run checks that each recorded file exists.
+    Readers see each record at once, and the record reaches the disk within about a second. A power cut loses the last
+    records at most. It never leaves a record whose overlays are lost: overlays are synced to the disk before their
+    record is appended, and a resumed run checks that each recorded file exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -229,7 +231,7 @@ class PieceWriter:
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
         self._lines: list[bytes] = []
-        # These first lines were sent as a piece that may exist, although the store did not confirm it.
+        # The number of first lines that were sent as a piece. The piece may exist, although the store did not confirm it.
         self._sent_count = 0
         self._lock = threading.Lock()
 
@@ -237,15 +239,15 @@ class PieceWriter:
         return len(self._lines)
 
     def add(self, line: bytes) -> None:
-        """Add a line that has its line end. It is lost unless `write` is called."""
+        """Add a line, which must include its line end. The line is lost unless `write` is called."""
         with self._lock:
             self._lines.append(line)
 
     def write(self) -> None:
         """Write the pending lines, if there are any.
 
-        Raises `OutputError` if another process wrote that piece, and the errors of `Store`. The lines stay pending
-        then.
+        Raises `OutputError` if another process wrote the piece, and the errors of `Store`. After an error, the lines
+        stay pending.
         """
         with self._lock:
             while self._lines:
@@ -265,10 +267,10 @@ class PieceWriter:
 def find_finished_images(
     reader: OutputReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
-    """Return the names of finished images, and for each other recorded image whether it failed.
+    """Return the names of finished images, and a dict that says for each other recorded image whether it failed.
 
-    An image is finished if `is_of` accepts its last record and each of its files has a size in `sizes`, which holds all
-    objects of the store.
+    An image is finished if `is_finished_by` accepts its last record, and if none of its files is missing or empty.
+    `sizes` holds the sizes of all objects of the store.
     """
     finished: set[str] = set()
     unfinished: dict[str, bool] = {}
@@ -284,9 +286,9 @@ def find_finished_images(
 
 
 def sort_pieces(store: Store, shard: ShardFiles, order: Sequence[str], unwanted: Collection[str]) -> None:
-    """Sort the records by the order of the image names; keep only each image's last record, and no `unwanted` images.
+    """Sort the records by the order of the image names. Drop `unwanted` images; of the others, keep the last record.
 
-    All pieces from the first changed one on are rewritten under higher numbers before the old pieces are removed. An
+    The first changed piece and all later pieces are rewritten under higher numbers. Then the old pieces are removed. An
     interruption in between is harmless, because readers use an image's last record.
     """
     names = StoreReader(store).list_names()

@@ -46,7 +46,7 @@ class DiskReader:
         return str(self.folder / name) if name else disk.format_folder(self.folder)
 
     def list_names(self) -> list[str]:
-        """Return the names directly in the folder, and those in the folders of a manifest's and a log's pieces."""
+        """Return the names of files and folders directly in the folder, and of the pieces of manifests and logs."""
         names: list[str] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -59,13 +59,13 @@ class DiskReader:
     def find(self, folder: str) -> list[str]:
         """Return the names of all files in a subfolder and below it."""
         top = self.folder / folder
-        if top.is_symlink():  # The link's target lies outside this output folder.
+        if top.is_symlink():  # The link may lead out of this output folder.
             return []
         folders = ((Path(parent), names) for parent, _, names in os.walk(top))
         return [(parent / name).relative_to(self.folder).as_posix() for parent, names in folders for name in names]
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """Return the names that do not lead out of the folder; in a store, the names of existing objects."""
+        """Return the names that do not lead out of the folder. In a store, return the names of existing objects."""
         paths = ((name, disk.join_inside(self.folder, name)) for name in names)
         return [name for name, path in paths if path is not None and disk.is_inside(self.folder, path)]
 
@@ -187,8 +187,8 @@ class DiskWriter:
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
         """Write all `files` or none, then the `views` of a report, which need not survive a power cut.
 
-        Each file is complete and on the disk before it gets its name. Raises `ImageError` if a file cannot be written
-        because of its name, and `OutputError` for other failures.
+        Each of the `files` is complete and on the disk before it gets its name. Raises `ImageError` if a file cannot be
+        written because of its name, and `OutputError` for other failures.
         """
         written: list[str] = []
         with disk.translate_disk_errors(self.folder):
@@ -240,7 +240,7 @@ class DiskWriter:
 
 @dataclass(frozen=True)
 class StoreWriter:
-    """Write access to an output folder in a store, like `Disk`. All methods also raise `StoreError`.
+    """Write access to an output folder in a store, like `DiskWriter`. All methods also raise `StoreError`.
 
     Unfinished files lie in this machine's temporary folder.
     """
@@ -252,7 +252,7 @@ class StoreWriter:
         return self.store
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """Write all `files` or none, then the `views`. An object never exists in part."""
+        """Write all `files` or none, then the `views`. Incomplete objects never exist."""
         written: list[str] = []
         with translate_output_store_errors(self.store):
             try:
@@ -278,7 +278,7 @@ class StoreWriter:
         return Path(tempfile.gettempdir(), TEMPORARY_NAME.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
-        """Upload a finished file of this machine and delete it here. The object never exists in part."""
+        """Upload a finished file of this machine and delete it here. An incomplete object never exists."""
         self.store.upload(name, str(file))
         file.unlink()
 

@@ -51,10 +51,10 @@ class Explained:
     panel.
 
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
-    `missed` marks an expected object that was not detected. `mask` says how the region was selected. `text` is the
-    sentence, and `against` lists the sentences that it is contrasted with. `like` is the reference image, and `on` is
-    "reference" for the map on that image. `word` is the number of a word in the caption. `keypoint` is the number of a
-    keypoint, `point` its position, and `axis` the coordinate to explain.
+    `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
+    the sentence, and `against` lists the sentences that it is contrasted with. `like` is the reference image, and `on`
+    is "reference" for the map on that image. `word` is the number of a word in the caption. `keypoint` is the number of
+    a keypoint, `point` its position, and `axis` the coordinate to explain.
     """
 
     index: int | None
@@ -118,8 +118,8 @@ class Record:
     `note` tells the user how the image is displayed. `size` is (height, width). `region` is the part of the image that
     the network saw and the maps cover, as (top, left, height, width) in pixels. `fit` is set unless the model's own
     preprocessing was used: "whole", or "tiles:224" for windows of 224 pixels. `sha256` is the hash of the image file,
-    if it was requested. `tar` is the archive that holds all files; their names are `tar/member` then. `page` is the
-    page with all maps. `edits` lists what `gradcam run --edit` removed from the image.
+    if it was requested. `tar` is the archive that holds all files; the file names then have the form `tar/member`.
+    `page` is the page with all maps. `edits` lists what `gradcam run --edit` removed from the image.
     """
 
     image: str
@@ -157,7 +157,7 @@ class Record:
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
-        # Not asdict(): its deep copies take half of the time per record when a run writes a thousand records a second.
+        # Do not use asdict(): at a thousand records per second, its deep copies would take half of the time per record.
         fields |= {key: value for key, value in _omit_absent(vars(self)).items() if key not in fields}
         fields["predictions"] = [_omit_absent(vars(entry)) for entry in self.predictions]
         fields["explained"] = [_omit_absent(vars(entry)) for entry in self.explained]
@@ -207,7 +207,7 @@ class Record:
 
 @dataclass(frozen=True)
 class ImageOutcome:
-    """The record of an image, with facts that the record does not contain.
+    """The record of an image, and further facts that the record does not contain.
 
     `seconds` is the duration, `files` are the recorded files that still have to be written, `grids` the sizes of the
     maps, `device` the device that computed them, and `task` one of `options.TASKS`.

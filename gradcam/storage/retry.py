@@ -1,7 +1,8 @@
 """Retry requests to stores after transient errors, and describe permanent errors in one line."""
 
-# tenacity would not make this shorter. The remaining time limits the last wait. A store that was given up is not
-# retried at once. A thread reports that requests are waiting, because a client may say nothing for minutes.
+# The package tenacity would not make this module shorter, because three rules would still have to be written: the
+# remaining time limits the last wait; a store that was given up is not retried at once; and a thread reports waiting
+# requests, because a client may log nothing for minutes.
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from gradcam.errors import StoreError
 
 WAIT_LOG = logging.getLogger("gradcam")
 NOTICE_SECONDS = 5.0  # Requests that take longer are reported.
-POLL_SECONDS = 0.5  # interval between two looks at the open requests
+POLL_SECONDS = 0.5  # interval between two checks of the open requests
 RETRY_SECONDS = 60.0  # A store that fails for this long counts as down.
-SHORT_RETRY_SECONDS = 5.0  # This limit replaces RETRY_SECONDS for readers that have other work to do.
+SHORT_RETRY_SECONDS = 5.0  # This replaces RETRY_SECONDS for readers that have other work to do.
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0  # waits between two tries
 # A retry cannot succeed after these errors.
 PERMANENT_ERRORS = (
@@ -45,8 +46,8 @@ T = TypeVar("T")
 class Outage:
     """A period in which every request to a bucket failed.
 
-    `start` is when the first request began, `last` when the latest failed. `is_silent` means that requests end at the
-    client's time limit, so that each of them costs that much time.
+    `start` is the time at which the first of these requests began, and `last` the time at which the latest one failed.
+    `is_silent` means that requests end at the client's time limit, so each request takes as long as the limit.
     """
 
     start: float
@@ -60,7 +61,7 @@ class Outage:
         )
 
 
-# The keys are bucket URLs. All threads and `close` share this, so that they do not wait for the same outage in turn.
+# The keys are bucket URLs. All threads share the outages, so that they do not wait for the same outage one by one.
 _outages: dict[str, Outage] = {}
 _thread_state = threading.local()
 
@@ -88,7 +89,7 @@ class StoreRequest:
 class StoreWatch:
     """A thread that warns about slow requests, because a silent store raises no error.
 
-    Each bucket gets one warning. It can get another one after a request that began later has ended in time.
+    A bucket gets one warning. It can get another warning only after a request that began later has ended in time.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class StoreWatch:
                     self._thread = None
                     return
                 now = time.monotonic()
-                late: dict[str, StoreRequest] = {}  # the first request of each bucket without a warning
+                late: dict[str, StoreRequest] = {}  # one late request for each bucket that has no warning yet
                 for request in self._open:
                     if now - request.start >= NOTICE_SECONDS and request.bucket not in self._warned_at:
                         late.setdefault(request.bucket, request)
@@ -146,7 +147,7 @@ WATCH = StoreWatch()
 def call_with_retries(call: Callable[[], T], url: str) -> T:
     """Return the result of `call`; retry with growing waits while the store fails with transient errors.
 
-    The URL is named in errors. Raises an `OSError` if the store reports a permanent error for the object itself. Raises
+    Errors name the URL. Raises an `OSError` if the store reports a permanent error for the object itself. Raises
     `StoreError` for missing credentials, an unknown address, and a store that has failed for `RETRY_SECONDS`. Until
     such a store answers again, each call tries once, or not at all if the store was silent.
     """
@@ -178,7 +179,7 @@ def call_with_retries(call: Callable[[], T], url: str) -> T:
 
 
 def _is_timeout(error: BaseException) -> bool:
-    """Return whether a request ended at a time limit, the client's or the system's."""
+    """Return whether a request ended at a time limit of the client or of the system."""
     return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
 
 
@@ -204,7 +205,7 @@ def describe_refusal(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _translate_errors(url: str) -> Iterator[None]:
-    """Turn a client's permanent error into a `StoreError`, or into an `OSError` of the object."""
+    """Turn a client's permanent error into a `StoreError`, or into an `OSError` if it concerns the object alone."""
     try:
         yield
     except Exception as error:

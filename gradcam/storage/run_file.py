@@ -1,6 +1,6 @@
 """Read, write and compare run.json, which records the settings of a run.
 
-With it, a run can be repeated, and a resumed run can check that its settings are still the same.
+The file allows users to repeat a run, and a resumed run to check that its settings are still the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NON_LAYER_NAMES = ("input", "attention")
 MAX_DIFFERENCES, MAX_VALUE_CHARS = 5, 160
 RECOVERY_ADVICE = "restore the original file, or start again with --overwrite"
 SHARD_PATTERN = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
-# In a store, objects cannot grow. There, a manifest is a folder of numbered pieces, and so is a log.
+# Objects in a store cannot grow, so manifests and logs are folders of numbered pieces there.
 RUN_FILE = re.compile(rf"(manifest|log){SHARD_PATTERN}(?:/(\d{{5,}}))?\.jsonl|run{SHARD_PATTERN}\.json")
 PIECE_FOLDER = re.compile(rf"(?:manifest|log){SHARD_PATTERN}")
 
@@ -39,7 +39,7 @@ def _name_by(template: str) -> Any:
 
 @dataclass(frozen=True, order=True)
 class ShardFiles:
-    """The file names of a shard, counted from 1; shard 0 of 0 stands for a run without shards.
+    """The file names of a shard. Shards are counted from 1; shard 0 of 0 stands for a run without shards.
 
     In a store, `records` and `events` are the folders for the pieces of a manifest and a log. The file `lock` is never
     removed: removing it could let two processes lock it at once.
@@ -53,7 +53,7 @@ class ShardFiles:
     run, lock, temporary = _name_by("run{}.json"), _name_by(".gradcam{}.lock"), _name_by(".gradcam-partial{}")
 
     def tar(self, number: int) -> str:
-        """Return the name of a tar of the results, counted from 1."""
+        """Return the name of the tar of results with this number, counted from 1."""
         return f"results{self.ending}-{number:06}.tar"
 
     def find_tars(self, names: Iterable[str]) -> list[int]:
@@ -70,13 +70,13 @@ class ShardFiles:
 
 
 def find_shards(names: Iterable[str]) -> list[ShardFiles]:
-    """Return the shards of an output folder that have a manifest, a piece of one, or a run.json among these names."""
+    """Return the shards that have a manifest, a piece of a manifest, or a run.json among these names."""
     matches = [match for name in names if (match := RUN_FILE.fullmatch(name)) and match[1] != "log"]
     return sorted({ShardFiles(int(match[3] or match[6] or 0), int(match[2] or match[5] or 0)) for match in matches})
 
 
 def list_manifests(names: Iterable[str], shard: ShardFiles) -> list[str]:
-    """Return the shard's manifest and the sorted pieces of its manifest, if they are among these names."""
+    """Return the names of the shard's manifest and of its sorted pieces, if they are among these names."""
     return [shard.manifest for name in names if name == shard.manifest] + list_pieces(names, shard.records)
 
 
@@ -102,7 +102,7 @@ def _number_pieces(names: Iterable[str], folder: str) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run. It contains no times, so that the same run gives the same file.
+    """The settings of a run. They contain no times, so that the same run gives the same file.
 
     `settings` has everything that changes the results or their names, as JSON values. `images` is the number of images
     to explain. `resolved` has the layers, methods, layouts and output that the package chose, as far as they are known.
@@ -214,7 +214,7 @@ def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> 
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     origins = [_to_dict(_to_dict(fields.get("model")).get("weights")).get("of") for fields in (earlier, current)]
     if "precision" in names and "file" not in origins:
-        # The same weights have another hash if they are rounded to another precision.
+        # Rounding to another precision changes the hash, although the weights are the same.
         names = [name for name in names if name != "weights"]
     differences = [f"{_truncate(name)}: {_truncate(before.get(name))} → {_truncate(after.get(name))}" for name in names]
     return (
@@ -231,7 +231,7 @@ def _truncate(value: str | None) -> str:
 
 
 def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return notes for a user who resumes the earlier run: differences that do not forbid it."""
+    """Return notes for a user who resumes the earlier run, about differences that do not prevent this."""
     before = {"gradcam": str(earlier.get("gradcam"))} | {
         name: str(version) for name, version in _to_dict(earlier.get("versions")).items()
     }
@@ -261,7 +261,7 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         "device": str(fields.get("device")).partition(":")[0],  # cuda:0 and cuda:1 give the same results.
         "output_format": "files",  # Earlier versions had no other output format, and did not record it.
         **dict(_flatten(settings)),
-        # Only the images' folder counts, not how it was given. Without a folder, compare the inputs.
+        # The images' folder is compared, in whatever form it was passed. Without a folder, the inputs are compared.
         "input": fields.get("root") or fields.get("inputs"),
     }
     return {
@@ -283,9 +283,9 @@ def _to_dict(value: Any) -> dict[str, Any]:
 
 
 def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None:
-    """Return the root of the inputs' names, relative to the output folder, so that both can be moved together.
+    """Return the root of the inputs' names relative to the output folder, so that both folders can be moved together.
 
-    The root is a URL if it is in a store. It is an absolute path if only the output is in a store.
+    If the root is in a store, return its URL. If only the output is in a store, return an absolute path.
     """
     if root is None or isinstance(root, Store):
         return root.url if root else None

@@ -18,7 +18,7 @@ from gradcam.images.files import is_url, to_path
 from gradcam.storage.retry import call_with_retries, describe_refusal
 
 REQUEST_TIMEOUT_SECONDS = 20.0  # A request fails if no byte arrives for this time.
-MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so that many of them can run at once.
+MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so many of them can run at once.
 EXTRAS_BY_PROTOCOL = {
     "s3": "s3",
     "s3a": "s3",
@@ -38,7 +38,7 @@ class Store:
 
     Names are relative to the URL. Several threads may use it at once. A store has only objects: a folder exists while
     it contains an object. All methods raise `StoreError` if the store cannot be reached, and `FileNotFoundError` and
-    `PermissionError` if it reports them for an object or the bucket.
+    `PermissionError` if the store reports them for an object or the bucket.
     """
 
     url: str
@@ -92,7 +92,7 @@ class Store:
         path, names = self._to_path(folder), []
         for entry in self._request(lambda: self._list_folder(path), folder):
             name = str(entry["name"]).removeprefix(self._root).strip("/")
-            # Skip the object that marks the folder itself, or has the folder's name.
+            # Skip an object that marks the folder itself, or that has the folder's name.
             if str(entry["name"]).strip("/") != path.strip("/"):
                 names.append(name if entry.get("type") == "file" else f"{name}/")
         return sorted(names)
@@ -113,7 +113,7 @@ class Store:
         return bytes(self._request(lambda: self._fs.cat_file(self._to_path(name)), name))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
-        """Return up to `size` bytes of an object from `start`, fewer if it ends there."""
+        """Return `size` bytes of an object from position `start`, or fewer if the object ends earlier."""
         if not size:
             return b""
         return bytes(self._request(lambda: self._fs.cat_file(self._to_path(name), start=start, end=start + size), name))
@@ -198,8 +198,8 @@ class Store:
         limits: dict[str, Any] = {"connect_timeout": REQUEST_TIMEOUT_SECONDS, "read_timeout": REQUEST_TIMEOUT_SECONDS}
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
-                # By default, botocore silently retries for minutes, which call_with_retries does anyway. It keeps one
-                # retry, which repeats one page of a long listing; call_with_retries would repeat the whole listing.
+                # By default, botocore silently retries for minutes, which call_with_retries does anyway. Leave botocore
+                # one retry: it repeats a single page of a long listing, but call_with_retries repeats the full listing.
                 limits["retries"] = {"max_attempts": 1}
             options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
         elif protocol in ("http", "https"):

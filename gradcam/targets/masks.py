@@ -424,9 +424,9 @@ class ImagePrediction:
         return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
     def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
-        """Return the pixels (H,W) predicted as a class; with `pixel`, only the connected region that contains it.
+        """Return the pixels (H,W) predicted as a class; with `pixel`, return only the region around `pixel`.
 
-        Raises `TargetError` if no pixel, or not this pixel, is predicted as the class.
+        Raises `TargetError` if no pixel, or not `pixel`, is predicted as the class.
         """
         is_class = self.predicted == index
         if pixel is not None and not is_class[pixel]:
