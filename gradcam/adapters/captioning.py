@@ -26,7 +26,7 @@ DUMMY_SIZE = 256  # pixels: the processor needs an image to insert placeholder t
 class GenerativeCaptioner(CaptionerAdapter):
     """A text generator that reads its finished caption again, to compute the logits of all tokens in one forward pass.
 
-    The logits of a token are at the position before it, and depend on earlier positions only. `tower` is the image
+    The logits of a token are at the position before the token, and depend on earlier tokens only. `tower` is the image
     encoder's module name. `starts` and `ends` are the names of the configuration settings for start and end tokens; the
     first setting with a value counts.
     """

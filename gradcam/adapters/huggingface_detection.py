@@ -18,7 +18,7 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Grounding DINO splits its text at these
-# The backbone is the first module whose name ends in one of these, tried in this order.
+# The backbone is the module whose name ends in one of these; earlier entries have priority.
 BACKBONE_NAMES = (
     "model.backbone.conv_encoder",
     "model.conv_encoder",
@@ -146,7 +146,7 @@ class HuggingFaceDetector(DetectorAdapter):
         ):
             raise ModelError(f"The prompts are {list(prompts)}: each must be a word or phrase without a full stop.")
         tokenizer = load_tokenizer(str(config.name_or_path), ModelError)
-        if self.rule.scores == "phrases":  # One lower-case text, as in training.
+        if self.rule.scores == "phrases":  # Join the prompts to one lower-case text, as in training.
             tokens = tokenize(tokenizer, [". ".join(phrases).lower() + "."], config.max_text_len, fill=False)
         else:
             tokens = tokenize(tokenizer, phrases, config.text_config.max_position_embeddings, fill=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
-MAX_DISTANCE = 1e-3  # relative to the output's norm; above it, the pool computes something else
+MAX_DISTANCE = 1e-3  # relative to the output's norm: a pool that differs more computes something else
 IS_EQUAL = "computes what `attend` does"  # the key under which the comparison is cached
 
 
@@ -50,7 +50,7 @@ def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
 def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     """Let a tower's pool compute its output by `pool_by_attention` within the block.
 
-    The pool's own `forward` is used if the two outputs differ, if that `forward` was replaced, or if no gradient is
+    The pool's own `forward` is used if the two outputs differ, if its `forward` was replaced, or if no gradient is
     required. It is also used in half precision, where another order of operations rounds differently.
     """
     pool: Any = find_pool(tower)

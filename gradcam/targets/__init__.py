@@ -1,4 +1,4 @@
-"""Targets to explain: classes, boxes, masks, keypoints, sentences, words, reference images, or functions of the output."""
+"""Targets to explain: classes, boxes, masks, keypoints, sentences, words, reference images, or output functions."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Keypoint(Target):
     -----
     Supported models are torchvision's Keypoint R-CNN, Hugging Face's ViTPose, and all models whose output is keypoint
     heatmaps (N,P,h,w), or contains them as `heatmaps`. Coordinates are in pixels of the model's input image; the centre
-    of the first pixel is at 0.5. The position of a box counts as fixed, so the content of the box alone explains a
+    of the first pixel is at 0.5. The position of a box counts as fixed, so only the content of the box explains a
     coordinate. Maps are "hirescam" (gradient times activation, element-wise) at each level of a feature pyramid.
 
     Examples
