@@ -31,12 +31,13 @@ Floats = NDArray[np.float64]
 
 
 def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
-    """Return the first frame of a DICOM file, and a note: float32 (H,W) in [0,1], or RGB uint8 (H,W,3) for colour.
+    """Return the first frame of a DICOM file, as float32 (H,W) in [0,1] or RGB uint8 (H,W,3), and a note or None.
 
-    `data` is the content of the file, if it was read already. Grey values are rescaled by the modality's slope and
-    intercept or its table. Then the VOI table or else the first window is applied (PS3.3 C.11.2); without a window, the
-    values' own range is used. 1 is white, also in MONOCHROME1. Raises `ImageError`, which names the file, for anything
-    but a complete image, and if pydicom or its plugin is missing.
+    The note says that the file has more frames, or no usable window. `data` is the file's content, if the caller has
+    already read the file. Grey values are rescaled by the modality's slope and intercept, or by its LUT. Then the VOI
+    LUT is applied if there is one, and otherwise the first window (PS3.3 C.11.2). Without either, the full range of the
+    values maps to [0,1]. White is 1, also in MONOCHROME1. Raises `ImageError`, which names the file, if the image is
+    incomplete or unreadable, or if pydicom or a plugin is missing.
     """
     path = to_path(path)
     with translate_read_errors(path), open_content(path, data) as file:
@@ -71,7 +72,7 @@ def _open(file: BinaryIO) -> Dataset:
 
 
 def _check_unpacked_size(file: BinaryIO) -> None:
-    """Raise `ImageError` if the file would fill the memory: pydicom reads and unpacks the whole file at once."""
+    """Raise `ImageError` if the unpacked file would need too much memory: pydicom unpacks the whole file at once."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -171,9 +172,9 @@ def apply_window(values: Floats, center: float, width: float, function: str) -> 
 
 
 def _apply_lut(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats:
-    """Map values through a VOI LUT (PS3.3 C.11.2.1.1) of this byte order.
+    """Map values through a VOI LUT (PS3.3 C.11.2.1.1) whose entries have this byte order.
 
-    Values outside the table get its first or last entry.
+    Values below the table get its first entry, and values above the table get its last entry.
     """
     count, first, bits = (int(number) for number in table.LUTDescriptor)
     data = table.LUTData
@@ -188,9 +189,9 @@ def _apply_range(values: Floats, low: float, high: float) -> Floats:
 
 
 def _find_settings(dataset: Dataset, name: str) -> Dataset:
-    """Return the data set with the first frame's settings of this kind.
+    """Return the data set that holds the first frame's settings for the sequence `name`.
 
-    In multi-frame files, it may be a functional group.
+    In a multi-frame file, this may be an item of a functional group. Otherwise, it is `dataset` itself.
     """
     for group_name in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
         groups = dataset.get(group_name)

@@ -22,9 +22,9 @@ COLORMAPS: dict[str, int] = {
 }
 GAP_PIXELS = 8  # white pixels between the images of a sheet
 PIXELS_PER_LINE_WIDTH = 640  # An outline is one pixel wide for each 640 pixels of the region's shorter side.
-# Outline pixels are a quarter of their old value plus one of these tones.
+# The value of an outline pixel is a quarter of the image's value plus one of these tones.
 DARK_TONE, LIGHT_TONE = 20, 180
-# Below this ratio of the heatmap's aspect to the image's (or its inverse), nothing looks distorted.
+# A heatmap does not look distorted if its aspect ratio differs from the image's by at most this factor.
 MAX_ASPECT_RATIO = 1.05
 PIXELS_PER_BAND = 2**17
 HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV's lookup is twice as fast as NumPy's.
@@ -86,9 +86,9 @@ def overlay(
     >>> gradcam.overlay("photo.jpg", heatmap, region=region, colormap="viridis").shape
     (640, 800, 3)
     """
-    # turbo has the most hues to distinguish values by, and stands out on colour photographs, foliage and greyscale
-    # images. Single-hue maps wash out on bright images. With a uniform opacity, turbo's dark blue would cover
-    # everything cold, and hide small objects and the image.
+    # turbo has the most hues, so its values are easy to distinguish. It stands out on colour photographs, foliage and
+    # greyscale images, whereas single-hue maps wash out on bright images. The opacity is not uniform, because turbo's
+    # dark blue would then cover all areas with low values, and hide the image there.
     pixels, values = read_image(image), to_numpy(heatmap)
     height, width = pixels.shape[:2]
     if region is None:
@@ -120,9 +120,9 @@ def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
 
 
 def _draw_outline(pixels: Pixels, sides: Sequence[bool]) -> None:
-    """Draw a dark line with a light line inside, so that one of them is visible on any image.
+    """Draw a dark line with a light line inside, so that one of the two lines is visible on any image.
 
-    `sides` says which sides get lines: top, left, bottom, right.
+    `sides` contains four bools: whether to draw the lines of the top, left, bottom and right side.
     """
     rows, columns = pixels.shape[:2]
     width = max(1, round(min(rows, columns) / PIXELS_PER_LINE_WIDTH))
@@ -134,7 +134,7 @@ def _draw_outline(pixels: Pixels, sides: Sequence[bool]) -> None:
 
 
 def draw_colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """Return the colours of a heatmap from its minimum to its maximum, as `overlay` draws them on white, opaque."""
+    """Return a bar of the heatmap colours from minimum to maximum, as `overlay` draws them on white with `alpha=1`."""
     values = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
     white = np.full((height, width, 3), 255, np.uint8)
     return overlay(white, np.tile(values, (height, 1)), alpha=1, colormap=colormap, signed=signed)
@@ -146,16 +146,16 @@ def join_rows(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
 
 
 def join_below(strips: Sequence[Pixels]) -> Pixels:
-    """Place strips below one another, with white gaps, and white to the right of narrower strips."""
+    """Stack strips vertically with white gaps, and pad narrower strips with white on the right."""
     width = max(strip.shape[1] for strip in strips)
     padded = [np.pad(strip, ((0, 0), (0, width - strip.shape[1]), (0, 0)), constant_values=255) for strip in strips]
     return _join(padded, axis=0)
 
 
 def find_colormap(name: str) -> int:
-    """Return OpenCV's number of a colour map, in upper or lower case.
+    """Return OpenCV's number for a colour map, whose name may be in upper or lower case.
 
-    Raises `GradcamError`, which suggests similar names, for an unknown name.
+    Raises `GradcamError` for an unknown name; the message suggests similar names.
     """
     key = str(name).lower()
     if key not in COLORMAPS:
@@ -173,7 +173,7 @@ def list_colours(colormap: int) -> NDArray[np.float32]:
 
 @functools.lru_cache(maxsize=8)
 def _make_blend_tables(colormap: str, alpha: float, signed: bool) -> NDArray[np.uint8]:
-    """Return a table per channel (3,65536): the blended value of a pixel is at 256 * level + value."""
+    """Return one lookup table per channel (3,65536). Entry 256 * level + value is the blended value of a pixel."""
     colours, opacity = compute_colours(colormap, signed=signed)
     opacity = alpha * opacity
     mixed = (colours * opacity).T[..., None] + np.arange(256, dtype=np.float32) * (1 - opacity)
@@ -181,7 +181,10 @@ def _make_blend_tables(colormap: str, alpha: float, signed: bool) -> NDArray[np.
 
 
 def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return 256 colours (256,3) and the opacity of each (256,1) in [0,1]: 1 from half the maximum on."""
+    """Return the colours of the 256 levels (256,3), and their opacities (256,1) in [0,1].
+
+    The opacity rises from 0 at value 0 to 1 at half the maximum, and stays 1 above.
+    """
     steps, zero = _get_level_scale(signed)
     values = ((np.arange(256, dtype=np.float32) - zero) / steps)[:, None]
     strength = np.abs(values)
@@ -199,9 +202,9 @@ def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32]
 
 
 def _blend(pixels: Pixels, levels: Pixels, tables: NDArray[np.uint8]) -> None:
-    """Blend the colour of each level into the pixels, in place, with a table per channel."""
-    # Lookups in tables of one channel are seven times faster than in tables of three. With a few rows at a time, the
-    # intermediate results stay in the processor's cache. All of these calls release the GIL.
+    """Blend the colour of each pixel's level into the pixels, in place, with the tables of `_make_blend_tables`."""
+    # Lookups in single-channel tables are seven times faster than in a three-channel table. Only a few rows are blended
+    # at a time, so that the intermediate results stay in the CPU's cache. All of these calls release the GIL.
     height = max(1, PIXELS_PER_BAND // levels.shape[1])
     for start in range(0, len(levels), height):
         band, band_levels = pixels[start : start + height], levels[start : start + height]
@@ -260,7 +263,7 @@ def scale_to_height(image: Pixels, height: int) -> Pixels:
 
 
 def resize(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
-    """Resize values (H,W) or (H,W,C) without changing their type: by area if both sides shrink, otherwise cubic."""
+    """Resize values (H,W) or (H,W,C), and keep their type: area interpolation if both sides shrink, otherwise cubic."""
     shrinks = rows <= values.shape[0] and columns <= values.shape[1]
     interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
     return np.asarray(cv2.resize(values, (columns, rows), interpolation=interpolation))

@@ -1,4 +1,4 @@
-"""Remove parts of an image, with a brush or in a window. An edit can be written as one word on the command line."""
+"""Remove parts of an image with a brush or a rectangular window. The command line takes each edit as one word."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LINE_THICKNESS = 32_767  # OpenCV's limit, in pixels
 
 @dataclass(frozen=True)
 class Edit:
-    """A stroke of a brush along points or, if `radius` is None, a window from the first point to the second."""
+    """A part of an image to remove: a brush stroke, or a window between two corner points if `radius` is None."""
 
     kind: str
     points: tuple[tuple[float, float], ...]  # (x, y)
@@ -38,7 +38,7 @@ class Edit:
 
 
 def parse_edit(text: str) -> Edit:
-    """Parse an edit. Raises `GradcamError` for any other text."""
+    """Parse the text of an edit. Raises `GradcamError` if the text is not an edit."""
     kind, *fields = text.split(":")
     try:
         if len(fields) == 1:
@@ -64,19 +64,20 @@ def edit_image(image: Pixels, edits: Sequence[str | Edit]) -> Pixels:
     image : array (H,W,3)
         RGB, uint8.
     edits : sequence of str or Edit
-        Such as "blur:20:100,80+120,90", a brush of 20 pixels' radius along two points, or "mean:10,10,60,60", a window.
+        For example "blur:20:100,80+120,90", which is a brush stroke with a radius of 20 pixels along two points, or
+        "mean:10,10,60,60", which is a window.
 
     Returns
     -------
     array (H,W,3)
-        A copy. Each edit is filled from the original image, not from earlier edits.
+        An edited copy. Each edit is filled from the original image, not from the result of earlier edits.
 
     Raises
     ------
     GradcamError
-        If an edit has another form.
+        If the text of an edit is invalid.
     ImageError
-        If the image has another form, or an edit lies outside it.
+        If the image is not uint8 (H,W,3), or an edit lies outside the image.
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ImageError(f"The image is {image.dtype} {image.shape}, expected RGB: uint8 (H,W,3).")
@@ -97,7 +98,7 @@ def _fill(image: Pixels, kind: str) -> Pixels:
     if kind == "blur":
         from gradcam.images.opencv import cv2
 
-        # Blur a small copy, which is fast for images of any size. The blur is wide, so that details do not matter.
+        # Blur a small copy, which is fast for images of any size. The blur is so wide that lost details do not matter.
         height, width = image.shape[:2]
         scale = min(1.0, 200 / max(height, width))
         small_size = (max(1, round(width * scale)), max(1, round(height * scale)))

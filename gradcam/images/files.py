@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
 
-MAX_TEXT_BYTES = 2**32  # A text, such as a list or annotations, that is larger would only fill the memory.
+MAX_TEXT_BYTES = 2**32  # A larger text file is neither a list nor annotations, and would fill the memory.
 BLOCK_BYTES = 2**20
 FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-TEMPORARY_NAME = ".gradcam-{}.tmp"  # The leading dot and the suffix keep others from reading it as an image.
+TEMPORARY_NAME = ".gradcam-{}.tmp"  # Other programs do not take a hidden .tmp file for an image.
 WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
-MAX_NAME_BYTES = 240  # bytes; file systems allow 255, and a copy may need a number
-MAX_NAME_PART_BYTES = 80  # bytes of a label, or of a layer, in a file name
+MAX_NAME_BYTES = 240  # File systems allow 255 bytes; the remaining bytes are for a number.
+MAX_NAME_PART_BYTES = 80  # for a label or a layer's name in a file name
 MAX_CHARACTER_BYTES = 4  # in UTF-8
-# A protocol has at least two letters, because one letter is a drive. "simplecache::s3://" is a chain of protocols of
-# fsspec. "a::b.jpg" may be a file.
+# A protocol has at least two letters, because a single letter is a Windows drive. fsspec chains protocols, as in
+# "simplecache::s3://". Without "://", "a::b.jpg" may be the name of a file.
 URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
 LOCAL_URL_PATTERN = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
@@ -51,14 +51,14 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 
 def open_nonblocking(path: str, flags: int) -> int:
-    """Open a file without waiting. Without O_NONBLOCK (which Windows lacks), opening a pipe waits for a writer."""
+    """Open a file without blocking, if the system has O_NONBLOCK: opening a pipe would otherwise wait for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_text_file(path: str | os.PathLike[str]) -> bytes:
     """Return the contents of a text file given by the user.
 
-    Raises `OSError` like `open_file`, and for overlong files.
+    Raises `OSError` like `open_file`, and for files of more than MAX_TEXT_BYTES bytes.
     """
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_TEXT_BYTES:
@@ -67,7 +67,7 @@ def read_text_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, beside: Path | None = None) -> None:
-    """Write a file completely or not at all, like `replacing`, and wait for the disk. Raises `OSError`."""
+    """Write a file completely or not at all, and wait until the data is on the disk. Raises `OSError`."""
     with open_replacement(path, beside=beside) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
@@ -78,7 +78,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, beside: Path 
 def open_replacement(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces `path` at the end, or is deleted if an exception is raised.
 
-    It lies in the same folder, or in `beside`.
+    The temporary file is created in the folder `beside`, or in the folder of `path` if `beside` is None.
     """
     temporary = (beside or path.parent) / TEMPORARY_NAME.format(secrets.token_hex(8))
     try:
@@ -100,12 +100,12 @@ def hash_file(file: Path) -> str:
 
 
 def join_name(stem: str, ending: str) -> str:
-    """Return stem plus ending, with the stem cut to the longest possible file name."""
+    """Return stem plus ending, and cut the stem so that the file name has at most MAX_NAME_BYTES bytes."""
     return truncate_bytes(stem, MAX_NAME_BYTES - len(os.fsencode(ending))) + ending
 
 
 def to_safe_name(text: str) -> str:
-    """Return the text as letters, digits, dots and underscores, which every command line and file system accepts."""
+    """Replace all characters but letters, digits, dots and underscores, and shorten the text for a file name."""
     return truncate_bytes(re.sub(r"[^\w.]+", "_", text).strip("_."), MAX_NAME_PART_BYTES) or "_"
 
 
@@ -125,7 +125,8 @@ class OutputNames:
     def claim(self, names: Sequence[str]) -> list[Path]:
         """Return paths for one image's results.
 
-        If a path is in use, all results get the same number, counted from 2; equal names get the numbers after it.
+        If the path of one result is in use, all results get the same number, counted from 2. If two results have the
+        same name, the second gets the next free number.
         """
         first_number = next(
             number
@@ -150,12 +151,12 @@ class OutputNames:
 
 
 def _to_keys(path: Path) -> set[str]:
-    """Return keys that two paths share if they are the same file, through links or with case-insensitive names."""
+    """Return the keys of a path. Paths share a key if they are the same file, through links or regardless of case."""
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
 
 
 def may_have_stem(name: str, stem: str) -> bool:
-    """Return whether a result with this stem can have this name; for a cut name, assume that it can."""
+    """Return whether a result with this stem may have this name; a name that may have been cut fits any stem."""
     return (
         name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
     )

@@ -19,7 +19,7 @@ from gradcam.images.read import find_orientation
 
 END_MARKER = b"\xff\xd9"
 EXIF_SIGNATURE, XMP_ORIENTATION = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
-# Supported sampling factors (horizontal, vertical) of the first channel, if those of all other channels are (1, 1).
+# Supported sampling factors (horizontal, vertical) of the first channel. The factors of all other channels are (1, 1).
 SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 
 
@@ -27,7 +27,7 @@ SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 class JpegHeader:
     """The header of a JPEG file.
 
-    `height` and `width` are those of the stored image, before its EXIF orientation `turn`.
+    `height` and `width` describe the stored image, before its EXIF orientation `turn` is applied.
     """
 
     height: int
@@ -37,25 +37,28 @@ class JpegHeader:
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-    """Return the header of a JPEG that a device can decode: 8 bits, grey or YCbCr, sequential, and complete.
+    """Return the header of a JPEG if a device can decode it: 8 bits, grey or YCbCr, sequential, and complete.
 
-    Returns None for all others, which the processor reads: progressive, 12 bits, CMYK, RGB, cut off, another format, or
-    an orientation that is given by XMP or by several pieces of EXIF data.
+    Return None for all other files, which are decoded on the CPU: JPEG that is progressive, 12-bit, CMYK, RGB or cut
+    off; other formats; and files whose orientation is given by XMP or by several EXIF segments.
     """
     file = io.BytesIO(data)
     try:
         image = JpegImagePlugin.JpegImageFile(file)
     except Exception:  # Pillow raises many kinds of errors for broken headers.
         return None
-    # The coded data starts here, after the header of the first scan, which says how many channels the scan has.
+    # Pillow has read the header of the first scan, so the compressed data starts here. The header contains the number
+    # of channels in the scan.
     start = file.tell()
-    # In coded data, a zero or a restart marker follows each 0xFF, so that the first end marker is the end of the image.
+    # In compressed data, each 0xFF is followed by a zero byte or belongs to a restart marker. The first end marker is
+    # therefore the end of the image.
     has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
     names, (first, *remaining) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
     is_supported_sampling = image.layers == 1 or (
         first in SAMPLINGS and all(sampling == (1, 1) for sampling in remaining)
     )
-    # Adobe's marker says whether the channels are YCbCr. For one channel it is meaningless, but it rarely occurs there.
+    # Adobe's marker says whether the channels are YCbCr. The marker is meaningless in grey files, but too rare there to
+    # be handled separately.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
     has_unusual_orientation = (
         data.count(EXIF_SIGNATURE, 0, start) > 1 or XMP_ORIENTATION.search(data, 0, start) is not None
@@ -70,10 +73,10 @@ def read_header(data: bytes) -> JpegHeader | None:
 class Codec:
     """A library that decodes and encodes JPEG on a device.
 
-    `decode(files, is_grey)` takes uint8 files on the processor, all grey or all in colour, and returns RGB images,
-    uint8 (3,H,W), on the device. `turns` says whether it applies their EXIF orientation. `encode(images, quality)`
-    returns files. Both wait for work that was started on the current stream, and return finished results. No other work
-    may be started on the stream meanwhile.
+    `decode(files, is_grey)` takes the bytes of files as uint8 tensors on the CPU, all grey or all in colour. It returns
+    RGB images, uint8 (3,H,W), on the device. `turns` says whether `decode` applies the EXIF orientation.
+    `encode(images, quality)` returns the bytes of files. Both functions wait for earlier work on the current stream, and
+    return finished results. No other work may be started on the stream while they run.
     """
 
     name: str
@@ -84,9 +87,9 @@ class Codec:
 
 @functools.cache
 def find_codec(device: torch.device) -> Codec | None:
-    """Return the first library that works on the device, or None.
+    """Return the codec of the first library that works on the device, or None if neither library works.
 
-    torchcodec comes first, because its decoders will replace torchvision's.
+    torchcodec is tried first, because its decoders will replace torchvision's.
     """
     if device.type not in ("cpu", "cuda"):
         return None
@@ -104,7 +107,7 @@ def find_codec(device: torch.device) -> Codec | None:
 
 
 def to_tensor(data: bytes) -> Tensor:
-    """Return a file as a uint8 tensor on the processor."""
+    """Return the bytes of a file as a uint8 tensor on the CPU."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -124,8 +127,9 @@ def _make_torchcodec(name: str, device: torch.device) -> Codec:
     return Codec(name, True, decode, encode)
 
 
-# torchvision uses its own streams. Its decoder does not wait for earlier users of the memory of its results
-# (pytorch/vision 9606). Its encoder does not wait for the images, nor on the default stream for its last copy.
+# torchvision uses its own streams. Its decoder may write its results into memory that earlier work on the current
+# stream still uses (pytorch/vision 9606). Its encoder does not wait until the images are computed, nor until its last
+# copy, on the default stream, is finished.
 def _make_torchvision(name: str, device: torch.device) -> Codec:
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
@@ -154,7 +158,7 @@ def _to_rgb(image: Tensor) -> Tensor:
 
 
 def _to_bytes(files: Sequence[Tensor]) -> list[bytes]:
-    """Copy all files to the processor at once, and split them."""
+    """Copy all files to the CPU in one transfer, and split the data into files."""
     data = torch.cat(list(files)).cpu().numpy()
     ends = list(itertools.accumulate(map(len, files)))
     return [data[end - len(file) : end].tobytes() for end, file in zip(ends, files)]

@@ -1,4 +1,4 @@
-"""Draw boxes, masks, points and labels on images, visible on any image and at any size."""
+"""Draw boxes, masks, points and labels that are visible on any image and at any size."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gradcam.options import EDGES, check_count
 
 Colour = tuple[int, int, int]
 Rectangle = tuple[int, int, int, int]  # (left, top, right, bottom) in whole pixels, the last two exclusive
-# The colours of Okabe and Ito, which people with colour blindness can distinguish. Black is missing, because each line
-# has a black part.
+# The colours of Okabe and Ito, which people with colour blindness can distinguish. Their black is left out, because
+# each line has a dark part.
 COLOURS: Sequence[Colour] = (
     (230, 159, 0),
     (86, 180, 233),
@@ -33,20 +33,21 @@ COLOURS: Sequence[Colour] = (
     (213, 94, 0),
     (204, 121, 167),
 )
-# In widths of the finest line: the width of an edge's bar, the length of a dash, and the radius of a ring.
+# The width of an edge's bar, the length of a dash, and the radius of a ring, as multiples of the finest line's width.
 BAR_WIDTH, DASH_LENGTH, RING_RADIUS = 10, 10, 10
-# The fraction of white in a weak line's colour, so that it is visible beside its dark part without a white part.
+# The fraction of white in a weak line's colour. A weak line has no white part, so its colour must contrast with its
+# dark part.
 WHITE_IN_WEAK_LINES = 0.6
-# Text of either colour has the same contrast to a background of this luminance.
+# On a background of this luminance, dark and white text have the same contrast.
 MIDDLE_LUMINANCE = 0.2
-# The fraction of the text's opposite colour in a label's background. Letters are thin, and need more contrast than
-# lines.
+# A label's background is the mark's colour mixed with this fraction of white (for dark text) or of the dark colour (for
+# white text), because thin letters need more contrast than lines.
 LABEL_CONTRAST = 0.25
 # The finest lines are one pixel wide for each 640 pixels of the image's mean side.
 PIXELS_PER_LINE_WIDTH = 640
 # The height of letters is the image's mean side divided by PIXELS_PER_LETTER, but at least MIN_LETTER_SIZE pixels.
 PIXELS_PER_LETTER, MIN_LETTER_SIZE = 46, 12
-# In pixels; it limits the number of images per row.
+# The maximum width of a panel in pixels. It limits the number of images per row.
 MAX_PANEL_WIDTH = 1600
 
 
@@ -57,7 +58,7 @@ class Mark:
     Parameters
     ----------
     text : str, default ""
-        The label, in one line. A long label is cut at its end, so the most important part, such as the number, comes first.
+        The label, in one line. A long label is cut at its end: put the most important part, such as the number, first.
     number : int, default None
         Selects the colour, so that a box has the same colour in all images. None means the position among the marks.
     box : sequence of 4 numbers, default None
@@ -69,9 +70,9 @@ class Mark:
     point : (number, number), default None
         x and y, in pixels of the image.
     dashed : bool, default False
-        Whether the box is dashed: nothing was detected there.
+        Whether the box is dashed, which means that the object was not detected.
     weak : bool, default False
-        Whether the lines are thin: this is not the explained object.
+        Whether the lines are thin, which means that the object is not the explained one.
 
     Raises
     ------
@@ -118,13 +119,14 @@ class Mark:
 def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     """Draw boxes, masks, points and their labels on an image.
 
-    Each line has a dark and a light part, so that it is visible on any image. Lines and letters grow with the image. Weak
-    marks are drawn below the others. A label is above its box if there is room, and avoids other labels.
+    Each line has a dark and a light part, so that it is visible on any image. The sizes of lines and letters grow
+    with the image. Weak marks are drawn below the others. A label is placed above its box if there is room, and avoids
+    other labels.
 
     Parameters
     ----------
     picture : array (H,W,3)
-        RGB, uint8. It is not modified.
+        RGB, uint8. The array is not modified.
     marks : iterable of Mark
         Marks in pixels of this image.
 
@@ -153,7 +155,7 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
         (mark, _Pen.of(index if mark.number is None else mark.number, unit, mark.weak))
         for index, mark in enumerate(_check_masks(marks, canvas))
     ]
-    # Explained objects choose the place of their label first, and are drawn last, on top.
+    # The labels of explained objects are placed first. Their lines and labels are drawn last, on top of the others.
     marks_with_pens.sort(key=lambda pair: pair[0].weak)
     for mark, pen in reversed(marks_with_pens):
         _draw_lines(canvas, mark, pen)
@@ -243,7 +245,7 @@ def draw_mark_panel(
 
 
 def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
-    """Return the mark for a region (top, left, height, width) of its image that is resized to `height` x `width`."""
+    """Convert a mark to the pixels of a region (top, left, height, width) that is resized to `height` x `width`."""
     y0, x0, rows, columns = region
     y_scale, x_scale = height / rows, width / columns
     box, point, mask = mark.box, mark.point, mark.mask
@@ -263,9 +265,9 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
 
 @dataclass(frozen=True)
 class _Pen:
-    """A line style: its main colour, and its `bands`, which are colours with widths in pixels, outermost first.
+    """A line style: its main colour, and its `bands`, each a colour and a width in pixels, from the outside inwards.
 
-    `unit` is the width of the finest line.
+    `unit` is the width of the finest line in pixels.
     """
 
     colour: Colour
@@ -300,9 +302,9 @@ def _draw_lines(canvas: Pixels, mark: Mark, pen: _Pen) -> None:
 
 
 def _find_frame(canvas: Pixels, box: Sequence[float], pen: _Pen) -> Rectangle:
-    """Return the area that the lines of a box cover within the image, centred on the box's sides.
+    """Return the outer rectangle of a box's lines, which are centred on the sides of the box, cut to the image.
 
-    A box without area becomes a small one.
+    A box that is too small for its lines is enlarged.
     """
     (x0, x1), (y0, y1) = (
         _find_span(box[axis], box[axis + 2], canvas.shape[1 - axis], pen.width // 2, 2 * pen.width + 2 * pen.unit)
@@ -338,7 +340,7 @@ def _draw_frame(canvas: Pixels, frame: Rectangle, pen: _Pen, dashed: bool) -> No
 
 
 def _find_dashes(low: int, high: int, dash: int) -> list[tuple[int, int]]:
-    """Return the dashes along a side: one at each end, with gaps of the same length between them."""
+    """Return the dashes along a side, with a dash at each end. Dashes and gaps have the same length."""
     parts = 2 * max(1, round((high - low) / dash / 2)) + 1
     ends = [round(low + (high - low) * part / parts) for part in range(parts + 1)]
     return list(zip(ends[::2], ends[1::2]))
@@ -361,8 +363,8 @@ def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
     contours, _ = cv2.findContours(shape, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     if not contours:
         return
-    # At the image's border, the contour moves inwards, so that its dark line is on the image. Invisible corners are
-    # removed, because each would be drawn separately.
+    # At the image's border, move the contour inwards, so that its dark line stays inside the image. Remove the corners
+    # that are too small to be visible, because OpenCV draws the line at each corner separately.
     margin, size = pen.width // 2, np.array(mask.shape[::-1])
     lowest, highest = np.minimum(margin, size // 2), np.maximum(size - 1 - margin, size // 2)
     simplified = [cv2.approxPolyDP(np.clip(line, lowest, highest).astype(np.int32), 0.5, True) for line in contours]
@@ -383,7 +385,7 @@ def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
 
 
 def _draw_ring(canvas: Pixels, point: Sequence[float], pen: _Pen) -> None:
-    """Draw a ring around a point, and its centre."""
+    """Draw a ring around a point, and a dot at the point."""
     x, y = _find_pixel(canvas, point)
     x0, y0, x1, y1 = _expand((x, y, x + 1, y + 1), RING_RADIUS * pen.unit + 1, canvas)
     distance = np.hypot(*np.ogrid[y0 - y : y1 - y, x0 - x : x1 - x])[..., None]
@@ -399,7 +401,7 @@ def _draw_ring(canvas: Pixels, point: Sequence[float], pen: _Pen) -> None:
 
 
 def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
-    """Return a label: text on a background of about this colour, in black or white, whichever has more contrast."""
+    """Return a label: dark or white text, whichever has more contrast, on a background of about this colour."""
     padding = round(size / 3)
     text = fit_text(_simplify(escape_controls(text)), max(1, max_width - 2 * padding), size)
     ink, background = (INK, WHITE) if _find_luminance(colour) > MIDDLE_LUMINANCE else (WHITE, INK)
@@ -410,7 +412,7 @@ def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
 
 
 def _simplify(text: str) -> str:
-    """Replace accented letters by plain ones. Pillow's font lacks accents, and shows a frame for unknown letters."""
+    """Replace accented letters by plain letters, because Pillow's font shows a frame for each letter that it lacks."""
     letters = unicodedata.normalize("NFC", text)
     bare_letters = (unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() for letter in letters)
     return "".join(bare if bare and letter.isalpha() else letter for letter, bare in zip(letters, bare_letters))
@@ -419,7 +421,11 @@ def _simplify(text: str) -> str:
 def _find_place(
     plate: Pixels, anchor: Rectangle, margin: int, canvas: Pixels, occupied: Sequence[Rectangle]
 ) -> Rectangle:
-    """Return the place of a label: above its mark, in its upper corner, below it, or nearest without overlap."""
+    """Return the rectangle of a label: the first candidate inside the image that overlaps no other label.
+
+    The candidates are above the mark, in its upper left corner if there is room, below the mark, at the mark's upper
+    edge, and directly above or below the other labels, nearest first.
+    """
     (height, width), (canvas_height, canvas_width) = plate.shape[:2], canvas.shape[:2]
     x0, y0, x1, y1 = anchor
     max_y = max(0, canvas_height - height)
@@ -432,13 +438,13 @@ def _find_place(
     candidates = np.array([(x, y, x + width, y + height) for x, y in inside])[:, None]
     labels = np.array(occupied).reshape(-1, 4)
     overlap = np.all((candidates[..., :2] < labels[:, 2:]) & (labels[:, :2] < candidates[..., 2:]), axis=2)
-    # argmin returns the first place without overlap, or the first of all.
+    # argmin returns the first position without overlap, or the first position if all of them overlap.
     x, y = inside[np.any(overlap, axis=1).argmin()]
     return x, y, x + width, y + height
 
 
 def _find_anchor(canvas: Pixels, mark: Mark, pen: _Pen) -> Rectangle:
-    """Return the area of a mark, which its label is placed beside; the image's corner for a label alone."""
+    """Return the rectangle around a mark, to place its label; for a mark without a shape, return the image's corner."""
     if mark.box is not None:
         frame = _find_frame(canvas, mark.box, pen)
         if mark.edge is None:
@@ -461,14 +467,14 @@ def _mix(colour: Colour, target_colour: Colour, weight: float) -> Colour:
 
 
 def _find_luminance(colour: Colour) -> float:
-    """Return the relative luminance (0 to 1) of the Web Content Accessibility Guidelines."""
+    """Return a colour's relative luminance (0 to 1), as the Web Content Accessibility Guidelines define it."""
     values = (value / 255 for value in colour)
     linear = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
     return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear))
 
 
 def _find_pixel(canvas: Pixels, point: Sequence[float]) -> tuple[int, int]:
-    """Return the pixel (x, y) that contains a point, or the nearest one."""
+    """Return the pixel (x, y) that contains a point, or the nearest pixel if the point is outside the image."""
     height, width = canvas.shape[:2]
     return min(max(math.floor(float(point[0])), 0), width - 1), min(max(math.floor(float(point[1])), 0), height - 1)
 

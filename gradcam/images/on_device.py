@@ -1,4 +1,4 @@
-"""Turn, resize and draw on batches of images as tensors, on any device, with the results of Pillow and OpenCV."""
+"""Rotate, resize and draw on batches of image tensors on any device, with the same results as Pillow and OpenCV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels
 
 
 def apply_orientation(image: Tensor, orientation: int) -> Tensor:
-    """Return an image (...,H,W) upright, given its EXIF orientation (1 to 8); a view if possible."""
+    """Turn an image (...,H,W) upright, given its EXIF orientation (1 to 8). The result may be a view."""
     upright = image.transpose(-1, -2) if orientation >= 5 else image
     axes = [axis for axis, orientations in ((-2, (3, 4, 7, 8)), (-1, (2, 3, 6, 7))) if orientation in orientations]
     return upright.flip(axes) if axes else upright
@@ -39,7 +39,7 @@ def _hamming(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.abs(x) < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0)
 
 
-# Pillow's filters: (support, function). The support is in pixels of the smaller of the two images.
+# Pillow's filters: (support, function). The support is in pixels of the input or the output, whichever is smaller.
 FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
     "bilinear": (1.0, lambda x: np.maximum(0, 1 - np.abs(x))),
@@ -57,13 +57,14 @@ RESIZES_TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 def compute_weights(
     length: int, span: tuple[float, float], size: int, filter_name: str, device: torch.device
 ) -> tuple[int, Tensor]:
-    """Return the weights that resize the span (start, end) of `length` pixels to `size` pixels, as Pillow does.
+    """Return the weights with which Pillow resizes the span (start, end) of `length` pixels to `size` pixels.
 
-    The result is the first pixel with a weight, and a float32 matrix (size,m) for it and the following pixels.
+    The result is the index of the first pixel with a weight, and a float32 matrix (size,m) with the weights of the m
+    pixels from this index.
     """
     scale = (span[1] - span[0]) / size
     centres = span[0] + (np.arange(size) + 0.5) * scale
-    if filter_name == "nearest":  # Pillow sums up steps, and the rounding matters at the border of two pixels.
+    if filter_name == "nearest":  # Pillow adds up steps. Their rounding can decide which pixel is nearest.
         centres = np.cumsum([span[0] + 0.5 * scale, *[scale] * (size - 1)])
         nearest = np.clip(np.floor(centres).astype(int), 0, length - 1)
         first, last = int(nearest[0]), int(nearest[-1])
@@ -82,9 +83,9 @@ def compute_weights(
 
 
 def resize(images: Tensor, size: tuple[int, int], box: Box, filter_name: str) -> Tensor:
-    """Resize a box of images (N,C,H,W), uint8, to (N,C,*size), as whole numbers in float32.
+    """Resize the same box of each image (N,C,H,W), uint8, to (N,C,*size). The result is whole numbers in float32.
 
-    Like Pillow, it rounds to 8 bits after each axis.
+    As in Pillow, the values are rounded to 8 bits after each axis.
     """
     height, width = images.shape[-2:]
     x0, y0, x1, y1 = box
@@ -102,9 +103,10 @@ def _to_levels(values: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tensor:
-    """Return OpenCV's cubic weights of each of `length` pixels for each of `size` new pixels: a matrix (size,length).
+    """Return OpenCV's cubic weights for resizing `length` pixels to `size` pixels: a matrix (size,length).
 
-    The weights are computed in float32, as in OpenCV, because many values lie where the next level begins.
+    The weights are computed in float32, as in OpenCV, because many resized values lie at the border of two levels,
+    where a rounding difference changes the level.
     """
     centres = (np.arange(size) + 0.5) * (length / size) - 0.5
     first = np.floor(centres.astype(np.float32)).astype(int)
@@ -119,7 +121,7 @@ def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tens
 
 @functools.lru_cache(maxsize=64)
 def _compute_area_weights(length: int, size: int, device: torch.device) -> Tensor:
-    """Return the share that each of `size` new pixels takes from each of `length` pixels: a matrix (size,length)."""
+    """Return the weights that resize `length` pixels to `size` pixels by area interpolation: a matrix (size,length)."""
     edges = np.arange(size + 1) * (length / size)
     positions = np.arange(length)
     covered = np.minimum(edges[1:, None], positions + 1) - np.maximum(edges[:-1, None], positions)
@@ -128,7 +130,7 @@ def _compute_area_weights(length: int, size: int, device: torch.device) -> Tenso
 
 
 def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
-    """Resize maps (N,h,w), float32, like `draw.resize`: by area if both sides shrink, otherwise cubic."""
+    """Resize maps (N,h,w), float32, like `draw.resize`: area interpolation if both sides shrink, otherwise cubic."""
     height, width = maps.shape[-2:]
     compute = _compute_area_weights if rows <= height and columns <= width else _compute_cubic_weights
     return compute(height, rows, maps.device) @ (maps @ compute(width, columns, maps.device).T)
@@ -136,7 +138,7 @@ def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _make_tables(colormap: str, alpha: float, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return, for 256 levels, the colours to add to an image (3,256), and the weights of the image (256,)."""
+    """Return two tables for the 256 levels: the colours to add to the image (3,256), and the image's weights (256,)."""
     colours, opacity = compute_colours(colormap, signed=signed)
     opacity = alpha * opacity
     added, image_weights = np.ascontiguousarray((colours * opacity).T, np.float32), np.float32(1 - opacity[:, 0])
@@ -153,7 +155,7 @@ def overlay(
     signed: bool = False,
     outline: bool = False,
 ) -> Tensor:
-    """Draw a heatmap (N,h,w) on each image, uint8 (N,3,H,W): `draw.overlay` on a device, without its checks."""
+    """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), like `draw.overlay`, but on a device and without checks."""
     y0, x0, rows, columns = region
     levels = stretch(heatmaps.float().clamp(0, 1), rows, columns).clamp_(0, 1)
     steps, zero = 255, 0
@@ -176,7 +178,7 @@ def overlay(
 
 
 def _draw_outline(pixels: Tensor, is_blank: Tensor, sides: list[bool]) -> None:
-    """Draw the outline of `draw.overlay` on images that are not blank, without waiting for the device."""
+    """Draw the outline like `draw.overlay`, except for blank heatmaps, without waiting for the device."""
     width = max(1, round(min(pixels.shape[-2:]) / PIXELS_PER_LINE_WIDTH))
     skipped = is_blank[:, None, None, None]
     for inset, tone in ((width, LIGHT_TONE), (0, DARK_TONE)):

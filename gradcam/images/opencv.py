@@ -1,4 +1,4 @@
-"""Import OpenCV, or explain why it cannot be loaded, with the commands that repair it."""
+"""Import OpenCV, or explain why it cannot be loaded, and which commands repair the installation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from gradcam.errors import GradcamError
 
-# These distributions own the same folder, `cv2`: pip overwrites one with another, and uninstalling one breaks the other.
-# If several are installed, the first is kept. contrib contains the others, and headless builds load on every machine.
+# All of these distributions install the folder `cv2`: pip overwrites the files of one with those of another, and
+# uninstalling one breaks the others. If several are installed, the advice is to keep the first in this order, because
+# contrib builds contain all modules, and headless builds load on every machine.
 DISTRIBUTIONS = ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python")
 
 
@@ -20,7 +21,7 @@ def is_installed(distribution: str) -> bool:
 
 
 def explain_failure(error: Exception) -> str:
-    """Return one line: why OpenCV cannot be loaded, and the commands that leave one intact distribution of it."""
+    """Explain in one line why OpenCV cannot be loaded, and which commands leave one intact distribution installed."""
     installed = [name for name in DISTRIBUTIONS if is_installed(name)]
     package, advice = next(iter(installed), "opencv-python"), "Install it"
     if "cannot open shared object file" in str(error):
@@ -38,7 +39,7 @@ try:
 
     if not hasattr(cv2, "imdecode"):  # Python imports a folder without `__init__.py` as an empty package.
         raise ImportError("the folder of cv2 has no binary")
-except Exception as error:  # A mixture of two versions raises more than ImportError.
+except Exception as error:  # A mixture of two versions may raise other errors than ImportError.
     raise GradcamError(explain_failure(error)) from error
 
 __all__ = ["cv2"]

@@ -1,4 +1,4 @@
-"""Read images from files, bytes, arrays and tensors as RGB arrays. No other module reads pixels."""
+"""Read images from files, bytes, arrays and tensors as RGB arrays."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array 
 # Common image formats. Formats that would start another program (EPS) or render text are left out.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
 ORIENTATION_TAG = 0x0112  # in EXIF
-MEMORY_BUDGET_BYTES = 2**30  # for one image: 150 million pixels of RGB with 8 bits, 60 million with 16
+MEMORY_BUDGET_BYTES = 2**30  # per image: enough for 150 million RGB pixels of 8 bits, or 60 million of 16 bits
 # Bytes per pixel of our arrays: for colours with 16 bits per channel, and for grey values of more than 8 bits
 DEEP_COLOUR_BYTES, DEEP_GREY_BYTES = 13, 7
 # Bytes per pixel that decoders hold in addition to Pillow's own image.
 DECODER_BYTES = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}
 DICOM_SUFFIXES = (".dcm", ".dicom")
 DICOM_MAGIC = b"DICM"  # It follows a preamble of 128 bytes with any content.
-# The value of white, by type. Signed integers, and those of 32 bits, have no fixed white.
+# The value of white, by type. Signed integers and 32-bit integers have no fixed white.
 WHITE_VALUES = {"uint8": 255, "uint16": 65535}
 # This many pixels are computed at a time, so that intermediate results take little memory.
 PIXELS_PER_STRIP = 2**18
@@ -105,7 +105,7 @@ def is_one_image(value: Any) -> bool:
 
 
 def to_array(image: Any) -> NDArray[Any] | None:
-    """Return the values of an array as they are, those of a tensor as (H,W) or (H,W,C), and None for other forms."""
+    """Return an array unchanged, a tensor as an array (H,W) or (H,W,C), and None for an image in any other form."""
     if isinstance(image, np.ndarray):
         return image
     if not (hasattr(image, "detach") and hasattr(image, "ndim")):
@@ -120,7 +120,7 @@ def to_array(image: Any) -> NDArray[Any] | None:
 
 
 def to_numpy(values: Any) -> NDArray[Any]:
-    """Return an array or a tensor on any device as an array."""
+    """Convert an array, or a tensor on any device, to an array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16.
@@ -128,7 +128,7 @@ def to_numpy(values: Any) -> NDArray[Any]:
 
 
 def check_range(values: NDArray[Any]) -> NDArray[Any]:
-    """Return values with a defined white: uint8, uint16, or floats clipped to [0,1]. Raises `ImageError` for others."""
+    """Return uint8 and uint16 values unchanged, and floats clipped to [0,1]. Raises `ImageError` for other values."""
     if values.dtype.name in WHITE_VALUES:
         return values
     # NaN fails the comparisons.
@@ -151,7 +151,7 @@ def describe_array(values: NDArray[Any]) -> str:
 
 
 def blend_with_white(values: NDArray[Any]) -> NDArray[Any]:
-    """Blend RGBA values (H,W,4) with white to (H,W,3); return any others as they are."""
+    """Blend RGBA values (H,W,4) with white to (H,W,3), and return values of any other shape unchanged."""
     if values.shape[2:] != (4,):
         return values
     values = check_range(values)
@@ -166,9 +166,9 @@ def blend_with_white(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def load_content(image: Any) -> tuple[Path, FileContent | None]:
-    """Return the name and the content of an image that is not an array: bytes, a PIL image, or None for a path.
+    """Return the name of an image that is not an array, and its content: bytes, a PIL image, or None for a path.
 
-    Raises `ImageError` for anything but an image, for a URL, and for an unreadable file.
+    Raises `ImageError` if the value is not an image, if it is a URL, or if its file cannot be read.
     """
     if isinstance(image, (bytes, bytearray, memoryview)):
         return Path("the given bytes"), bytes(image)
@@ -179,7 +179,7 @@ def load_content(image: Any) -> tuple[Path, FileContent | None]:
         path = Path(next((name for name in names if name and isinstance(name, str)), "the given file"))
         with translate_read_errors(path):
             return path, _read_open(image)
-    if hasattr(image, "read_bytes") and not isinstance(image, Path):  # It is in an archive or a store.
+    if hasattr(image, "read_bytes") and not isinstance(image, Path):  # The image is in an archive or a store.
         with translate_read_errors(str(image)):
             return Path(str(image)), image.read_bytes()
     if not isinstance(image, (str, os.PathLike)):
@@ -215,12 +215,13 @@ def _read_open(file: Any) -> bytes:
 def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -> NDArray[Any]:
     """Return the values of an image with the bit depth of its file.
 
-    `data` is the content of the file, if it was read already, or a PIL image; messages then name it by `path`. Images
-    of 8 bits or less: RGB, uint8 (H,W,3), also for grey. Deeper grey: (H,W), as uint16 for 16 bits, float32, or int32
-    or uint32 for signed or longer integers. Deeper RGB in PNG and TIFF files: uint16 (H,W,3). Anything else is as in
-    `read_image`. Raises `ImageError` like `read_image`.
+    `data` is the file's content, if the caller has already read the file, or a PIL image. Messages then still name the
+    image by `path`. Images of 8 bits or less become RGB, uint8 (H,W,3), even if they are grey. Deeper grey images are
+    (H,W): uint16 for unsigned values of 16 bits, float32 for floats, and int32 or uint32 for other integers. RGB images
+    with 16 bits per channel, in PNG and TIFF files, become uint16 (H,W,3). Orientation, transparency and animations are
+    handled as in `read_image`. Raises `ImageError` like `read_image`.
     """
-    # OpenCV would return a truncated image as if it were complete, and lose transparency. Therefore Pillow reads it.
+    # Pillow reads the image: OpenCV would return a truncated image as if it were complete, and drop transparency.
     path = to_path(path)
     if isinstance(data, Image.Image):
         with translate_read_errors(path):
@@ -232,8 +233,8 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
                     raise ImageError("is closed: pass it while it is open") from None
                 raise
             return _to_values(data)
-    # Pass a file, not a path: Pillow maps some TIFFs into memory by their path, and scrambles those with an
-    # orientation.
+    # Pass an open file: if Pillow got a path, it would map some TIFFs into memory, and scramble the pixels if the TIFF
+    # has an orientation.
     with translate_read_errors(path), open_content(path, data) as file, _open_image(file) as image:
         deep_mode = _find_deep_mode(image)
         _check_memory(image, file, DEEP_COLOUR_BYTES if deep_mode else DEEP_GREY_BYTES if image.mode[0] in "FI" else 3)
@@ -242,10 +243,10 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
 
 
 def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """Return an image of numbers (H,W), such as a label mask: the indices of a palette, or the file's grey values.
+    """Return the labels (H,W) that an image file stores: the indices of its palette, or its grey values.
 
-    It is upright, like the images of `read_image`. Raises `ImageError`, which names the file, like `read_image`, and
-    also for colours, fractions, and JPEG, which changes numbers.
+    The orientation is applied, as in `read_image`. Raises `ImageError`, which names the file, like `read_image`. Also
+    raises it for colours, for fractions, and for JPEG, because lossy compression changes labels.
     """
     path = to_path(path)
     with translate_read_errors(path), open_content(path, None) as file, _open_image(file) as image:
@@ -254,7 +255,7 @@ def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             contents = "fractions" if image.mode == "F" else f"colours ({image.mode})"
             raise ImageError(f"contains {contents}, expected labels: a palette, or integer grey values")
-        # Pillow stretches 2 and 4 bits to 8.
+        # Pillow scales grey values of 2 and 4 bits to 8 bits.
         scale = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1
         _check_memory(image, file, 12)
         image.load()
@@ -271,19 +272,19 @@ def to_path(path: Any) -> Path:
 
 
 def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
-    """Return True if the file, or its content `data`, is DICOM: by its suffix, or by its first bytes."""
+    """Return True if the suffix of the file, or the start of its content, says that the file is DICOM."""
     path = to_path(path)
     if path.suffix.lower() in DICOM_SUFFIXES:
         return True
     try:
         with open_content(path, data) as file:
             return file.read(132)[128:] == DICOM_MAGIC
-    except (OSError, ImageError):  # The function that reads the file reports the reason.
+    except (OSError, ImageError):  # The function that reads the file will report the error.
         return False
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
-    """Open a file, or the content that was read from it. Raises `ImageError` if it is missing or empty."""
+    """Open a file, or its content `data` if that is given. Raises `ImageError` if the file is missing or empty."""
     if data is None:
         if not path.is_file():  # Opening a pipe would wait for a writer.
             raise ImageError("is not a file" if path.exists() else "does not exist")
@@ -354,7 +355,7 @@ def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
 
 
 def _check_icon(file: BinaryIO) -> None:
-    """Raise `ImageError` if an image of an icon needs too much memory, because Pillow decodes it on opening."""
+    """Raise `ImageError` if an image in an icon file needs too much memory: Pillow decodes icons on opening."""
     kind, count = struct.unpack("<IH", file.read(6).ljust(6))
     for entry in range(count if kind == 0x10000 else 0):
         file.seek(6 + 16 * entry + 12)
@@ -385,7 +386,7 @@ def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, array_bytes: int) 
 
 
 def find_size(file: BinaryIO) -> int:
-    """Return the number of bytes of a file, and keep its position."""
+    """Return the size of a file in bytes, without moving the file position."""
     position, size = file.tell(), file.seek(0, io.SEEK_END)
     file.seek(position)
     return size
@@ -407,16 +408,16 @@ def _find_deep_mode(image: ImageFile.ImageFile) -> str:
 
 
 def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, mode: str) -> NDArray[np.uint16]:
-    """Return channels of 16 bits, on white: RGB (H,W,3) or grey (H,W).
+    """Decode an image of 16 bits per channel with OpenCV, blend it with white, and return RGB (H,W,3) or grey (H,W).
 
-    OpenCV applies the orientation of a TIFF, but not of a PNG.
+    OpenCV applies the orientation of a TIFF file, but not that of a PNG file.
     """
     from gradcam.images.opencv import cv2
 
     orientation = 1 if image.format == "TIFF" else find_orientation(image)
     file.seek(0)
     content = np.frombuffer(file.read(), np.uint8)
-    image.close()  # Pillow has shown that the image is complete. Its memory is needed now.
+    image.close()  # Pillow has checked that the image is complete. Free the memory of its copy before OpenCV decodes.
     values = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
         raise ImageError("has 16-bit channels that cannot be decoded: save it as PNG, or as TIFF without compression")
@@ -447,9 +448,9 @@ def _to_opaque(image: Image.Image) -> Image.Image:
 
 
 def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] = lambda strip: strip) -> NDArray[Any]:
-    """Return an upright array of Pillow's image after `change`.
+    """Apply `change` to a PIL image, and return the result as an upright array.
 
-    It works strip by strip, because Pillow and NumPy copy the data at each step.
+    The image is converted in strips to save memory, because Pillow and NumPy copy the data at each step.
     """
     orientation, (width, height) = find_orientation(image), image.size
     sample = np.asarray(change(image.crop((0, 0, 1, 1))))
@@ -463,9 +464,9 @@ def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] =
 
 
 def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
-    """Return single-channel values in the type of the file, if Pillow uses another."""
+    """Convert single-channel values from Pillow's type to the type that the file stores."""
     if not isinstance(source, TiffImagePlugin.TiffImageFile):
-        # Pillow may hold 16 bits of a file in 32.
+        # Pillow may return 16-bit values as 32-bit integers.
         is_16_bits = values.dtype.itemsize == 2 or (values.dtype.kind in "iu" and source.format is not None)
         return values.astype(np.uint16, copy=False) if is_16_bits else values
     if values.dtype.itemsize == 2:
@@ -481,7 +482,7 @@ def find_orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:
-        # Broken EXIF data raises many kinds of errors. The pixels are intact, and viewers ignore the orientation then.
+        # Broken EXIF data raises many kinds of errors. The pixels are intact, and image viewers display them unrotated.
         return 1
     return orientation if orientation in range(1, 9) else 1
 
@@ -500,8 +501,8 @@ def in_strips(height: int, width: int) -> Iterator[slice]:
 def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Return values (H,W) or (H,W,3) as RGB uint8 (H,W,3), scaled by the range of their type, not of the image.
 
-    The range of floats is the smallest of 0 to 1, 0 to 255 and 0 to 65535 that contains them. NaN and negative values
-    become black.
+    For floats, white is the smallest of 1, 255 and 65535 that no value exceeds. For integers of more than 8 bits, white
+    is 65535. If values exceed 65535, their maximum is white. NaN and negative values become black.
     """
     if values.dtype != np.uint8:
         values = _stretch(values, 0, _find_white(values), _find_maximum(values))
@@ -509,12 +510,12 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
-    """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note if they differ from `to_8_bits`.
+    """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, and a note on changed ranges or channels.
 
     Values are scaled from their minimum to their maximum if they use less than half of their type's range, or are
     negative.
     """
-    # Many viewers clip at percentiles, but the few brightest pixels may be what the model looked at.
+    # Unlike many viewers, do not clip at percentiles: the few brightest pixels may be the evidence that the model used.
     selected, note = values, None
     if values.ndim == 3 and values.shape[2] != 3:
         channels = values.shape[2]
@@ -544,7 +545,7 @@ def _is_finite(values: NDArray[Any]) -> Any:
 
 
 def _find_maximum(values: NDArray[Any]) -> float:
-    return float(values.max(where=_is_finite(values), initial=0))  # Zero is also the result without positive values.
+    return float(values.max(where=_is_finite(values), initial=0))  # Without positive values, the result is 0.
 
 
 def _find_white(values: NDArray[Any]) -> float:
@@ -563,7 +564,7 @@ def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> N
 
 
 def crop(image: NDArray[Any], region: Region) -> NDArray[Any]:
-    """Return a view of the pixels (H,W,...) in a region, or a copy with zeros where the region exceeds the image."""
+    """Return the pixels (H,W,...) in a region: a view, or a copy padded with zeros if the region exceeds the image."""
     y0, x0, height, width = region
     part = image[max(y0, 0) : y0 + height, max(x0, 0) : x0 + width]
     if part.shape[:2] == (height, width):

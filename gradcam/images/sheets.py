@@ -1,4 +1,4 @@
-"""Draw many explained images on one panel, with titles of rows and columns, and a legend of the colours."""
+"""Draw many explained images on one panel, with row and column titles, and a colour legend."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gradcam.images.read import Pixels
 from gradcam.options import check_count
 
 MARGIN = 16  # pixels
-# Sizes of the letters. Pillow's font has no bold, so that titles are a little larger.
+# Font sizes. Pillow's font has no bold style, so titles are a little larger.
 TEXT, TITLE_SIZE = 17, 18
 LINE_HEIGHT = 26  # height of a line of text
 BAR_WIDTH = 260
 INK, WHITE = (25, 25, 25), (255, 255, 255)
-LEGENDS = {  # what the ends of the colour bar mean, by whether the maps are signed
+LEGENDS = {  # the meaning of both ends of the colour bar; the key says whether the maps are signed
     False: ("no positive evidence", "strongest in each heatmap"),
     True: ("evidence against", "evidence for, in each heatmap"),
 }
@@ -45,7 +45,7 @@ def draw_panel(
 ) -> Pixels:
     """Return rows of images under the titles of their columns, and a colour bar: RGB, uint8 (H,W,3).
 
-    Each image is scaled to `height` pixels. A column is as wide as its widest image, or as its title. Raises
+    Each image is scaled to `height` pixels. A column is as wide as its widest image or its title. Raises
     `ImageError` if the height is not a number of pixels.
     """
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
@@ -71,7 +71,7 @@ def draw_panel(
 
 
 def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """Return a bar of the heatmaps' colours between the meanings of its ends, one line high."""
+    """Return a colour bar with the meaning of each end written beside it, one line of text high."""
     before, after = LEGENDS[signed]
     start = measure_text(before, TITLE_SIZE) + GAP_PIXELS
     end = start + BAR_WIDTH + GAP_PIXELS
@@ -86,12 +86,12 @@ def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
 
 
 def measure_text(text: str, size: int) -> int:
-    """Return the width of a text in letters of this size, in pixels."""
+    """Return the width of a text in pixels, at this font size."""
     return round(find_font(size).getlength(text))
 
 
 def fit_text(text: str, width: int, size: int) -> str:
-    """Return the part of a text that fits into this width in letters of this size, with an ellipsis if it is cut."""
+    """Cut a text to this width in pixels, at this font size. A text that is cut ends with an ellipsis."""
     text = text[: width + 1]  # Each letter is at least one pixel wide.
     if measure_text(text, size) <= width:
         return text
@@ -101,5 +101,5 @@ def fit_text(text: str, width: int, size: int) -> str:
 
 @functools.cache
 def find_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return the font that is part of Pillow."""
+    """Return Pillow's built-in font at this size."""
     return ImageFont.load_default(size)

@@ -1,4 +1,4 @@
-"""Write images to files, and results as NumPy arrays to ``.npz`` and ``.npy`` files. No other module encodes pixels."""
+"""Write images to files, and results as NumPy arrays to ``.npz`` and ``.npy`` files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
 
 @contextlib.contextmanager
 def translate_write_errors(path: Path) -> Iterator[None]:
-    """Turn an error in writing a file into an `ImageError` that names it."""
+    """Turn an error in writing a file into an `ImageError` that names the file."""
     try:
         yield
     except (OSError, ImageError) as error:
@@ -72,9 +72,9 @@ def encode_png(image: Pixels) -> bytes:
 
 
 def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
-    """Return an RGB image, uint8 (H,W,3), as the bytes of a file with this suffix.
+    """Encode an RGB image, uint8 (H,W,3), in the format of this suffix, and return the bytes of the file.
 
-    `quality`, 1 to 100, applies to JPEG and WebP. Raises `ImageError` if the image does not fit into the format.
+    `quality`, 1 to 100, applies to JPEG and WebP. Raises `ImageError` if the image is too large for the format.
     """
     from gradcam.images.opencv import cv2
 
@@ -112,9 +112,9 @@ def check_pixels(image: Any) -> Pixels:
 def select_maps(
     i: int | None, k: int | None, shape: tuple[int, ...], map_name: str = "map"
 ) -> tuple[list[int], list[int]]:
-    """Return the indices of image i and of its k-th map in (N,K,...); None stands for all.
+    """Return the indices of the images and of the maps that `i` and `k` select from (N,K,...). None selects all.
 
-    Raises `ImageError` if there is no such image or map; `map_name` is what the message calls a map.
+    Raises `ImageError` if there is no such image or map. `map_name` is the message's word for a map.
     """
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):
@@ -130,8 +130,8 @@ def write_arrays(
 ) -> None:
     """Write tensors (N,K,...) and words, each under its name, to ``.npz``, or one map of the first tensor to ``.npy``.
 
-    `i` and `k` select an image and its k-th map. Raises `ImageError` for several maps in ``.npy``, if there is no such
-    map, and if the file cannot be written.
+    `i` and `k` select an image and its k-th map; None selects all. Raises `ImageError` if several maps are selected for
+    ``.npy``, if there is no such map, or if the file cannot be written.
     """
     path = to_path(path)
     arrays = {name: to_numpy(tensor) for name, tensor in tensors.items() if tensor is not None}
