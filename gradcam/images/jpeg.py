@@ -19,7 +19,7 @@ from gradcam.images.read import find_orientation
 
 END_MARKER = b"\xff\xd9"
 EXIF_SIGNATURE, XMP_ORIENTATION = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
-# Supported sampling factors (horizontal, vertical) of the first channel. The factors of all other channels are (1, 1).
+# Supported sampling factors (horizontal, vertical) of the first channel. Those of all other channels must be (1, 1).
 SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 
 
@@ -75,8 +75,8 @@ class Codec:
 
     `decode(files, is_grey)` takes the bytes of files as uint8 tensors on the CPU, all grey or all in colour. It returns
     RGB images, uint8 (3,H,W), on the device. `turns` says whether `decode` applies the EXIF orientation.
-    `encode(images, quality)` returns the bytes of files. Both functions wait for earlier work on the current stream, and
-    return finished results. No other work may be started on the stream while they run.
+    `encode(images, quality)` returns the bytes of files. Both functions wait for earlier work on the current stream,
+    and return finished results. No other work may be started on the stream while they run.
     """
 
     name: str

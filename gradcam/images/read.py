@@ -510,7 +510,7 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
-    """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, and a note on changed ranges or channels.
+    """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note if they were stretched or cut.
 
     Values are scaled from their minimum to their maximum if they use less than half of their type's range, or are
     negative.

@@ -1,4 +1,4 @@
-"""List the images in zip and tar archives, which are read later without extracting the archives."""
+"""List the images in zip and tar archives, so that they can be read later without extracting the archives."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ OPENERS_BY_MAGIC: dict[bytes, Callable[[Any], Any]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
 }
-# A process that receives images keeps this many archives unpacked. Images mostly come one archive after another.
+# A process that receives images keeps at most this many archives unpacked. Few are enough, because images mostly come
+# one archive after another.
 MAX_UNPACKED_ARCHIVES = 4
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 MAX_MEMBER_BYTES = 2**30  # A larger member is no image, but may be an attempt to fill the memory.
-MAX_CONCURRENT_LISTINGS = 8  # This limit is for archives in stores.
+MAX_CONCURRENT_LISTINGS = 8  # The limit applies to archives in stores.
 OUTSIDE_PATH_REASON = "has a path outside the archive"
 BRACE_PATTERN = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
 
 class UnpackedArchive:
-    """The contents of a compressed tar, in an anonymous temporary file that is closed with this object.
+    """The contents of a compressed tar, in an anonymous temporary file that is closed when this object is deleted.
 
-    It can be sent to other processes, each of which unpacks the archive when it first reads from it.
+    The object can be sent to other processes. Each process unpacks the archive when it first reads from it.
     """
 
     def __init__(self, packed: ArchiveFile | StoreArchive, file: BinaryIO | None = None) -> None:
@@ -90,7 +91,7 @@ def _reuse_unpacked(packed: ArchiveFile | StoreArchive) -> UnpackedArchive:
 
 
 def find_opener(file: BinaryIO) -> Callable[[Any], Any] | None:
-    """Return the function that decompresses a file, chosen by its first bytes, or None. The file is rewound."""
+    """Return the function that can decompress a file, or None, based on the first bytes. Rewinds the file."""
     start = file.read(8)
     file.seek(0)
     return next((opener for magic, opener in OPENERS_BY_MAGIC.items() if start.startswith(magic)), None)
@@ -99,8 +100,9 @@ def find_opener(file: BinaryIO) -> Callable[[Any], Any] | None:
 def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
     """Decompress a tar into an anonymous temporary file.
 
-    A compressed stream can only be read in order, but several threads read members at random. Raises `InputError` if
-    the disk is full, and the errors of the stream.
+    Several threads read the members in any order, but a compressed stream can only be read from start to end. Raises
+    `InputError` if the file cannot be written, for example because the disk is full. Errors of the stream are raised
+    unchanged.
     """
     file = tempfile.TemporaryFile()  # noqa: SIM115 (the reader of the members closes it)
     try:
@@ -120,9 +122,10 @@ def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
 
 @dataclass(frozen=True)
 class Members:
-    """The images in an archive, by unique safe names, and the number of other files that were left out.
+    """The images in an archive with their unique safe names, and the number of other files that were left out.
 
-    In a tar, files that share an image's name up to the first dot are not counted, because WebDatasets store labels so.
+    In a tar, a file with the name of an image up to the first dot is not counted, because WebDatasets store labels in
+    such files.
     """
 
     images: list[tuple[str, ImageContent]]
@@ -130,13 +133,13 @@ class Members:
 
 
 def list_archive(location: str) -> Members:
-    """List the images in a ``.zip`` or a ``.tar``, given by path or URL, in the archive's order, without hidden files.
+    """List the visible images in a ``.zip`` or a ``.tar``, given by path or URL, in the order of the archive.
 
-    Images that cannot be read raise an error when they are read. Raises `InputError` for an incomplete archive, and
-    `StoreError`.
+    An image that cannot be read is listed as well; its error is raised when it is read. Raises `InputError` if the
+    archive is damaged or incomplete, and `StoreError` if its store fails.
     """
     images: list[tuple[str, ImageContent]] = []
-    other_files: Counter[str] = Counter()  # The keys are names; in a tar, only up to the first dot.
+    other_files: Counter[str] = Counter()  # The keys are names; in a tar, they are cut at the first dot.
     is_zip = location.lower().endswith(".zip")
     with _translate_errors(location), _open(location) as (file, archive):
         for member_name, content in (_list_zip if is_zip else _list_tar)(location, file, archive):
@@ -154,7 +157,7 @@ def list_archive(location: str) -> Members:
 
 @contextlib.contextmanager
 def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]:
-    """Yield a version of `list_archive` that lists archives in stores ahead of time, several at once."""
+    """Yield a function like `list_archive`; archives in stores are listed in advance, several at the same time."""
     urls = [location for location in dict.fromkeys(archives) if is_url(location)]
     if len(urls) < 2:
         yield list_archive
@@ -212,7 +215,7 @@ def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive)
         container = UnpackedArchive(packed, file)
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as archive:
-        # If a tar is empty, Python 3.10 seeks before the start.
+        # If a tar is empty, `next` of Python 3.10 would seek to a position before the start.
         if archive.firstmember is None:  # type: ignore[attr-defined]
             return
         while (member := archive.next()) is not None:
@@ -222,7 +225,7 @@ def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive)
                 sparse_reason = "is stored as a sparse file, which is not supported: pack the archive without --sparse"
                 unreadable = _find_problem({**problems, sparse_reason: member.issparse()}, member.size)
                 yield member.name, unreadable or TarContent(container, member.offset_data, member.size)
-        # After the first header, tarfile takes a broken one for the end, which consists of zeros.
+        # After the first header, tarfile takes a broken header for the end of the archive. The real end is zeros.
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError("a broken header")
@@ -238,7 +241,7 @@ def _to_safe_name(name: str) -> tuple[str, bool]:
 
 
 def _make_unique(images: list[tuple[str, ImageContent]]) -> list[tuple[str, ImageContent]]:
-    """Give images unique names: the first of several with the same name keeps it, the others get a number from 2."""
+    """Make names unique: of several images with the same name, the first keeps it, the others are numbered from 2."""
     names = {name for name, _ in images}
     if len(names) == len(images):
         return images
@@ -258,7 +261,7 @@ def _make_unique(images: list[tuple[str, ImageContent]]) -> list[tuple[str, Imag
 
 @contextlib.contextmanager
 def _translate_errors(path: str) -> Iterator[None]:
-    """Turn any error in listing an archive into an `InputError` of one line that names it."""
+    """Turn any error in listing an archive into an `InputError` of one line that names the archive."""
     try:
         yield
     except (InputError, StoreError):
@@ -283,11 +286,10 @@ def check_webdataset() -> None:
 
 
 def expand_shards(text: str) -> list[str]:
-    """Return the tars of a path or URL with braces, such as `shards-{000000..000146}.tar`.
+    """Expand the braces in the path or URL of tars, such as `shards-{000000..000146}.tar`.
 
-    Return any other text as it is.
-
-    Raises `GradcamError` without the webdataset library, and `InputError` for braces that it cannot expand.
+    Any other text, including the name of an existing file, is returned unchanged. Raises `GradcamError` if the
+    webdataset library is missing, and `InputError` if the library cannot expand the braces.
     """
     if not BRACE_PATTERN.search(text) or not text.lower().endswith(TAR_SUFFIXES) or os.path.lexists(text):
         return [text]

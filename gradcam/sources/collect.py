@@ -28,18 +28,19 @@ Inputs = ImageLike | Sequence[ImageLike]
 class InputCollector:
     """The images of all inputs, collected one input at a time.
 
-    The keys of `items` identify contents: for a file, its path without links in its folder.
+    The keys of `items` identify contents, so that each image is listed once. The key of a file is its path after the
+    links in its folder are resolved.
     """
 
     roots: Roots
-    visited: set[str]  # folders, on disks and in stores, that are not listed again
+    visited: set[str]  # folders on disks and in stores that must not be listed (again)
     list_members: Callable[[str], Members] = list_archive
     items: dict[object, InputImage] = field(default_factory=dict)
     left_out: int = 0
     _sources: list[Source] = field(default_factory=list)
-    _resolved: dict[str, str] = field(default_factory=dict)  # folders and their paths without links
+    _resolved: dict[str, str] = field(default_factory=dict)  # maps folders to their paths without links
     _archives: set[str] = field(default_factory=set)
-    _buckets: set[str] = field(default_factory=set)  # buckets with valid URLs
+    _buckets: set[str] = field(default_factory=set)  # buckets that passed `Store.check`
 
     def add(self, source: Source) -> None:
         self._sources.append(source)
@@ -91,8 +92,8 @@ class InputCollector:
         elif earlier.wanted is None:
             self.items[location] = replace(earlier, wanted=entry.wanted)
         elif entry.wanted not in (None, earlier.wanted):
-            # Only for this error, search the lists for the first request: remembering every line would take much
-            # memory.
+            # Search the lists for the first request only now, for the message: storing the line of every request would
+            # take much memory.
             requests = ((origin, row) for origin in self._sources for row in origin.entries if row.wanted is not None)
             first = next((origin, row.line) for origin, row in requests if self._resolve(row.path) == location)
             raise InputError(
@@ -101,9 +102,9 @@ class InputCollector:
             )
 
     def _to_content(self, url: str, entry: ListEntry, source: Source) -> StoreImage:
-        """Return the content for a URL.
+        """Return the content of the image at a URL.
 
-        Raises `InputError` if a list names a URL that cannot be an image, and `StoreError`.
+        Raises `StoreError` if the URL cannot be an image, or `InputError` with the line if the URL is in a list.
         """
         bucket = find_bucket(url)
         try:
@@ -119,7 +120,7 @@ class InputCollector:
         return StoreImage(url)
 
     def _resolve(self, path: str) -> str:
-        """Return the path without links in its folder, as the same object if there are none."""
+        """Resolve the links in the folder of a path. Return the same string object if there are none."""
         if is_url(path):
             return path
         folder, name = os.path.split(path)
@@ -133,8 +134,8 @@ class InputCollector:
 class InputListing:
     """The images to explain, and the number of files that were left out because of their suffix.
 
-    `root` is the folder that names are relative to. It is None for images in an archive, in several stores, or both in
-    a store and on a disk.
+    `root` is the folder that names are relative to. It is None for the images of a single archive, and for images
+    in several buckets, or both in a store and on a disk.
     """
 
     items: Sequence[InputImage]
@@ -148,19 +149,19 @@ class InputListing:
 
 
 def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> InputListing:
-    """Return all images in files, folders, globs, lists and archives, given by paths or URLs, or in memory.
+    """Return all images of the inputs: in files, folders, globs, lists and archives, by path or URL, or in memory.
 
     Lists are ``.txt``, ``.csv`` and ``.tsv`` files, or "-" for standard input. Braces in the name of a tar stand for
-    the shards of a WebDataset. Images come in the order of the inputs, and sorted by name within a folder or a glob. An
-    image that is reached twice is listed once. Files without an image suffix are left out and counted in folders,
-    archives and globs; files given by name are always taken for images.
+    the shards of a WebDataset. Images come in the order of the inputs; within a folder or a glob, they are sorted by
+    name. An image that is reached twice is listed once. In folders, archives and globs, files without an image suffix
+    are left out and counted. A file that is given by name is always taken for an image.
 
     Names are relative to the deepest common folder of the inputs. If inputs are in several buckets, or in a store and
     on a disk, names begin with the bucket, or with the name of the folder on the disk. An image in memory is called
     `inputs[3]`, by its index. `exclude` is the output folder.
 
-    Raises `InputError` if an input does not exist or cannot be listed, if two classes are requested for one file, and
-    if there are no images; and `StoreError`.
+    Raises `InputError` if an input does not exist or cannot be listed, if two classes are requested for one file, or if
+    there are no images. Raises `StoreError` if a store fails.
     """
     arguments = _to_texts(inputs)
     texts = [text for text in arguments if isinstance(text, str)]
@@ -203,7 +204,7 @@ def _to_texts(inputs: Any) -> list[str | InputImage]:
 def _to_text(value: Any, index: int) -> str | InputImage:
     if isinstance(value, (str, os.PathLike)) and os.fspath(value) and "\0" not in os.fsdecode(value):
         return to_path(os.fsdecode(value))
-    # universal-pathlib's paths have this method, but are not os.PathLike.
+    # The paths of universal-pathlib have this method, but are not os.PathLike.
     if hasattr(value, "read_bytes") and is_url(str(value)):
         return str(value)
     if isinstance(value, (str, os.PathLike)) or not is_one_image(value):
@@ -247,11 +248,10 @@ def _find_source(text: str) -> Source:
 
 
 def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
-    """Yield the files and folders that match a glob.
+    """Yield the images, lists, archives and folders that match a glob.
 
-    Skip files that are not images, unless the glob names their suffix.
-
-    Files come before folders, as in the listing of a folder.
+    Files without an image suffix are left out, unless the glob ends with their suffix. Images come before folders, as
+    in the listing of a folder.
     """
     matches = expand_pattern(pattern, excluded)
     if not matches:

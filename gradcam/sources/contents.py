@@ -1,4 +1,4 @@
-"""The contents of images: in files, in archives, in memory, or unreadable."""
+"""Represent the contents of images in files, in archives and in memory, and of unreadable images."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gradcam.images.files import NotAFileError, open_file
 from gradcam.images.read import check_memory
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # a zip member's signature, and the lengths of its name and its extra fields
-HEADER_BYTES = LOCAL_HEADER.size + 400  # These bytes precede a member's data if its name is not unusually long.
+HEADER_BYTES = LOCAL_HEADER.size + 400  # enough for the bytes before a member's data, unless its name is unusually long
 
 Stamp = tuple[int, int, int]  # (inode, size, modification time)
 
 
 class ImageContent(Protocol):
-    """The bytes of an image. Several threads may read at once, and it can be sent to other processes."""
+    """The bytes of an image. Several threads may read them at once. The object can be sent to other processes."""
 
     @property
     def path(self) -> Path | None:
@@ -33,7 +33,7 @@ class ImageContent(Protocol):
     def read(self) -> bytes:
         """Return all bytes.
 
-        Raises `ImageError`, without the image's name, if they are unreadable or change meanwhile.
+        Raises `ImageError`, without the image's name, if the bytes cannot be read or change while they are read.
         """
 
 
@@ -75,7 +75,7 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadableContent:
-    """An image that is not read, and the reason."""
+    """An image that cannot be read, and the reason."""
 
     reason: str
     path = None
@@ -92,25 +92,25 @@ class InMemoryImage:
     path = None
 
     def read(self) -> bytes:
-        """Raise `ImageError`, because the image is prepared without reading bytes."""
+        """Raise `ImageError`: an image in memory has no file whose bytes could be read."""
         raise ImageError("is not in a file")
 
 
 class Archive(Protocol):
-    """The source of an archive's bytes. It can be sent to other processes."""
+    """An archive whose bytes can be read. The object can be sent to other processes."""
 
     def open(self, start: int, size: int) -> AbstractContextManager[BinaryIO]:
         """Open the archive at `start`, to read about `size` bytes.
 
-        Raises `ImageError` if it cannot be read, or changed after it was listed.
+        Raises `ImageError` if the archive cannot be opened, or changed after it was listed.
         """
 
 
 class ArchiveFile:
-    """An archive file, in the state in which it was listed.
+    """An archive file, which must not change after it was listed.
 
-    Each reader opens it again, so that threads share no position. It can be sent to other processes, also on machines
-    where the file has another inode.
+    The file is opened again for each read, so that threads do not share a file position. The object can be sent to
+    other processes, even on machines where the file has another inode.
     """
 
     def __init__(self, path: str, file: BinaryIO) -> None:
@@ -141,7 +141,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TarContent:
-    """An image in a tar: `size` bytes from `start`."""
+    """An image in a tar: `size` bytes from the position `start`."""
 
     archive: Archive
     start: int
@@ -158,9 +158,9 @@ class TarContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ZipContent:
-    """An image in a zip: the position of its header, and its entry in the archive's directory."""
+    """An image in a zip: the position of its header, and the fields of its entry in the archive's directory."""
 
-    # A ZipInfo would take five times the memory.
+    # A ZipInfo would take five times as much memory as these fields.
     archive: Archive
     header: int
     packed_size: int
@@ -178,7 +178,8 @@ class ZipContent:
             info = zipfile.ZipInfo()
             info.compress_type, info.compress_size = self.method, self.packed_size
             info.file_size, info.CRC = self.size, self.checksum
-            # For bzip2 and LZMA, zipfile limits the packed bytes per read, but not the unpacked bytes.
+            # For bzip2 and LZMA, zipfile limits the packed bytes per read, but not the unpacked bytes. Small reads
+            # therefore save memory.
             is_limited = self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             read_size = self.size if is_limited else zipfile.ZipExtFile.MIN_READ_SIZE
             with zipfile.ZipExtFile(file, "r", info) as member:
@@ -219,5 +220,5 @@ def _stamp(file: BinaryIO) -> Stamp:
 
 
 def get_store_url(item: InputImage) -> str | None:
-    """Return the URL of an image that is an object of its own in a store, or None."""
+    """Return the URL of an image that is a separate object in a store, or None for any other image."""
     return getattr(item.content, "url", None)

@@ -16,9 +16,10 @@ from gradcam.images.files import READ_SUFFIXES
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder inside the listed folder.
+    """The listed folder, or a folder inside it.
 
-    `name` is its relative path, ending with "/", or empty for the listed folder itself. `path` has no links.
+    `name` is the path relative to the listed folder and ends with "/"; the name of the listed folder itself is empty.
+    `path` contains no links.
     """
 
     name: str
@@ -27,10 +28,10 @@ class Folder:
 
 
 def walk_folder(top: str, visited: set[str]) -> list[Folder]:
-    """Return the folder and all folders below it, sorted by code points, without hidden ones.
+    """Return a folder and all visible folders below it, sorted by code points.
 
-    `visited` holds the resolved paths of folders to skip; the listed folders are added to it. A folder that is
-    reachable through a link as well is listed under its own path.
+    `visited` holds the resolved paths of folders to skip; the listed folders are added to it. A folder that can also be
+    reached through a link is listed under its own path.
     """
     folders, pending, links = [], [("", os.path.realpath(top))], deque[tuple[str, str]]()
     while pending or links:
@@ -80,7 +81,7 @@ def is_hidden(name: str) -> bool:
 
 
 def to_absolute(path: str) -> str:
-    """Return the absolute path. Links stay in it, unless ".." could lead out of a linked folder."""
+    """Return the absolute path. Resolve links only if the path contains "..", which may lead out of a linked folder."""
     if os.pardir not in Path(path).parts:
         return os.path.abspath(path)
     folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
@@ -93,11 +94,12 @@ def is_glob(text: str) -> bool:
 
 
 def expand_pattern(pattern: str, exclude: str | None) -> list[str]:
-    """Return the files and folders that match a glob, sorted, without hidden ones. Raises `InputError`.
+    """Return the visible files and folders that match a glob, sorted.
 
-    `exclude` is the resolved path of a folder that is not searched.
+    Hidden names match only if the glob spells out their dot. `exclude` is the resolved path of a folder that is not
+    searched. Raises `InputError` if a folder cannot be read.
     """
-    # The glob module follows loops of links, and silently skips folders that it may not read.
+    # Do not use the glob module: it follows loops of links, and silently skips unreadable folders.
     anchor = Path(pattern).anchor
     parts = tuple(part for part in pattern[len(anchor) :].replace(os.sep, "/").split("/") if part)
     paths = set(_match(anchor, parts, exclude))

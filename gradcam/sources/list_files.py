@@ -21,7 +21,7 @@ STANDARD_INPUT = "standard input"
 IMAGE_COLUMNS = frozenset({"image", "path", "file", "filename"})
 CLASS_COLUMNS = frozenset({"class", "label", "target"})
 
-Row = tuple[int, str, str]  # (line, path, class), as they are written
+Row = tuple[int, str, str]  # (line number, path, class), as written in the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,10 @@ class ListEntry:
 
 
 def read_list(path: str) -> list[ListEntry]:
-    """Read a list: a ``.csv`` or ``.tsv`` table, or text with a path and optionally a TAB and a class per line.
+    """Read a list: a ``.csv`` or ``.tsv`` table, or text with one path per line, which a TAB and a class may follow.
 
-    A relative path is looked up in the list's folder, then in the current folder. Raises `InputError`, with the line.
+    A relative path is looked up in the list's folder, then in the current folder. Raises `InputError`, which names the
+    line if there is one.
     """
     try:
         text = decode_text(read_text_file(path), path)
@@ -51,9 +52,9 @@ def read_list(path: str) -> list[ListEntry]:
 
 
 def read_stored_list(store: Store) -> list[ListEntry]:
-    """Read a list in a store like `read_list`; relative paths are looked up beside the list only.
+    """Read a list in a store like `read_list`, but look up relative paths only in the list's folder.
 
-    Also raises the errors of `Store`.
+    Raises `InputError`, and the errors of `Store`.
     """
     text = decode_text(store.read(), store.url)
     return list(_to_entries(_read_rows(text, store.url), store.parent.url, store.url))
@@ -75,7 +76,11 @@ def read_standard_input() -> list[ListEntry]:
 
 
 def decode_text(data: bytes, source: str) -> str:
-    """Decode a list. File names in any encoding keep their bytes as surrogates; Windows often writes UTF-16."""
+    """Decode a list as UTF-16 if it begins with the byte order mark of UTF-16, otherwise as UTF-8.
+
+    Programs on Windows often write UTF-16. In UTF-8, invalid bytes become surrogates, so that file names in any
+    encoding keep their bytes.
+    """
     if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-8-sig", "surrogateescape")
     try:
@@ -99,7 +104,7 @@ def _read_lines(text: str) -> Iterator[Row]:
 
 
 def read_cells(text: str, delimiter: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a table that are not blank, each with the number of its last line. Raises `InputError`."""
+    """Yield the non-blank rows of a table, each after the number of its last line. Raises `InputError`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:
@@ -151,9 +156,9 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEnt
 
 
 def _look_up(text: str, base: str) -> str:
-    """Return the absolute path or the URL.
+    """Return the absolute path or the URL of an entry.
 
-    A file that exists nowhere is expected beside the list, and fails when it is read.
+    A path that exists in neither folder becomes a path in the list's folder. The error is raised when the file is read.
     """
     if is_url(text):
         return text

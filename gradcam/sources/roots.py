@@ -19,8 +19,8 @@ DISK = ""  # stands for the bucket of a path on a disk
 class Source:
     """One input: a folder, an archive, single files (which may come from a list), or an image in memory.
 
-    Folders and archives are absolute paths or URLs. `names` are the images in a folder of a store; None for a folder on
-    a disk.
+    Folders and archives are absolute paths or URLs. `names` are the names of the images in a folder of a store. It is
+    None for a folder on a disk.
     """
 
     folder: str | None = None
@@ -44,9 +44,10 @@ def _find_parent(address: str) -> str:
 
 
 class Roots:
-    """The roots of the inputs' names: one for the disk, and one for each bucket.
+    """The folders that image names are relative to: one root for the disk, and one for each bucket.
 
-    With several roots, a name in a store begins with the bucket, and a name on the disk with the root folder's name.
+    If there are several roots, a name in a store begins with the bucket's name, and a name on the disk begins with the
+    root folder's name.
     """
 
     def __init__(self, sources: Iterable[Source]) -> None:
@@ -63,14 +64,14 @@ class Roots:
         return next(iter(self._roots.values())) if self.is_single else None
 
     def name(self, address: str, ending: str = "") -> str:
-        """Return the name of a path or URL, with "/" between folders.
+        """Return the name of a path or URL relative to its root, with "/" between folders.
 
-        A folder's name gets `ending`, unless it is the only root.
+        `ending` is appended to the name of a folder, unless the name is empty because the folder is the only root.
         """
         bucket = find_bucket(address)
         remaining = address[len(self._roots.get(bucket, "")) :].replace(os.sep, "/").lstrip("/")
         name = self._prefixes.get(bucket, "") + remaining
-        if not name and not ending:  # In some stores, an object can be its own bucket.
+        if not name and not ending:  # In some stores, an object's URL is also its bucket.
             return address.rpartition("/")[2]
         return name.rstrip("/") + ending if name else ""
 
@@ -94,7 +95,7 @@ def _find_common(bucket: str, bases: set[str]) -> str:
 
 
 def _choose_prefixes(roots: dict[str, str]) -> dict[str, str]:
-    """Return the prefix of each root's names: the last part of its path, with a number from 2 if it repeats."""
+    """Return the prefix of the names below each root: the last part of its path, numbered from 2 if it repeats."""
     prefixes: dict[str, str] = {}
     for bucket, root in roots.items():
         name = label = root.rstrip("/" + os.sep).replace(os.sep, "/").rpartition("/")[2] or "disk"

@@ -17,7 +17,7 @@ class TooManyFailuresError(GradcamError):
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """The maximum number of images that may fail; with `is_share`, a percentage of all images of the run."""
+    """The number of images that may fail at most or, if `is_share` is True, their percentage of the run's images."""
 
     most: float
     is_share: bool = False
@@ -41,7 +41,7 @@ def parse_failure_limit(text: str) -> FailureLimit:
 
 @dataclass(frozen=True)
 class Shard:
-    """The share `index`, counted from 1, of `of` shares. An image's name alone decides which share it is in."""
+    """Shard `index`, counted from 1, of `of` shards. Only an image's name decides which shard the image is in."""
 
     index: int
     of: int
@@ -59,7 +59,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """Parse a share `I/N`. Raises `InputError` for other texts."""
+    """Parse a shard `I/N`, such as `2/8`. Raises `InputError` for other texts."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None:
         raise InputError(f"The shard is {shorten(text)}, expected I/N, with I from 1 to N, such as 2/8.")
@@ -67,5 +67,5 @@ def parse_shard(text: str) -> Shard:
 
 
 def to_shard_files(shard: Shard | None) -> ShardFiles:
-    """Return the names of a shard's files in the output folder; without a shard, those of the whole run."""
+    """Return the names of the files that a shard, or the run if `shard` is None, writes to the output folder."""
     return ShardFiles() if shard is None else ShardFiles(shard.of, shard.index)

@@ -18,9 +18,10 @@ CONTAINER_SUFFIXES = LIST_SUFFIXES + ARCHIVE_SUFFIXES
 
 
 def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
-    """List a URL: an object, a list, an archive, a glob, or a folder, which is everything below the URL.
+    """Yield the inputs at a URL: an object, a list, an archive, the matches of a glob, or everything below a folder.
 
-    `exclude` is a folder that is left out. Raises `InputError` if there is nothing to read, and `StoreError`.
+    `exclude` is a folder that is left out. Raises `InputError` if the URL does not exist or matches nothing, and
+    `StoreError` if the store fails.
     """
     bucket = find_bucket(url)
     if is_glob(bucket):
@@ -30,7 +31,8 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     with translate_input_store_errors(url):
         store = Store(url)
         if not is_glob(url) or store.is_file():  # An object's name may contain brackets.
-            # Try an object first if the suffix suggests one, and a folder otherwise: mostly one request is enough.
+            # If the suffix suggests an object, look for an object first, otherwise for a folder. Mostly, this takes
+            # one request.
             has_object_suffix = not url.endswith("/") and (
                 has_image_suffix(store.url) or store.url.lower().endswith(CONTAINER_SUFFIXES)
             )
@@ -56,7 +58,7 @@ def _find_object(store: Store) -> Source:
 
 
 def _drop_excluded(store: Store, names: Iterable[str], exclude: Store | None) -> list[str] | None:
-    """Return the names outside the excluded folder, or None if there are no names at all."""
+    """Return the names outside the excluded folder, or None if `names` is empty."""
     all_names = list(names)
     if exclude is None or not all_names:
         return all_names or None
@@ -69,7 +71,7 @@ def _drop_excluded(store: Store, names: Iterable[str], exclude: Store | None) ->
 
 
 def _to_folder(store: Store, names: Iterable[str]) -> Source:
-    """Return a folder with its visible images; as on a disk, a folder's images come before those of its subfolders."""
+    """Return a folder with its visible images. As on a disk, its own images come before those of its subfolders."""
     visible = [name for name in names if not is_hidden(name)]
     images = sorted(filter(has_image_suffix, visible), key=lambda name: (name[: name.rfind("/") + 1].split("/"), name))
     return Source(folder=store.url, names=images, left_out=len(visible) - len(images))
@@ -78,7 +80,7 @@ def _to_folder(store: Store, names: Iterable[str]) -> Source:
 def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
     """Yield the matches of a glob: images first, then folders, lists and archives.
 
-    As on a disk, other files are left out, unless the glob names their suffix.
+    Files without an image suffix are left out, as on a disk, unless the glob ends with their suffix.
     """
     base, parts = _split_pattern(pattern)
     folders_only = not parts[-1]
@@ -121,7 +123,7 @@ def _split_pattern(pattern: str) -> tuple[Store, list[str]]:
 
 
 def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
-    """Yield how many parts of a name the pattern matches, for each way to match the name or a folder in it."""
+    """Yield the number of leading parts of a name that the pattern matches, once for each way to match them."""
     if not parts:
         yield 0
         return
@@ -140,7 +142,7 @@ def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
 def _matches(name: str, part: str) -> bool:
     """Return whether a part of a name matches a part of a pattern.
 
-    Hidden names match only if the pattern begins with a dot. No wildcard matches an empty name, as before a `//`.
+    A hidden name matches only if the pattern begins with a dot. Wildcards do not match the empty name within a `//`.
     """
     if not name or not part:
         return name == part

@@ -24,18 +24,18 @@ from gradcam.renames import PAGE, OldKeys, find_old_names
 from gradcam.web.render import render_standalone, to_data_url, write_page
 
 SCHEMA = 2
-MAX_IMAGE_SIDE = 1600  # of the image in the page, in pixels
+MAX_IMAGE_SIDE = 1600  # maximum of the longer side of the embedded image, in pixels
 QUALITY = 88
 COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey suit people with colour blindness.
 STYLES, SCRIPTS = ("style.css", "page.css"), {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js")}
-NOTEBOOK_HEIGHT = 760  # of a page in a notebook, in pixels
+NOTEBOOK_HEIGHT = 760  # height of a page in a notebook, in pixels
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class PageTargets:
-    """The targets that a page explains: classes, most probable first; or boxes, masks, sentences, words.
+    """The targets that a page explains: classes (the most probable first), boxes, masks, sentences or words.
 
     Attributes
     ----------
@@ -50,8 +50,8 @@ class PageTargets:
     boxes : sequence or None
         Left, top, right and bottom of each box, in pixels of the image.
     words : sequence or None
-        Options of `gradcam run` that select each target; None for a target that no option selects. Left out for
-        classes, because the index is enough.
+        Options of `gradcam run` that select each target; None for a target that no option selects. The attribute is
+        None for classes, because the index is enough.
     code : sequence or None
         Python expression for each target.
 
@@ -75,7 +75,7 @@ class PageTargets:
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class MapSet:
-    """The maps of a page by one method at one layer, in float32: as values, or as weighted sums of channels.
+    """The maps of a page by one method at one layer, in float32, stored as values or as weighted sums of channels.
 
     Attributes
     ----------
@@ -90,9 +90,9 @@ class MapSet:
     weights : array (K,C) or None
         Weight of each channel, for each target.
     channels : array (C,h,w) or None
-        The channels. A map is their sum with these weights.
+        The channels. A target's map is the sum of the channels with the target's weights.
     targets : sequence of int or None
-        Positions of the targets in `Page.targets` that have a map; None for all.
+        Positions in `Page.targets` of the targets that have a map; None if all targets have one.
 
     Examples
     --------
@@ -113,7 +113,7 @@ class MapSet:
     __repr__ = format_fields
 
     def to_data(self, total: int) -> dict[str, Any]:
-        """Convert the maps to JSON values, quantised. Weighted sums become plain values if these take fewer bytes.
+        """Convert the maps to quantised JSON values. Weighted sums become values if values take fewer bytes.
 
         Parameters
         ----------
@@ -147,8 +147,8 @@ class MapSet:
 class Page:
     """An interactive HTML page of one image and its heatmaps. It needs no server and no network.
 
-    `gradcam.page` makes a page with the maps of all classes, `explanation.page()` a page of one explanation. Notebooks
-    display a page automatically.
+    `gradcam.page` makes a page with the maps of all classes, and `explanation.page()` makes a page of one explanation.
+    Notebooks display a page automatically.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ class Page:
         Parameters
         ----------
         verdict : mapping
-            "outcome", "tests" with "question", "outcome" and "reason", and "summary".
+            Has the keys "outcome", "summary" and "tests". Each test has the keys "question", "outcome" and "reason".
 
         Returns
         -------
@@ -317,7 +317,7 @@ class Page:
 
 
 def wrap_in_iframe(page: Page) -> str:
-    """Return an iframe that holds the page, for a notebook or another page. Its scripts cannot reach out of it."""
+    """Return an iframe with the page, to embed in another document. The page's scripts cannot access that document."""
     return (
         f'<iframe srcdoc="{html.escape(page.to_html())}" sandbox="allow-scripts allow-downloads" '
         f'allow="clipboard-write" title="{html.escape(escape_controls(page.name))}" loading="lazy" '
@@ -326,9 +326,9 @@ def wrap_in_iframe(page: Page) -> str:
 
 
 def quantise_rows(rows: Floats, kind: str = "int8") -> dict[str, Any]:
-    """Quantise rows of numbers, each with its own scale: `{"type", "shape", "data", "scales"}`.
+    """Quantise rows of numbers, each row with its own scale, to a dict of "type", "shape", "data" and "scales".
 
-    The last two are little-endian, in base64. The error of a number is at most half of its row's scale.
+    The data and the scales are little-endian and in base64. The error of a number is at most half the scale of its row.
     """
     maximum = np.iinfo(kind).max
     scales = np.abs(rows).max(1, initial=0).astype("<f4") / np.float32(maximum)

@@ -1,4 +1,4 @@
-"""Render templates with static files, which the gallery and all pages share."""
+"""Render templates, and embed the static files that the gallery and all pages share."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def render_standalone(
 ) -> str:
     """Render a page that needs no other file.
 
-    It contains the static files; each entry of `scripts` joins several. The page's policy allows no other style or
-    script.
+    The page contains the static files. Each entry of `scripts` becomes one inline script, joined from its files. The
+    page's content security policy allows no other style or script.
     """
     parts = {"style": styles, **scripts}
     content: dict[str, Any] = {name: "".join(map(read_static, files)) for name, files in parts.items()}
@@ -42,7 +42,7 @@ def read_static(name: str) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page completely or not at all. Raises `OutputError` if that fails."""
+    """Write a page completely or not at all. Raises `OutputError` if the file cannot be written."""
     try:
         write_atomically(path, text.encode())
     except OSError as error:
@@ -56,5 +56,5 @@ def to_data_url(data: bytes, kind: str = "image/jpeg") -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the hash by which the page's policy allows an inline style or script."""
+    """Return the hash by which the page's content security policy allows an inline style or script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
