@@ -1,1 +1,1 @@
-"""The computation, top to bottom: a model and images in, heatmaps out."""
+"""Compute heatmaps from a model and images."""

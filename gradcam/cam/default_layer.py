@@ -1,4 +1,4 @@
-"""Choose a default target layer, verify it, cache the choice, and compare it with each later pass."""
+"""Choose a default target layer, verify it, cache the choice, and check that the choice fits each later pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLIND = (
     "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
     "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
-MAX_CANDIDATES = 24  # Number of layers to try after the first one did not respond in place.
+MAX_CANDIDATES = 24  # Number of further layers to try if the cells of the first one respond in the wrong places.
 
 
 class RouteChangedError(Exception):
@@ -41,11 +41,11 @@ class RouteChangedError(Exception):
 class DefaultLayer:
     """A layer that was chosen for a target.
 
-    `note` is a warning for the user. `route` is the data flow from the layer to the score, and `is_bypassed` whether
-    the images also reach the score around the layer; both are None until a pass has recorded them. `is_joined`: a
-    tensor that was not recorded may join after the layer, so passes are recorded from the images on. `is_recorded`: the
-    model can be recorded from the images on. `is_misplaced`: neither this layer nor any other has a layout that fits,
-    so every explanation warns.
+    `note` is a warning for the user. `route` is the data flow from the layer to the score. `is_bypassed` says whether a
+    path from the images to the score leads around the layer. Both are None until a pass has recorded them. `is_joined`:
+    an unrecorded tensor may join the data flow after the layer, so the graph of later passes has to start at the
+    images. `is_recorded`: a graph that starts at the images can be recorded. `is_misplaced`: no layer was found whose
+    layout fits, so every explanation warns.
     """
 
     layer: str
@@ -59,7 +59,7 @@ class DefaultLayer:
     def check_route(self, recorded: RecordedPass) -> None:
         """Store the route of a pass; raise `RouteChangedError` if it differs from the stored one."""
         tail = recorded.tail
-        starts_at_images = recorded.image_edge is not None  # Otherwise, no unrecorded tensor can join.
+        starts_at_images = recorded.image_edge is not None  # If not, no unrecorded tensor can join.
         if starts_at_images and self.is_bypassed not in (None, tail.is_bypassed):
             raise RouteChangedError
         if self.route is not None and (self.route, self.is_joined) != (tail.route, tail.is_joined):
@@ -69,7 +69,7 @@ class DefaultLayer:
 
 
 def make_cache_key(batch: Batch, target: Any, *settings: Any) -> Hashable | None:
-    """Return the cache key of a default layer; None if the target is code or the inputs have no key."""
+    """Return the cache key of a default layer; None for a target that runs code, and for inputs without a key."""
     if is_function(target) or isinstance(target, (ScoreExtractor, Target)):
         return None
     target_fields = (
@@ -117,7 +117,7 @@ class DefaultLayerSearch:
     def explain(self, explain_at: Callable[[BoundTarget, str, dict[str, Any]], Result]) -> Result:
         """Explain at the cached layer, or search for one and explain there.
 
-        `explain_at` takes the target, the layer, and keyword arguments that say how to record its pass.
+        `explain_at` takes the target, the layer, and keyword arguments that say how to record the pass.
         """
 
         def try_layer(default: DefaultLayer) -> Result:
@@ -141,14 +141,14 @@ class DefaultLayerSearch:
                 RouteChangedError,
                 MisplacedError,
                 LayerError,
-            ):  # LayerError: the layer no longer runs, for example.
+            ):  # LayerError is raised if the layer no longer runs, for example.
                 self.facts.set(key, None)
         try:
             default, result = self._search(try_layer)
-        except RouteChangedError:  # The batch takes another route than the one image of the search.
+        except RouteChangedError:  # The search used one image, and the batch takes another route.
             default, result = self._search(try_layer, whole_batch=True)
         except BlindLayerError:
-            with contextlib.suppress(BlindLayerError):  # PyTorch's own error may say more if less is recorded.
+            with contextlib.suppress(BlindLayerError):  # PyTorch may raise a more specific error here.
                 explain_at(_copy(self.bound), self._list_layers(whole_batch=False)[0].layer, {})
             raise LayerError(BLIND) from None
         if key is not None and default.is_recorded:
@@ -177,7 +177,7 @@ class DefaultLayerSearch:
     def _search(
         self, try_layer: Callable[[DefaultLayer], Result], *, whole_batch: bool = False
     ) -> tuple[DefaultLayer, Result]:
-        """Return the first layer that responds in place and has a gradient, and the explanation at that layer.
+        """Return the first layer that has a gradient and responds in the right places, and the explanation there.
 
         Raises `BlindLayerError` if none has a gradient.
         """
@@ -194,8 +194,8 @@ class DefaultLayerSearch:
                 layer = (
                     find_placed_layer(self.bound.model, batch, candidates, self.facts, autocast) if candidates else None
                 )
-            except BlindLayerError:  # A dead end, such as the last block of a network that reads only its class token.
-                # The attempt has measured which tokens the score reads, so search again.
+            except BlindLayerError:  # For example, the head reads only the class token of the last block.
+                # The attempt has measured the order of the tokens, so search again with this order.
                 if self.facts.get(ORDER_MEASURED) and not was_ordered:
                     return self._search(try_layer, whole_batch=whole_batch)
                 names = list_next_candidates(names, default.layer)
@@ -217,7 +217,7 @@ class DefaultLayerSearch:
 
 
 def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
-    """Return the name in `model` of a layer of `run`, the module that runs in place of `model`."""
+    """Return the name in `model` of a layer of `run`, the module that runs instead of `model`."""
     if run is model:
         return name
     # The pattern matches every string.

@@ -1,4 +1,4 @@
-"""Checks of tensor values that run later, so that many checks share one device synchronisation."""
+"""Delay checks of tensor values, so that many checks share one device synchronisation."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class DeferredChecks:
     def add_range(self, tensor: Tensor, sentence_start: str) -> RowRanges:
         """Check that a tensor is finite, and return a list that `flush` fills with its minimum and maximum.
 
-        A NaN or an infinity anywhere shows in the minimum or the maximum: `flush` then raises `ModelError`, with a
-        message that begins with `sentence_start`, such as "The scores are".
+        If the minimum or the maximum is NaN or infinite, `flush` raises `ModelError`, with a message that begins with
+        `sentence_start`, such as "The scores are".
         """
         return self._add_ranges(*torch.aminmax(tensor), sentence_start)
 

@@ -1,4 +1,4 @@
-"""Lay a layer's activations on the image as a grid, and detect problems with them."""
+"""Arrange a layer's activations as a grid on the image, and detect problems with the activations."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ TEXT_TOKENS = (
     "encoder."
 )
 JOINS = ("sum",)
-# Models with a corrected layout. Other layouts may be wrong too, so named layers are measured like default ones.
+# Models in which a layout was wrong and has been corrected. Other layouts may be wrong too, so layers that the user
+# names are measured like default layers.
 _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-MIN_GRADIENT = 1e-35  # Float32 ends at 1e-38: products with smaller gradients have few digits.
-ORDER_MEASURED = "a token order was measured"  # A key of `Facts`.
+MIN_GRADIENT = 1e-35  # Float32 ends at 1e-38, so products with smaller gradients have few digits.
+ORDER_MEASURED = "a token order was measured"  # A key of `ModelFacts`.
 ATTENTION_WEIGHTS = (
     "whose rows sum to 1: attention weights between tokens, not a feature map. Choose the block around this layer, "
     "or an attention method such as 'rollout'."
@@ -96,7 +97,7 @@ def find_activations(layer: str, recorded: RecordedPass, reshape: ReshapeSpec = 
 def find_grid(
     layer: str, activations: Tensor, recorded: RecordedPass, reshape: ReshapeSpec = None
 ) -> Layout | IndexLayout:
-    """Return how a recorded layer's activations lie on the image. Raises as `place` does."""
+    """Return the layout of a recorded layer's activations on the image. Raises as `find_output_layout` does."""
     if layer not in recorded.layouts:
         layout = find_output_layout(
             recorded.outlets[layer],
@@ -125,11 +126,11 @@ def find_output_layout(
     facts: ModelFacts | None = None,
     find_route: Callable[[], Hashable] = lambda: None,
 ) -> Layout | IndexLayout:
-    """Return how a layer's output lies on the image.
+    """Return the layout of a layer's output on the image.
 
     If the output's shape is ambiguous, the model runs again to measure the layout. Raises `LayerError` if there is no
-    grid, or if it stays ambiguous. `find_route` returns the data flow from the layer to the score in this pass; cached
-    layouts are used for the same data flow only.
+    grid, or if the layout stays ambiguous. `find_route` returns the data flow from the layer to the score in this pass;
+    a cached layout is used only for the same data flow.
     """
     layer, module, facts = outlet.name, outlet.module, facts or ModelFacts(model)
     if callable(reshape):
@@ -162,7 +163,7 @@ def find_output_layout(
 
 
 def are_attention_weights(activations: Tensor) -> bool:
-    """Return whether the rows sum to 1, as a softmax makes them: attention weights are not a feature map."""
+    """Return whether the rows sum to 1, as after a softmax: such attention weights are not a feature map."""
     if activations.is_meta or activations.shape[-1] == 1:
         return False
     tolerance = 2e-2 if activations.dtype in (torch.bfloat16, torch.float16) else 1e-4
@@ -173,7 +174,7 @@ def are_attention_weights(activations: Tensor) -> bool:
 def choose_layout_by_response(
     shape: tuple[int, ...], outlet: LayerRef, batch: Batch, model: nn.Module
 ) -> Layout | None:
-    """Return the layout whose cells respond in their places, of all that fit an output; None unless one is best."""
+    """Return the layout of an output whose cells respond in the right places; None unless exactly one is best."""
     if shape[0] != batch.images or batch.pictures.is_meta:
         return None
     patches = find_patches(model.modules()) if len(shape) == 3 else ()
@@ -188,8 +189,8 @@ def choose_layout_by_response(
 def verify_places(recorded: RecordedPass, reshape: ReshapeSpec = None, *, includes_certain: bool = False) -> str | None:
     """Measure whether the cells of the recorded layers lie where their layouts say, and correct the layouts.
 
-    Return the problem of a layer for which no layout fits, or None. Each layer is measured once, and only if its layout
-    is a guess, or if `includes_certain`.
+    Return the problem of a layer for which no layout fits, or None. Each layer is measured once. Layers whose layout is
+    certain are measured only if `includes_certain` is True.
     """
     includes_certain = includes_certain or recorded.facts.model in _corrected_models
     for layer, names in recorded.names_by_layer.items():
@@ -215,9 +216,9 @@ def verify_places(recorded: RecordedPass, reshape: ReshapeSpec = None, *, includ
 
 
 def find_order(outlet: LayerRef, layout: Layout, activations: Tensor, recorded: RecordedPass) -> tuple[int, ...] | None:
-    """Return the indices of the tokens that are cells, measured once; warn if no order fits.
+    """Return the indices of the tokens that are cells, in the order of the cells; warn if no order fits.
 
-    None means the order of the layout.
+    The order is measured once. None means that the cells are consecutive tokens, as the layout assumes.
     """
     key = order_key(layout, activations.shape, recorded.batch.size)
     measured: Layout | IndexLayout | str | None = recorded.facts.get(key)
@@ -229,15 +230,16 @@ def find_order(outlet: LayerRef, layout: Layout, activations: Tensor, recorded: 
 
 
 def warn_of_mixed_images(recorded: RecordedPass) -> None:
-    """Warn if a layer's output for an image depends on the other images, which a backward pass does not show.
+    """Warn if a layer's output for one image depends on the other images of the batch.
 
-    Each image runs alone, once per model and layers, and again for larger batches.
+    A backward pass to the layer does not show this dependence. So each image runs alone, once for each model and its
+    layers, and again for larger batches.
     """
     batch = recorded.batch
     if batch.images == 1 or not recorded.outlets or recorded.frame is not None or recorded.images_changed:
         return
     key = ("mixed", tuple(recorded.outlets), batch.size)
-    # The cached number of images, none of which depended on another.
+    # The cache holds the largest number of images so far that did not depend on one another.
     if batch.images <= (recorded.facts.get(key) or 1):
         return
     if recorded.facts.remember((*key, batch.images), lambda: _are_mixed(recorded)):
@@ -256,7 +258,7 @@ def _are_mixed(recorded: RecordedPass) -> bool:
             if axis is None or together.shape[:axis] + together.shape[axis + 1 :] != (
                 activations.shape[:axis] + activations.shape[axis + 1 :]
             ):
-                continue  # Its rows are not the images.
+                continue  # The rows of this output are not the images.
             difference = (together.select(axis, image) - activations.select(axis, 0)).abs().amax()
             if difference > tolerance * activations.abs().amax():
                 return not _is_random(recorded, take_image(batch, image), outlets, alone)
@@ -264,7 +266,7 @@ def _are_mixed(recorded: RecordedPass) -> bool:
 
 
 def _is_random(recorded: RecordedPass, batch: Batch, outlets: list[LayerRef], outputs: Mapping[str, Tensor]) -> bool:
-    """Return whether the outputs differ for other random numbers, so that an image alone gets other random numbers."""
+    """Return whether the outputs depend on random numbers, which are different for an image that runs alone."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         repeated = run_changed(recorded.model, batch, outlets, recorded.autocast)
@@ -274,7 +276,10 @@ def _is_random(recorded: RecordedPass, batch: Batch, outlets: list[LayerRef], ou
 def _recall_layout(
     placed: PlacedLayer, activations: Tensor, recorded: RecordedPass, route: Hashable = None
 ) -> Layout | IndexLayout | str:
-    """Return the measured layout, or the problem with it. It is cached, also for other layers with as many tokens."""
+    """Return the measured layout, or a description of the problem if no layout fits.
+
+    The result is cached. A corrected layout is also used for other layers with as many tokens.
+    """
     if not placed.is_measurable(recorded.batch):
         return placed.layout
 
@@ -312,7 +317,7 @@ def find_placed_layer(
 
 
 def describe_misplacement(layer: str, problem: str) -> str:
-    """Return the warning about a map whose cells do not respond in their places."""
+    """Return the warning about a map whose cells do not respond in the right places."""
     return (
         f"The heatmap at layer '{layer}' may be misplaced: {problem}. Choose another layer, or pass the grid of this "
         "layer's output with reshape=."
@@ -320,9 +325,9 @@ def describe_misplacement(layer: str, problem: str) -> str:
 
 
 def find_misplacement(model: nn.Module, images: Tensor, layer: str, reshape: ReshapeSpec = None) -> str | None:
-    """Return the warning about a layer whose cells do not respond in their places, for images (N,C,H,W), or None.
+    """Return a warning if a layer's cells do not respond in the right places, for images (N,C,H,W); None otherwise.
 
-    Raises as `place` does.
+    Raises as `find_output_layout` does.
     """
     batch, outlet = to_batch(images), find_layer(model, layer)
     activations = record_outputs(model, batch, [outlet])[outlet.name]
@@ -364,7 +369,7 @@ def _suggest_reshape(shape: tuple[int, ...], batch: Batch) -> str:
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
-    # The largest grid of that many tokens, or a few less, with about the image's aspect ratio.
+    # Of the grids with about the image's aspect ratio, suggest the one that leaves the fewest extra tokens.
     aspect = [length / min(batch.size) for length in batch.size]
     grids = {tuple(round(cells * ratio) for ratio in aspect) for cells in range(1, math.isqrt(tokens) + 1)}
     grid = min(
@@ -392,7 +397,7 @@ def warn_of_blind_images(layer: str, *, all_images: bool) -> None:
 class BlindPatchesError(BlindLayerError):
     """The gradient is zero at all patch tokens, although the score may read other tokens.
 
-    The message does not recommend a layer: the caller adds that.
+    The message recommends no layer: the caller adds the recommendation.
     """
 
 
@@ -413,8 +418,9 @@ def choose_activations(
 ) -> dict[str, list[GridActivations]]:
     """Return the activations to explain, by layer: one tensor, or all levels of a pyramid.
 
-    With `join`, all layers are one entry. Of a layer with several tensors, those with a grid that the score depends on
-    are used: all of them if their grids differ, as in a pyramid, else the first. Raises `LayerError` if there are none.
+    With `join`, all layers form one entry. If a layer has several tensors, only those count that have a grid and affect
+    the score. If the grids of these tensors differ, as in a pyramid, all are used; otherwise, only the first. Raises
+    `LayerError` if there are none.
     """
     sites_by_layer = {
         layer: _choose_tensors(layer, names, recorded, reshape) for layer, names in recorded.names_by_layer.items()

@@ -32,11 +32,11 @@ class LayerRow:
     None without an output. `grid`: (h,w) or (d,h,w) of the output on the image, and `stride`: the image's size divided
     by the grid's; both None without a grid. `parameters`: the number of parameters, including those of submodules.
     `cam`: whether the layer can be a target layer, and `reason`: why not. `is_suggested`: it is the default layer of
-    `gradcam.explain`. `both_signs`: it can be a target layer, and its values may be negative, because no activation
-    such as ReLU comes last. `suggested_for_positive`: it is the default layer for methods that assume non-negative
-    activations, if that is a different layer. `guessed`: its layout is a guess. `places`: for a guess, how many of six
-    changed points of the image its cells respond to; below 4, they lie elsewhere. None if the layout is certain, or if
-    nothing can be measured, as on the meta device.
+    `gradcam.explain`. `both_signs`: it can be a target layer, and its values may be negative, because it does not end
+    in an activation function such as ReLU. `suggested_for_positive`: it is the default layer for methods that assume
+    non-negative activations, if that is a different layer. `guessed`: its layout is a guess. `places`: for a guess, the
+    number of points, of six, at which a change of the image makes the right cell respond. Below 4, the cells lie
+    elsewhere. `places` is None if the layout is certain, or if nothing can be measured, as on the meta device.
     """
 
     name: str
@@ -57,7 +57,7 @@ class LayerRow:
 
     @property
     def is_out_of_place(self) -> bool:
-        """Return whether its cells respond elsewhere than the layout says."""
+        """Return whether the layer's cells respond in other places than the layout says."""
         return self.places is not None and self.places < MIN_RESPONSES
 
 
@@ -191,7 +191,8 @@ class _ListingRecorder:
     def _record_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch.set_grad_enabled(True)
 
-        # Copies, because the model may change them in place. Frozen models are recorded too.
+        # Copy the inputs, because the model may change them in place. They require gradients, so that the graph of a
+        # frozen model is recorded too.
         copies = {
             tensor: detach_input(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
             for tensor in list_tensors((args, kwargs))
@@ -220,7 +221,7 @@ class _ListingRecorder:
     def select_outputs(self, depends: Mapping[Edge, bool]) -> None:
         """Select one output for each layer with several.
 
-        It is the first that has a grid, reaches the score, and is not an input of another such output.
+        This is the first output that has a grid, reaches the score, and is not used to compute another such output.
         """
         for module, other_outputs in self._other_outputs.items():
             candidates = [
@@ -237,7 +238,7 @@ class _ListingRecorder:
             self._outputs[module] = next(iter([*last_outputs, *candidates]), self._outputs[module])
 
     def resolve_ambiguous_layouts(self) -> None:
-        """Measure the layout of outputs whose channels may come first or last, after the model has run."""
+        """After the model has run, measure the layout of outputs whose channels may come first or last."""
         for module, output in self._outputs.items():
             if output.layout is None and output.reason is None and output.shape:
                 layout = choose_layout_by_response(
@@ -255,13 +256,13 @@ class _ListingRecorder:
         return {name: self._outputs[module].info for name, module in modules if module in self._outputs}
 
     def find_layout(self, shape: Sequence[int]) -> Layout | None:
-        """Return the layout of an output of this shape on the images, whichever layer returns it."""
+        """Return the layout on the images for an output of this shape, from any layer."""
         return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
 
     def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, PlacedLayer]:
-        """Return the layers, of these, whose layout is a guess, with that layout.
+        """Return those of the given layers whose layout is a guess, each with the guessed layout.
 
-        A layer is left out if another layer returns the same tensor and its layout is certain.
+        A layer is left out if another layer returns the same tensor, and the same layout is certain for that layer.
         """
         outputs = {name: self._outputs[module] for name, module in layers.items()}
         placed_layers = {
@@ -285,7 +286,7 @@ class _ListingRecorder:
         }
 
     def explain_rejection(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
-        """Return why this layer, or its last `run`, cannot be a target layer; None if it can."""
+        """Return why this layer (with `run`, its last run) cannot be a target layer; None if it can."""
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript"
         runs, output = self._runs.get(module, 0), self._outputs.get(module)

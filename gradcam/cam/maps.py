@@ -34,16 +34,16 @@ from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import FINER_RIVAL_WEIGHT, RepeatedTarget, compute_contrast, find_nearest_rivals
 
 MethodKind = TypeVar("MethodKind", bound=Method)
-Key = tuple[str, str]  # (layer or place, method)
+Key = tuple[str, str]  # (layer, method), or (place, method) for a method without a layer.
 
 ROUNDING = 256  # Units in the last place. Gradients up to this size at another image count as zero.
-OWN_GRADIENT_FACTOR = 64  # An image's own gradient may have this many times more rounding than those of other images.
-# Share of the positive values' sum of squares. SiLU and GELU dip below zero, but stay below this share.
+OWN_GRADIENT_FACTOR = 64  # An image's own gradient may cause this many times the rounding errors of other images'.
+# Limit for the negative values' share of the positive values' sum of squares. SiLU and GELU stay below this share.
 MIN_NEGATIVE_ENERGY = 0.2
 
 
 def has_both_signs(activations: Tensor) -> bool:
-    """Return whether negative activations matter: the sums of squares of both signs are compared."""
+    """Return whether negative activations matter, from the sums of squares of both signs."""
     values = activations.detach().float()
     return bool(values.clamp(max=0).square().sum() > MIN_NEGATIVE_ENERGY * values.clamp(min=0).square().sum())
 
@@ -76,9 +76,10 @@ class Maps:
 
 @dataclass(frozen=True)
 class _MapCollector:
-    """Collects maps by site and method: pieces (N,k,...) of a few classes, and the images without gradient.
+    """Collects maps by site and method: pieces (N,k,...) for a few classes each, and the images without gradient.
 
-    Deferred checks may still change both until they are flushed. `errors`: raised if no site has a gradient.
+    Until the deferred checks are flushed, they may still change both. `errors`: if no site has a gradient, the first is
+    raised.
     """
 
     pieces: dict[Key, list[list[DenoisedMaps]]] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class _MapCollector:
     def add(
         self, site: str, method: Method, pieces: list[DenoisedMaps], blind: list[bool] | RowRanges | None = None
     ) -> None:
-        """Add pieces. An image is blind if it is blind in all additions.
+        """Add pieces of maps. An image is blind (without gradient) if it is blind in all additions.
 
         `blind`: one flag per image, or the ranges of its gradients, which are zero for a blind image.
         """
@@ -118,8 +119,8 @@ def compute_maps(
 ) -> dict[Key, Maps]:
     """Compute maps by layer and method, in the order of the methods.
 
-    Methods without a layer have their `place` in its stead. `log` holds the attention of the recorded pass. `join`: all
-    layers are levels of one map.
+    For methods without a layer, the key has their `place` instead. `log` holds the attention of the recorded pass. With
+    `join`, all layers are levels of one map.
     """
     try:
         try:
@@ -132,7 +133,7 @@ def compute_maps(
                 recorded, methods, budget, log, reshape=reshape, join=join, one_by_one=is_dependent, check_mixing=False
             )
     except Exception:
-        recorded.checks.flush()  # A NaN in an earlier value is the true cause, if there is one.
+        recorded.checks.flush()  # If an earlier value is NaN, that is the true cause.
         raise
 
 
@@ -152,12 +153,12 @@ def _compute_maps(
     check_mixing: bool = True,
 ) -> dict[Key, Maps]:
     sites_by_layer = choose_activations(recorded, reshape, join=join)
-    # The requested scores (N,K) have the key None. Methods with scores of their own have other keys.
+    # The key None is for the requested scores (N,K). Other keys are for scores that methods define themselves.
     scores: dict[str | None, Tensor] = {None: recorded.scored.values}
     for method in methods:
         if method.score is not None and method.score not in scores:
             scores[method.score] = _compute_finer_scores(method.name, recorded.scored)
-    # A level may also be requested by name.
+    # A level of a pyramid may also be requested by name, but is computed once.
     by_name = {site.layer: site for level in sites_by_layer.values() for site in level}
     sites, collector = list(by_name.values()), _MapCollector()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
@@ -203,8 +204,9 @@ def _check_independence(
 ) -> None:
     """Add a check that raises `_DependentImagesError` if an image's score depends on another image's activations.
 
-    `unweighted`: the gradients (N,...) of the sum of scores (N,1). If images are independent, a random weight for each
-    image scales its gradient. This takes one backward pass.
+    `unweighted`: the gradients (N,...) of the sum of `scores` (N,1). The scores are multiplied by a random weight for
+    each image. If images are independent, this multiplies each image's gradient by its weight. The check takes one
+    backward pass.
     """
     weights = _sample_weights(len(scores), scores)
     with torch.enable_grad():
@@ -262,7 +264,7 @@ def _sample_weights(count: int, like: Tensor) -> Tensor:
 def _finish_maps(
     collector: _MapCollector, scores: Tensor, checks: DeferredChecks
 ) -> dict[Key, tuple[Tensor, Tensor | None]]:
-    """Run the pending checks, and return the maps of each site and method and where rounding was removed."""
+    """Run the pending checks; return the maps by site and method, each with a mask of where rounding was removed."""
     original = {key: collector.list_pieces(key) for key in collector.pieces}
     maps = {key: _join(pieces) for key, pieces in original.items()}
     _require_ranges(maps, scores, checks)
@@ -291,7 +293,7 @@ def _require_ranges(maps: Mapping[Key, Tensor], scores: Tensor, checks: Deferred
 
 
 def _join_rounding(pieces: Sequence[DenoisedMaps]) -> Tensor | None:
-    """Return where rounding was removed from maps, (N,K,2); None if nowhere."""
+    """Return a mask (N,K,2) of where rounding was removed from maps; None if nowhere."""
     if all(piece.rounding_mask is None for piece in pieces):
         return None
     rounding_mask = torch.cat([_mark_rounding(piece) for piece in pieces], 1)
@@ -370,7 +372,7 @@ def _apply_gradient_methods(
     one_by_one: bool,
     check_mixing: bool,
 ) -> None:
-    """Apply gradient methods, with one backward pass for the classes of all their scores."""
+    """Apply gradient methods; the scores of all methods share one backward pass."""
     if not methods:
         return
     score_keys = list(dict.fromkeys(method.score for method in methods))
@@ -410,7 +412,7 @@ def _apply_gradient_methods(
 def _differentiate_locally(
     recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[GradientMethod]
 ) -> list[list[LocalGradient]] | None:
-    """Return each site's gradients of scores that depend on small parts of it; None if unknown, or not sufficient."""
+    """Return the local gradients at each site, of scores that read small parts of it; None if they do not suffice."""
     differentiate = recorded.scored.differentiate
     is_plain = all(isinstance(site.layout, Layout) and site.layout.kind == "channels first" for site in sites)
     if differentiate is None or not methods or not is_plain or not all(method.is_local for method in methods):
@@ -424,7 +426,7 @@ def _apply_local_gradient_methods(
     methods: Sequence[GradientMethod],
     collector: _MapCollector,
 ) -> None:
-    """Apply gradient methods to local gradients, in groups of equal size, with the matching part of the activations."""
+    """Apply gradient methods to local gradients and the matching parts of the activations, in groups of equal size."""
     shape = recorded.scored.values.shape
     for (site, local_gradients), method in product(gradients_by_site, methods):
         blank = DenoisedMaps(site.grid.new_zeros(*shape, *site.grid.shape[2:]))
@@ -461,7 +463,7 @@ def _size(gradient: LocalGradient) -> tuple[int, ...]:
 
 
 def _check_independence_of_classes(recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor) -> None:
-    """Add the check of `_check_independence` for scores (N,K) whose gradients were not computed."""
+    """Add the check of `_check_independence` for scores (N,K), after differentiating a weighted sum of the classes."""
     with torch.enable_grad():
         total = scores @ _sample_weights(scores.shape[1], scores)[:, None]
     chunk = next(jacobian(total, [site.recorded for site in sites], scaled=recorded.has_float16))
@@ -479,8 +481,8 @@ def _compute_gradients(
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
     """Yield, for a few classes at a time, the gradients (N,k,C,...) at each site, and their range in each image.
 
-    If images depend on one another (`one_by_one`), each image gets the gradient of its own scores, of all classes at
-    once. `check_mixing`: check that they do not.
+    If images depend on one another (`one_by_one`), each image gets the gradient of its own scores, for all classes at
+    once. `check_mixing`: check that images do not depend on one another.
     """
     inputs, checks = [site.recorded for site in sites], recorded.checks
     if not one_by_one:
@@ -509,7 +511,7 @@ def _compute_gradients(
 
 
 def _fill_missing_gradients(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Return zeros for layers without a path to the score, if another layer has one. If none has, `to_grid` raises."""
+    """Replace missing gradients by zeros, unless all layers lack a path to the score: then `to_grid` raises."""
     count = next((len(gradient) for gradient in gradients if gradient is not None), None)
     if count is None:
         return gradients
@@ -529,7 +531,7 @@ def _apply_curvature_methods(
 ) -> None:
     """Apply second-order methods, with two backward passes per class and layer.
 
-    If images depend on one another (`one_by_one`), it is two per class, layer and image.
+    If images depend on one another (`one_by_one`), this takes two passes per class, layer and image.
     """
     if not methods:
         return
@@ -580,7 +582,7 @@ def _join_scores(scores: Sequence[Tensor]) -> Tensor:
 
 
 def _compute_finer_scores(name: str, scored: TargetScores) -> Tensor:
-    """Return each class's logit minus a share of its nearest rivals', with the same rivals in all views of an image."""
+    """Return each class's logit minus a share of its rivals' logits; all views of an image have the same rivals."""
     if scored.logits is None or scored.classes is None:
         raise TargetError(f"{name} compares classes, but the target is a function: pass class indices as target=.")
     target, views = scored.target, 1

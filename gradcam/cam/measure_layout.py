@@ -1,11 +1,14 @@
 """Measure where the cells of a layer lie: change parts of the image, and see which cells respond.
 
-The number of tokens, or the sides of a map, give the number of cells, but not their order. `measure_layout` usually
-takes one more pass, in which all images are changed at once. Tokens respond locally. So the image is changed at
-randomly chosen cells, and the responses are correlated with this choice for every possible layout. Maps of convolutions
-respond in a large area. So a quadrant is changed, and the centre of the response has to move there. If the result is
-not clear, six points are changed one by one, and the cell at each changed point has to be among those that respond
-most.
+The shape of an output gives the number of cells, but not their order. `measure_layout` usually takes one more pass, in
+which all images are changed at once.
+
+Tokens respond to local changes. So each image is changed at randomly chosen cells, and for every possible layout, the
+responses are correlated with these cells. If the result is not clear, six points are changed one by one, and the cell
+at each changed point has to be among the cells that respond most.
+
+A cell of a convolution's map responds to changes in a large area. So a quadrant is changed, and the centre of the
+responses has to move towards this quadrant. If the result is not clear, the other quadrants follow.
 """
 
 from __future__ import annotations
@@ -35,16 +38,17 @@ TEST_POINTS = (
     (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
     (0.60, 0.86, 0.59),
 )  # fmt: skip
-MIN_RESPONSES = 4  # Of six test points.
-MIN_TOKENS, MIN_CELLS = 6, 9  # Of a grid of tokens, and of a map. In smaller grids, too many cells respond by chance.
-MAX_RESPONDING = 0.15  # The cell at a changed point has to be among this share of the most responsive cells.
-CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Shares of a cell of the coarsest grid: the patch lies well inside the cell.
+MIN_RESPONSES = 4  # The number of test points, of six, whose cells have to respond.
+MIN_TOKENS, MIN_CELLS = 6, 9  # For grids of tokens and for maps. In smaller ones, too many cells respond by chance.
+MAX_RESPONDING = 0.15  # The cell at a changed point has to be among the most responsive cells, this share of all.
+CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Shares of a cell's side in the coarsest grid: the patch lies inside the cell.
 CHANGED_SHARE = 0.4  # Share of the cells that are changed.
 MIN_CORRELATION = 0.55  # Correlation of responses with changed cells.
 MIN_DEVIATIONS = 2.5  # Distance of that correlation from zero, in standard deviations of a random correlation.
-LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above these, one response less is enough.
-MIN_MARGIN = 0.1  # The correlation of a different layout has to be larger by this.
-# On the last two axes. The first two quadrants change under any reflection.
+LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above both, one fewer response is enough.
+MIN_MARGIN = 0.1  # A different layout replaces the assumed one if its correlation is larger by this.
+# Each quadrant is a half (0 or 1) of the last two axes. Mirroring or transposing the image moves the first two
+# quadrants.
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # Shares of the image's sides.
 MIN_OFFSET = 0.02  # Distance of the responses' centre from the grid's centre, as a share of its sides.
@@ -100,7 +104,7 @@ class Probe:
     autocast: torch.dtype | None = None
 
     def measure_layout(self) -> AnyLayout:
-        """Return the layout by which cells respond where the image changes; the assumed one if none respond.
+        """Return the layout in which cells respond where the image changes; the assumed one if no response is visible.
 
         Raises `MisplacedError` if no layout fits.
         """
@@ -164,7 +168,7 @@ class Probe:
         raise MisplacedError("it does not respond on the side where the image was changed")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
-        """Return the changes of the output where `mask` (N,1,...) of the images is noise; None if none are visible.
+        """Return how the output changes for noise where `mask` (N,1,...) is set in the images; None if not visible.
 
         Raises `MisplacedError` if the output does not depend on the images.
         """
@@ -191,7 +195,10 @@ class Probe:
 def run_changed(
     model: nn.Module, batch: Batch, outlets: Sequence[LayerRef], autocast: torch.dtype | None
 ) -> Mapping[str, Tensor]:
-    """Return the outputs of these layers for a batch, by name; empty if the run fails, unless it is out of memory."""
+    """Return the outputs of these layers for a batch, by name; an empty dict if the model fails.
+
+    Out-of-memory errors are raised.
+    """
     try:
         with pytorch.autocast(batch.device.type, autocast):
             return record_outputs(model, batch, outlets)
@@ -209,7 +216,7 @@ def has_other_images(batch: Batch) -> bool:
 
 
 def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayout]]:
-    """Return other layouts of an output than the assumed one: a list of usual ones, and one of unusual ones.
+    """Return the alternatives to an output's assumed layout: a list of usual ones, and a list of unusual ones.
 
     Usual places of extra tokens are the start, the end, both, and the middle of the sequence. The cells may be counted
     along the grid's axes in any order.
@@ -251,9 +258,9 @@ def count_responses(
 ) -> dict[str, int | None]:
     """Count, for each layer, the test points (of six) whose cell responds; None if that cannot be observed.
 
-    Each point is changed in a separate image. This takes one pass of the unchanged batch, and passes for six changed
-    images. The count is None for a layer with the same values everywhere, for a layer that only other images reach, and
-    for all layers if the model fails.
+    Each point is changed in a separate image. This takes one pass with the unchanged batch, and as many passes as six
+    changed images need. The count is None for a layer with the same values everywhere, for a layer that only unchanged
+    inputs reach, and for all layers if the model fails.
     """
     outlets = list({layer.outlet.name: layer.outlet for layer in layers.values()}.values())
     coarsest = min((layer.grid for layer in layers.values()), key=math.prod)
@@ -286,13 +293,13 @@ def count_responses(
             raise
         return dict.fromkeys(layers)
     cells = {key: grid.flatten(2) for key, grid in unchanged.items()}
-    # The values are the same everywhere.
+    # A layer with the same values everywhere shows nothing.
     unobserved |= {key for key, values in cells.items() if bool((values == values[..., :1]).all())}
     return {key: None if key in unobserved else count for key, count in counts.items()}
 
 
 def _put_noise(images: Tensor, mask: Tensor) -> Tensor:
-    """Return the images with noise, in each image's range, where the mask (N,1,...) is set."""
+    """Return the images with noise where the mask (N,1,...) is set; the noise has each image's range of values."""
     generator = torch.Generator("cpu").manual_seed(0)
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
     axes = tuple(range(1, images.ndim))
@@ -321,7 +328,7 @@ def _responds_at(changes: Tensor, point: Sequence[float]) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _sample_cells(grid: tuple[int, ...], images: int) -> Tensor:
-    """Choose cells to change at random for each image: 1 or 0 (N,*grid)."""
+    """Choose the cells to change in each image at random; return 1 for these cells and 0 for others (N,*grid)."""
     generator = torch.Generator("cpu").manual_seed(0)
     numbers = torch.rand(images, math.prod(grid), generator=generator, dtype=torch.float32, device="cpu")
     ranks = numbers.argsort(1).argsort(1)
@@ -340,7 +347,7 @@ def _cut_quadrants(quadrants: Sequence[Sequence[int]], size: Sequence[int]) -> T
 
 
 def _correlate(changes: Tensor, codes: Tensor) -> float:
-    """Return the mean correlation of the cells' ranks, by response (N,C,*grid), with the changed cells."""
+    """Rank the cells by their response (N,C,*grid); return the ranks' mean correlation with the changed cells."""
     responses = changes[:MAX_COMPARED_IMAGES].float().norm(dim=1).flatten(1).cpu()
     ranks = responses.argsort(1).argsort(1).float()
     codes = codes[:MAX_COMPARED_IMAGES].flatten(1)

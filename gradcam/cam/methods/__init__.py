@@ -1,1 +1,1 @@
-"""CAM methods: a table of them, and pure functions from activations and gradients to maps."""
+"""The table of CAM methods, and the functions that compute their maps."""
