@@ -256,7 +256,7 @@ def _require_independence(is_dependent: list[float]) -> None:
 
 
 def _sample_weights(count: int, like: Tensor) -> Tensor:
-    """Return random weights from 0.5 to 1.5. With random signs, half of the dependent pairs would cancel."""
+    """Return random weights from 0.5 to 1.5. (Random signs would be equal, and useless, for half of all pairs.)"""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 

@@ -209,7 +209,7 @@ def run_changed(
 
 
 def has_other_images(batch: Batch) -> bool:
-    """Return whether the inputs hold images that are not changed, as for the second pathway of a SlowFast."""
+    """Return whether the inputs hold further images, which stay unchanged, as for the second pathway of SlowFast."""
     shape = batch.pictures.shape
     inputs = list_tensors((batch.args, batch.kwargs))
     return sum(tensor.ndim == len(shape) and tensor.shape[:2] == shape[:2] for tensor in inputs) > 1

@@ -1,6 +1,6 @@
 """Define a CAM method: a name, its properties, and a function whose arguments depend on the kind of method."""
 
-# This module does not import torch: the command line reads its choices from the table before it computes.
+# This module does not import torch, because the command line reads its choices from the table before it computes.
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ class Method:
     channels
         "added" if channels are summed, "component" if their principal component is used, or "" for neither.
     join
-        The function that joins channels instead of a sum, in the form of `function`.
+        The function that joins the channels instead of a sum, given in the same form as `function`.
     is_local
-        True if a cell of its map depends on that cell of the layer only, and is zero where the gradient is zero.
+        True if each cell of its map depends only on the same cell of the layer, and is zero if the gradient there is
+        zero.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Method:
 
     # The function's arguments from the recorded pass; empty if it runs the model again.
     needs: ClassVar[tuple[str, ...]] = ()
-    # Maps are at the target layer, the input or the attention.
+    # Maps lie on the grid of the target layer, on the input image, or on the grid of the attention's patches.
     place: ClassVar[Literal["layer", "input", "attention"]] = "layer"
     has_layer: ClassVar[bool] = True  # It explains a target layer.
     runs_again: ClassVar[bool] = False  # It runs the model, or a part of it, more than once.
@@ -94,7 +95,7 @@ class Method:
     def using(self, **options: Any) -> Method:
         """Return the method with other options, to pass instead of a name: `METHODS["rise"].using(masks=2000)`.
 
-        Raises `GradcamError` for an option that it does not have.
+        Raises `GradcamError` for an option that the method does not have.
         """
         for name in options:
             if name not in self.options:
@@ -105,8 +106,8 @@ class Method:
     def smoothed(self) -> Method:
         """Return the method with eigen-smoothing.
 
-        It uses the first principal component of the weighted channels instead of their sum. A method that uses a
-        component already is returned unchanged. Raises `GradcamError` for a method that does not sum channels.
+        The first principal component of the weighted channels replaces their sum. A method that already uses a
+        component is returned unchanged. Raises `GradcamError` for a method that does not sum channels.
         """
         if self.channels == "component":
             return self
@@ -128,7 +129,7 @@ def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ActivationMethod(Method):
-    """A class-agnostic method: from activations (N,C,...) on a grid, float32 or float64, to maps (N,...)."""
+    """A class-agnostic method: it computes maps (N,...) from activations (N,C,...) on a grid, float32 or float64."""
 
     needs = ("activations",)
     if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class ActivationMethod(Method):
 
 
 class GradientMethod(Method):
-    """A method from activations (N,C,...) and gradients (N,K,C,...) on a grid to maps (N,K,...)."""
+    """A method that computes maps (N,K,...) from activations (N,C,...) and gradients (N,K,C,...) on a grid."""
 
     needs = ("activations", "gradients")
     if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class GradientMethod(Method):
 
 
 class CurvatureMethod(Method):
-    """A method from activations, gradients and curvatures to maps (N,K,...).
+    """A method that computes maps (N,K,...) from activations, gradients and curvatures.
 
     Curvatures (N,K,C,...) are the Hessian times the activations.
     """
@@ -163,7 +164,7 @@ class RerunMethod(Method):
 
 
 class InputMethod(Method):
-    """A method that runs the model on changed images: from a recorded pass to maps (N,K,...) at the images' size."""
+    """A method that runs the model on changed images, and returns maps (N,K,...) at the images' size."""
 
     place, has_layer, runs_again = "input", False, True
     if TYPE_CHECKING:

@@ -1,10 +1,14 @@
-"""Methods of one pass: pure functions from activations and gradients on a grid to maps.
+"""Compute the maps of one-pass methods, by pure functions of activations and gradients on a grid.
 
-Most methods weight the channels and add them. Those at the end use the first principal component of the activations
-instead, whose sign is not determined. For activations alone, the value furthest from zero is positive. For activations
-times gradients, the sign agrees with the sum over the channels, which is HiResCAM: the inner product of both is
-positive. If that product is only rounding error, the first rule holds. For activations after a ReLU, which are not
-centred here, Eigen-CAM is then positive everywhere.
+Most methods weight the channels and add them. The methods at the end of this module use the first principal component
+instead. The sign of a principal component is arbitrary, so these rules choose it:
+
+For activations alone, the value furthest from zero is positive. Activations are not centred, so after a ReLU, Eigen-CAM
+is positive everywhere.
+
+For activations times gradients, the sign agrees with the sum over the channels, which is HiResCAM: the inner product of
+the component and this sum is positive. If the inner product is only rounding error, the value furthest from zero is
+positive.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from torch import Tensor
 
 from gradcam.errors import LayerError
 
-ROUNDING = 64.0  # A sum of at most this many units in the last place of its terms is rounding error.
+ROUNDING = 64.0  # A sum is only rounding error up to this many units in the last place of its terms.
 
-SIGMAS = 2.0  # Standard deviations above a channel's mean, from which FEM counts an activation as strong.
+SIGMAS = 2.0  # FEM counts an activation as strong if it is this many standard deviations above its channel's mean.
 MAX_CELLS = 1024  # Kernel PCA decomposes a matrix of cells x cells.
 
 # Takes activations (N,C,...) and weights, (N,K,C) per channel or (N,K,C,...) per cell; returns maps (N,K,...).
@@ -35,8 +39,8 @@ def add_up(activations: Tensor, weights: Tensor) -> Tensor:
 def hirescam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute HiResCAM: the sum over channels of activation times gradient, sum(g A).
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Draelos and Carin,
-    arXiv:2011.08891, section 3. If each channel's gradient is constant, it is Grad-CAM.
+    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. Draelos and Carin,
+    arXiv:2011.08891, section 3. If each channel's gradient is constant over the grid, the result equals Grad-CAM.
     """
     return join(activations, gradients)
 
@@ -44,7 +48,8 @@ def hirescam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
 def elementwise_gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute Element-wise Grad-CAM: the sum over channels of the positive products of activation and gradient.
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). From pytorch-grad-cam; there is no paper.
+    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...). The method is from pytorch-grad-cam;
+    there is no paper.
     """
     return join(activations, torch.where(activations[:, None] * gradients > 0, gradients, 0))
 
@@ -52,8 +57,8 @@ def elementwise_gradcam(activations: Tensor, gradients: Tensor, *, join: Join = 
 def layercam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute LayerCAM: the sum over channels of activation times positive gradient, sum(relu(g) A).
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Jiang et al., IEEE TIP 2021,
-    section III.
+    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. Jiang et al., IEEE
+    TIP 2021, section III.
     """
     return join(activations, gradients.relu())
 
@@ -61,9 +66,9 @@ def layercam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
 def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid.
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Selvaraju et al., ICCV 2017,
-    equations 1 and 2. Finer-CAM uses the gradient of a different score: the class's logit minus a share of its rivals'
-    logits (Zhang et al., CVPR 2025, section 3).
+    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. Selvaraju et al.,
+    ICCV 2017, equations 1 and 2. Finer-CAM uses the gradient of a different score: the class's logit minus a share of
+    its rivals' logits (Zhang et al., CVPR 2025, section 3).
     """
     return join(activations, gradients.flatten(3).mean(3))
 
@@ -71,10 +76,10 @@ def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> T
 def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute Grad-CAM++: channels weighted by the sum of their positive gradients, each with its own coefficient.
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). Chattopadhyay et al., WACV 2018, equations 7 and
-    19, with Y = exp(score). The derivatives of Y are then powers of the score's gradient g, and the factor exp(score)
-    cancels in the coefficients g^2 / (2 g^2 + sum(A) g^3). The factor remains once, as a positive scale of the entire
-    map, and is omitted. A coefficient whose denominator is zero is zero.
+    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...). Chattopadhyay et al., WACV 2018,
+    equations 7 and 19, with Y = exp(score). The derivatives of Y are then powers of the score's gradient g, times
+    exp(score). This factor cancels in the coefficients g^2 / (2 g^2 + sum(A) g^3). It also scales the entire map, where
+    it is omitted because it is positive. A coefficient whose denominator is zero is zero.
     """
     g = gradients.flatten(3)
     total = activations.flatten(2).sum(2)[:, None, :, None]
@@ -86,8 +91,8 @@ def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -
 def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute XGrad-CAM: channels weighted by their activation-weighted mean gradient, sum(A g) / sum(A).
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Fu et al., BMVC 2020, section 3.
-    A channel has weight zero if its sum is zero or only rounding error, as after an instance norm.
+    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. Fu et al., BMVC 2020,
+    section 3. A channel has weight zero if its sum is zero or only rounding error, as after an instance norm.
     """
     a = activations.flatten(2)[:, None]
     total = a.sum(3)
@@ -99,9 +104,9 @@ def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
 def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute Shapley-CAM: channels weighted by the mean of the gradient minus half of H A (Hessian times activations).
 
-    Activations (N,C,...), gradients and curvatures (N,K,C,...), the curvatures being H A, to maps (N,K,...), before the
-    ReLU. Cai, arXiv:2501.06261, the second-order expansion of the Shapley value. If the network after the layer is
-    linear, the curvature is zero and this is Grad-CAM.
+    Takes activations (N,C,...), gradients (N,K,C,...) and curvatures H A (N,K,C,...); returns maps (N,K,...) before the
+    ReLU. Cai, arXiv:2501.06261: the weights are a second-order expansion of the Shapley value. If the network after the
+    layer is linear, the curvature is zero and this is Grad-CAM.
     """
     return join(activations, (gradients - curvatures / 2).flatten(3).mean(3))
 
@@ -109,8 +114,8 @@ def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, jo
 def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
     """Compute FEM: the cells where a channel is far above its mean, weighted by that mean; class-agnostic.
 
-    Activations (N,C,...) to maps (N,...), before the ReLU. Fuad et al., IPTA 2020, section III: two standard deviations
-    above. A channel that is constant up to rounding has no such cell.
+    Takes activations (N,C,...); returns maps (N,...) before the ReLU. Fuad et al., IPTA 2020, section III: "far" means
+    two standard deviations or more. A channel that is constant up to rounding has no such cell.
     """
     a = activations.flatten(2)
     mean = a.mean(2, keepdim=True)
@@ -123,7 +128,7 @@ def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
 def eigencam(activations: Tensor) -> Tensor:
     """Compute Eigen-CAM: the activations projected on their first right singular vector, not centred; class-agnostic.
 
-    Activations (N,C,...) to maps (N,...), before the ReLU. Muhammad and Yeasin, IJCNN 2020, section III.
+    Takes activations (N,C,...); returns maps (N,...) before the ReLU. Muhammad and Yeasin, IJCNN 2020, section III.
     """
     return _make_peak_positive(_first_component(activations))
 
@@ -131,18 +136,18 @@ def eigencam(activations: Tensor) -> Tensor:
 def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
     """Compute Eigen-CAM of activations times gradients, which depends on the class.
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. From pytorch-grad-cam; there is
-    no paper. The products are not centred, as in the paper of Eigen-CAM.
+    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. The method is from
+    pytorch-grad-cam; there is no paper. As in the paper of Eigen-CAM, nothing is centred.
     """
     return weighted_component(activations, gradients)
 
 
 def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
-    """Return the first component of the weighted channels instead of their sum (eigen-smoothing), with that sum's sign.
+    """Return the first principal component of the weighted channels, with the sign of their sum (eigen-smoothing).
 
-    Activations (N,C,...) and weights (N,K,C) or (N,K,C,...) to maps (N,K,...). The channels are not centred, as in
-    `eigencam`. In pytorch-grad-cam, which introduced it, `eigen_smooth` centres each channel and leaves the sign
-    undetermined.
+    Takes activations (N,C,...) and weights (N,K,C) or (N,K,C,...); returns maps (N,K,...). As in `eigencam`, the
+    channels are not centred. Eigen-smoothing comes from pytorch-grad-cam, whose `eigen_smooth` centres each channel and
+    leaves the sign undetermined.
     """
     expanded = weights.reshape(weights.shape + (1,) * (activations.ndim - 2)) if weights.ndim == 3 else weights
     products = activations[:, None] * expanded
@@ -157,9 +162,9 @@ def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
 def kpcacam(activations: Tensor) -> Tensor:
     """Compute KPCA-CAM: the first component of kernel PCA over the cells of the grid; class-agnostic.
 
-    Activations (N,C,...) to maps (N,...), before the ReLU. Karmani et al., IEEE MMSP 2024, with the sigmoid kernel
-    tanh(x y / C + 1) on activations centred over the grid; the kernel matrix is centred too. Raises `LayerError` for
-    grids of more than 1024 cells.
+    Takes activations (N,C,...); returns maps (N,...) before the ReLU. Karmani et al., IEEE MMSP 2024, with the sigmoid
+    kernel tanh(x y / C + 1) on activations centred over the grid; the kernel matrix is centred too. Raises `LayerError`
+    for grids of more than 1024 cells.
     """
     cells = activations[0, 0].numel()
     if cells > MAX_CELLS:
@@ -188,7 +193,8 @@ def _to_float64(tensor: Tensor) -> Tensor:
 def _first_component(tensor: Tensor) -> Tensor:
     """Return the first left singular vector over the grid, times its singular value.
 
-    (N,C,...) to (N,...), of either sign. It is computed from the smaller of the two Gram matrices.
+    Takes (N,C,...) and returns (N,...), of either sign. The vector is computed from the smaller of the two Gram
+    matrices.
     """
     matrix = _to_float64(tensor.flatten(2))  # (N,C,P)
     channels, cells = matrix.shape[1:]

@@ -24,20 +24,20 @@ from gradcam.options import check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.
 MAX_SEED = 2**62 - 1  # The largest seed for which seed + number still fits a torch generator.
-MASKS_PER_STEP = 64  # In RISE's sum. Their scores are computed in chunks that fit the memory budget.
+MASKS_PER_STEP = 64  # RISE adds this many masks at once. (Scores are computed in chunks that fit the memory budget.)
 
 
 def ablationcam(
     recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, join: Join = add_up
 ) -> DenoisedMaps:
-    """Compute Ablation-CAM: the channels, each weighted by the share of the score that is lost if the channel is zero.
+    """Compute Ablation-CAM: weight each channel by the share of the score that is lost if the channel is zero.
 
-    Maps (N,K,...), before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) / y.
-    Here, the divisor is |y|, because a negative score would reverse every weight; if y is 0, nothing is divided. A
+    Returns maps (N,K,...) before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) /
+    y. Here, the divisor is |y|, because a negative score would reverse every weight; if y is 0, nothing is divided. A
     channel is set to zero everywhere, also at extra tokens such as a transformer's class token, unless a `reshape`
     function excludes them. A weight has the sign of the channel's contribution. If activations may be negative, as
-    before a ReLU, that is not the sign of the gradient: choose a layer after a ReLU. Raises `LayerError` if no channel
-    changes the score, and `GradcamError` as `score_layer` does.
+    before a ReLU, the weight's sign may differ from the gradient's: choose a layer after a ReLU. Raises `LayerError` if
+    no channel changes the score, and `GradcamError` as `score_layer` does.
     """
 
     def ablate(copies: Tensor, numbers: range) -> None:
@@ -61,14 +61,14 @@ def ablationcam(
 
 
 def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudget) -> DenoisedMaps:
-    """Compute Recipro-CAM: for each cell of the grid, the score of the activations around it alone.
+    """Compute Recipro-CAM: for each cell of the grid, the score if only the activations around the cell are kept.
 
-    Maps (N,K,...) of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are multiplied by a
-    Gaussian window, (1 2 1; 2 4 2; 1 2 1) / 16, around the cell, cut off at the border. The requested score replaces
-    the paper's probability. The paper's score has no fixed zero, so its heatmap subtracts the minimum: (m - m.min()) /
-    (m.max() - m.min()) of these maps. Here, zero is the model's score for an empty grid: a positive value is evidence
-    for the class, a negative value against it. For volumes, the window is the product of (1 2 1) / 4 along the three
-    axes. Extra tokens such as class tokens stay unchanged. Raises as `ablationcam` does.
+    Returns maps (N,K,...) with values of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are
+    multiplied by a Gaussian window, (1 2 1; 2 4 2; 1 2 1) / 16, around the cell, cut off at the border. The requested
+    score replaces the paper's probability. The paper's maps m have no fixed zero, so its heatmap is (m - m.min()) /
+    (m.max() - m.min()). Here, the model's score for an empty grid is subtracted, so a positive value is evidence for
+    the class, and a negative value evidence against it. For volumes, the window is the product of (1 2 1) / 4 along the
+    three axes. Extra tokens such as class tokens stay unchanged. Raises as `ablationcam` does.
     """
     output, lengths = layer_output(site), site.grid.shape[2:]
     cells = lengths.numel()
@@ -89,7 +89,7 @@ def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudge
 
 
 def _make_windows(numbers: range, lengths: torch.Size) -> Tensor:
-    """Return the windows (v,...) around the cells of these numbers; zero for the number after the last cell."""
+    """Return the windows (v,...) around the cells with these numbers; zeros for the number after the last cell."""
     inside = [number for number in numbers if number < lengths.numel()]
     cells = torch.tensor(inside, dtype=torch.int64, device="cpu")
     windows = torch.ones(len(cells), *[1] * len(lengths), dtype=torch.float32, device="cpu")
@@ -111,13 +111,13 @@ def check_number(method: str, option: str, value: Any, most: float = math.inf) -
 def scorecam(
     recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, join: Join = add_up
 ) -> DenoisedMaps:
-    """Compute Score-CAM: channels weighted by the softmax over the scores of images that are masked by each channel.
+    """Compute Score-CAM: mask the image by each channel, and weight the channels by the softmax of the scores.
 
-    Maps (N,K,...), before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the image,
-    scaled to [0,1] and multiplied by the image. The score of the baseline is the same for all channels, so it does not
-    change the softmax. A channel that is constant up to rounding makes no mask. It gets no weight and is excluded from
-    the softmax, because it could only add a constant to the map or scale it. Raises `GradcamError` if the memory budget
-    does not hold a single variant.
+    Returns maps (N,K,...) before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the
+    image, scaled to [0,1] and multiplied by the image. The score of the baseline is the same for all channels, so it
+    does not change the softmax. A channel that is constant up to rounding makes no mask. It gets no weight and is
+    excluded from the softmax, because it could only add a constant to the map or scale it. Raises `GradcamError` if the
+    memory budget does not hold a single variant.
     """
     return _join(recorded, site, _compute_weights(recorded, site, budget, max_channels=site.grid.shape[1]), join)
 
@@ -125,10 +125,10 @@ def scorecam(
 def fasterscorecam(
     recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, channels: int, join: Join = add_up
 ) -> DenoisedMaps:
-    """Compute Faster-Score-CAM: Score-CAM with the `channels` channels of each image that vary most over the grid.
+    """Compute Faster-Score-CAM: Score-CAM with only those channels of each image that vary most over the grid.
 
-    Maps (N,K,...), before the ReLU. From tf-keras-vis; there is no paper. Raises as `scorecam` does, and `GradcamError`
-    for fewer than one channel.
+    Returns maps (N,K,...) before the ReLU. `channels` is the number of channels. The method is from tf-keras-vis; there
+    is no paper. Raises as `scorecam` does, and `GradcamError` for fewer than one channel.
     """
     check_count(channels, "fasterscorecam: channels", "an int, 1 or more.")
     return _join(recorded, site, _compute_weights(recorded, site, budget, max_channels=channels), join)
@@ -146,9 +146,9 @@ def sscam(
 ) -> DenoisedMaps:
     """Compute SS-CAM: Score-CAM with scores averaged over masks with Gaussian noise.
 
-    Maps (N,K,...), before the ReLU. Wang et al., arXiv:2006.14255, first variant: noise of standard deviation `noise`
-    is added to each mask in [0,1], `samples` times. All images get the same noise, so that none depends on its batch;
-    the noise depends on `seed` alone. Raises as `scorecam` does, and `GradcamError` for invalid options.
+    Returns maps (N,K,...) before the ReLU. Wang et al., arXiv:2006.14255, first variant: noise of standard deviation
+    `noise` is added to each mask in [0,1], `samples` times. All images get the same noise, so that no image depends on
+    its batch; the noise depends on `seed` alone. Raises as `scorecam` does, and `GradcamError` for invalid options.
     """
     check_count(samples, "sscam: samples", "an int, 1 or more.")
     check_number("sscam", "noise", noise)
@@ -171,8 +171,8 @@ def iscam(
 ) -> DenoisedMaps:
     """Compute IS-CAM: Score-CAM with scores averaged over masks of increasing strength, from empty to full.
 
-    Maps (N,K,...), before the ReLU. Naidu et al., arXiv:2010.03023: the integral is the mean over the masks times 1/n,
-    2/n, ... 1. Raises as `scorecam` does, and `GradcamError` for fewer than one step.
+    Returns maps (N,K,...) before the ReLU. Naidu et al., arXiv:2010.03023: the integral is the mean over the masks
+    times 1/n, 2/n, ... 1. Raises as `scorecam` does, and `GradcamError` for fewer than one step.
     """
     check_count(steps, "iscam: steps", "an int, 1 or more.")
 
@@ -198,7 +198,7 @@ def _compute_weights(
     rounds: int = 1,
     alter: Callable[[Tensor, range], Tensor] | None = None,
 ) -> Tensor:
-    """Return weights (N,K,C) for the channels of each image that vary most, at most `max_channels`; others are zero.
+    """Return weights (N,K,C), which are zero except for the `max_channels` channels of each image that vary most.
 
     Scores are means over `rounds`. `alter(masks, numbers)` changes masks (v,N,1,...) in [0,1]; each mask has `rounds`
     consecutive numbers.
@@ -218,17 +218,17 @@ def _compute_weights(
     scores = (
         variant_scores.values.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)
     )  # (N,K,V)
-    # An image without masks has NaN here.
+    # For an image without masks, the softmax is NaN.
     shares = scores.masked_fill(~is_valid[:, None], -torch.inf).softmax(2).nan_to_num(0)
     weights = shares.new_zeros(*shares.shape[:2], site.grid.shape[1])
     return weights.scatter_(2, channels[:, None].expand_as(shares), shares).to(site.grid.dtype)
 
 
 def _rank_channels(grid: Tensor, max_channels: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Return the channels (N,V) of each image that vary most over the grid, in descending order, and which are valid.
+    """Return the channels (N,V) of each image that vary most, in descending order, and a mask of the valid ones.
 
-    A channel varies if its range exceeds rounding, `tolerance` of its values. Images with fewer such channels are
-    filled up with channels that are not valid.
+    A channel varies over the grid if its range exceeds rounding errors: `tolerance` times its largest magnitude. Images
+    with fewer such channels are filled up with channels that are not valid.
     """
     values = grid.flatten(2)
     varies = values.amax(2) - values.amin(2) > tolerance * values.abs().amax(2)
@@ -249,15 +249,16 @@ def _make_masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
 def rise(
     recorded: RecordedPass, budget: RerunBudget, *, masks: int, cells: int, probability: float, seed: int
 ) -> DenoisedMaps:
-    """Compute RISE: the effect of showing each place on the score, relative to the mean over random masks.
+    """Compute RISE: how much the score rises if a pixel is visible, relative to the mean score over random masks.
 
-    Maps (N,K,...) at the images' size, of either sign. Petsiuk et al., BMVC 2018, equation 6: the sum of the masks
-    times their scores, divided by the number of masks and by `probability`. The mean score is subtracted first, so
-    that zero means that a place makes no difference. The mean would add nearly the same value to every place, which the
-    paper's heatmaps remove with their minimum. `cells`: the number of mask cells along each side, each visible with
-    `probability`, before the mask is resized and shifted at random (section 3.2). The masks depend on `seed` alone, and
-    are the same for all images. Raises `GradcamError` for invalid options, and if the memory budget does not hold a
-    single variant.
+    Returns maps (N,K,...) at the images' size, with values of either sign. Petsiuk et al., BMVC 2018, equation 6: the
+    sum of the masks times their scores, divided by the number of masks and by `probability`. The mean score is
+    subtracted first, so that zero means that a pixel makes no difference. Otherwise, the mean would add nearly the same
+    value to every pixel. (The paper's heatmaps remove this value by subtracting their minimum.)
+
+    A mask has `cells` cells along each side, each visible with `probability`. It is resized, and shifted at random
+    (section 3.2). The masks depend on `seed` alone, and are the same for all images. Raises `GradcamError` for invalid
+    options, and if the memory budget does not hold a single variant.
     """
     check_count(masks, "rise: masks", "an int, 1 or more.")
     check_count(cells, "rise: cells", "an int, 1 or more.")
@@ -288,7 +289,7 @@ def rise(
 
 
 def _sample_mask(size: Sequence[int], cells: int, probability: float, seed: int) -> Tensor:
-    """Return one mask in [0,1]: random open cells, resized to one cell more along each axis, then cropped at random."""
+    """Return one mask in [0,1]: cells opened at random, resized to a margin of one cell, and cropped at random."""
     generator = torch.Generator("cpu").manual_seed(seed)
     is_open = torch.rand([cells] * len(size), generator=generator, dtype=torch.float32, device="cpu") < probability
     lengths = [math.ceil(length / cells) for length in size]  # Side lengths of a cell.
@@ -314,11 +315,12 @@ def smooth_gradcam_pp(
 ) -> DenoisedMaps:
     """Compute Smooth Grad-CAM++: channels weighted as in Grad-CAM++, with derivatives averaged over noisy images.
 
-    Maps (N,K,...). Omeiza et al., arXiv:1908.01224, equation 8: the first three derivatives are averaged over `samples`
-    copies with Gaussian noise. Its standard deviation is `noise` times the range of each image's values, as in
-    SmoothGrad; the paper specifies none. As in `gradcam_pp`, the derivatives are powers of the score's gradient.
-    Classes and activations are those of the image without noise. The noise is the same for all images, and depends on
-    `seed` alone. Raises `GradcamError` for invalid options, and `LayerError` if no copy has a gradient at the layer.
+    Returns maps (N,K,...). Omeiza et al., arXiv:1908.01224, equation 8: the first three derivatives are averaged over
+    `samples` copies with Gaussian noise. The noise's standard deviation is `noise` times the range of each image's
+    values, as in SmoothGrad; the paper does not specify it. As in `gradcam_pp`, the derivatives are powers of the
+    score's gradient. Classes and activations are taken from the image without noise. The noise is the same for all
+    images, and depends on `seed` alone. Raises `GradcamError` for invalid options, and `LayerError` if no copy has a
+    gradient at the layer.
     """
     check_count(samples, "smoothgradcam-pp: samples", "an int, 1 or more.")
     check_number("smoothgradcam-pp", "noise", noise)

@@ -1,10 +1,10 @@
-"""Run the model, or its part after a layer, again on variants: many in one batch where that is right.
+"""Run the model, or its part after a layer, again on variants, with many in one batch if that gives right results.
 
 A hook on the layer may pass on a batch of a different size, so that the earlier part of the model runs once, and only
-the later part (the tail) runs for each variant. That is right if the tail computes each row independently. The first
-batch tests this. It contains two unchanged copies, which have to reproduce the recorded pass, and beside each copy a
-row with extreme values, which would change the copy if rows were mixed. If the test fails, the entire batch is repeated
-for each variant. If rows are mixed then too, variants run one by one.
+the later part (the tail) runs for each variant. The results are right if the tail computes each row independently. The
+first batch tests this. It contains two unchanged copies, which have to reproduce the recorded pass. Next to each copy
+is a row with extreme values, which would change the copy if the tail mixed rows. If the test fails, the entire model
+runs on a batch that is repeated for each variant. If the model mixes rows too, variants run one by one.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from gradcam.layers.find import LayerRef
 from gradcam.targets.classes import ClassTarget, compute_scores
 
 GUARD_SCALE = 100.0  # A factor that changes the output of any model.
-NUM_GUARD_ROWS = 4  # Rows of the first chunk: an unchanged one at each end, and next to each an extreme one.
+NUM_GUARD_ROWS = 4  # The first chunk has an unchanged row at each end, with an extreme row next to it.
 MIN_ROWS = NUM_GUARD_ROWS + 1
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One batch with `rows` rows per image: the variants of these numbers, the remaining rows unchanged."""
+    """One batch with `rows` rows per image: the variants with these numbers; the remaining rows are unchanged."""
 
     numbers: range
     rows: int
@@ -56,9 +56,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Variants:
-    """A number of variants of `base` (N,...), images first.
+    """The description of `count` variants of `base` (N,...), whose first axis is the images.
 
-    `change(copies, numbers)` changes copies (v*N,...) in place into the variants of these numbers; v*N+n is image n.
+    `change(copies, numbers)` changes copies (v*N,...) in place into the variants with these numbers. Row v*N+n belongs
+    to image n.
     """
 
     base: Tensor
@@ -70,7 +71,7 @@ class Variants:
         return self.base.numel() * self.base.element_size()
 
     def make(self, chunk: Chunk) -> Tensor:
-        """Return the rows of a chunk, flattened (rows*N,...)."""
+        """Return the rows of a chunk, flattened to (rows*N,...)."""
         stack = self.base.expand(chunk.rows, *self.base.shape).clone(memory_format=torch.contiguous_format)
         if chunk.is_guarded:
             # Values of both signs, so that one of them stands out in any maximum or minimum over the rows.
@@ -84,7 +85,7 @@ class Variants:
 def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
     """Divide `count` variants into as few chunks as possible, of at most `max_rows` rows and at least `MIN_ROWS`.
 
-    Only the first chunk is guarded.
+    Only the first chunk has guard rows.
     """
     chunks = -(-(count + NUM_GUARD_ROWS) // max_rows)
     rows = max(-(-(count + NUM_GUARD_ROWS) // chunks), MIN_ROWS)
@@ -156,7 +157,7 @@ def score_input(recorded: RecordedPass, variants: Variants, budget: RerunBudget)
 
 
 def layer_output(site: GridActivations) -> Tensor:
-    """Return a layer's output as recorded, but images first."""
+    """Return a layer's recorded output, with the images moved to the first axis."""
     return site.layout.to_rows(site.recorded.detach())
 
 
@@ -232,7 +233,7 @@ def _measure(recorded: RecordedPass, budget: RerunBudget) -> int:
 
 
 def run_again(recorded: RecordedPass, budget: RerunBudget, count: int, pictures: Tensor | None = None) -> Any:
-    """Return the model's output for `count` copies of the batch, with other images if they are passed."""
+    """Return the model's output for `count` copies of the batch; `pictures` replace the images of all copies."""
     images = budget.batch.images
 
     def repeat(tensor: Tensor) -> Tensor:
@@ -247,7 +248,7 @@ def run_again(recorded: RecordedPass, budget: RerunBudget, count: int, pictures:
 
 @contextlib.contextmanager
 def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Iterator[None]:
-    """Replace the module's output by `rows`, for every user of the tensor."""
+    """Replace the module's output by `rows`, wherever the output tensor is used."""
     inputs: list[LayerInput] = []
     runs = itertools.count()
     swapped: list[tuple[Tensor, Tensor]] = []
@@ -268,7 +269,7 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
         if is_parameter_or_buffer(tensor, module) or any(
             layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs
         ):
-            return replace_tensor(output, tensor, rows)  # Other users of the tensor still get the original.
+            return replace_tensor(output, tensor, rows)  # Other code that uses the tensor still gets the original.
         replacement = rows.detach()
         if swap_contents(tensor, replacement):
             swapped.append((tensor, replacement))
@@ -305,7 +306,7 @@ def score_rows(recorded: RecordedPass, output: Any, count: int, positions: range
 
 
 def reproduces_first_pass(recorded: RecordedPass, output: Any, count: int) -> bool:
-    """Return whether the output has rows for each variant, the first and last of which equal the recorded pass."""
+    """Return whether the output has rows for each variant, and the first and the last equal the recorded pass."""
     images = recorded.batch.images
     if recorded.scored.logits is not None:
         recorded_outputs = [recorded.scored.logits.detach()]
