@@ -1,18 +1,18 @@
 """Compute the maps of all classes at once, from derivatives of all logits in a few directions.
 
 A backward pass serves one class, so a thousand classes need a thousand passes. But the maps of Grad-CAM and HiResCAM
-are linear in the gradient: one cell of all classes' maps is the derivative of all logits in one direction of the
-activations.
+are linear in the gradient. So the values of one cell in the maps of all classes are the derivatives of all logits in
+one direction of the activations.
 
 PyTorch computes such a derivative with two backward passes. The first pass is linear in the weight of each logit, so
 differentiating it with respect to these weights gives the derivative of every logit in the direction. (PyTorch's
 forward-mode derivatives take as long, but load the compiler, which costs 190 MB and seconds.)
 
 For HiResCAM, the direction of a cell is the activations in that cell, and zero elsewhere. For Grad-CAM, it is the
-activations in that cell, repeated over the whole grid and divided by the number of cells. Alternatively, Grad-CAM needs
-one direction per channel, a constant, which gives the channel's weights for all classes. Grad-CAM uses cells or
-channels, whichever are fewer: 49 directions for a grid of 7 x 7. The results equal those of the backward pass up to
-rounding.
+activations in that cell, repeated over the whole grid and divided by the number of cells. Alternatively, Grad-CAM takes
+one direction per channel: a constant in this channel, which gives the channel's weights for all classes. Grad-CAM uses
+cells or channels, whichever are fewer: 49 directions for a grid of 7 x 7. The results equal those of the backward pass
+up to rounding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.targets.classes import ClassTarget
 
-# Cells or channels. For one image, each costs about one pass of the layers after the target layer.
+# The largest number of cells or channels. For one image, each costs about one pass through the layers after the target
+# layer.
 MAX_DIRECTIONS = 200
 # The largest accepted difference from the map of a backward pass, relative to its maximum: half a step of the 8-bit
 # values on a page. The two passes round differently. Where rounding moves an activation across the corner of a ReLU6,
@@ -58,7 +59,7 @@ class ChannelProducts:
 
 @dataclass(frozen=True)
 class ClassMaps:
-    """Signed maps (K,h,w)."""
+    """Signed maps (K,h,w) of all classes."""
 
     maps: Tensor
 
@@ -97,8 +98,8 @@ def explain_all_classes(
 
     Return None if this shortcut does not apply: for other methods, for a grid with too many cells and channels, for a
     model that cannot be differentiated twice, and if a map differs from that of the backward pass. `activations` is the
-    layer's output for the image. `known` holds maps (k,h,w) of these `classes` (k,), to compare with. `told` is called
-    after each direction.
+    layer's output for the image. `known` holds the maps (k,h,w) of `classes` (k,) from the backward pass; the result is
+    compared with them. `told` is called after each direction.
     """
     if method.name not in DIRECTIONS or method.options or method.join is not None:
         return None
@@ -145,7 +146,7 @@ def _differentiate(
     with _FrozenParameters(), torch.enable_grad():
         start = activations.detach().clone().requires_grad_()
         with Hooks() as hooks:
-            # A clone, because later layers may change it in place.
+            # Clone, because later layers may change the tensor in place.
             hooks.after_forward(layer, lambda *_: start.clone())
             logits = ClassTarget().find_logits(model(images.clone()), 1)[0]
         logit_weights = torch.zeros_like(logits, requires_grad=True)  # The gradient is linear in these weights.
@@ -164,10 +165,10 @@ def _differentiate(
 
 
 class _FrozenParameters(TorchFunctionMode):
-    """Keeps parameters out of the differentiation, and replaces linear layers by cheaper derivatives.
+    """Keeps parameters out of the differentiation, and gives linear layers cheaper derivatives.
 
-    PyTorch's second derivative of a convolution also computes that of the weights, group by group, which is 20 times
-    slower.
+    For the second derivative of a convolution, PyTorch also computes the derivative of the weights, group by group,
+    which is 20 times slower.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -193,7 +194,7 @@ def _detach_parameter(value: Any) -> Any:
 class _LinearFunction(torch.autograd.Function):
     """A linear function and its adjoint.
 
-    The gradient of the function is the adjoint, which is linear as well, and whose gradient is the function.
+    The gradient of the function is the adjoint. The adjoint is linear as well, and its gradient is the function.
     """
 
     @staticmethod
@@ -235,7 +236,7 @@ def _normalise_linearly(arguments: dict[str, Any]) -> Tensor:
 
 
 def _channel_direction(activations: Tensor, i: int) -> Tensor:
-    """Return a constant in channel i, 1 / number of cells: its derivative is the mean gradient of the channel."""
+    """Return 1 / (number of cells) in channel i, and zero elsewhere: the derivative is the channel's mean gradient."""
     direction = torch.zeros_like(activations)
     direction[:, i] = 1 / activations[0, 0].numel()
     return direction

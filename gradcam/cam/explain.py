@@ -261,8 +261,8 @@ def explain(
     -----
     GradcamWarning
         If the cells of a layer do not respond where the image changes. This is measured once, for default layers and
-        for named layers with an ambiguous layout. Also if images of the batch depend on one another, if the output is
-        probabilities instead of logits, and if a map contains only rounding errors.
+        for named layers with an ambiguous layout. There are also warnings if images of the batch depend on one another,
+        if the output is probabilities instead of logits, and if a map contains only rounding errors.
 
     Examples
     --------
@@ -275,7 +275,7 @@ def explain(
     References
     ----------
     Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", ICCV 2017,
-    equations 1 and 2. `gradcam methods` lists the papers of the others.
+    equations 1 and 2. `gradcam methods` lists the papers of the other methods.
     """
     plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
     return next(
@@ -363,8 +363,8 @@ class Plan:
     """A checked request: what to explain and how, as in `explain`.
 
     Without `methods`, the target's default method is used. `prefers_signed`: use signed evidence if that method
-    supports it. `methods_for_places` replace `methods` if the score of a function reads places in the output, which
-    pooling would lose.
+    supports it. `methods_for_places` replace `methods` if the score of a target function reads positions in the output,
+    which pooling would lose.
     """
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
@@ -419,7 +419,7 @@ class Plan:
 def execute_plan(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
-    """Explain as `compare` does, with a checked plan; without layers, at the best layer for the target."""
+    """Explain as `compare` does, with a checked plan; if no layer is named, at the best layer for the target."""
     model, batch = unwrap(model), to_batch(images)
     if not is_function(plan.target):
         require_class_head(model)
@@ -430,7 +430,7 @@ def execute_plan(
     )
     if model in self_changing_models:
         facts.read()
-    # A user who names a layer wants a map of it, which methods that follow attention do not give.
+    # A user who names a layer wants a map at that layer, but methods that follow attention return none.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
         raise TargetError("Augmented views move the explained region of the image: leave augmentation= out.")
@@ -472,7 +472,7 @@ def _explain_at(
 ) -> dict[tuple[str, str], Explanation]:
     """Explain at these layers.
 
-    `verify`: the layers whose cells are measured; "strictly" raises `MisplacedError` instead of a warning.
+    `verify`: which layouts are measured; "strictly" measures all, and raises `MisplacedError` instead of warning.
     `on_recorded` is called with the recorded pass. `from_images`: as in `recorded_pass`.
     """
     batch, options = bound.batch, plan.options
@@ -484,7 +484,7 @@ def _explain_at(
         "grad_order": plan.grad_order,
         "facts": facts,
         "from_images": from_images,
-        # Methods that run the model again, or follow attention, observe the recorded pass.
+        # These contexts observe the recorded pass, for methods that run the model again or follow attention.
         "contexts": [budget.measured({outlet.module for outlet in outlets})] if plan.runs_again and outlets else [],
     }
     if any(method.place == "attention" for method in plan.methods):
@@ -528,7 +528,7 @@ def _explain_at(
             fields["layout"] = _name_layout(recorded, layer)
             explanations[layer, method] = Explanation(layer=layer, method=method, **fields, **shared)
         reference_inputs = None if bound.mirror is None else bound.mirror(scored)
-    if "_cache" in vars(facts):  # Some fact was looked up.
+    if "_cache" in vars(facts):  # A fact was looked up.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
         references = execute_plan(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
@@ -546,7 +546,7 @@ def _name_layout(recorded: RecordedPass, layer: str) -> str | None:
 
 
 def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:
-    """Crop maps from the area that layers cover to each image, if the image fills only a part of it."""
+    """Crop maps to each image, if the image fills only a part of the area that layers cover."""
     frame, batch = recorded.frame, recorded.batch
     if layer == "input":  # Maps at the input cover the caller's images, however the model resizes them.
         frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
@@ -565,7 +565,7 @@ def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> 
 
 
 def _blank_constant_scores(levels: Sequence[Tensor], scored: TargetScores) -> Sequence[Tensor]:
-    """Set maps (N,K,h,w) of constant scores to zero."""
+    """Set maps (N,K,h,w) to zero where the score is constant."""
     if scored.settled is None:
         return levels
     return [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]

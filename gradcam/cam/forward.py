@@ -75,12 +75,12 @@ class RecordedPass:
     """The result of one forward pass, from which maps are computed.
 
     `activations` and `outlets`: the recorded tensors and their sources, by name. `names_by_layer`: the names of each
-    layer's tensors, of which there are several if its output holds several. `scored`: the scores to differentiate.
-    `modules`: all modules of the model. `autocast`: the caller's autocast dtype, or None. `frame`: how the model
-    resized and padded the images, or None; the size of `batch` is then that of the canvas, which the layers cover.
-    `layouts`: how the activations lie on the image, by name, as far as this was needed. `checks`: pending checks of
-    these values. `facts`: cached facts about the model. `image_edge`: where the images enter the graph, if they were
-    recorded. `images_changed`: the model changed its images in place.
+    layer's tensors; a layer whose output holds several tensors has several names. `scored`: the scores to
+    differentiate. `modules`: all modules of the model. `autocast`: the caller's autocast dtype, or None. `frame`: how
+    the model resized and padded the images, or None. With a frame, the size of `batch` is the size of the canvas, which
+    is the area that the layers cover. `layouts`: the layouts of the activations on the image, by name, as far as they
+    were needed. `checks`: pending checks of these values. `facts`: cached facts about the model. `image_edge`: where
+    the images enter the graph, if they were recorded. `images_changed`: the model changed its images in place.
     """
 
     activations: dict[str, Tensor]
@@ -143,7 +143,7 @@ def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
 
 
 def _has_float16_weights(modules: Sequence[nn.Module]) -> bool:
-    # Iterate module by module: `model.parameters()` takes several times as long, which shows with a small network.
+    # Iterate module by module: `model.parameters()` takes several times as long, which matters for a small network.
     parameters = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
     return any(parameter.dtype == torch.float16 for parameter in parameters)
 
@@ -168,9 +168,9 @@ def recorded_pass(
     """Run one forward pass and record the chosen layers; the model's state is preserved until the context ends.
 
     `grad_order`: how often the scores are differentiated, 0 for activations alone. Fused attention has only first
-    derivatives, so it is replaced for higher orders. `contexts`: entered around the model's run only. `from_images`:
-    record the graph from the images on, which shows any paths around the layers; before the layers, no tensors are
-    saved for it.
+    derivatives, so it is replaced for higher orders. `contexts`: entered only while the model runs. `from_images`: let
+    the graph start at the images, so that it shows any paths around the layers. Until one of the layers has run, no
+    tensors are saved for this graph.
     """
     with preserve_state(model) as modules, translate_torch_errors(ADVICE_AFTER_LAYER), contextlib.ExitStack() as stack:
         _reject_frames_first(batch, modules)
@@ -205,7 +205,7 @@ def recorded_pass(
                 images_changed = version_of(batch.pictures) != version
             activations, outlet_by_name, names_by_layer = _collect_tensors(outlets, recorders)
             # A single layer reports by itself that grad mode is off. The first of several layers turns grad mode on, so
-            # at a later layer it is off only if the model turned it off.
+            # at a later layer, grad mode is off only if the model turned it off.
             if grad_order and len(recorders) > 1:
                 unrecorded = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
                 if len(unrecorded) > 1:
@@ -265,10 +265,10 @@ def _reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def _record_from_images(batch: Batch, layers: Collection[nn.Module]) -> Iterator[tuple[Batch, Edge | None]]:
-    """Record from the images on; yield the batch to run, and where its images enter the graph.
+    """Record a graph that starts at the images; yield the batch to run, and the edge where its images enter the graph.
 
-    Tensors are saved for the graph once one of the modules `layers` has run. Without any, only the graph itself is
-    recorded.
+    Tensors are saved for the graph once one of the modules `layers` has run. If there are no layers, only the graph
+    itself is recorded.
     """
     saves = False
 
@@ -276,7 +276,7 @@ def _record_from_images(batch: Batch, layers: Collection[nn.Module]) -> Iterator
         if saves and tensor.is_inference():
             # PyTorch raises this error itself, but not with saved-tensor hooks.
             raise RuntimeError("Inference tensors cannot be saved for backward.")
-        # Detached, because a node that held its own output would never be freed.
+        # Detach the tensor, because a node that held its own output would never be freed.
         return (tensor.detach(), version_of(tensor)) if saves else None
 
     def unpack(packed: tuple[Tensor, int]) -> Tensor:
@@ -293,15 +293,16 @@ def _record_from_images(batch: Batch, layers: Collection[nn.Module]) -> Iterator
         for module in layers:
             hooks.after_forward(module, start_saving)
         torch.set_grad_enabled(True)  # Grad mode stays on until the target layers' contexts end.
-        images = batch.pictures.requires_grad_().clone()  # A clone, because the model may change it in place.
+        images = batch.pictures.requires_grad_().clone()  # Clone, because the model may change the tensor in place.
         yield batch.copy(lambda tensor: tensor, pictures=images), get_edge(images)
 
 
 @contextlib.contextmanager
 def _turn_off_after_layers(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[None]:
-    """Turn grad mode off after each layer, which has turned it on.
+    """Turn grad mode off again after each layer that turned it on.
 
-    It stays on after a layer with several output tensors: the graph shows on which of them the score depends.
+    Grad mode stays on after a layer with several output tensors, because the graph has to show on which of them the
+    score depends.
     """
 
     def turn_off(module: nn.Module, *_: object) -> None:
@@ -318,7 +319,7 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     """Return the names of the layers that run once and return a grid, the last to finish first."""
     names: list[str] = []
     if batch.images > 1:
-        # The pass of the whole batch raises any error again that is not due to the batch size.
+        # If an error is not due to the batch size, the pass of the whole batch raises it again.
         with contextlib.suppress(Exception):
             names = search_batch_for_layers(model, take_image(batch), reshape)
     names = names or search_batch_for_layers(model, batch, reshape)
@@ -351,7 +352,10 @@ def search_batch_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple
 
 
 def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[LayerRef]) -> dict[str, Tensor]:
-    """Return the output tensors of these layers for a batch, by name; the first floating-point one of several."""
+    """Return one output tensor of each layer for a batch, by name.
+
+    If a layer returns several tensors, it is the first floating-point one.
+    """
     outputs: dict[str, Tensor] = {}
     runs: Counter[nn.Module] = Counter()
 
@@ -361,7 +365,7 @@ def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[LayerRef]) 
                 tensors_by_keys = floating_tensors_by_keys(output)
                 keys = next((keys for keys in tensors_by_keys if keys[: len(outlet.keys)] == outlet.keys), None)
                 if keys is not None:
-                    # A clone, because the next layer may change it in place.
+                    # Clone, because the next layer may change the tensor in place.
                     outputs[outlet.name] = tensors_by_keys[keys].clone()
         runs[module] += 1
 

@@ -37,8 +37,9 @@ MethodKind = TypeVar("MethodKind", bound=Method)
 Key = tuple[str, str]  # (layer, method), or (place, method) for a method without a layer.
 
 ROUNDING = 256  # Units in the last place. Gradients up to this size at another image count as zero.
-OWN_GRADIENT_FACTOR = 64  # An image's own gradient may cause this many times the rounding errors of other images'.
-# Limit for the negative values' share of the positive values' sum of squares. SiLU and GELU stay below this share.
+OWN_GRADIENT_FACTOR = 64  # An image's own gradient may cause this many times the rounding errors of another one's.
+# Negative values matter if their sum of squares exceeds this share of the positive values'. SiLU and GELU stay below
+# it.
 MIN_NEGATIVE_ENERGY = 0.2
 
 
@@ -78,8 +79,8 @@ class Maps:
 class _MapCollector:
     """Collects maps by site and method: pieces (N,k,...) for a few classes each, and the images without gradient.
 
-    Until the deferred checks are flushed, they may still change both. `errors`: if no site has a gradient, the first is
-    raised.
+    Until deferred checks are flushed, they may still change both. `errors`: the first is raised if no site has a
+    gradient.
     """
 
     pieces: dict[Key, list[list[DenoisedMaps]]] = field(default_factory=dict)
@@ -256,7 +257,7 @@ def _require_independence(is_dependent: list[float]) -> None:
 
 
 def _sample_weights(count: int, like: Tensor) -> Tensor:
-    """Return random weights from 0.5 to 1.5. (Random signs would be equal, and useless, for half of all pairs.)"""
+    """Return random weights from 0.5 to 1.5; random signs would often be equal, which would hide a dependence."""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 

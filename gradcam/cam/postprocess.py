@@ -133,7 +133,7 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     heatmaps = resize(maps, size, signed=signed)
     values = heatmaps.abs() if signed else heatmaps
     largest = values.amax(list(range(2, values.ndim)), keepdim=True)
-    # In place, because with many classes this is the largest tensor.
+    # Divide in place, because with many classes this is the largest tensor.
     return heatmaps.div_(largest.masked_fill_(largest == 0, 1))
 
 
@@ -178,10 +178,10 @@ def _cached_cubic_weights(
 def _cubic_weights(cells: int, length: int, start: float | None = None, extent: float | None = None) -> Tensor:
     """Return the matrix (length, cells) that interpolates one axis, over all cells or over a part.
 
-    PyTorch's interpolation of the identity matrix is this matrix. Products with small matrices resize a hundred maps
-    several times faster than interpolation. They also resize volumes, for which PyTorch has no cubic mode.
+    PyTorch returns this matrix if it interpolates the identity matrix. Products with small matrices resize a hundred
+    maps several times faster than interpolation. They also resize volumes, for which PyTorch has no cubic mode.
     """
-    # The device and dtype do not depend on PyTorch's defaults.
+    # The device and dtype are explicit, so PyTorch's defaults do not matter.
     identity = torch.eye(cells, dtype=torch.float64, device="cpu")[None, None]
     if start is not None and extent is not None:
         places = start + (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) * extent / length

@@ -20,8 +20,8 @@ from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
 from gradcam.errors import warn
 
 NUM_PERTURBATIONS = 2  # With a single perturbation, the changes could cancel as well.
-# Share of the change, up to which the weaker sign of a map counts as noise. It is low, because a sign with few values
-# may be small and right.
+# The weaker sign of a map counts as noise up to this share of the change under perturbation. The share is low, because
+# a sign with few values may be small and right.
 MAX_MINOR_SIGN_RATIO = 1 / 8
 MAX_DERIVATIVE_BYTES = 2**25  # Larger derivatives are perturbed in chunks of a few classes.
 
@@ -32,7 +32,8 @@ Perturb = Callable[[Tensor, int], Tensor]
 class DenoisedMaps(NamedTuple):
     """Maps (N,K,...) without rounding noise, and where it was removed.
 
-    `rounding_mask` (N,K,2) is for positive and negative values; None if nowhere.
+    `rounding_mask` (N,K,2) marks the maps whose positive or negative values were removed; None if there are no such
+    maps.
     """
 
     maps: Tensor
@@ -42,8 +43,8 @@ class DenoisedMaps(NamedTuple):
 def denoise(compute: Callable[[Perturb], Tensor], tolerance: float) -> DenoisedMaps:
     """Return signed maps (N,K,...) from `compute`, with zeros for a sign that has nothing but rounding errors.
 
-    `compute` passes all values that may be rounded through the function that it gets. `tolerance`: the relative error
-    of a value.
+    `compute` gets a function, through which it has to pass all values that may be rounded. `tolerance`: the relative
+    error of a value.
     """
     perturbed = [
         compute(functools.partial(perturb, tolerance=tolerance, seed=seed)) for seed in range(NUM_PERTURBATIONS)
@@ -61,8 +62,8 @@ def denoise_method(
 ) -> list[DenoisedMaps]:
     """Denoise the maps of a function of activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time.
 
-    With `checks`, a single returned piece may be replaced when they are flushed. `peaks`: the pending ranges of
-    activations and derivatives, if there are any.
+    If `checks` are passed and there is a single piece, the piece may be replaced when the checks are flushed. `peaks`:
+    the pending ranges of activations and derivatives, if there are any.
     """
     classes = max(1, MAX_DERIVATIVE_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
     pieces: list[DenoisedMaps] = []
@@ -103,7 +104,8 @@ def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
 def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
     """Return whether maps exceed any rounding error of a sum of products, so that no perturbation is needed.
 
-    The sum over the channels is bounded by the sum of the products of the channels' largest magnitudes.
+    In each channel, the product of the largest magnitudes is an upper bound. The sum of these bounds limits the sum
+    over the channels.
     """
     low, high = torch.aminmax(maps.flatten(2), dim=2)
     places = tuple(range(2, activations.ndim))
@@ -148,7 +150,7 @@ def warn_of_rounding(maps: Tensor, rounding_mask: Tensor, evidence: str, subject
 
 
 def perturb(tensor: Tensor, leading: int, tolerance: float, seed: int) -> Tensor:
-    """Return each value larger or smaller by the relative `tolerance`, in the same way for all images and classes."""
+    """Raise or lower each value by the relative `tolerance`, in the same way for all images and classes."""
     changes = _make_signs(1, seed, tensor.dtype, tensor.device)
     # The sign is a product of random signs for the channel, the row and the column.
     for axis in range(leading, tensor.ndim):

@@ -25,9 +25,10 @@ from gradcam.layers.layout import Layout, find_layout, find_patches, find_rival_
 from gradcam.targets.base import ScoreExtractor
 from gradcam.targets.classes import is_custom_function, is_function, to_class_target
 
-# Earlier layers with more cells than this see much less of the information from which the score is computed.
+# An earlier layer with more than this many times the cells of the last layer sees much less of the information from
+# which the score is computed.
 MAX_CELL_RATIO = 4
-MIN_WEIGHTS_AFTER_LAYER = 2  # For dense outputs. Closer to the output, a map would repeat the output.
+MIN_WEIGHTS_AFTER_LAYER = 2  # For dense outputs: operations with weights after the layer. Later maps repeat the output.
 BRANCH_NOTE = (
     "The default layer '{}' is on a branch: only part of the image's information reaches the score through this layer. "
     "Name another layer, or fuse the heatmaps of several layers."
@@ -46,9 +47,10 @@ OUTPUT_NOTE = (
     "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, with "
     "reshape=."
 )
-# Share of the operations with weights. A layer with no attention and at most this share before it is a patch embedding.
+# A layer counts as a patch embedding if no attention, and at most this share of the operations with weights, precede
+# it.
 MAX_PATCH_EMBEDDING_SHARE = 0.25
-# Number of last layers with the same grid, among which a layer after an activation function is searched.
+# A layer after an activation function is searched among this many of the last layers with the same grid.
 MAX_LAYERS_TO_SEARCH = 4
 
 
@@ -66,9 +68,9 @@ class Suggestion:
     """Layers to explain, in order of preference.
 
     `layers`: all layers with a grid, the best first. `behind_activation`: the best layer for methods that assume
-    non-negative values. `note`: a warning about the first layer. `bypassed`: whether the images reach the score around
-    the best layers, by name. `is_recorded`: the graph was recorded from the images on, which not every model allows.
-    `outputs`: layers that return a dense output itself, which come last.
+    non-negative values. `note`: a warning about the first layer. `bypassed`: for the best layers, by name, whether a
+    path from the images to the score leads around the layer. `is_recorded`: the recorded graph starts at the images,
+    which not every model allows. `outputs`: layers that return the dense output itself; they come last.
     """
 
     layers: Sequence[str]
@@ -109,10 +111,10 @@ def suggest(
 ) -> Suggestion:
     """Order layers with a grid by preference. `names` are in the order in which the layers finish, the last first.
 
-    The best layer is the last one through which all image information reaches the score: a branch beside others carries
-    only a part of it. If the score reads places of the output, as in segmentation, maps near the output would repeat
-    the output. The best layer is then the last one with the coarsest grid, the end of the encoder. `covers_all_layers`:
-    no layers were excluded because of a layout from the user.
+    The best layer is the last one through which all image information reaches the score: one of several branches
+    carries only a part of the information. If the score reads positions of the output, as in segmentation, maps near
+    the output would repeat the output. The best layer is then the last one with the coarsest grid, the end of the
+    encoder. `covers_all_layers`: False if layers may be missing because they do not fit a layout from the user.
     """
     info = {name: info[name.rpartition("#")[0] if name not in info else name] for name in names}
     is_dense = _is_dense_score(output, info, paths)
@@ -127,7 +129,7 @@ def suggest(
         )
     inner = _list_inner_layers(depending, info, paths) if is_dense else []
     if inner:
-        # Feature pyramids end in few cells.
+        # The last levels of a feature pyramid have too few cells.
         size = {name: (info[name].cells < MIN_CELLS, info[name].cells) for name in inner}
         best = sorted(inner, key=lambda name: (size[name], info[name].edge not in paths.whole))
     else:
@@ -168,7 +170,7 @@ def _count_kinds(nodes: Iterable[Node]) -> tuple[int, int]:
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
-    """Return the scores to explain in an output: its logits, or the target function's result, else its first tensor."""
+    """Return the scores in an output: its logits or the target function's result, or else its first tensor."""
     try:
         if isinstance(target, ScoreExtractor):
             return [target.score(output, images).values]
@@ -199,9 +201,10 @@ def to_output_info(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -
 
 
 def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: GradientPaths) -> bool:
-    """Return whether the score reads places of the output, as in segmentation.
+    """Return whether the score reads positions of the output, as in segmentation.
 
-    Then no layer with weights comes after the output, nor after a map from which the output is computed.
+    In this case, no operation with weights comes between the output and the score, nor between some layer's map and the
+    score.
     """
 
     def is_read(edge: Edge | None) -> bool:
@@ -225,7 +228,7 @@ def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], pat
 
 @contextlib.contextmanager
 def release_graph(model: nn.Module, find_start: Callable[[], Edge | None]) -> Iterator[None]:
-    """Release the graph from tensors that modules keep of a recorded pass, such as a table of biases for the next pass.
+    """Release the graph of a recorded pass from tensors that modules keep, such as a table of biases for the next pass.
 
     `find_start` returns the edge where the pass began. A pass of another thread began elsewhere, and keeps its graph.
     """
@@ -296,7 +299,9 @@ class _SuggestionRecorder:
         def begin(tensor: Tensor) -> Tensor:
             if self.pictures is not None or tensor.shape != shape or tensor.dtype != dtype:
                 return tensor
-            copy = detach_input(tensor).requires_grad_().clone()  # A clone, because the model may change it in place.
+            copy = (
+                detach_input(tensor).requires_grad_().clone()
+            )  # Clone, because the model may change the tensor in place.
             self.pictures = get_edge(copy)
             return copy
 
@@ -364,7 +369,7 @@ def _record_suggestion(
     recorder = _SuggestionRecorder(model, batch, target, reshape, facts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(release_graph(model, lambda: recorder.pictures))
-        discard: Any = lambda _: None  # noqa: E731  # The graph alone takes no memory.
+        discard: Any = lambda _: None  # noqa: E731  # Without saved tensors, the graph takes hardly any memory.
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(discard, discard))
         hooks = stack.enter_context(Hooks())
         recorder.watch(model, hooks)
@@ -375,7 +380,8 @@ def _record_suggestion(
     paths, info = cast("GradientPaths", recorder.paths), recorder.info
     suggestion = suggest(names, info, paths, recorder.output, covers_all_layers=reshape is None)
     if pyramid := recorder.find_pyramid(names):
-        # A level may be computed from another level, so gradients from the images on would count twice.
+        # A level may be computed from another level. In a graph that starts at the images, its gradients would count
+        # twice.
         return Suggestion(list(dict.fromkeys([pyramid, *suggestion.layers])), pyramid, is_recorded=False)
     edges = {name: info[name].edge for name in (suggestion.layers[0], suggestion.behind_activation) if name in info}
     tails = {name: trace_score_graph(paths.scores, [edge], recorder.pictures) for name, edge in edges.items()}

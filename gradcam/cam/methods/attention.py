@@ -53,12 +53,12 @@ MAX_CLASSES_AT_ALL_TOKENS = 4
 def rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute attention rollout: how much of each patch is mixed into the token that the head reads; class-agnostic.
 
-    Maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block passes on half of a token
-    and half of the tokens that it attends to, by the mean over the heads. The matrices of the blocks are multiplied.
-    The map is the row of the token that the head reads, usually the class token. If the head reads several tokens, as
-    mean pooling does, the map is the mean of their rows. The gradient at the last block's output shows which tokens the
-    head reads. Raises `ModelError` if the attention cannot be followed, and `BlindLayerError` if the score has no
-    gradient.
+    Returns maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block passes on half of
+    each token, and half of the mixture of tokens to which the token attends. The attention is averaged over the heads.
+    The matrices of the blocks are multiplied. The map is the row of the token that the head reads, usually the class
+    token. If the head reads several tokens, as mean pooling does, the map is the mean of their rows. The gradient at
+    the last block's output shows which tokens the head reads. Raises `ModelError` if the attention cannot be followed,
+    and `BlindLayerError` if the score has no gradient.
     """
     blocks = find_blocks(log, recorded)
     with _run_rollout(recorded, blocks, budget, keep_values) as (scored, tokens, attentions):
@@ -69,13 +69,13 @@ def rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> T
 
 
 def gradient_rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
-    """Compute gradient-weighted rollout: attention counts by how much an increase would raise the score.
+    """Compute gradient-weighted rollout: attention is weighted by how much an increase would raise the score.
 
-    Maps (N,K,h,w), non-negative. Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: R starts as the
-    identity, and becomes R + A R in each block. A is the mean over the heads of attention times its gradient, positive
-    values only. The map is a row of R, as in `rollout`, minus the identity, which would add the same to every patch
-    that the head reads. Raises `ModelError` if the attention cannot be followed, and `BlindLayerError` if its gradient
-    is exactly zero.
+    Returns non-negative maps (N,K,h,w). Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: R starts as the
+    identity, and becomes R + A R in each block. A is attention times its gradient, of which the positive values are
+    averaged over the heads. The map is a row of R, as in `rollout`, minus the identity, which would add the same to
+    every patch that the head reads. Raises `ModelError` if the attention cannot be followed, and `BlindLayerError` if
+    its gradient is exactly zero.
     """
     blocks = find_blocks(log, recorded)
     parts = []
@@ -98,9 +98,9 @@ def _is_scaled(recorded: RecordedPass) -> bool:
 
 
 def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
-    """Return a row (T,) times the product of the blocks' matrices (N,T,T), the last block first: (N,T).
+    """Multiply a row (T,) by the matrices of the blocks (N,T,T), the last block first, and return (N,T).
 
-    A matrix is half attention and half identity, with rows divided by their sums.
+    The matrix of a block is half attention and half identity, with rows divided by their sums.
     """
     values = row.to(attentions[0]).expand(len(attentions[0]), 1, -1)
     for attention in reversed(attentions):
@@ -110,16 +110,16 @@ def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
 
 
 def accumulate(weighted: Sequence[Tensor], row: Tensor) -> Tensor:
-    """Return a row (T,) times the product of I + block over all blocks (...,T,T), minus the row: (...,T)."""
+    """Multiply a row (T,) by I + block for all blocks (...,T,T), the last first, and return (...,T) minus the row."""
     start = row.to(weighted[0]).expand(*weighted[0].shape[:-2], 1, -1)
-    added = torch.zeros_like(start)  # Kept separate from `start`, beside which the sum may be too small for float32.
+    added = torch.zeros_like(start)  # Not added to `start`, because float32 would round small values away.
     for block in reversed(weighted):
         added = added + (start @ block + added @ block)
     return added[..., 0, :]
 
 
 def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return the mean over heads of the positive attention times gradient, (k,N,T,T).
+    """Return the positive values of attention times gradient, averaged over the heads, (k,N,T,T).
 
     Attention is (N,heads,T,T), gradients are (k,N,heads,T,T).
     """
@@ -130,9 +130,9 @@ def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
 
 
 def find_read_tokens(gradient: Tensor | None, blocks: AttentionBlocks) -> Tensor:
-    """Return weights (T,) of the tokens that the head reads, equal and with sum 1.
+    """Return equal weights (T,), with sum 1, for the tokens that the head reads, and zero for other tokens.
 
-    The head reads tokens with gradients (k,*shape) at the last block's output.
+    The head reads a token if any gradient (k,*shape) at the last block's output is nonzero at this token.
     """
     name, _ = blocks.last
     if gradient is None or not gradient.any():
@@ -168,7 +168,7 @@ def _run_rollout(
 
 
 def _make_any_score(scored: TargetScores) -> Tensor:
-    """Return a number per image (N,1) that depends on all of the output, because rollout is class-agnostic."""
+    """Return a number per image (N,1) that depends on all logits if there are any, as rollout is class-agnostic."""
     with torch.enable_grad():
         if scored.logits is None:
             return scored.values[:, :1]
@@ -179,12 +179,12 @@ def _make_any_score(scored: TargetScores) -> Tensor:
 def legrad(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute LeGrad: where more attention would raise the score, separately in every block.
 
-    Maps (N,K,h,w), non-negative. Bousselham et al., ICCV 2025, equations 5 to 8: the score of a block is the score that
-    the head computes for this block's output. Its positive gradients at the block's attention are averaged over heads
-    and queries, and then over blocks. The authors' code for CLIP gives the head the mean of all tokens; here, the head
-    reads what it reads in the model, such as the class token. All blocks share one pass if possible: their outputs
-    enter the head as one larger batch. Raises `ModelError` if the attention cannot be followed, and if the head reads
-    earlier blocks; `BlindLayerError` if all gradients are exactly zero.
+    Returns non-negative maps (N,K,h,w). Bousselham et al., ICCV 2025, equations 5 to 8: the score of a block is the
+    score that the head computes for this block's output. Its positive gradients at the block's attention are averaged
+    over heads and queries, and then over blocks. The authors' code for CLIP gives the head the mean of all tokens;
+    here, the head reads what it reads in the model, such as the class token. All blocks share one pass if possible:
+    their outputs enter the head as one larger batch. Raises `ModelError` if the attention cannot be followed, or if the
+    head also reads earlier blocks, and `BlindLayerError` if all gradients are exactly zero.
     """
     blocks = find_blocks(log, recorded)
     with capture_attention(blocks, recorded, keep_differentiable) as attentions:
@@ -241,7 +241,7 @@ def _run_legrad(
     """
     attentions.clear()
     outputs: list[Tensor] = []
-    gates: list[Tensor] = []  # The next block's inputs, detached, so that autograd ends there.
+    gates: list[Tensor] = []  # The next block's inputs, detached, so that gradients stop there.
     joined: list[Node | None] = []
 
     def pass_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -249,7 +249,7 @@ def _run_legrad(
         outputs.append(tensor)
         if len(outputs) < len(blocks.modules):
             gates.append(tensor.detach().requires_grad_())
-            next_input = gates[-1].clone()  # A clone, because the next block may change it in place.
+            next_input = gates[-1].clone()  # Clone, because the next block may change the tensor in place.
         else:
             next_input = _join([outputs[block] for block in blocks_in_batch], blocks)
             joined.append(next_input.grad_fn)
@@ -316,17 +316,17 @@ def _require_gradient(values: Tensor, has_gradient: bool, blocks: AttentionBlock
 def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute Grad-ECLIP: the values that the last attention takes from each patch, weighted by channel gradients.
 
-    Maps (N,K,h,w), non-negative. Zhao et al., ICML 2024: the map at patch i is ReLU(sum over channels c of w_c lambda_i
-    v_ic). v are the attention's values. w is the score's gradient at the class token's output of the attention, over
-    all heads, before their projection. lambda is a loosened attention: the cosine of the class token's query and the
-    patch's key over all heads, scaled from 0 (the lowest of the patches) to 1 (the highest). It replaces the softmax,
-    which leaves little to most patches.
+    Returns non-negative maps (N,K,h,w). Zhao et al., ICML 2024: the map at patch i is ReLU(sum over channels c of w_c
+    lambda_i v_ic). v are the attention's values. w is the score's gradient at the attention's output for the class
+    token, in the channels of all heads, before the projection. lambda is a loosened attention: the cosine between the
+    class token's query and the patch's key, over the channels of all heads, scaled from 0 (the lowest of the patches)
+    to 1 (the highest). It replaces the softmax, which gives most patches little weight.
 
     Instead of the class token, all queries that the head reads are used, and their maps are added before the ReLU. This
     covers the probe of attention pooling, whose keys are the tokens of the last block, and mean pooling over patches.
     The authors' code runs the last attention with a single head; here, the model's heads are used. Only the recorded
-    pass is needed, except for the first time with a model, when another pass finds the last attention. Raises
-    `ModelError` if there is no attention over the image, and `BlindLayerError` if the gradient is exactly zero.
+    pass is needed. The first time with a model, another pass is needed to find the last attention. Raises `ModelError`
+    if there is no attention over the image, and `BlindLayerError` if the gradient is exactly zero.
     """
     number, layout = find_last(log, recorded)
     attention, scores = find_attention_tensors(log, number), recorded.scored.values
@@ -337,7 +337,7 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
     looseness = loosen(_split_heads(attention.query, recorded), _split_heads(attention.key, recorded), layout)
     values = _split_heads(attention.value, recorded)[..., layout.list_cells(), :]
     parts, shares, has_gradient = [], [], False
-    # In the backward pass, a checkpoint repeats the forward operations, and needs the same attention patch.
+    # In the backward pass, checkpoints repeat forward operations, and need the same attention patch.
     repeated = AttentionLog().record(
         attention.enclosing_runs[-1].module if attention.enclosing_runs else recorded.model
     )
@@ -361,9 +361,10 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
 
 
 def loosen(query: Tensor, key: Tensor, layout: Layout) -> Tensor:
-    """Return cosines (N,Q,P) of queries (N,heads,Q,d) and patch keys among (N,heads,T,d), over all heads.
+    """Return scaled cosines (N,Q,P) between queries (N,heads,Q,d) and the patches' keys in (N,heads,T,d).
 
-    For each query, they are scaled so that the lowest is 0 and the highest is 1. If all are equal, they are 1.
+    A cosine covers the channels of all heads. For each query, cosines are scaled so that the lowest is 0 and the
+    highest is 1. If all cosines are equal, they become 1.
     """
     queries = torch.nn.functional.normalize(_join_heads(query), dim=-1)
     keys = torch.nn.functional.normalize(_join_heads(key)[:, layout.list_cells()], dim=-1)
@@ -378,14 +379,14 @@ def _join_heads(tensor: Tensor) -> Tensor:
 
 
 def _split_heads(tensor: Tensor, recorded: RecordedPass, ndim: int = 4) -> Tensor:
-    """Return tokens of images, or gradients at them, as (...,N,heads,T,d), also from rows that are heads of images."""
+    """Return tokens, or gradients at tokens, as (...,N,heads,T,d), even if images and heads share an axis."""
     return tensor if tensor.ndim == ndim else tensor.unflatten(-3, (recorded.batch.images, -1))
 
 
 def _attend_again(
     recorded: RecordedPass, budget: RerunBudget, number: int
 ) -> tuple[AttentionLog, AttentionTensors, Tensor]:
-    """Run another pass with gradients after the last attention; return its log, the tensors, and the scores."""
+    """Run another pass, with gradients after the last attention; return its log, attention tensors, and scores."""
     log = AttentionLog()
     with grad_mode_off(), log.record(recorded.model):
         output = run_again(recorded, budget, 1)
@@ -424,10 +425,10 @@ def _compute_single_query_gradients(
 ) -> list[tuple[Tensor, int | None]] | None:
     """Return the gradients for a head that reads one token, at a fraction of the cost; None for other heads.
 
-    In its block, everything after the attention treats each token separately. So the block runs again on one copy of
-    that token per class, and a single backward pass computes a different class's gradient for each copy. Otherwise,
-    each class would need a pass for the gradients of all tokens, nearly all of them zero. Every copy has to reproduce
-    the token's output.
+    In most blocks, everything after the attention treats each token separately. So the block runs again on copies of
+    that token, one per class, and a single backward pass computes a different class's gradient for each copy. Without
+    the copies, each class would need a backward pass for all tokens, at nearly all of which the gradient is zero. Every
+    copy has to reproduce the token's output.
     """
     enclosing_block = find_enclosing_block(attention, log, recorded)
     if enclosing_block is None or _is_scaled(recorded):
@@ -467,7 +468,7 @@ def _run_block_on_copies(
     )
     query = _split_heads(attention.output.detach(), recorded)[..., row : row + 1, :]
     expected = block_output.detach().select(axis, row).unsqueeze(axis)
-    # The second count is for a block that accepts no other number of tokens.
+    # The second count is for a block that accepts only its usual number of tokens.
     counts = (len(gradients), block_output.shape[axis])
     for count in counts:
         if block_input is None or count < len(gradients):

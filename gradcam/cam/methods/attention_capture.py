@@ -1,4 +1,4 @@
-"""Observe a transformer's attention while the model runs, and find the blocks that it can be followed through."""
+"""Observe a transformer's attention while the model runs, and find the blocks that contain it."""
 
 from __future__ import annotations
 
@@ -41,28 +41,29 @@ KeepAttention = Callable[[Tensor], Tensor]
 OnAttention = Callable[[tuple[int, ...]], KeepAttention | None]
 OnResult = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# The modules that contained the last attention over the image in an earlier pass. Each pass confirms this, so the
-# tensors of that attention can be recorded at once.
+# The modules that directly contained the last attention over the image in an earlier pass. Later passes record the
+# tensors of this attention at once, and then check that it is still the last.
 _last_attention_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class AttentionPatch(TorchFunctionMode):
-    """A context that observes each attention in this thread: the fused kind, and products with a softmax.
+    """A context that observes each attention in this thread: fused attention, and matrix products around a softmax.
 
     `on_attention` is called with the shape (rows,...,queries,keys) of an attention before it is computed. If it returns
-    a function, that function gets the probabilities and returns those to use; None leaves the attention unchanged. The
-    probabilities of fused attention are computed only then, in float32 or the model's higher precision. The output
-    equals that of the fused kernel up to rounding, in its dtype. `on_result` gets queries, keys and values, each
-    (rows,...,tokens,channels), and the result, and returns the result to use. A softmax over the last of three or more
-    axes counts as attention; the matrix products before and after it provide queries, keys and values.
+    a function, that function takes the probabilities and returns the probabilities to use. If it returns None, the
+    attention stays unchanged. Probabilities of fused attention are computed only for such a function, in float32, or in
+    the model's dtype if that is more precise. The output then equals the fused kernel's output up to rounding, and has
+    the same dtype. `on_result` gets queries, keys and values, each (rows,...,tokens,channels), and the result, and
+    returns the result to use. A softmax over the last of three or more axes counts as attention; the matrix products
+    before and after it provide queries, keys and values.
     """
 
     def __init__(self, on_attention: OnAttention, on_result: OnResult | None = None) -> None:
         super().__init__()
         self._on_attention, self._on_result = on_attention, on_result
-        # Of the last product: possibly queries, and transposed keys.
+        # The factors of the last matrix product. They may be queries and transposed keys.
         self._factors: tuple[Tensor, Tensor] | None = None
-        self._shape: torch.Size | None = None  # Of the probabilities, after a softmax.
+        self._shape: torch.Size | None = None  # The shape of the last softmax's result, until the next product.
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -87,7 +88,7 @@ class AttentionPatch(TorchFunctionMode):
         if func in SOFTMAXES and result.ndim > 2 and _get_axis(*args, **kwargs) in (-1, result.ndim - 1):
             transform = self._on_attention(tuple(result.shape))
             self._shape = result.shape
-            # A clone, because the model may change it in place.
+            # Clone, because the model may change the tensor in place.
             return result if transform is None else transform(result).clone()
         if self._on_result is not None and func in PRODUCTS and len(args) > 1 and result.ndim > 2:
             return self._follow_product(args[-2], args[-1], result)
@@ -120,10 +121,11 @@ def _get_axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) 
 
 @functools.cache
 def _copy_without_override_check(function: Any) -> Callable[..., Any]:
-    """Return a function of PyTorch without its check for overrides."""
-    # While a mode is active, the check succeeds: the function hands itself over to the mode before it does any work,
-    # again and again. With the mode off, the softmax or the fused attention inside is not observed. A changed check in
-    # torch.nn.functional would affect other threads too. So the function is copied, with its own globals.
+    """Return a copy of a PyTorch function without its check for overrides."""
+    # While the mode is active, the check succeeds, so the function calls the mode before it does any work: this would
+    # never end. While the mode is inactive, the softmax or the fused attention inside the function is not observed.
+    # Changing the check in torch.nn.functional would affect other threads too. So the function is copied, with globals
+    # of its own.
     function_globals = {**function.__globals__, OVERRIDE_CHECK: lambda _: False}
     return FunctionType(
         function.__code__, function_globals, function.__name__, function.__defaults__, function.__closure__
@@ -198,8 +200,8 @@ class ModuleRun:
 class AttentionTensors:
     """The tensors of one attention: queries (N,heads,Q,d), keys and values (N,heads,T,d), and the output.
 
-    Autograd records from the output on. `number`: the index of the attention in the pass. `enclosing_runs`: the running
-    modules, the outermost first.
+    Autograd's graph starts at the output. `number`: the index of the attention in the pass. `enclosing_runs`: the
+    running modules, the outermost first.
     """
 
     query: Tensor
@@ -214,8 +216,8 @@ class AttentionTensors:
 class AttentionLog:
     """All attentions of one pass in order, and the output shape of each module that contains one and returns a tensor.
 
-    `tensors`: the outputs, with their version, of the modules that contain the last attention. `attention_tensors`:
-    those of the last attention, if an earlier pass has shown that it is the last, and the only one in its module.
+    `tensors`: the outputs of the modules that contain the last attention, each with its version. `attention_tensors`:
+    the tensors of the last attention, if an earlier pass has shown which module contains it.
     """
 
     attentions: list[ObservedAttention] = field(default_factory=list)
@@ -260,7 +262,7 @@ class AttentionLog:
                 self.attention_tensors[:] = [
                     AttentionTensors(*detached, start, len(self.attentions) - 1, running.copy())
                 ]
-            return start.clone()  # A clone, because the model may change it in place.
+            return start.clone()  # Clone, because the model may change the tensor in place.
 
         with Hooks() as hooks, AttentionPatch(observe, on_result):
             for module in names:
@@ -274,7 +276,7 @@ class AttentionLog:
 class AttentionBlocks:
     """The attention blocks of a model by name, in the order in which they run.
 
-    `shape`: of the last block's output, which has the `layout` on the image.
+    `shape` is the shape of the last block's output, and `layout` its layout on the image.
     """
 
     modules: dict[str, nn.Module]
@@ -303,7 +305,8 @@ def find_blocks(log: AttentionLog, recorded: RecordedPass) -> AttentionBlocks:
     """Return the blocks of the recorded model; each is the outermost module that contains a single attention.
 
     Attention after the last block, such as attention pooling, belongs to the head. Raises `ModelError` if there is no
-    attention, or if a block's attention is not between all tokens of the image, the same ones in all blocks.
+    attention, if a block's attention is not between all tokens of the image, or if the number of tokens changes between
+    blocks.
     """
     attentions = _list_image_attention(log, recorded)
     owners = [_find_block(attentions, index, log, recorded) for index in range(len(attentions))]
@@ -316,12 +319,12 @@ def find_blocks(log: AttentionLog, recorded: RecordedPass) -> AttentionBlocks:
 
 
 def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: RecordedPass) -> Layout:
-    """Return the layout with the token order by which the last module that contains attention responds."""
+    """Return the layout with the token order that is measured at the last module that contains attention."""
     for name, shape in reversed(log.outputs.items()):
         assumed = _find_layout(shape, recorded, log.modules[name]) if len(shape) == 3 else None
         if assumed is not None and shape[1 - assumed.image_axis] == tokens:
             outlet, (activations, version) = LayerRef(name, log.modules[name]), log.tensors.get(name, (None, 0))
-            # More attention followed, or the tensor was changed in place.
+            # If more attention followed, or the tensor was changed in place, compute it again.
             if activations is None or version_of(activations) != version:
                 activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
             if activations is not None:
@@ -363,8 +366,8 @@ def _list_image_attention(log: AttentionLog, recorded: RecordedPass) -> list[Obs
 def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
     """Return the index of the last attention whose keys are tokens of the image, and their layout.
 
-    Its queries are the same tokens, or others: a class token, or the probe of attention pooling. Raises `ModelError` if
-    there is none.
+    The queries may be the same tokens or others, such as a class token or the probe of attention pooling. Raises
+    `ModelError` if there is none.
     """
     images = recorded.batch.images
     for number, attention in reversed(list(enumerate(log.attentions))):
@@ -379,7 +382,7 @@ def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
 
 
 def find_attention_tensors(log: AttentionLog, number: int) -> AttentionTensors | None:
-    """Return the tensors of that attention, if they are stored."""
+    """Return the stored tensors of the attention with this number; None if there are none."""
     return next((tensors for tensors in log.attention_tensors if tensors.number == number), None)
 
 
@@ -452,9 +455,10 @@ def keep_values(probabilities: Tensor) -> Tensor:
 
 
 def keep_differentiable(probabilities: Tensor) -> Tensor:
-    """Record the graph from these probabilities on.
+    """Turn grad mode on, and return the probabilities as tensors that require gradients.
 
-    Those of the first block become a leaf that requires gradients, and those of later blocks depend on it.
+    The probabilities of the first block become a leaf of the graph, and the probabilities of later blocks depend on
+    this leaf.
     """
     if not probabilities.requires_grad:
         probabilities = probabilities.detach().requires_grad_()
@@ -464,12 +468,12 @@ def keep_differentiable(probabilities: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def capture_attention(blocks: AttentionBlocks, recorded: RecordedPass, keep: KeepAttention) -> Iterator[list[Tensor]]:
-    """Capture the attention (N,heads,T,T) of each block while the model runs; yield the list that it is added to.
+    """Capture the attention (N,heads,T,T) of each block while the model runs, and yield the list that collects it.
 
-    `keep` selects what is captured. Run the backward pass in this context too: checkpoints repeat blocks there, which
-    have to compute the same in this thread, where attention is observed. An attention takes N x heads x T x T numbers
-    per block, 1.8 MB for one image and one block of ViT-B/16. The graph after it takes as much memory as a training
-    step.
+    `keep` selects what is captured. Run the backward pass in this context too. Checkpoints then repeat blocks, and have
+    to compute the same as before. Inside the context, they do so in this thread, where attention is observed. An
+    attention takes N x heads x T x T numbers per block, 1.8 MB for one image and one block of ViT-B/16. The graph after
+    it takes as much memory as a training step.
     """
     batch, attentions = recorded.batch, list[Tensor]()
 

@@ -156,7 +156,7 @@ class CurvatureMethod(Method):
 
 
 class RerunMethod(Method):
-    """A method that runs the model, or the part after the layer, again: from activations to maps (N,K,...)."""
+    """A method that runs the model, or its part after the layer, again, and returns maps (N,K,...) on the grid."""
 
     runs_again = True
     if TYPE_CHECKING:

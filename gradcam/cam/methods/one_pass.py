@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradcam.errors import LayerError
 
-ROUNDING = 64.0  # A sum is only rounding error up to this many units in the last place of its terms.
+ROUNDING = 64.0  # A sum of up to this many units in the last place of its terms counts as rounding error.
 
 SIGMAS = 2.0  # FEM counts an activation as strong if it is this many standard deviations above its channel's mean.
 MAX_CELLS = 1024  # Kernel PCA decomposes a matrix of cells x cells.

@@ -32,8 +32,8 @@ def ablationcam(
 ) -> DenoisedMaps:
     """Compute Ablation-CAM: weight each channel by the share of the score that is lost if the channel is zero.
 
-    Returns maps (N,K,...) before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) /
-    y. Here, the divisor is |y|, because a negative score would reverse every weight; if y is 0, nothing is divided. A
+    Returns maps (N,K,...) before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y-y_k)/y.
+    Here, the divisor is |y|, because a negative score would reverse every weight; if y is 0, nothing is divided. A
     channel is set to zero everywhere, also at extra tokens such as a transformer's class token, unless a `reshape`
     function excludes them. A weight has the sign of the channel's contribution. If activations may be negative, as
     before a ReLU, the weight's sign may differ from the gradient's: choose a layer after a ReLU. Raises `LayerError` if

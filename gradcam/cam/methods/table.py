@@ -1,6 +1,6 @@
-"""The table of all methods, and lookup by name, in a user's file, or in an installed package."""
+"""The table of all methods, and functions to find a method by name, in a user's file, or in an installed package."""
 
-# This module does not import torch: the command line reads its choices from this table before it computes.
+# This module does not import torch, because the command line reads its choices from this table before it computes.
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ ALIASES = {"chefer": "gradient-rollout"}  # Names that other packages use.
 
 
 def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
-    """Make a CAM method from a function of activations and gradients. Pass the result in place of a method's name.
+    """Make a CAM method from a function of activations and gradients. Pass the result instead of a method's name.
 
     Parameters
     ----------
@@ -222,10 +222,10 @@ def _normalise_name(name: str) -> str:
 
 
 def find_methods(methods: Iterable[str | Method]) -> list[Method]:
-    """Return each method once.
+    """Return the methods, each of them once.
 
-    Methods with the same name but other options than the first are named by these options. Raises `GradcamError` for
-    unknown methods and for anything but a list.
+    If a method has the same name as an earlier one, but different options, its name is extended by these options.
+    Raises `GradcamError` for unknown methods and for anything but a list.
     """
     is_list = isinstance(methods, Iterable) and not isinstance(methods, str)
     methods_by_name: dict[str, Method] = {}
