@@ -34,7 +34,7 @@ MAX_CANDIDATES = 24  # Number of further layers to try if the cells of the first
 
 
 class RouteChangedError(Exception):
-    """The data flow from the layer to the score differs from the one for which the layer was chosen."""
+    """The data flow from the layer to the score has changed since the layer was chosen."""
 
 
 @dataclass

@@ -62,7 +62,7 @@ class LayerRow:
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
-    """List all layers of a model, and which of them can be a target layer, from one forward pass.
+    """List all layers of a model from one forward pass, and mark the layers that can be a target layer.
 
     If the layout of some layers is ambiguous, seven more passes measure whether their cells respond in the right place.
     The model runs in evaluation mode, and is left unchanged.
@@ -219,7 +219,7 @@ class _ListingRecorder:
         return _LayerOutput(shape, layout, to_output_info(tensor, layout, self._batch.size), reason)
 
     def select_outputs(self, depends: Mapping[Edge, bool]) -> None:
-        """Select one output for each layer with several.
+        """Select one output for each layer that returns several.
 
         This is the first output that has a grid, reaches the score, and is not used to compute another such output.
         """

@@ -41,7 +41,7 @@ class DenoisedMaps(NamedTuple):
 
 
 def denoise(compute: Callable[[Perturb], Tensor], tolerance: float) -> DenoisedMaps:
-    """Return signed maps (N,K,...) from `compute`, with zeros for a sign that has nothing but rounding errors.
+    """Return signed maps (N,K,...) from `compute`, with zeros instead of values that are only rounding errors.
 
     `compute` gets a function, through which it has to pass all values that may be rounded. `tolerance`: the relative
     error of a value.
@@ -60,7 +60,7 @@ def denoise_method(
     peaks: Sequence[RowRanges] = (),
     checks: DeferredChecks | None = None,
 ) -> list[DenoisedMaps]:
-    """Denoise the maps of a function of activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time.
+    """Compute maps from activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time, without noise.
 
     If `checks` are passed and there is a single piece, the piece may be replaced when the checks are flushed. `peaks`:
     the pending ranges of activations and derivatives, if there are any.
@@ -116,7 +116,7 @@ def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: 
 
 
 def remove_noise(maps: Tensor, perturbed: Sequence[Tensor]) -> DenoisedMaps:
-    """Set a sign of a map to zero if its largest value is no larger than the change under perturbation."""
+    """Set the values of one sign in a map to zero if none of them is larger than the change under perturbation."""
     noise = torch.stack([(perturbed_maps - maps).flatten(2).abs().amax(2) for perturbed_maps in perturbed]).amax(0)
     low, high = torch.aminmax(maps.flatten(2), dim=2)
     peaks = torch.stack([high, -low], 2)

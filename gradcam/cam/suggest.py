@@ -217,7 +217,7 @@ def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: Gradient
 
 
 def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], paths: GradientPaths) -> list[str]:
-    """List the layers that are neither next to the output nor pooled copies in a pyramid."""
+    """List the layers that are far enough from the output, without pooled copies in a pyramid."""
     edges = {name: info[name].edge for name in names}
     return [
         name
@@ -299,9 +299,8 @@ class _SuggestionRecorder:
         def begin(tensor: Tensor) -> Tensor:
             if self.pictures is not None or tensor.shape != shape or tensor.dtype != dtype:
                 return tensor
-            copy = (
-                detach_input(tensor).requires_grad_().clone()
-            )  # Clone, because the model may change the tensor in place.
+            # Clone, because the model may change the tensor in place.
+            copy = detach_input(tensor).requires_grad_().clone()
             self.pictures = get_edge(copy)
             return copy
 

@@ -214,7 +214,7 @@ class AttentionTensors:
 
 @dataclass(frozen=True)
 class AttentionLog:
-    """All attentions of one pass in order, and the output shape of each module that contains one and returns a tensor.
+    """All attentions of one pass in order, and the output shapes of the modules that contain an attention.
 
     `tensors`: the outputs of the modules that contain the last attention, each with its version. `attention_tensors`:
     the tensors of the last attention, if an earlier pass has shown which module contains it.
