@@ -116,7 +116,11 @@ def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: 
 
 
 def remove_noise(maps: Tensor, perturbed: Sequence[Tensor]) -> DenoisedMaps:
-    """Set the values of one sign in a map to zero if none of them is larger than the change under perturbation."""
+    """Set values to zero that are only rounding errors, as the change of the maps under perturbation shows.
+
+    An entire map is set to zero if its largest magnitude is at most this change. One sign of a map is set to zero if
+    the sign's largest magnitude is at most `MAX_MINOR_SIGN_RATIO` times this change.
+    """
     noise = torch.stack([(perturbed_maps - maps).flatten(2).abs().amax(2) for perturbed_maps in perturbed]).amax(0)
     low, high = torch.aminmax(maps.flatten(2), dim=2)
     peaks = torch.stack([high, -low], 2)
