@@ -710,14 +710,14 @@ class TestEndings:
     def test_ctrl_c_ends_a_run_that_waits(self) -> None:
         code = """
 import itertools, os, time
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import InputImage
 from tests.batch.test_pipeline import INNER, Content, explain_items, noise, pixel_threads, tiny
 
 def finish(fetched, found):
     os.write(1, b"finishes\\n")  # a line at once: two threads finish
     time.sleep(0.3)
 
-items = (Item(f"{i}.png", Content(noise(0))) for i in itertools.count())
+items = (InputImage(f"{i}.png", Content(noise(0))) for i in itertools.count())
 try:
     for _ in explain_items(tiny(), INNER, items, finish=finish, batch_size=4, workers=2):
         pass

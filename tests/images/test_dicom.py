@@ -423,8 +423,8 @@ def test_pydicom_is_imported_only_for_its_files(tmp_path: Path) -> None:
     import sys
 
     program = (
-        "import sys, numpy, gradcam; from PIL import Image; from gradcam.models.preprocess import read_picture;"
-        "Image.fromarray(numpy.zeros((2, 2), 'uint16')).save(sys.argv[1]); read_picture(sys.argv[1]);"
+        "import sys, numpy, gradcam; from PIL import Image; from gradcam.models.preprocess import read_image_file;"
+        "Image.fromarray(numpy.zeros((2, 2), 'uint16')).save(sys.argv[1]); read_image_file(sys.argv[1]);"
         "print('pydicom' in sys.modules)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "a.png")]

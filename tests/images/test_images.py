@@ -588,13 +588,13 @@ def test_a_bmp_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp
 
 MEASURE = """
 import sys, pathlib
-from gradcam.models.preprocess import read_picture
+from gradcam.models.preprocess import read_image_file
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 for path in map(pathlib.Path, sys.argv[1:]):
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
-    read_picture(path)
+    read_image_file(path)
     print(status("VmHWM") - before)
 """
 EACH = {  # bytes per pixel that reading needs

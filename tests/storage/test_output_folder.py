@@ -558,9 +558,9 @@ import os, signal
 from pathlib import Path
 from gradcam.storage import run_file
 from gradcam.batch.formats.folder import OutputFolder
-from gradcam.storage.run_file import Run
+from gradcam.storage.run_file import RunSettings
 run_file.describe_versions = lambda: {describe_versions()!r}
-OutputFolder.open(Path({str(tmp_path)!r}), Run(**{vars(RUN)!r}))
+OutputFolder.open(Path({str(tmp_path)!r}), RunSettings(**{vars(RUN)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
