@@ -376,7 +376,10 @@ def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s
     many.mkdir()
     for i in range(60):
         (many / f"{i:02}.png").hardlink_to(photos / "macaw.png")
-    code = "from gradcam.batch.formats import store_folder; store_folder.FLUSH_RECORDS = 8; from gradcam.cli import main; main()"
+    code = (
+        "from gradcam.batch.formats import store_folder; store_folder.FLUSH_RECORDS = 8; "
+        "from gradcam.cli import main; main()"
+    )
     arguments = ["batch", "--device", "cpu", "many", "-o", f"{s3}/out", "--batch-size", "4"]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
