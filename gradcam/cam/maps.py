@@ -273,7 +273,7 @@ def _finish_maps(
     changed = {
         key: _join(pieces) for key, pieces in current.items() if list(map(id, pieces)) != list(map(id, original[key]))
     }
-    if changed:  # Terms cancel, so a check has replaced these pieces.
+    if changed:  # A check has replaced these maps, because terms may cancel in them.
         _require_ranges(changed, scores, checks)
     return {key: (joined.float(), _join_rounding(current[key])) for key, joined in (maps | changed).items()}
 

@@ -144,7 +144,7 @@ def suggest(
     note = (
         EARLY_NOTE.format(ordered[0]) if is_early and not best else note_on_part.format(ordered[0]) if is_part else None
     )
-    # Prefer a layer after an activation function, among the last few layers with the grid of the best one.
+    # Among the last few layers with as many cells as the best layer, prefer one after an activation function.
     best = best or ordered[:1]
     names_of_grid = [name for name in best if info[name].cells == info[best[0]].cells]
     last_edges = list(dict.fromkeys(info[name].edge for name in names_of_grid))[:MAX_LAYERS_TO_SEARCH]

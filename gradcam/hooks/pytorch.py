@@ -33,7 +33,7 @@ NONNEGATIVE_OPS = (
 )
 BINARY_OPS = ("addbackward", "mulbackward")
 WEIGHTED_OPS = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
-COPY_OPS = ("CopyBackwards", "CloneBackward0")  # Copies that recording a layer adds.
+COPY_OPS = ("CopyBackwards", "CloneBackward0")  # Copies that are added when a layer is recorded.
 OPERATION_DETAILS = ("_saved_training", "_saved_dim")  # Attributes that distinguish operations of the same name.
 PASSTHROUGH_OPS = ("CloneBackward0", "BackwardHookFunctionBackward", "torch::autograd::AccumulateGrad")
 RESHAPING_OPS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
@@ -191,7 +191,7 @@ def is_overwriting_copy(node: Node) -> bool:
 
 
 def is_copy(node: Node) -> bool:
-    """Return whether an operation is a copy, such as recording a layer adds."""
+    """Return whether an operation is a copy, such as those that are added when a layer is recorded."""
     return node.name().endswith(COPY_OPS)
 
 

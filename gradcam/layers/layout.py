@@ -392,7 +392,7 @@ class AxisResolver:
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
         """Return which of a tensor's first two axes may be the image axis; an empty list if neither can be."""
-        # The shape is ambiguous if an image, or a window folded into the rows, has as many tokens as there are images.
+        # With as many tokens, of an image or of a window folded into the image axis, as images, the shape is ambiguous.
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
             return IMAGE_AXES

@@ -32,8 +32,9 @@ ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
 def describe_place(mean: NDArray[np.floating[Any]]) -> str:
     """Describe the position of the evidence in a map (h,w).
 
-    This is the ninth of the image with at least half of the evidence, the third (row or column) with 60 %, the border
-    with 75 %, or else the whole image.
+    The image is divided into 3 x 3 parts. The position is the part that holds at least 50 % of the evidence. If there is
+    none, it is the row or column of parts that holds at least 60 %, else the border if it holds at least 75 %, else the
+    whole image.
     """
     rows, columns = (_find_thirds(length) for length in mean.shape)
     fractions = mean / mean.sum()

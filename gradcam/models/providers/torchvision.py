@@ -115,7 +115,7 @@ def find_task(name: str) -> str:
 
 
 def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
-    """Load the model with a checkpoint; `is_chosen` is True if the user named the weights `enum`."""
+    """Load the model with a checkpoint; `is_chosen` is True if the user chose the weights `enum` by name."""
     entries = {find_cache_path(entry).name: entry for entry in list_weights(name) if entry.meta.get("categories")}
     checkpoint, recognised = read_checkpoint(weights), recognise(weights, entries)
     if is_chosen and recognised is not None and entries[recognised.name] is not enum:
