@@ -35,7 +35,7 @@ BINARY_OPS = ("addbackward", "mulbackward")
 WEIGHTED_OPS = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
 COPY_OPS = ("CopyBackwards", "CloneBackward0")  # Copies that are added when a layer is recorded.
 OPERATION_DETAILS = ("_saved_training", "_saved_dim")  # Attributes that distinguish operations of the same name.
-PASSTHROUGH_OPS = ("CloneBackward0", "BackwardHookFunctionBackward", "torch::autograd::AccumulateGrad")
+PASSTHROUGH_OPS = (*COPY_OPS, "BackwardHookFunctionBackward", "AccumulateGrad")
 RESHAPING_OPS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
 # The names that `find_last_operation` gives to the operation that computed an output.
 LAST_OPERATIONS = {
@@ -197,7 +197,7 @@ def is_copy(node: Node) -> bool:
 
 def is_passthrough(node: Node) -> bool:
     """Return whether an operation passes its values on unchanged."""
-    return node.name() in PASSTHROUGH_OPS
+    return node.name().endswith(PASSTHROUGH_OPS)
 
 
 def describe_operation(node: Node) -> tuple[Any, ...]:
