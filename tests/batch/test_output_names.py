@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradcam.batch import image_results
 from gradcam.batch.image_results import ExplainRequest
 from gradcam.batch.result_names import (
     MAX_ENDING_BYTES,
@@ -276,3 +277,8 @@ def test_no_input_is_replaced(tmp_path: Path, target: Target, name: str, is_resu
         expectation = pytest.raises(OutputError, match=f"{name}: a result in .* would replace this image")
         with expectation if is_result else contextlib.nullcontext():
             check_outputs(tmp_path, inputs, plan_stems(inputs), others=extra_paths, **settings)
+
+
+def test_a_reference_image_is_recorded_with_slashes_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sep", "\\")
+    assert image_results._name_like(Like(r"photos\cat.jpg")) == "photos/cat.jpg"
