@@ -22,6 +22,17 @@ def test_importing_the_package_imports_no_torch() -> None:
     assert python("import sys, gradcam; print(sorted({'torch', 'numpy', 'cv2', 'PIL'} & set(sys.modules)))") == "[]\n"
 
 
+def test_the_core_path_is_short() -> None:
+    # It can be read in an afternoon only if it leaves out what detectors, text models and batches need.
+    code = (
+        "import pathlib, sys, torch, torchvision, gradcam\n"
+        "gradcam.explain(torchvision.models.resnet18().eval(), torch.rand(1, 3, 224, 224), 'layer4')\n"
+        "files = [module.__file__ for name, module in sys.modules.items() if name.split('.')[0] == 'gradcam']\n"
+        "print(sum(len(pathlib.Path(file).read_text('utf-8').splitlines()) for file in files))"
+    )
+    assert int(python(code)) <= 6000
+
+
 @pytest.mark.parametrize("name", sorted(set(gradcam.__all__) - {"__version__"}))
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     assert name in dir(gradcam)

@@ -19,6 +19,7 @@ from gradcam.adapters.base import (
     SegmenterAdapter,
     name_classes,
 )
+from gradcam.layers.model_names import BACKBONES, MODELING
 
 Kind = TypeVar("Kind", bound=Family)
 MAX_NESTING_DEPTH = 2  # Users wrap models, so this many levels of submodules are searched as well.
@@ -32,13 +33,11 @@ class FamilyEntry:
     family_class: str
 
 
-MODELING = r"transformers\.models\.\w+\.modeling_\w+\."
 DETECTORS = (
     "Detr|TableTransformer|Yolos|ConditionalDetr|DeformableDetr|DabDetr|LwDetr|RfDetr|RTDetr|RTDetrV2|DFine|Deimv2|"
     "OwlViT|Owlv2|GroundingDino|MMGroundingDino"
 )
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
-BACKBONES = rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)"
 
 # If several rows match a model, the first one of the requested kind counts. A user's subclass of a listed class belongs
 # to the family of the listed class.
@@ -113,9 +112,7 @@ def find_family_classes(kind: type) -> Iterator[type[Family]]:
 
 
 __all__ = [
-    "BACKBONES",
     "FAMILIES",
-    "MODELING",
     "CaptionerAdapter",
     "DetectorAdapter",
     "Embedder",

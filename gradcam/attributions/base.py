@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.deferred_checks import read_range
-from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_statistics
+from gradcam.cam.dependence_warnings import warn_of_shared_statistics
+from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import ADVICE_IN_MODEL, jacobian, translate_torch_errors
+from gradcam.hooks.autograd import jacobian, translate_torch_errors
 from gradcam.hooks.containers import Batch, detach_input, has_rows, map_tensors, take_rows, to_batch
+from gradcam.hooks.model_advice import ADVICE_IN_MODEL
 from gradcam.hooks.preserve import preserve_state
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import unwrap
@@ -215,7 +217,8 @@ def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Diffe
             "The model's processor pads images, which pixel attributions do not support: use a CAM method."
         )
     with preserve_state(bound.model) as modules, torch.enable_grad(), translate_torch_errors(INPUT_FAILURES):
-        warn_of_shared_statistics(modules, batch.images)
+        if batch.images > 1:
+            warn_of_shared_statistics(modules)
         yield DifferentiableModel(
             bound.model, modules, batch, detach_input(batch.pictures), bound.target, bound.own_output
         )

@@ -25,8 +25,9 @@ from gradcam.hooks.containers import to_batch
 from gradcam.images.files import open_replacement
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, select_layers
+from gradcam.layers.axes import AxisResolver
 from gradcam.layers.find import unwrap
-from gradcam.layers.layout import AxisResolver, find_patches
+from gradcam.layers.token_layout import find_patches
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.models.preprocess import Prepared

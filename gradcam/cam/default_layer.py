@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.forward import RecordedPass, caller_autocast, recorded_pass
-from gradcam.cam.grid import ORDER_MEASURED, find_grid, find_placed_layer
+from gradcam.cam.grid import find_grid
 from gradcam.cam.measure_layout import MisplacedError
 from gradcam.cam.suggest import OUTPUT_NOTE, find_suggestion
+from gradcam.cam.verify_layout import ORDER_MEASURED, find_placed_layer
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.containers import Batch
-from gradcam.hooks.model_facts import SIMPLE_TYPES, ModelFacts
+from gradcam.hooks.model_facts import ModelFacts
+from gradcam.hooks.model_state import SIMPLE_TYPES
 from gradcam.layers.find import find_layers
 from gradcam.layers.layout import ReshapeSpec
 from gradcam.targets.base import BoundTarget, ScoreExtractor, Target

@@ -3,167 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
-from gradcam.cam.default_layer import BLIND, DefaultLayerSearch, find_layer_with_gradient
+from gradcam.cam.explanation import Explanation
 from gradcam.cam.forward import RecordedPass, recorded_pass
-from gradcam.cam.grid import (
-    JOINS,
-    BlindPatchesError,
-    verify_places,
-    warn_of_mixed_images,
-)
+from gradcam.cam.grid import BlindPatchesError, list_unverified
+from gradcam.cam.map_collector import Key, Maps
 from gradcam.cam.maps import compute_maps
-from gradcam.cam.measure_layout import MisplacedError
-from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method, find_methods
-from gradcam.cam.postprocess import crop_to_windows, make_views, to_heatmaps_of_sizes
+from gradcam.cam.methods.table import METHODS, find_method
+from gradcam.cam.plan import Plan
+from gradcam.cam.postprocess import Views, crop_to_windows, to_heatmaps_of_sizes
 from gradcam.cam.rounding import warn_of_rounding
-from gradcam.cam.suggest import find_suggestion, reads_rows
 from gradcam.errors import (
-    ImageError,
     LayerError,
     TargetError,
-    join_names,
-    shorten,
-    warn,
 )
 from gradcam.hooks.containers import Batch, to_batch
-from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models
-from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import check_layers, find_layers, unwrap
-from gradcam.layers.frames import find_frame
-from gradcam.layers.layout import to_reshape
-from gradcam.options import DEFAULTS, ExplainOptions, fill_options, keep_old_names
-from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, Target, TargetScores, bind_target
-from gradcam.targets.classes import find_output_name, is_custom_function, is_function
+from gradcam.layers.layout import ReshapeSpec
+from gradcam.options import AUGMENTATIONS, ExplainOptions
+from gradcam.targets.base import BoundTarget, Instance, Target, TargetScores, bind_target
+from gradcam.targets.classes import is_function
 from gradcam.targets.heads import require_class_head
-
-
-@keep_old_names
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """Heatmaps of N images: K class activation maps for each image.
-
-    Volumes have (d,h,w) and (D,H,W) instead of (h,w) and (H,W). Tensors are on the images' device.
-
-    Attributes
-    ----------
-    maps : Tensor (N,K,h,w)
-        The raw output of the method, float32, at the layer's resolution. `evidence` selects the positive values, the
-        absolute values of the negative ones, or all values. If the model pads images, a map covers the image only,
-        without the padding.
-    heatmaps : Tensor (N,K,H,W)
-        The maps at the input's size, float32, each divided by its own maximum: from 0 to 1, or from -1 to 1 for signed
-        evidence. A blank map stays zero. For a list of images of different sizes, a list of N tensors (K,H,W).
-    classes : Tensor (N,K) or None
-        The explained classes, int64; None if the target was a function, a sentence or a reference image.
-    scores : Tensor (N,K)
-        The explained scores, float32. If images have different numbers of boxes, missing boxes have score NaN, class -1
-        and a blank map.
-    output : Any
-        The model's output, detached.
-    layer : str
-        The target layer's dotted name; "input" or "attention" if the method needs no layer.
-    method : str
-        The method's name.
-    evidence : str
-        "positive", "negative" or "signed".
-    instances : sequence of sequences of Instance, or None
-        The box, mask, sentence or other `gradcam.targets` object that each map of each image explains; None for classes
-        and functions.
-    detections : sequence of sequences of Instance, or None
-        All detections of the model in each image, such as its boxes.
-    reference : Explanation or None
-        The maps on the reference image, if the target is `targets.Like` with an image.
-    layout : str or None
-        The layout of the layer's output, such as "channels first" or "tokens"; None if no layer is explained.
-    output_name : str or None
-        The key or index of the explained tensor in the model's output, such as "logits" or "0"; None if the output is one
-        tensor, or the target is a function.
-
-    Examples
-    --------
-    >>> import gradcam, torch, torchvision
-    >>> model = torchvision.models.resnet18(weights=None).eval()
-    >>> explanation = gradcam.explain(model, torch.rand(2, 3, 64, 64), "layer4", target=[[1, 2, 3]] * 2)
-    >>> explanation
-    Explanation(2 image(s), 3 map(s) each, gradcam at layer4, 2 x 2 to 64 x 64, cpu)
-    >>> explanation.save("maps.npz")
-    """
-
-    maps: Tensor
-    heatmaps: Tensor
-    classes: Tensor | None
-    scores: Tensor
-    output: Any = field(repr=False)
-    layer: str
-    method: str
-    evidence: str
-    instances: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
-    detections: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
-    reference: Explanation | None = field(default=None, repr=False, kw_only=True)
-    layout: str | None = field(default=None, repr=False, kw_only=True)
-    output_name: str | None = field(default=None, repr=False, kw_only=True)
-
-    def __repr__(self) -> str:
-        images, classes = self.maps.shape[:2]
-        grid = " x ".join(map(str, self.maps.shape[2:]))
-        sizes = dict.fromkeys(" x ".join(map(str, heatmap.shape[1:])) for heatmap in self.heatmaps)
-        size = ", ".join(sizes)
-        kind = "" if self.evidence == "positive" else f"{self.evidence} evidence by "
-        return (
-            f"{type(self).__name__}({images} image(s), {classes} map(s) each, {kind}{self.method} at {self.layer}, "
-            f"{grid} to {size}, {self.maps.device})"
-        )
-
-    def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write the explanation as NumPy arrays: all of it to an ``.npz`` file, or a single map (h,w) to an ``.npy`` file.
-
-        `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
-        `method` and `evidence`. A single map has the format of `gradcam batch --save map`. The file is written completely or
-        not at all.
-
-        Parameters
-        ----------
-        path : str or path
-            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
-        i : int, default None
-            The image to save; None for all.
-        k : int, default None
-            The map of that image to save; None for all.
-
-        Raises
-        ------
-        ImageError
-            If the suffix is neither ``.npz`` nor ``.npy``, if there is no such map, or if the file cannot be written.
-
-        Examples
-        --------
-        >>> import gradcam, numpy, torch, torchvision
-        >>> model = torchvision.models.resnet18(weights=None).eval()
-        >>> explanation = gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4")
-        >>> explanation.save("map.npy", 0, 0)
-        >>> numpy.load("map.npy").shape
-        (2, 2)
-        """
-        if check_suffix(path) not in ARRAY_SUFFIXES:
-            raise ImageError(
-                f"{path}: this explanation has no image to draw on. Explain the image file: "
-                f"gradcam.load_classifier(model).explain('photo.jpg').save({os.fspath(path)!r}). Or draw one heatmap: "
-                "gradcam.overlay(image, explanation.heatmaps[0, 0], region=(top, left, height, width)). Or save it as .npz."
-            )
-        tensors = {name: getattr(self, name) for name in ("maps", "heatmaps", "classes", "scores")}
-        write_arrays(path, tensors, {name: getattr(self, name) for name in ("layer", "method", "evidence")}, i, k)
 
 
 def explain(
@@ -300,122 +169,6 @@ def check_one_map(
     return check_layers(layers)
 
 
-def compare(
-    model: nn.Module,
-    images: Any,
-    *,
-    layers: Sequence[str | nn.Module],
-    methods: Iterable[str | Method],
-    target: Any = None,
-    **options: Unpack[ExplainOptions],
-) -> dict[tuple[str, str], Explanation]:
-    """Explain with several layers and methods, all from one forward and one backward pass.
-
-    Shapley-CAM takes two more backward passes per class and layer. Methods that run the model several times do so for
-    each layer.
-
-    Parameters
-    ----------
-    model : nn.Module
-        As in `explain`.
-    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
-        As in `explain`.
-    layers : sequence of str or nn.Module
-        Layers by name or module; methods that need no layer ignore them. With `join="sum"`, the maps of all layers are
-        added.
-    methods : iterable of str or Method
-        Keys or values of `gradcam.METHODS`.
-    target : Any, default None
-        As in `explain`.
-    **options : Any
-        The options of `explain`.
-
-    Returns
-    -------
-    dict of (str, str) to Explanation
-        The explanations by layer name and method name. The key of RISE is ("input", "rise"), and that of an attention
-        method is ("attention", name). Joined layers have a name such as "layer3 + layer4". A layer without gradient has
-        blank maps, with a warning.
-
-    Raises
-    ------
-    GradcamError
-        As in `explain`.
-
-    Examples
-    --------
-    >>> import gradcam, torch, torchvision
-    >>> model = torchvision.models.resnet18(weights=None).eval()
-    >>> explanations = gradcam.compare(
-    ...     model, torch.rand(1, 3, 64, 64), layers=["layer3", "layer4"], methods=["gradcam", "layercam"]
-    ... )
-    >>> [f"{method} at {layer}" for layer, method in explanations]
-    ['gradcam at layer3', 'layercam at layer3', 'gradcam at layer4', 'layercam at layer4']
-    """
-    plan = Plan.of(find_methods(methods), target, options, "compare")
-    if plan.needs_layers:
-        check_layers(layers)
-    return execute_plan(model, images, layers, plan)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A checked request: what to explain and how, as in `explain`.
-
-    Without `methods`, the target's default method is used. `prefers_signed`: use signed evidence if that method
-    supports it. `methods_for_places` replace `methods` if the score of a target function reads positions in the output,
-    which pooling would lose.
-    """
-
-    methods: Sequence[Method] = (METHODS["gradcam"],)
-    target: Any = None
-    options: ExplainOptions = field(default_factory=DEFAULTS.copy)
-    prefers_signed: bool = False
-    methods_for_places: Sequence[Method] = ()
-
-    @classmethod
-    def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **fields: Any) -> Self:
-        """Return a plan after all checks that need no model.
-
-        Raises `GradcamError` for unknown names and unsupported combinations, and `TypeError` as a call of `function`
-        would.
-        """
-        filled = fill_options(options, function)
-        smoothed = apply_smoothing(methods, filled["smoothing"])
-        if filled["join"] is not None and filled["join"] not in JOINS:
-            raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
-        check_evidence(filled["evidence"], smoothed)
-        return cls(smoothed, target, filled | {"reshape": to_reshape(filled["reshape"])}, **fields)
-
-    def complete(self, method: str) -> Plan:
-        """Return the plan with this method if it has none. Raises `GradcamError` as `of` does."""
-        if self.methods:
-            return self
-        methods, options = apply_smoothing([METHODS[method]], self.options["smoothing"]), self.options
-        if self.prefers_signed and methods[0].is_signed:
-            options = options | {"evidence": "signed"}
-        check_evidence(options["evidence"], methods)
-        for_places = (
-            apply_smoothing([METHODS[LOCAL_METHOD]], options["smoothing"]) if is_custom_function(self.target) else ()
-        )
-        return replace(self, methods=methods, options=options, methods_for_places=for_places)
-
-    @property
-    def needs_layers(self) -> bool:
-        return any(method.has_layer for method in self.methods)
-
-    @property
-    def grad_order(self) -> int:
-        """Return how often the layers after the target layers are differentiated."""
-        if any("curvatures" in method.needs for method in self.methods):
-            return 2
-        return 1 if any(method.needs for method in self.methods) else 0
-
-    @property
-    def runs_again(self) -> bool:
-        return any(method.runs_again for method in self.methods)
-
-
 def execute_plan(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
@@ -438,6 +191,8 @@ def execute_plan(
         positive, reshape = all(method.assumes_positive for method in plan.methods), plan.options["reshape"]
         if callable(reshape):
             raise LayerError("reshape is a function of one layer's tensor: name that layer.")
+        from gradcam.cam.default_layer import DefaultLayerSearch
+
         search = DefaultLayerSearch(model, bound, facts, reshape, positive)
         return search.explain(
             lambda bound, layer, recording: _explain_at(model, bound, [layer], plan, facts, **recording)
@@ -451,6 +206,9 @@ def execute_plan(
     try:
         return _explain_at(model, bound, layers, plan, facts, verify="guesses" if has_named_layers else "all")
     except BlindPatchesError as error:
+        from gradcam.cam.default_layer import BLIND, find_layer_with_gradient
+        from gradcam.cam.suggest import find_suggestion
+
         advice = BLIND
         with contextlib.suppress(Exception):  # The model may raise any error in a second run.
             suggestion = find_suggestion(bound.model, bound.batch, bound.target)
@@ -475,59 +233,39 @@ def _explain_at(
     `verify`: which layouts are measured; "strictly" measures all, and raises `MisplacedError` instead of warning.
     `on_recorded` is called with the recorded pass. `from_images`: as in `recorded_pass`.
     """
-    batch, options = bound.batch, plan.options
+    options = plan.options
     outlets = find_layers(model, layers) if layers or plan.needs_layers else []
-    views = make_views(batch, options["augmentation"], bound.target)
-    budget, log = RerunBudget(views.batch, options["memory_budget"], options["progress"]), AttentionLog()
-    inputs = views.batch.copy() if plan.runs_again else views.batch
-    settings: dict[str, Any] = {
-        "grad_order": plan.grad_order,
-        "facts": facts,
-        "from_images": from_images,
+    views = _make_views(bound, options["augmentation"])
+    inputs, budget, log = views.batch, None, None
+    settings: dict[str, Any] = {"grad_order": plan.grad_order, "facts": facts, "from_images": from_images}
+    if plan.runs_again:
+        from gradcam.cam.methods.attention_capture import AttentionLog
+        from gradcam.hooks.memory import RerunBudget
+
+        budget, log = RerunBudget(inputs, options["memory_budget"], options["progress"]), AttentionLog()
+        inputs = inputs.copy()
         # These contexts observe the recorded pass, for methods that run the model again or follow attention.
-        "contexts": [budget.measured({outlet.module for outlet in outlets})] if plan.runs_again and outlets else [],
-    }
-    if any(method.place == "attention" for method in plan.methods):
-        settings["contexts"].append(log.record(model))
+        contexts = [budget.measured({outlet.module for outlet in outlets})] if outlets else []
+        if any(method.place == "attention" for method in plan.methods):
+            contexts.append(log.record(model))
+        settings["contexts"] = contexts
     with recorded_pass(bound.model, inputs, outlets, views.target, **settings) as recorded:
         if on_recorded is not None:
             on_recorded(recorded)
         if verify != "nothing" and outlets and recorded.frame is None and not recorded.images_changed:
-            problem = verify_places(recorded, options["reshape"], includes_certain=verify != "guesses")
-            if problem is not None and verify == "strictly":
-                raise MisplacedError(problem)
-            if problem is not None:
-                warn(problem)
-        warn_of_mixed_images(recorded)
-        if plan.methods_for_places and not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
-            plan = replace(plan, methods=plan.methods_for_places)
+            _verify_layouts(recorded, options["reshape"], verify)
+        if views.batch.images > 1:
+            from gradcam.cam.independence import warn_of_mixed_images
+
+            warn_of_mixed_images(recorded)
+        if plan.methods_for_places:
+            from gradcam.cam.suggest import reads_rows
+
+            if not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
+                plan = replace(plan, methods=plan.methods_for_places)
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
-        scored, evidence, explanations = recorded.scored, options["evidence"], {}
-        output = recorded.output if bound.own_output is None else bound.own_output(recorded.output)
-        classes = None if scored.classes is None else views.first(scored.classes).to(batch.device)
-        shared = {"output": views.first_of(output), "evidence": evidence, "classes": classes}
-        sizes = batch.sizes
-        is_single = isinstance(recorded.output, Tensor)
-        logits = None if is_single else scored.logits
-        shared["output_name"] = None if logits is None else find_output_name(recorded.output, logits)
-        detections = None if bound.list_found is None else bound.list_found(recorded.output)
-        shared["detections"], shared["instances"] = (
-            _move_instances(rows, batch) for rows in (detections, scored.instances)
-        )
-        gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
-        for (layer, method), method_maps in maps.items():
-            levels = (
-                _blank_constant_scores(method_maps.levels, scored) if method in gradient_methods else method_maps.levels
-            )
-            values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
-            if method_maps.rounding_mask is not None:
-                warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
-            heatmaps = to_heatmaps_of_sizes(values, sizes, signed=evidence == "signed", device=batch.device)
-            scores = _mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored)
-            fields: dict[str, Any] = {"maps": values.to(batch.device), "heatmaps": heatmaps, "scores": scores}
-            fields["layout"] = _name_layout(recorded, layer)
-            explanations[layer, method] = Explanation(layer=layer, method=method, **fields, **shared)
-        reference_inputs = None if bound.mirror is None else bound.mirror(scored)
+        explanations = _make_explanations(maps, recorded, bound, views, plan)
+        reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
     if "_cache" in vars(facts):  # A fact was looked up.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
@@ -535,6 +273,64 @@ def _explain_at(
         explanations = {
             key: replace(explanation, reference=references.get(key)) for key, explanation in explanations.items()
         }
+    return explanations
+
+
+def _make_views(bound: BoundTarget, augmentation: str) -> Views:
+    if augmentation == "none":
+        return Views(bound.batch, AUGMENTATIONS["none"], bound.target)
+    from gradcam.cam.views import make_views
+
+    return make_views(bound.batch, augmentation, bound.target)
+
+
+def _verify_layouts(recorded: RecordedPass, reshape: ReshapeSpec, verify: str) -> None:
+    unverified = list_unverified(recorded, reshape, includes_certain=verify != "guesses")
+    if unverified:
+        from gradcam.cam.verify_layout import verify_places
+
+        verify_places(recorded, unverified, is_user_layout=reshape is not None, strict=verify == "strictly")
+
+
+def _make_explanations(
+    maps: Mapping[Key, Maps], recorded: RecordedPass, bound: BoundTarget, views: Views, plan: Plan
+) -> dict[Key, Explanation]:
+    """Turn maps into explanations: select the evidence, average the views, crop to the images, and resize."""
+    batch, scored, evidence = bound.batch, recorded.scored, plan.options["evidence"]
+    output_name = None
+    if not isinstance(recorded.output, Tensor) and scored.logits is not None:
+        from gradcam.targets.output_heads import find_output_name
+
+        output_name = find_output_name(recorded.output, scored.logits)
+    output = recorded.output if bound.own_output is None else bound.own_output(recorded.output)
+    detections = None if bound.list_found is None else bound.list_found(recorded.output)
+    shared: dict[str, Any] = {
+        "output": views.first_of(output),
+        "evidence": evidence,
+        "classes": None if scored.classes is None else views.first(scored.classes).to(batch.device),
+        "output_name": output_name,
+        "detections": _move_instances(detections, batch),
+        "instances": _move_instances(scored.instances, batch),
+    }
+    sizes, explanations = batch.sizes, {}
+    gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
+    for (layer, method), method_maps in maps.items():
+        levels: Sequence[Tensor] = method_maps.levels
+        if scored.settled is not None and method in gradient_methods:  # Blank the maps of constant scores.
+            levels = [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
+        values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
+        if method_maps.rounding_mask is not None:
+            warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
+        heatmaps: Any = to_heatmaps_of_sizes(values, sizes, signed=evidence == "signed", device=batch.device)
+        explanations[layer, method] = Explanation(
+            maps=values.to(batch.device),
+            heatmaps=heatmaps,
+            scores=_mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored),
+            layer=layer,
+            method=method,
+            layout=_name_layout(recorded, layer),
+            **shared,
+        )
     return explanations
 
 
@@ -549,6 +345,8 @@ def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str
     """Crop maps to each image, if the image fills only a part of the area that layers cover."""
     frame, batch = recorded.frame, recorded.batch
     if layer == "input":  # Maps at the input cover the caller's images, however the model resizes them.
+        from gradcam.layers.frames import find_frame
+
         frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
     return levels if frame is None or frame.is_whole else [crop_to_windows(level, frame) for level in levels]
 
@@ -562,13 +360,6 @@ def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> 
     return [
         [instance.moved(window, (0, 0, size[0], size[1]), size) for instance in row] for row, window, size in triples
     ]
-
-
-def _blank_constant_scores(levels: Sequence[Tensor], scored: TargetScores) -> Sequence[Tensor]:
-    """Set maps (N,K,h,w) to zero where the score is constant."""
-    if scored.settled is None:
-        return levels
-    return [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
 
 
 def _mask_missing_scores(scores: Tensor, scored: TargetScores) -> Tensor:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from gradcam.cam.deferred_checks import DeferredChecks
-from gradcam.errors import ImageError, LayerError, ModelError, warn
+from gradcam.errors import ImageError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import (
     ADVICE_AFTER_LAYER,
@@ -31,43 +29,23 @@ from gradcam.hooks.autograd import (
     translate_torch_errors,
 )
 from gradcam.hooks.containers import (
-    QUANTISED_ADVICE,
     Batch,
     detach_input,
-    floating_tensors_by_keys,
-    is_quantised,
     list_tensors,
     version_of,
 )
-from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off
+from gradcam.hooks.hooks import Hooks, TargetLayer
 from gradcam.hooks.model_facts import ModelFacts
 from gradcam.hooks.preserve import plain_attention, preserve_state
-from gradcam.layers.find import LayerRef, find_layer, list_layers_with_grid
-from gradcam.layers.frames import DETECTION_TRANSFORM_MODULE, Frame, find_frame, watch_frames
-from gradcam.layers.layout import AxisResolver, IndexLayout, Layout, find_patches, take_image
+from gradcam.layers.find import LayerRef
+from gradcam.layers.layout import Layout
+from gradcam.layers.model_names import DETECTION_TRANSFORM_MODULE
 from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import compute_scores
 
-DEPENDENT = (
-    "The images of this batch depend on one another in the model (for example, by batch norm without running statistics): "
-    "each heatmap depends on the other images. To avoid this, explain the images one by one."
-)
-
-
-def warn_of_shared_statistics(modules: Iterable[nn.Module], images: int) -> None:
-    """Warn if a batch norm has no running statistics, because it then uses those of the whole batch."""
-    if images > 1 and _share_statistics(modules):
-        warn(DEPENDENT)
-
-
-def _share_statistics(modules: Iterable[nn.Module]) -> bool:
-    return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in modules)
-
-
-def warn_of_dependence(modules: Iterable[nn.Module]) -> None:
-    """Warn that images depend on one another, unless `warn_of_shared_statistics` has warned already."""
-    if not _share_statistics(modules):
-        warn(DEPENDENT)
+if TYPE_CHECKING:
+    from gradcam.layers.frames import Frame
+    from gradcam.layers.reshape import IndexLayout
 
 
 @dataclass(frozen=True)
@@ -173,8 +151,11 @@ def recorded_pass(
     tensors are saved for this graph.
     """
     with preserve_state(model) as modules, translate_torch_errors(ADVICE_AFTER_LAYER), contextlib.ExitStack() as stack:
-        _reject_frames_first(batch, modules)
-        warn_of_shared_statistics(modules, batch.images)
+        reject_frames_first(batch, modules)
+        if batch.images > 1:
+            from gradcam.cam.dependence_warnings import warn_of_shared_statistics
+
+            warn_of_shared_statistics(modules)
         if grad_order > 1:
             stack.enter_context(plain_attention())
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
@@ -191,13 +172,21 @@ def recorded_pass(
             inputs, image_edge = batch.copy(detach_input), None
             if from_images:
                 layers = {outlet.module for outlet in outlets} if grad_order else set()
-                inputs, image_edge = hooks.enter_context(_record_from_images(inputs, layers))
+                from gradcam.cam.graph_recording import record_from_images
+
+                inputs, image_edge = hooks.enter_context(record_from_images(inputs, layers))
             elif grad_order == 0:
+                from gradcam.cam.graph_recording import turn_off_after_layers
+
                 hooks.enter_context(
-                    _turn_off_after_layers({outlet.module: recorders[outlet.name] for outlet in outlets})
+                    turn_off_after_layers({outlet.module: recorders[outlet.name] for outlet in outlets})
                 )
             version = version_of(batch.pictures)
-            frames = watch_frames(modules, hooks.enter_context(Hooks())) if has_frames else []
+            frames: list[Frame] = []
+            if has_frames:
+                from gradcam.layers.frames import watch_frames
+
+                frames = watch_frames(modules, hooks.enter_context(Hooks()))
             with contextlib.ExitStack() as run_stack:
                 for context in contexts:
                     run_stack.enter_context(context)
@@ -221,9 +210,12 @@ def recorded_pass(
         # Maps are computed without autocast, which would make products half as precise.
         autocast = caller_autocast(device)
         with torch.no_grad(), pytorch.without_autocast(device):
-            fills_canvas = not frames and batch.windows is None and batch.listed is None
-            frame = None if fills_canvas else find_frame(batch, frames)
-            batch = batch if frame is None else replace(batch, size=frame.canvas)
+            frame = None
+            if frames or batch.windows is not None or batch.listed is not None:
+                from gradcam.layers.frames import find_frame
+
+                frame = find_frame(batch, frames)
+                batch = batch if frame is None else replace(batch, size=frame.canvas)
             yield RecordedPass(
                 activations, outlet_by_name, names_by_layer, output, scored, model, modules, batch, autocast, frame,
                 facts=facts or ModelFacts(model), image_edge=image_edge, images_changed=images_changed,
@@ -245,7 +237,7 @@ def _collect_tensors(
     return activations, outlet_by_name, names_by_layer
 
 
-def _reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
+def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
     """Raise `ImageError` if frames come before channels, because frames would be taken for the depth of a volume."""
     convolutions = [module for module in modules if isinstance(module, _ConvNd)] if len(batch.size) == 3 else []
     channels = batch.pictures.shape[1]
@@ -261,116 +253,3 @@ def _reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
             f"The images are {tuple(batch.pictures.shape)}, with frames before channels: pass frames.transpose(1, 2), and "
             "wrap the model in a module whose forward(clips) returns model(clips.transpose(1, 2))."
         )
-
-
-@contextlib.contextmanager
-def _record_from_images(batch: Batch, layers: Collection[nn.Module]) -> Iterator[tuple[Batch, Edge | None]]:
-    """Record a graph that starts at the images; yield the batch to run, and the edge where its images enter the graph.
-
-    Tensors are saved for the graph once one of the modules `layers` has run. If there are no layers, only the graph
-    itself is recorded.
-    """
-    saves = False
-
-    def pack(tensor: Tensor) -> tuple[Tensor, int] | None:
-        if saves and tensor.is_inference():
-            # PyTorch raises this error itself, but not with saved-tensor hooks.
-            raise RuntimeError("Inference tensors cannot be saved for backward.")
-        # Detach the tensor, because a node that held its own output would never be freed.
-        return (tensor.detach(), version_of(tensor)) if saves else None
-
-    def unpack(packed: tuple[Tensor, int]) -> Tensor:
-        tensor, version = packed
-        if version_of(tensor) != version:  # PyTorch itself detects this only without saved-tensor hooks.
-            raise RuntimeError("a saved tensor has been modified by an inplace operation")
-        return tensor
-
-    def start_saving(*_: object) -> None:
-        nonlocal saves
-        saves = True
-
-    with Hooks() as hooks, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        for module in layers:
-            hooks.after_forward(module, start_saving)
-        torch.set_grad_enabled(True)  # Grad mode stays on until the target layers' contexts end.
-        images = batch.pictures.requires_grad_().clone()  # Clone, because the model may change the tensor in place.
-        yield batch.copy(lambda tensor: tensor, pictures=images), get_edge(images)
-
-
-@contextlib.contextmanager
-def _turn_off_after_layers(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[None]:
-    """Turn grad mode off again after each layer that turned it on.
-
-    Grad mode stays on after a layer with several output tensors, because the graph has to show on which of them the
-    score depends.
-    """
-
-    def turn_off(module: nn.Module, *_: object) -> None:
-        if not recorders[module].has_several_outputs:
-            torch.set_grad_enabled(False)
-
-    with grad_mode_off(), Hooks() as hooks:
-        for layer in recorders:
-            hooks.after_forward(layer, turn_off)
-        yield
-
-
-def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
-    """Return the names of the layers that run once and return a grid, the last to finish first."""
-    names: list[str] = []
-    if batch.images > 1:
-        # If an error is not due to the batch size, the pass of the whole batch raises it again.
-        with contextlib.suppress(Exception):
-            names = search_batch_for_layers(model, take_image(batch), reshape)
-    names = names or search_batch_for_layers(model, batch, reshape)
-    if not names:
-        if is_quantised(model):
-            raise ModelError(f"{type(model).__name__} computes with {QUANTISED_ADVICE}")
-        is_graph = isinstance(model, torch.fx.GraphModule)
-        hint = " For an exported program, explain torch.export.unflatten(program)." if is_graph else ""
-        raise LayerError(
-            f"No default layer with a spatial grid{'' if reshape is None else f' that fits reshape={reshape!r}'} was found "
-            f"in {type(model).__name__}. Name the layer to explain, with reshape= if its output is not (N,C,h,w)."
-            f"{hint}"
-        )
-    return names
-
-
-def search_batch_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
-    """Return the layers of `find_layers_with_grid` from one pass of this batch; an empty list if there are none.
-
-    A second pass with other texts excludes layers of text tokens.
-    """
-    with preserve_state(model) as modules:
-        _reject_frames_first(batch, modules)
-        names = list_layers_with_grid(model, batch.copy(detach_input), reshape)
-    axes = AxisResolver(model, batch, find_patches(model.modules()))
-    if reshape is not None or not axes.text_lengths:
-        return names
-    shapes, layers = axes.plain, {name: find_layer(model, name).module for name in names}
-    return [name for name in names if not axes.holds_text(shapes.get(layers[name], [()])[0], layers[name])]
-
-
-def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[LayerRef]) -> dict[str, Tensor]:
-    """Return one output tensor of each layer for a batch, by name.
-
-    If a layer returns several tensors, it is the first floating-point one.
-    """
-    outputs: dict[str, Tensor] = {}
-    runs: Counter[nn.Module] = Counter()
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        for outlet in outlets:
-            if outlet.module is module and outlet.run in (None, runs[module]):
-                tensors_by_keys = floating_tensors_by_keys(output)
-                keys = next((keys for keys in tensors_by_keys if keys[: len(outlet.keys)] == outlet.keys), None)
-                if keys is not None:
-                    # Clone, because the next layer may change the tensor in place.
-                    outputs[outlet.name] = tensors_by_keys[keys].clone()
-        runs[module] += 1
-
-    with preserve_state(model), grad_mode_off(), Hooks() as hooks:
-        for module in {outlet.module for outlet in outlets}:
-            hooks.after_forward(module, record)
-        batch.copy(detach_input).run(model)
-    return outputs

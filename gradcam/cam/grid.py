@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
-from gradcam.cam.forward import RecordedPass, record_outputs, warn_of_dependence
-from gradcam.cam.measure_layout import MIN_RESPONSES, MisplacedError, PlacedLayer, Probe, count_responses, run_changed
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import find_dependence, no_dependence_error
-from gradcam.hooks.containers import Batch, to_batch
+from gradcam.hooks.containers import Batch
 from gradcam.hooks.model_facts import ModelFacts
-from gradcam.layers.find import LayerRef, find_layer
-from gradcam.layers.layout import (
-    MAX_PREFIX_OF_GIVEN_GRID,
-    AxisResolver,
-    IndexLayout,
-    Layout,
-    ReshapeSpec,
-    find_patches,
-    find_rival_layouts,
-    is_guess,
-    list_token_layouts,
-    order_key,
-    probe_layout,
-    take_image,
-)
+from gradcam.layers.find import LayerRef
+from gradcam.layers.layout import Layout, find_map_layout, is_guess
 
-TEXT_TOKENS = (
-    "of text tokens, or of text and image tokens together, which form no grid on the image. Choose a layer of the image "
-    "encoder."
-)
+if TYPE_CHECKING:
+    from gradcam.cam.forward import RecordedPass
+    from gradcam.layers.layout import ReshapeSpec
+    from gradcam.layers.reshape import IndexLayout
+
 JOINS = ("sum",)
+MIN_GRADIENT = 1e-35  # Float32 ends at 1e-38, so products with smaller gradients have few digits.
 # Models in which a layout was wrong and has been corrected. Other layouts may be wrong too, so layers that the user
 # names are measured like default layers.
-_corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-MIN_GRADIENT = 1e-35  # Float32 ends at 1e-38, so products with smaller gradients have few digits.
-ORDER_MEASURED = "a token order was measured"  # A key of `ModelFacts`.
-ATTENTION_WEIGHTS = (
-    "whose rows sum to 1: attention weights between tokens, not a feature map. Choose the block around this layer, "
-    "or an attention method such as 'rollout'."
-)
+corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -134,65 +115,40 @@ def find_output_layout(
     """
     layer, module, facts = outlet.name, outlet.module, facts or ModelFacts(model)
     if callable(reshape):
+        from gradcam.layers.reshape import probe_layout
+
         return probe_layout(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
-    axes = AxisResolver(model, batch, find_patches(model.modules()) if len(shape) == 3 else (), facts)
-    layout = axes.find_layout(shape, module, reshape)
+    if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # tokens of the image, of a text, or of both
+        from gradcam.layers.axes import AxisResolver
+        from gradcam.layers.token_layout import find_patches
+
+        patches = find_patches(model.modules()) if len(shape) == 3 else ()
+        layout = AxisResolver(model, batch, patches, facts).find_layout(shape, module, reshape)
+    else:
+        layout = find_map_layout(shape, batch.size, module, batch.images, reshape=reshape)
     if layout is None and reshape is None:
+        from gradcam.cam.measure_layout import choose_layout_by_response
+
         key = ("layout", layer, shape, batch.size, find_route())
         layout = facts.remember(key, lambda: (choose_layout_by_response(shape, outlet, batch, model),))[0]
-    if layout is None:
-        is_text = reshape is None and axes.holds_text(shape, module)
-        is_folded = reshape is None and not axes.image_axes(shape, module)
-        reason = (
-            TEXT_TOKENS
-            if is_text
-            else _explain_folded_batch(batch)
-            if is_folded
-            else _explain_missing_grid(shape, batch, reshape)
-        )
-        raise LayerError(f"Layer '{layer}' gives {shape} {reason}")
-    if (
-        reshape is None
-        and len(shape) > 3
-        and is_guess(layout, module, shape, batch.size)
-        and are_attention_weights(activations)
-    ):
-        raise LayerError(f"Layer '{layer}' gives {shape} {ATTENTION_WEIGHTS}")
+    if layout is None or (reshape is None and len(shape) > 3 and is_guess(layout, module, shape, batch.size)):
+        from gradcam.cam.grid_errors import require_grid
+
+        layout = require_grid(layout, outlet, activations, batch, reshape=reshape, model=model, facts=facts)
     return layout
 
 
-def are_attention_weights(activations: Tensor) -> bool:
-    """Return whether the rows sum to 1, as after a softmax: such attention weights are not a feature map."""
-    if activations.is_meta or activations.shape[-1] == 1:
-        return False
-    tolerance = 2e-2 if activations.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    rows = activations.detach().float()
-    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < tolerance).all())
+def list_unverified(
+    recorded: RecordedPass, reshape: ReshapeSpec = None, *, includes_certain: bool = False
+) -> list[tuple[str, str, Layout | IndexLayout]]:
+    """Return the layer, the tensor's name and the layout of recorded tensors whose layout has to be measured.
 
-
-def choose_layout_by_response(
-    shape: tuple[int, ...], outlet: LayerRef, batch: Batch, model: nn.Module
-) -> Layout | None:
-    """Return the layout of an output whose cells respond in the right places; None unless exactly one is best."""
-    if shape[0] != batch.images or batch.pictures.is_meta:
-        return None
-    patches = find_patches(model.modules()) if len(shape) == 3 else ()
-    layouts = find_rival_layouts(shape, outlet.module, batch.size, patches)
-    layouts = [layout for layout in layouts if PlacedLayer(outlet, shape, layout).is_measurable(batch)]
-    placed = {str(number): PlacedLayer(outlet, shape, layout) for number, layout in enumerate(layouts)}
-    counts = [count or 0 for count in (count_responses(model, batch, placed).values() if placed else ())]
-    best = [layout for layout, count in zip(layouts, counts) if count >= MIN_RESPONSES and count == max(counts)]
-    return best[0] if len(best) == 1 else None
-
-
-def verify_places(recorded: RecordedPass, reshape: ReshapeSpec = None, *, includes_certain: bool = False) -> str | None:
-    """Measure whether the cells of the recorded layers lie where their layouts say, and correct the layouts.
-
-    Return the problem of a layer for which no layout fits, or None. Each layer is measured once. Layers whose layout is
-    certain are measured only if `includes_certain` is True.
+    Layers whose layout is certain are only included if `includes_certain` is True, or if another layout of this model
+    was wrong.
     """
-    includes_certain = includes_certain or recorded.facts.model in _corrected_models
+    includes_certain = includes_certain or recorded.facts.model in corrected_models
+    unverified = []
     for layer, names in recorded.names_by_layer.items():
         # Not every tensor of a layer has to have a grid.
         for name in names if len(names) == 1 or includes_certain else ():
@@ -203,183 +159,11 @@ def verify_places(recorded: RecordedPass, reshape: ReshapeSpec = None, *, includ
                 if len(names) == 1:
                     raise
                 continue
-            outlet, shape = recorded.outlets[name], tuple(activations.shape)
-            is_certain = isinstance(layout, Layout) and not is_guess(layout, outlet.module, shape, recorded.batch.size)
-            if is_certain and not includes_certain:
-                continue
-            placed = PlacedLayer(outlet, shape, layout, reshape is not None)
-            measured = _recall_layout(placed, activations, recorded, recorded.tail.route)
-            if isinstance(measured, str):
-                return describe_misplacement(layer, measured)
-            recorded.layouts[name] = measured
-    return None
-
-
-def find_order(outlet: LayerRef, layout: Layout, activations: Tensor, recorded: RecordedPass) -> tuple[int, ...] | None:
-    """Return the indices of the tokens that are cells, in the order of the cells; warn if no order fits.
-
-    The order is measured once. None means that the cells are consecutive tokens, as the layout assumes.
-    """
-    key = order_key(layout, activations.shape, recorded.batch.size)
-    measured: Layout | IndexLayout | str | None = recorded.facts.get(key)
-    if measured is None and recorded.frame is None and not recorded.images_changed:
-        measured = _recall_layout(PlacedLayer(outlet, tuple(activations.shape), layout), activations, recorded)
-        if isinstance(measured, str):
-            warn(describe_misplacement(outlet.name, measured))
-    return measured.order if isinstance(measured, Layout) else layout.order
-
-
-def warn_of_mixed_images(recorded: RecordedPass) -> None:
-    """Warn if a layer's output for one image depends on the other images of the batch.
-
-    A backward pass to the layer does not show this dependence. So each image runs alone, once for each model and its
-    layers, and again for larger batches.
-    """
-    batch = recorded.batch
-    if batch.images == 1 or not recorded.outlets or recorded.frame is not None or recorded.images_changed:
-        return
-    key = ("mixed", tuple(recorded.outlets), batch.size)
-    # The cache holds the largest number of images so far that did not depend on one another.
-    if batch.images <= (recorded.facts.get(key) or 1):
-        return
-    if recorded.facts.remember((*key, batch.images), lambda: _are_mixed(recorded)):
-        warn_of_dependence(recorded.modules)
-    else:
-        recorded.facts.set(key, batch.images)
-
-
-def _are_mixed(recorded: RecordedPass) -> bool:
-    batch, tolerance, outlets = recorded.batch, 8 * recorded.tolerance, list(recorded.outlets.values())
-    for image in range(batch.images):
-        alone = run_changed(recorded.model, take_image(batch, image), outlets, recorded.autocast)
-        for name, activations in alone.items():
-            together = recorded.activations[name].detach()
-            axis = next((axis for axis in (0, 1) if together.shape[axis : axis + 1] == (batch.images,)), None)
-            if axis is None or together.shape[:axis] + together.shape[axis + 1 :] != (
-                activations.shape[:axis] + activations.shape[axis + 1 :]
-            ):
-                continue  # The rows of this output are not the images.
-            difference = (together.select(axis, image) - activations.select(axis, 0)).abs().amax()
-            if difference > tolerance * activations.abs().amax():
-                return not _is_random(recorded, take_image(batch, image), outlets, alone)
-    return False
-
-
-def _is_random(recorded: RecordedPass, batch: Batch, outlets: list[LayerRef], outputs: Mapping[str, Tensor]) -> bool:
-    """Return whether the outputs depend on random numbers, which are different for an image that runs alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        repeated = run_changed(recorded.model, batch, outlets, recorded.autocast)
-    return any(name in repeated and not torch.equal(tensor, repeated[name]) for name, tensor in outputs.items())
-
-
-def _recall_layout(
-    placed: PlacedLayer, activations: Tensor, recorded: RecordedPass, route: Hashable = None
-) -> Layout | IndexLayout | str:
-    """Return the measured layout, or a description of the problem if no layout fits.
-
-    The result is cached. A corrected layout is also used for other layers with as many tokens.
-    """
-    if not placed.is_measurable(recorded.batch):
-        return placed.layout
-
-    def measure() -> Layout | IndexLayout | str | None:
-        try:
-            probe = Probe(placed, activations, recorded.batch, recorded.model, recorded.autocast)
-            layout = probe.measure_layout()
-        except MisplacedError as error:
-            return str(error)
-        return None if layout is placed.layout else layout
-
-    measured = recorded.facts.remember(placed.cache_key(recorded.batch, route), lambda: (measure(),))[0]
-    if measured is not None and not isinstance(measured, str):
-        _corrected_models.add(recorded.facts.model)
-        recorded.facts.set(order_key(placed.layout, placed.shape, recorded.batch.size), measured)
-        recorded.facts.set(ORDER_MEASURED, True)
-    return measured or placed.layout
-
-
-def find_placed_layer(
-    model: nn.Module, batch: Batch, names: Sequence[str], facts: ModelFacts, autocast: torch.dtype | None
-) -> str | None:
-    """Return the first of these layers whose cells respond where the image changes; None if there is none."""
-    outlets = [find_layer(model, name) for name in names]
-    outputs = run_changed(model, batch.copy(), outlets, autocast)
-    for outlet in outlets:
-        with contextlib.suppress(LayerError, MisplacedError, KeyError):
-            activations = outputs[outlet.name]
-            layout = find_output_layout(outlet, activations, batch, model=model, facts=facts)
-            placed = PlacedLayer(outlet, tuple(activations.shape), layout)
-            if placed.is_measurable(batch):
-                Probe(placed, activations, batch, model, autocast).measure_layout()
-                return outlet.name
-    return None
-
-
-def describe_misplacement(layer: str, problem: str) -> str:
-    """Return the warning about a map whose cells do not respond in the right places."""
-    return (
-        f"The heatmap at layer '{layer}' may be misplaced: {problem}. Choose another layer, or pass the grid of this "
-        "layer's output with reshape=."
-    )
-
-
-def find_misplacement(model: nn.Module, images: Tensor, layer: str, reshape: ReshapeSpec = None) -> str | None:
-    """Return a warning if a layer's cells do not respond in the right places, for images (N,C,H,W); None otherwise.
-
-    Raises as `find_output_layout` does.
-    """
-    batch, outlet = to_batch(images), find_layer(model, layer)
-    activations = record_outputs(model, batch, [outlet])[outlet.name]
-    layout = find_output_layout(outlet, activations, batch, model=model, reshape=reshape)
-    placed = PlacedLayer(outlet, tuple(activations.shape), layout)
-    if not placed.is_measurable(batch) or not placed.is_guess(batch):
-        return None
-    try:
-        Probe(placed, activations, batch, model).measure_layout()
-    except MisplacedError as error:
-        return describe_misplacement(layer, str(error))
-    return None
-
-
-def _explain_missing_grid(shape: tuple[int, ...], batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
-    size = " x ".join(map(str, batch.size))
-    if reshape is not None:
-        misfit = f"but reshape={reshape!r} does not fit this output"
-        return f"for {batch.images} image(s) of {size}, {misfit}: {_suggest_reshape(shape, batch)}"
-    if batch.images not in shape[:2] or (batch.images != shape[0] and len(shape) != 3):
-        return _explain_folded_batch(batch)
-    if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
-        return (
-            f"for images of {size}, but the spatial grid of this output is ambiguous: {_suggest_reshape(shape, batch)}"
-        )
-    return f"for images of {size}, but this output has no spatial grid: choose a layer before pooling and flattening."
-
-
-def _explain_folded_batch(batch: Batch) -> str:
-    return (
-        f"for {batch.images} image(s): its first axis is not the batch, so no heatmap can be assigned to an image. Choose a "
-        "layer outside the part of the model that reshapes the batch."
-    )
-
-
-def _suggest_reshape(shape: tuple[int, ...], batch: Batch) -> str:
-    cells = ", ".join("dhw"[-len(batch.size) :])
-    function = f"a function that returns (N, C, {cells})"
-    if len(shape) != 3:
-        return f"pass reshape='channels first' or 'channels last', or {function}."
-    tokens = shape[1] if shape[0] == batch.images else shape[0]
-    # Of the grids with about the image's aspect ratio, suggest the one that leaves the fewest extra tokens.
-    aspect = [length / min(batch.size) for length in batch.size]
-    grids = {tuple(round(cells * ratio) for ratio in aspect) for cells in range(1, math.isqrt(tokens) + 1)}
-    grid = min(
-        ((candidate.prefix, candidate.grid) for candidate in list_token_layouts(tokens, grids)), default=(0, None)
-    )[1]
-    example = f", such as reshape={grid}" if grid else ""
-    return (
-        f"pass the grid of its {tokens} tokens, reshape=({cells}){example} (up to {MAX_PREFIX_OF_GIVEN_GRID} extra tokens "
-        f"may precede the grid), or {function}."
-    )
+            module, shape = recorded.outlets[name].module, tuple(activations.shape)
+            is_certain = isinstance(layout, Layout) and not is_guess(layout, module, shape, recorded.batch.size)
+            if includes_certain or not is_certain:
+                unverified.append((layer, name, layout))
+    return unverified
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -449,3 +233,12 @@ def _choose_tensors(
         return [find_activations(names[0], recorded, reshape)]  # This raises the reason why there is no grid.
     is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
     return sites if is_pyramid else sites[:1]
+
+
+class DependentImagesError(Exception):
+    """The score of one image depends on the activations of another image."""
+
+
+def order_key(layout: Layout | IndexLayout, shape: Sequence[int], size: Sequence[int]) -> Hashable:
+    """Return the cache key for the measured order of a layer's tokens."""
+    return ("order", shape[1 - layout.image_axis], tuple(size), layout)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.grid import are_attention_weights, choose_layout_by_response
-from gradcam.cam.measure_layout import MIN_RESPONSES, PlacedLayer, count_responses
+from gradcam.cam.grid_errors import are_attention_weights
+from gradcam.cam.measure_layout import MIN_RESPONSES, PlacedLayer, choose_layout_by_response, count_responses
 from gradcam.cam.suggest import OutputInfo, read_scores, release_graph, suggest, to_output_info
 from gradcam.errors import ImageError, format_fields, shorten
 from gradcam.hooks.autograd import Edge, get_edge, list_ancestor_nodes
@@ -20,8 +20,12 @@ from gradcam.hooks.containers import Batch, detach_input, floating_tensors_by_ke
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
 from gradcam.hooks.pytorch import is_softmax
-from gradcam.layers.find import GradientPaths, LayerRef, is_nonnegative, list_layers_with_grid, unwrap
-from gradcam.layers.layout import USUAL_DEPTH, AxisResolver, Layout, find_layout, find_patches, is_guess, takes_volumes
+from gradcam.layers.axes import AxisResolver
+from gradcam.layers.find import LayerRef, unwrap
+from gradcam.layers.grids import list_layers_with_grid
+from gradcam.layers.layout import Layout, is_guess
+from gradcam.layers.paths import GradientPaths, is_nonnegative
+from gradcam.layers.token_layout import USUAL_DEPTH, find_layout, find_patches, takes_volumes
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,12 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradcam.cam.forward import record_outputs
 from gradcam.hooks import pytorch
-from gradcam.hooks.containers import Batch, list_tensors
+from gradcam.hooks.containers import Batch, detach_input, floating_tensors_by_keys, list_tensors
+from gradcam.hooks.hooks import Hooks, grad_mode_off
 from gradcam.hooks.memory import is_out_of_memory
+from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import LayerRef
-from gradcam.layers.layout import IndexLayout, Layout, is_guess, probe_layout
+from gradcam.layers.layout import Layout, is_guess
+from gradcam.layers.reshape import IndexLayout, probe_layout
+from gradcam.layers.token_layout import find_patches, find_rival_layouts
 
 AnyLayout = Layout | IndexLayout
 
@@ -379,3 +383,43 @@ def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list
         signs = centres.new_tensor([2 * quadrant[axis - 1] - 1 for quadrant in quadrants])
         offsets.append(float((centres * signs).mean()))
     return offsets
+
+
+def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[LayerRef]) -> dict[str, Tensor]:
+    """Return one output tensor of each layer for a batch, by name.
+
+    If a layer returns several tensors, it is the first floating-point one.
+    """
+    outputs: dict[str, Tensor] = {}
+    runs: Counter[nn.Module] = Counter()
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for outlet in outlets:
+            if outlet.module is module and outlet.run in (None, runs[module]):
+                tensors_by_keys = floating_tensors_by_keys(output)
+                keys = next((keys for keys in tensors_by_keys if keys[: len(outlet.keys)] == outlet.keys), None)
+                if keys is not None:
+                    # Clone, because the next layer may change the tensor in place.
+                    outputs[outlet.name] = tensors_by_keys[keys].clone()
+        runs[module] += 1
+
+    with preserve_state(model), grad_mode_off(), Hooks() as hooks:
+        for module in {outlet.module for outlet in outlets}:
+            hooks.after_forward(module, record)
+        batch.copy(detach_input).run(model)
+    return outputs
+
+
+def choose_layout_by_response(
+    shape: tuple[int, ...], outlet: LayerRef, batch: Batch, model: nn.Module
+) -> Layout | None:
+    """Return the layout of an output whose cells respond in the right places; None unless exactly one is best."""
+    if shape[0] != batch.images or batch.pictures.is_meta:
+        return None
+    patches = find_patches(model.modules()) if len(shape) == 3 else ()
+    layouts = find_rival_layouts(shape, outlet.module, batch.size, patches)
+    layouts = [layout for layout in layouts if PlacedLayer(outlet, shape, layout).is_measurable(batch)]
+    placed = {str(number): PlacedLayer(outlet, shape, layout) for number, layout in enumerate(layouts)}
+    counts = [count or 0 for count in (count_responses(model, batch, placed).values() if placed else ())]
+    best = [layout for layout, count in zip(layouts, counts) if count >= MIN_RESPONSES and count == max(counts)]
+    return best[0] if len(best) == 1 else None

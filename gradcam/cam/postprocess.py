@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.hooks.containers import Batch, Window, map_tensors, take_rows
-from gradcam.layers.frames import Frame
-from gradcam.options import AUGMENTATIONS
-from gradcam.targets.classes import RepeatedTarget
+from gradcam.hooks.containers import Batch, map_tensors, take_rows
+
+if TYPE_CHECKING:
+    from gradcam.layers.frames import Frame
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -60,51 +60,6 @@ class Views:
         views = zip(maps.split(self.images), self.views)
         upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
         return maps if len(upright) == 1 else torch.stack(upright).mean(0)
-
-
-def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
-    """Return the batch in all views of this augmentation.
-
-    The image tensor is scaled. All tensors of its size, such as masks, are mirrored. Other tensors with a row per image
-    are repeated.
-    """
-    views = AUGMENTATIONS[augmentation]
-    if len(views) == 1:
-        return Views(batch, views, target)
-
-    def mirror(tensor: Tensor) -> Tensor:
-        if batch.listed is None:
-            return tensor.flip(-1)
-        mirrored = tensor.clone()  # Each image is mirrored in its own place, without its padding.
-        for image, (height, width) in zip(mirrored, batch.listed):
-            image[..., :height, :width] = image[..., :height, :width].flip(-1)
-        return mirrored
-
-    def repeat_views(tensor: Tensor) -> Tensor:
-        has_rows = tensor.ndim > 0 and len(tensor) == batch.images
-        if not has_rows or (tensor.numel() == 1 and batch.images == 1):  # A single number applies to all views.
-            return tensor
-        is_in_space = tensor.ndim == batch.pictures.ndim and tensor.shape[2:] == batch.pictures.shape[2:]
-        views_of_tensor = [mirror(tensor) if mirrored and is_in_space else tensor for _, mirrored in views]
-        if tensor is batch.pictures:
-            views_of_tensor = [view * factor for view, (factor, _) in zip(views_of_tensor, views)]
-        return torch.cat(views_of_tensor)
-
-    with torch.no_grad():
-        view_batch = batch.copy(repeat_views).repeat(len(views))
-    if batch.windows is not None:
-        windows = [
-            _mirror_window(window, batch.size[-1]) if mirrored else window
-            for _, mirrored in views
-            for window in batch.windows
-        ]
-        view_batch = replace(view_batch, windows=tuple(windows))
-    return Views(view_batch, views, RepeatedTarget(target, batch.images, len(views)))
-
-
-def _mirror_window(window: Window, width: int) -> Window:
-    top, left, rows, columns = window
-    return top, width - left - columns, rows, columns
 
 
 def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:

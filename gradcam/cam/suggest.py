@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradcam.cam.forward import find_layers_with_grid, search_batch_for_layers
-from gradcam.cam.grid import choose_layout_by_response
-from gradcam.cam.measure_layout import MIN_CELLS
+from gradcam.cam.candidates import find_layers_with_grid, search_batch_for_layers
+from gradcam.cam.grid import order_key
+from gradcam.cam.measure_layout import MIN_CELLS, choose_layout_by_response
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import Edge, get_edge, list_graph_nodes, list_leaves, trace_score_graph
 from gradcam.hooks.containers import Batch, detach_input, find_floating_tensor, list_tensors, map_tensors
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.model_facts import ModelFacts
-from gradcam.layers.find import GradientPaths, LayerRef, is_nonnegative
-from gradcam.layers.layout import Layout, find_layout, find_patches, find_rival_layouts, order_key, take_image
+from gradcam.layers.axes import take_image
+from gradcam.layers.find import LayerRef
+from gradcam.layers.layout import Layout
+from gradcam.layers.paths import GradientPaths, is_nonnegative
+from gradcam.layers.token_layout import find_layout, find_patches, find_rival_layouts
 from gradcam.targets.base import ScoreExtractor
 from gradcam.targets.classes import is_custom_function, is_function, to_class_target
 

@@ -20,6 +20,7 @@ from gradcam.cli._completion import complete, list_classes, list_colormaps, list
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import custom_code_context, quote_command
 from gradcam.errors import GradcamError, InputError, shorten
+from gradcam.fit import to_fit_word
 from gradcam.images.files import is_url, to_path, to_safe_name
 from gradcam.options import (
     ACTIVATIONS,
@@ -38,7 +39,6 @@ from gradcam.options import (
     SCORES,
     SMOOTHINGS,
     TASKS,
-    to_fit_word,
 )
 from gradcam.plugins import PluginKind, is_custom, list_entry_points, load_plugin
 from gradcam.sources.shards import parse_failure_limit, parse_shard

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.explain import compare
+from gradcam.cam.compare import compare
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ImageError, describe_unexpected
 from gradcam.evaluation.heatmap_sources import Control, CustomFunction, Explainable, ExplainFunction, find_explainable

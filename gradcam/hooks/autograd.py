@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils.hooks import unserializable_hook
 
 from gradcam.errors import BlindLayerError, LayerError, ModelError, join_names
 from gradcam.hooks import pytorch
@@ -69,25 +67,6 @@ ADVICE_AFTER_LAYER = {
     ),
 }
 
-# Messages for a failed backward pass through a whole model.
-VIEW_IN_PLACE = (
-    "The model changes in place its input, or a view created without gradient recording: replace that operation with an "
-    "out-of-place one."
-)
-ADVICE_IN_MODEL = ADVICE_AFTER_LAYER | {
-    pytorch.CHANGED_IN_PLACE: f"The model {CHANGED_VALUE}",
-    pytorch.UNRECORDED_VIEW: VIEW_IN_PLACE,
-    pytorch.CHANGED_LEAF: VIEW_IN_PLACE,
-    pytorch.RECURRENT: (
-        "The model contains a recurrent network, for which cuDNN has gradients in training mode only: run this "
-        "inside `with torch.backends.cudnn.flags(enabled=False):`."
-    ),
-    pytorch.REENTRANT: (
-        "The model has a reentrant checkpoint, through which PyTorch computes gradients of parameters only: "
-        "set use_reentrant=False, or switch checkpointing off for this call."
-    ),
-}
-
 
 @contextlib.contextmanager
 def translate_torch_errors(explanations: Mapping[str, str]) -> Iterator[None]:
@@ -136,6 +115,17 @@ def jacobian(
         yield [None if gradient is None else gradient.float() / scale for gradient in gradients]
 
 
+def fill_missing_gradients(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Replace missing gradients by zeros, unless all are missing."""
+    count = next((len(gradient) for gradient in gradients if gradient is not None), None)
+    if count is None:
+        return gradients
+    return [
+        tensor.new_zeros(count, *tensor.shape) if gradient is None else gradient
+        for gradient, tensor in zip(gradients, inputs)
+    ]
+
+
 def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
     return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
@@ -158,49 +148,6 @@ def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scal
 
 def _gradients(values: Tensor, inputs: Sequence[Tensor], **options: Any) -> tuple[Tensor | None, ...]:
     return torch.autograd.grad(values, inputs, retain_graph=True, allow_unused=True, **options)
-
-
-def hessian_products(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
-    """Yield each class's gradient g at the activations A, and the Hessian-vector product H A, both (1,N,...).
-
-    H A is the derivative of g·A, with A held constant in the product. Both are None if the score does not depend on the
-    activations. H A is zero if the score is linear after the layer. `scaled` is as in `jacobian`.
-    """
-    with torch.enable_grad():
-        values = scores.sum(0).unbind()
-    for value in values:
-        for scale in HALF_PRECISION_SCALES if scaled else (1.0,):
-            pair = _second_order(value, activations, scale)
-            if _are_finite(pair):
-                break
-        yield tuple(None if tensor is None else tensor[None] for tensor in pair)
-
-
-def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Tensor | None, Tensor | None]:
-    with torch.enable_grad():
-        (gradient,) = _gradients(value * scale, [activations], create_graph=True)
-    if gradient is None:
-        return None, None
-    product = None
-    if gradient.requires_grad:
-        with torch.enable_grad():
-            total = (gradient * activations.detach()).sum()
-        (product,) = _gradients(total, [activations])
-    if product is None:
-        # A function written in Python may return a gradient that cannot be differentiated again. At best, the
-        # gradient's graph contains an error node; often, the graph does not show the problem. Hooks such as ours do not
-        # change the gradient, so `is_python_function` excludes them.
-        python_nodes = [node for node in list_graph_nodes(value) if pytorch.is_python_function(node)]
-        if python_nodes or any(map(pytorch.is_error_node, list_graph_nodes(gradient))):
-            name = pytorch.get_function_name(python_nodes[0]) if python_nodes else "a function written in Python"
-            raise ModelError(
-                f"After the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
-                "needs only the first derivative, such as 'gradcam', or a layer after that operation."
-            )
-        product = torch.zeros_like(gradient)
-    if scale != 1:
-        gradient, product = gradient.float() / scale, product.float() / scale
-    return gradient.detach(), product
 
 
 def list_graph_nodes(tensor: Tensor) -> list[Node]:
@@ -318,46 +265,3 @@ def no_floating_tensor_error(layers: Iterable[str]) -> LayerError:
     return LayerError(
         f"Layer {join_names(layers)} returned no floating-point tensor: choose a layer whose output is or contains one."
     )
-
-
-class GradientTap:
-    """Functions that edit or observe the complete gradient of a tensor.
-
-    Edits run in a hook on the tensor, like a user's own hooks: all these hooks run in the order of registration, and
-    `retain_grad()` shows the result. Observers run afterwards, in a hook on the tensor's `grad_fn`. If a later in-place
-    operation gives the tensor another `grad_fn`, the observers' hook stays on the earlier one.
-    """
-
-    def __init__(self, tensor: Tensor, node: Node) -> None:
-        self.edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
-        self.observers: OrderedDict[int, GradientHook] = OrderedDict()
-        index = tensor.output_nr
-
-        def edit(gradient: Tensor | None) -> Tensor | None:
-            if gradient is None or not self.edits:
-                return None
-            # If a block returns the output of its last part, both edit the same tensor, and the last part's hook
-            # registered its edit first. Sorting by the owners' indices restores the order of their contexts.
-            return _apply_in_turn(
-                [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])], gradient
-            )
-
-        def observe(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-            gradient = gradients[index]
-            if gradient is None or not self.observers:
-                return None
-            return (
-                *gradients[:index],
-                _apply_in_turn(list(self.observers.values()), gradient),
-                *gradients[index + 1 :],
-            )
-
-        tensor.register_hook(unserializable_hook(edit))
-        node.register_prehook(observe)
-
-
-def _apply_in_turn(functions: list[GradientHook], gradient: Tensor) -> Tensor:
-    for function in functions:
-        replacement = function(gradient)
-        gradient = gradient if replacement is None else replacement
-    return gradient

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import swap_tensors
 
 from gradcam.errors import ImageError
 from gradcam.hooks import pytorch
@@ -327,3 +328,17 @@ def _to_padded_batch(pictures: list[Tensor], args: tuple[Any, ...], kwargs: dict
 def detach_input(tensor: Tensor) -> Tensor:
     """Return a caller's tensor for use in the model: detached from the caller's graph, and not an inference tensor."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def swap_contents(tensor: Tensor, replacement: Tensor) -> bool:
+    """Swap the contents of two tensor objects, for every reference to them; return False if PyTorch forbids it.
+
+    PyTorch forbids this if autograd saved either tensor, or if either has a view or a weak reference.
+    """
+    attributes = dict(vars(tensor))
+    try:
+        swap_tensors(tensor, replacement)
+    except RuntimeError:
+        return False
+    vars(tensor).update(attributes)
+    return True

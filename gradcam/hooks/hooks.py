@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.utils import swap_tensors
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gradcam.errors import LayerError, ModelError, join_names, shorten, warn
@@ -27,13 +26,12 @@ from gradcam.hooks.containers import (
     floating_tensors_by_keys,
     is_quantised,
     replace_tensor,
+    swap_contents,
 )
-from gradcam.options import keep_old_names
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
-TAP = "gradcam tap"  # Metadata key of a gradient tap on a tensor's `grad_fn`; the tensor's output index is appended.
 MIN_HANDLES_TO_PRUNE = 64  # With more handles, `Hooks` drops those of deleted tensors.
 _entry_counter = itertools.count()
 
@@ -106,6 +104,8 @@ class Hooks:
         `function` returns a tensor, that replaces the gradient. Views and leaves are cloned, and the gradient is then
         the clone's; for other tensors, the graph gets no additional node.
         """
+        from gradcam.hooks.taps import find_tap
+
         tap, tensor = find_tap(tensor)
         self._add(tap.observers, function)
         return tensor
@@ -115,6 +115,8 @@ class Hooks:
 
         Edits run in the order of their owners' contexts.
         """
+        from gradcam.hooks.taps import find_tap
+
         tap, tensor = find_tap(tensor)
         self._add(tap.edits, (self._entry_index, function))
         return tensor
@@ -143,43 +145,11 @@ def refuse_compiling() -> None:
         raise ModelError("Hooks cannot be part of a compiled function: use the uncompiled model to inspect it.")
 
 
-def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
-    """Return the gradient tap on the tensor's `grad_fn`, and the tensor to continue with.
-
-    Views and leaves are cloned: an in-place op would replace a view's `grad_fn`, and a leaf has none. If PyTorch allows
-    it, the view object itself becomes the clone, so that every reference to the view continues with the clone.
-    """
-    if tensor.grad_fn is None or pytorch.is_view(tensor):
-        clone = tensor.clone()
-        if tensor.grad_fn is None or not swap_contents(tensor, clone):
-            tensor = clone
-    node: Any = tensor.grad_fn
-    key = f"{TAP} {tensor.output_nr}"
-    tap = node.metadata.get(key)
-    if not isinstance(tap, gradients.GradientTap):
-        tap = node.metadata[key] = gradients.GradientTap(tensor, node)
-    return tap, tensor
-
-
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter or a buffer of the module, whose identity must not change."""
     if isinstance(tensor, nn.Parameter):
         return True
     return any(tensor is buffer for buffer in module.buffers())
-
-
-def swap_contents(tensor: Tensor, replacement: Tensor) -> bool:
-    """Swap the contents of two tensor objects, for every reference to them; return False if PyTorch forbids it.
-
-    PyTorch forbids this if autograd saved either tensor, or if either has a view or a weak reference.
-    """
-    attributes = dict(vars(tensor))
-    try:
-        swap_tensors(tensor, replacement)
-    except RuntimeError:
-        return False
-    vars(tensor).update(attributes)
-    return True
 
 
 class PassToken:
@@ -230,7 +200,6 @@ def grad_mode_off() -> Iterator[None]:
         saved_modes[:] = [mode for mode in saved_modes if mode is not saved]
 
 
-@keep_old_names
 class TargetLayer:
     """Record one layer's activations, and compute the gradient of a score with respect to them.
 
@@ -308,6 +277,11 @@ class TargetLayer:
         self._passed_on: list[Tensor] = []  # Strong, because PyTorch does not swap tensors with weak references.
         self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, once the context has ended.
         self._gradients: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        from gradcam.renames import read_old_attribute
+
+        return read_old_attribute(self, name)
 
     def __enter__(self) -> TargetLayer:
         if self._context is not None:

@@ -9,33 +9,21 @@ on the input are not cached. Code that uses a cached fact compares it with the g
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import operator
 import threading
-import types
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
+from torch import nn
 
-from gradcam.hooks.containers import list_modules
+if TYPE_CHECKING:
+    from gradcam.hooks.model_state import ModelState
 
 Answer = TypeVar("Answer")
 
 MAX_CACHED_VALUES = 1024  # Per model; the oldest are dropped first.
-MAX_DEPTH, MAX_ITEMS = 3, 64  # Limits for settings that contain other settings.
-MAX_VALUES = 64  # Values compared per tensor: all of a small tensor, or this many, evenly spaced, of a larger one.
-INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By item size in bytes.
-SIMPLE_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
-MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
-# Hooks of this module are ignored, because another thread may have put them on the model.
-HOOKS_MODULE = "gradcam.hooks.hooks"
 
 
 @dataclass
@@ -75,6 +63,8 @@ class ModelFacts:
         state, cache = _cached_states.get(self.model, (None, {}))
         if state is None or cache is not self._cache or not (self.is_new or self.model in self_changing_models):
             return
+        from gradcam.hooks.model_state import ModelState
+
         # Attributes of arbitrary classes, and unusual tensors, may raise any exception.
         with contextlib.suppress(Exception), _lock:
             if not state.holds(self.model):
@@ -83,6 +73,8 @@ class ModelFacts:
 
     @functools.cached_property
     def _cache(self) -> dict[Hashable, Any]:
+        from gradcam.hooks.model_state import ModelState
+
         state, cache = _cached_states.get(self.model, (None, {}))
         with contextlib.suppress(Exception), _lock:
             if state is not None and state.holds(self.model):
@@ -92,202 +84,6 @@ class ModelFacts:
         with contextlib.suppress(Exception):
             _cached_states[self.model] = ModelState(self.model), cache
         return cache
-
-
-class ModuleState(NamedTuple):
-    """The state of one module: its class, number of attributes, settings, and hooks other than this package's."""
-
-    module: weakref.ref[nn.Module]
-    module_type: Any
-    size: int
-    get_settings: Callable[[dict[str, Any]], tuple[Any, ...]]
-    settings: Sequence[Any]
-    is_plain: bool  # If False, the settings are compared by their descriptions.
-    hooks: list[int]
-
-
-class ModelState:
-    """Everything in a model that decides what it computes, for a later comparison.
-
-    No part of the model is kept alive.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._tensors: list[Tensor | None] = []
-        self._objects: dict[int, int] = {}  # By id, a number for each object already described.
-        self._hooks = _list_global_hooks()
-        self._modules = [self._read_module(module) for module in list_modules(model)]
-        self._forwards = {state.module_type: _refer(state.module_type.forward) for state in self._modules}
-        tensors = self._take_tensors()
-        if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
-            raise TypeError  # Such tensors do not count their writes, or have no memory of their own.
-        storages = [tensor.untyped_storage() for tensor in tensors]  # They keep the memory allocated, as in `holds`.
-        self._memory = _describe_memory(tensors)
-        self._samples = Samples(tensors)
-        self._values = self._samples.read(tensors)
-        del storages
-
-    def holds(self, model: nn.Module) -> bool:
-        """Return whether the model is still in this state."""
-        modules = list_modules(model)
-        self._take_tensors()  # Drop the tensors that an interrupted call left.
-        is_same = len(modules) == len(self._modules) and all(map(self._is_same, modules, self._modules))
-        tensors = self._take_tensors()
-        # While the storages are referenced, no other thread can free the memory that is read below.
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        still_holds = (
-            is_same
-            and self._hooks == _list_global_hooks()
-            and all(_refer(kind.forward) == forward for kind, forward in self._forwards.items())
-            and _describe_memory(tensors) == self._memory
-            and self._samples.read(tensors) == self._values
-        )
-        del storages
-        return still_holds
-
-    def _take_tensors(self) -> list[Tensor]:
-        tensors = [tensor for tensor in self._tensors if tensor is not None]
-        self._tensors, self._objects = [], {}
-        return tensors
-
-    def _is_same(self, module: nn.Module, state: ModuleState) -> bool:
-        attributes = module.__dict__
-        if state.module() is not module or type(module) is not state.module_type or len(attributes) != state.size:
-            return False
-        self._tensors += attributes["_parameters"].values()
-        self._tensors += attributes["_buffers"].values()
-        has_hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"] or state.hooks
-        if has_hooks and _list_hooks(module) != state.hooks:
-            return False
-        settings = state.get_settings(attributes)
-        return bool(settings == state.settings if state.is_plain else self._describe_all(settings) == state.settings)
-
-    def _read_module(self, module: nn.Module) -> ModuleState:
-        self._tensors += module._parameters.values()
-        self._tensors += module._buffers.values()
-        attributes = module.__dict__
-        names = [name for name in attributes if name not in MODULE_ATTRIBUTES]
-        # With a single name, `itemgetter` would return no tuple, so the first name is repeated.
-        get_settings = operator.itemgetter(*names, *names[:1]) if names else _get_nothing
-        settings = get_settings(attributes)
-        is_plain = all(map(_is_plain, settings))
-        # Settings may be lists that are changed in place, so they are copied.
-        described = copy.deepcopy(settings) if is_plain else self._describe_all(settings)
-        hooks = _list_hooks(module)
-        return ModuleState(weakref.ref(module), type(module), len(attributes), get_settings, described, is_plain, hooks)
-
-    def _describe_all(self, settings: tuple[Any, ...]) -> list[Any]:
-        return [self._describe(value) for value in settings]
-
-    def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 # one for each kind of value
-        """Return a description that stays equal as long as the value does, and keeps no part of the value alive."""
-        kind = type(value)
-        if kind in SIMPLE_TYPES:
-            return value
-        if isinstance(value, Tensor):
-            self._tensors.append(value)
-            return Tensor
-        if isinstance(value, (types.FunctionType, types.MethodType, type, nn.Module)):
-            return _refer(value)
-        if kind in (tuple, list, set, frozenset):
-            if SIMPLE_TYPES.issuperset(map(type, value)):
-                return kind, tuple(value)
-            return kind, len(value), [self._describe(item, depth + 1) for item in list(value)[:MAX_ITEMS]]
-        if isinstance(value, np.ndarray):
-            return id(value), value.shape, value.flat[:: max(1, value.size // MAX_VALUES)].tobytes()
-        if depth == MAX_DEPTH:
-            return kind
-        if isinstance(value, functools.partial):
-            return kind, self._describe((value.func, value.args, value.keywords), depth)
-        # An object described before, such as a shared configuration, is represented by its number: describing it again
-        # and again could take exponential time.
-        if id(value) in self._objects:
-            return kind, self._objects[id(value)]
-        self._objects[id(value)] = len(self._objects)
-        items = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
-        pairs = [(self._describe(key, MAX_DEPTH), self._describe(item, depth + 1)) for key, item in items]
-        return kind, pairs[:MAX_ITEMS], len(pairs)
-
-
-def _refer(value: Any) -> Any:
-    if isinstance(value, types.MethodType):
-        return _refer(value.__func__), _refer(value.__self__)
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return type(value)
-
-
-def _describe_memory(tensors: list[Tensor]) -> list[list[Any]]:
-    return [
-        [id(tensor) for tensor in tensors],
-        [tensor.data_ptr() for tensor in tensors],
-        [tensor._version for tensor in tensors],
-        [tensor.shape for tensor in tensors],
-        [tensor.stride() for tensor in tensors],
-        [tensor.dtype for tensor in tensors],
-    ]
-
-
-class Samples:
-    """Sampled values of each tensor, as bytes, so that NaN equals NaN.
-
-    The values are read by their position in memory, so that the memory format does not matter.
-
-    On the CPU, NumPy reads the values in a tenth of the time that as many PyTorch operations would take.
-    """
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        # Views that do not own the tensors' memory: on the CPU by item size, on GPUs by device and item size.
-        self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
-        self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
-        # (index of the tensor, size, stride)
-        self._on_other_devices: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
-        for index, tensor in enumerate(tensors):
-            if tensor.is_meta or not tensor.numel():
-                continue
-            extent = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
-            count, stride, size = min(extent, MAX_VALUES), max(1, extent // MAX_VALUES), tensor.element_size()
-            if (tensor.storage_offset() + extent) * size > tensor.untyped_storage().nbytes():
-                raise TypeError  # Sharded training temporarily frees the memory of parameters.
-            layout = {"shape": (count,), "strides": (stride * size,), "version": 3}
-            if tensor.device.type == "cpu":
-                memory = {**layout, "data": (tensor.data_ptr(), True), "typestr": f"|V{size}"}
-                self._arrays.setdefault(size, []).append(np.asarray(types.SimpleNamespace(__array_interface__=memory)))
-            elif tensor.device.type == "cuda" and size in INTEGER_DTYPES:
-                memory = {**layout, "data": (tensor.data_ptr(), False), "typestr": f"<i{size}"}
-                interface = types.SimpleNamespace(__cuda_array_interface__=memory)
-                view = torch.as_tensor(interface, dtype=INTEGER_DTYPES[size], device=tensor.device)
-                self._on_gpus.setdefault((tensor.device, size), []).append(view)
-            else:
-                self._on_other_devices.append((index, (count,), (stride,)))
-
-    def read(self, tensors: list[Tensor]) -> list[bytes]:
-        """Return the present samples of the tensors, whose memory must be the same as at construction."""
-        values = [np.concatenate(arrays).tobytes() for arrays in self._arrays.values()]
-        groups: dict[Any, list[Tensor]] = {}
-        for index, size, stride in self._on_other_devices:
-            tensor = tensors[index].detach()
-            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor.as_strided(size, stride))
-        joined = [torch.cat(group) for group in (*self._on_gpus.values(), *groups.values())]
-        return values + [group.view(torch.uint8).cpu().numpy().tobytes() for group in joined]
-
-
-def _list_global_hooks() -> list[tuple[int, ...]]:
-    return [tuple(torch_module._global_forward_hooks), tuple(torch_module._global_forward_pre_hooks)]
-
-
-def _list_hooks(module: nn.Module) -> list[int]:
-    hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
-    return [key for key, hook in hooks if getattr(hook, "__module__", "") != HOOKS_MODULE]
-
-
-def _get_nothing(_: dict[str, Any]) -> tuple[Any, ...]:
-    return ()
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in SIMPLE_TYPES or (type(value) in (tuple, list) and SIMPLE_TYPES.issuperset(map(type, value)))
 
 
 _lock = threading.RLock()  # Threads that explain the same model compare its state at the same time.

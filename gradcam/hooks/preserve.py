@@ -22,12 +22,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradcam.hooks import pytorch
 from gradcam.hooks.containers import list_modules
-from gradcam.hooks.hooks import Hooks, PassToken, thread_state
+from gradcam.hooks.hooks import PassToken, thread_state
 
 
 @contextlib.contextmanager
@@ -41,8 +40,13 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
         stack.callback(tokens.discard, token)
         tokens.add(token)
         stack.enter_context(torch.inference_mode(False))
-        for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state, straight_through):
+        for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state):
             stack.enter_context(context(modules))
+        quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # If it is not imported, no layer is quantised so.
+        if quantised is not None and any(issubclass(kind, quantised.Linear) for kind in set(map(type, modules))):
+            from gradcam.hooks.straight_through import straight_through
+
+            stack.enter_context(straight_through(modules))
         yield modules
 
 
@@ -288,33 +292,3 @@ class _GeneratorState:
         """Restore the state if it changed."""
         if self._words is None or self._read_words() != self._words:
             self._restore(self._state)
-
-
-@contextlib.contextmanager
-def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Give dynamically quantised linear layers the gradient of the unrounded layer; their outputs stay the same.
-
-    The derivative of rounding is zero almost everywhere, and PyTorch's quantised kernels have none. The
-    straight-through estimator (Bengio et al., 2013, arXiv 1308.3432) uses the gradient of the unrounded layer instead.
-    """
-    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # If not imported, no such layer exists.
-    classes = (
-        {class_ for class_ in set(map(type, modules)) if issubclass(class_, quantised.Linear)} if quantised else set()
-    )
-    if not classes:
-        yield
-        return
-
-    def attach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-        (inputs,) = (*args, *kwargs.values())
-        if not (torch.is_grad_enabled() and inputs.requires_grad):
-            return None
-        # Here `weight` is a method. In other linear layers it is a tensor, which is what the type checker assumes.
-        unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
-        return output.detach() + (unrounded - unrounded.detach())
-
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            if type(module) in classes:
-                stack.enter_context(Hooks()).after_forward(module, attach)
-        yield

@@ -18,13 +18,15 @@ from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import ADVICE_IN_MODEL, HALF_PRECISION_SCALES, translate_torch_errors
+from gradcam.hooks.autograd import HALF_PRECISION_SCALES, translate_torch_errors
 from gradcam.hooks.containers import detach_input, find_floating_tensor, replace_tensor, to_batch
 from gradcam.hooks.hooks import Hooks, refuse_vmap
+from gradcam.hooks.model_advice import ADVICE_IN_MODEL
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import ParameterAliases
 from gradcam.inspection.selection import Layers, select_layers
-from gradcam.layers.find import returns_input, unwrap
+from gradcam.layers.find import unwrap
+from gradcam.layers.grids import returns_input
 from gradcam.targets.classes import compute_scores
 
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"

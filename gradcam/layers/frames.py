@@ -11,9 +11,7 @@ from torch import nn
 
 from gradcam.hooks.containers import Batch, Window
 from gradcam.hooks.hooks import Hooks
-
-# This module resizes and pads a list of images inside the model. It matters only if it has been imported.
-DETECTION_TRANSFORM_MODULE = "torchvision.models.detection.transform"
+from gradcam.layers.model_names import DETECTION_TRANSFORM_MODULE
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from gradcam.errors import ImageError, ModelError
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
-from gradcam.layers.layout import find_patches
+from gradcam.layers.token_layout import find_patches
 from gradcam.models.preprocess import Preprocess, Preprocessing
 
 DEFAULT_STEP_PIXELS = 32  # pixels per cell of the last feature map in most networks

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from gradcam import adapters
-from gradcam.adapters import MODELING, Family, find_main_family, name_classes
+from gradcam.adapters import Family, find_main_family, name_classes
 from gradcam.adapters.segmentation import find_pixel_logits as find_maps
 from gradcam.errors import ModelError, shorten, warn
+from gradcam.fit import parse_fit
 from gradcam.hooks.containers import list_tensors
 from gradcam.layers.find import find_layer, refuse_foreign_models, unwrap
+from gradcam.layers.model_names import MODELING
 from gradcam.models import device as placing
 from gradcam.models.adjust import UNADJUSTED, Adjustment, adjust, to_adjustment
 from gradcam.models.classifier import Classifier
@@ -46,7 +48,7 @@ from gradcam.models.task_models import (
     TaskModel,
     require_family,
 )
-from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, parse_fit
+from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number
 from gradcam.plugins import import_object
 from gradcam.targets.heads import ends_in_features, find_output_module
 

@@ -18,18 +18,14 @@ from gradcam.hooks.containers import find_floating_tensor, list_tensors, to_batc
 from gradcam.hooks.preserve import preserve_state
 from gradcam.hooks.pytorch import find_last_operation
 from gradcam.layers.find import find_layer, unwrap
-from gradcam.layers.layout import takes_volumes
+from gradcam.layers.token_layout import takes_volumes
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
-from gradcam.targets.classes import (
-    BINARY_LOGIT_WARNING,
-    PROBABILITIES_WARNING,
-    are_probabilities,
-    find_activation,
-    find_logits,
-)
+from gradcam.targets.class_scores import are_probabilities
+from gradcam.targets.classes import BINARY_LOGIT_WARNING, PROBABILITIES_WARNING
 from gradcam.targets.heads import require_class_head
+from gradcam.targets.output_heads import find_activation, find_logits
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "

@@ -13,7 +13,7 @@ from torch import nn
 from gradcam.adapters import find_main_family
 from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import GradcamError, ModelError, shorten
-from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
+from gradcam.layers.token_layout import USUAL_DEPTH, takes_volumes
 from gradcam.models.device import find_input_dtype, first_channels
 from gradcam.models.providers import DEFAULT_MODEL, find_blueprint, pytorch_defaults
 from gradcam.models.providers.base import Blueprint, empty_parameters

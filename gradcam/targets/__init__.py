@@ -1,14 +1,5 @@
 """Targets to explain: classes, boxes, masks, keypoints, sentences, words, reference images, or output functions."""
 
-from __future__ import annotations
+from gradcam.lazy import export_lazily
 
-from gradcam.targets.base import Instance
-from gradcam.targets.boxes import Box, MissedBox
-from gradcam.targets.classes import ClassTarget
-from gradcam.targets.keypoints import Keypoint
-from gradcam.targets.likeness import Like
-from gradcam.targets.masks import Mask
-from gradcam.targets.text import Text
-from gradcam.targets.words import Token
-
-__all__ = ["Box", "ClassTarget", "Instance", "Keypoint", "Like", "Mask", "MissedBox", "Text", "Token"]
+__getattr__, __dir__, __all__ = export_lazily(__name__, __file__)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gradcam.adapters.base import LocalGradient
 from gradcam.errors import TargetError, find_similar_names, join_names, shorten
 from gradcam.hooks.containers import Batch, Window
+
+if TYPE_CHECKING:
+    from gradcam.adapters.base import LocalGradient
 
 # The default method for a single object or region. Pooled gradients would show all objects of the class.
 LOCAL_METHOD = "hirescam"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.adapters import BACKBONES
 from gradcam.errors import TargetError, warn
+from gradcam.layers.model_names import BACKBONES
 
 HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear", "linear")
 # The last linear layer of an image tower looks like a classifier, but it is a projection.

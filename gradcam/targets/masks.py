@@ -36,7 +36,7 @@ from gradcam.targets.base import (
     TargetScores,
     to_label,
 )
-from gradcam.targets.classes import check_class_range, probabilities, to_two_classes
+from gradcam.targets.class_scores import check_class_range, probabilities, to_two_classes
 
 REDUCTIONS = ("mean", "sum")
 FORMS = (

@@ -7,7 +7,8 @@ from torch import nn
 
 from gradcam.errors import LayerError, find_similar_names
 from gradcam.hooks.containers import to_batch
-from gradcam.layers.find import find_layer, list_layers_with_grid, unwrap
+from gradcam.layers.find import find_layer, unwrap
+from gradcam.layers.grids import list_layers_with_grid
 
 
 def test_a_layer_is_found_by_name_and_as_a_module() -> None:

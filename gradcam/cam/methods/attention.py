@@ -39,8 +39,8 @@ from gradcam.cam.methods.rerun import reproduces_first_pass, run_again, score_ro
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import MAX_GRADIENT_BYTES, find_dependence, jacobian, no_gradient_error
-from gradcam.hooks.containers import find_floating_tensor, list_tensors, map_tensors, replace_tensor
-from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off, swap_contents
+from gradcam.hooks.containers import find_floating_tensor, list_tensors, map_tensors, replace_tensor, swap_contents
+from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off
 from gradcam.hooks.memory import RerunBudget
 from gradcam.layers.layout import Layout
 from gradcam.targets.base import TargetScores

@@ -16,14 +16,17 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from gradcam.cam.forward import RecordedPass, caller_autocast
-from gradcam.cam.grid import at_least_float32, find_order
+from gradcam.cam.grid import at_least_float32
 from gradcam.cam.measure_layout import run_changed
+from gradcam.cam.verify_layout import find_order
 from gradcam.errors import ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.containers import Batch, find_floating_tensor, version_of
 from gradcam.hooks.hooks import Hooks, is_backward_running
+from gradcam.layers.axes import AxisResolver
 from gradcam.layers.find import LayerRef
-from gradcam.layers.layout import AxisResolver, Layout, find_layout, find_patches
+from gradcam.layers.layout import Layout
+from gradcam.layers.token_layout import find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)

@@ -49,9 +49,6 @@ class Method:
         "added" if channels are summed, "component" if their principal component is used, or "" for neither.
     join
         The function that joins the channels instead of a sum, given in the same form as `function`.
-    is_local
-        True if each cell of its map depends only on the same cell of the layer, and is zero if the gradient there is
-        zero.
     """
 
     name: str
@@ -65,7 +62,6 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     channels: Literal["added", "component", ""] = field(default="", repr=False)
     join: str | None = field(default=None, repr=False)
-    is_local: bool = field(default=False, repr=False)
 
     # The function's arguments from the recorded pass; empty if it runs the model again.
     needs: ClassVar[tuple[str, ...]] = ()
@@ -115,7 +111,7 @@ class Method:
             raise GradcamError(
                 f"{self.name} does not sum channels, so smoothing='eigen' does not apply: leave smoothing= out."
             )
-        return replace(self, join="one_pass:weighted_component", is_local=False)
+        return replace(self, join="components:weighted_component")
 
 
 def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

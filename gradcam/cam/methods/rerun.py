@@ -28,9 +28,10 @@ from gradcam.hooks.containers import (
     floating_tensors_by_keys,
     list_tensors,
     replace_tensor,
+    swap_contents,
     take_rows,
 )
-from gradcam.hooks.hooks import Hooks, is_parameter_or_buffer, swap_contents
+from gradcam.hooks.hooks import Hooks, is_parameter_or_buffer
 from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.layers.find import LayerRef
 from gradcam.targets.classes import ClassTarget, compute_scores

@@ -4,13 +4,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from gradcam import plugins
 from gradcam.cam.methods import papers
 from gradcam.cam.methods.base import (
     ActivationMethod,
@@ -20,7 +17,6 @@ from gradcam.cam.methods.base import (
     InputMethod,
     Method,
     RerunMethod,
-    check_plain,
 )
 from gradcam.errors import GradcamError, find_similar_names, join_names, shorten
 from gradcam.options import EVIDENCE, SMOOTHINGS
@@ -36,22 +32,22 @@ METHODS: dict[str, Method] = {
         GradientMethod("xgradcam", "gradient-weighted: channels weighted by their activation-weighted mean gradient",
             papers.XGRADCAM, "one_pass:xgradcam", channels="added", is_signed=True, assumes_positive=True),
         GradientMethod("hirescam", "gradient-weighted: activation times gradient, element-wise",
-            papers.HIRESCAM, "one_pass:hirescam", channels="added", is_signed=True, is_local=True),
+            papers.HIRESCAM, "one_pass:hirescam", channels="added", is_signed=True),
         GradientMethod("elementwise-gradcam", "gradient-weighted: positive part of activation times gradient, element-wise",
-            papers.ELEMENTWISE, "one_pass:elementwise_gradcam", channels="added", is_local=True),
+            papers.ELEMENTWISE, "one_pass:elementwise_gradcam", channels="added"),
         GradientMethod("layercam", "gradient-weighted: activation times positive gradient, element-wise",
-            papers.LAYERCAM, "one_pass:layercam", channels="added", is_local=True),
+            papers.LAYERCAM, "one_pass:layercam", channels="added"),
         GradientMethod("finercam", "Grad-CAM of the class against its three most similar classes",
             papers.FINERCAM, "one_pass:gradcam", channels="added", is_signed=True, score="finer"),
         CurvatureMethod("shapleycam", "Grad-CAM with a second-order (Hessian) term",
             papers.SHAPLEYCAM, "one_pass:shapleycam", cost="1, plus 2 backward passes", channels="added",
             is_signed=True),
         ActivationMethod("eigencam", "class-agnostic: first principal component of the activations",
-            papers.EIGENCAM, "one_pass:eigencam", channels="component"),
+            papers.EIGENCAM, "components:eigencam", channels="component"),
         GradientMethod("eigengradcam", "gradient-weighted: first principal component of activations times gradients",
-            papers.ELEMENTWISE, "one_pass:eigengradcam", channels="component"),
+            papers.ELEMENTWISE, "components:eigengradcam", channels="component"),
         ActivationMethod("kpcacam", "class-agnostic: first kernel principal component of the activations",
-            papers.KPCACAM, "one_pass:kpcacam", channels="component"),
+            papers.KPCACAM, "components:kpcacam", channels="component"),
         ActivationMethod("fem", "class-agnostic: activations two standard deviations above their mean",
             papers.FEM, "one_pass:fem", channels="added"),
         RerunMethod("smoothgradcam-pp", "Grad-CAM++ with derivatives averaged over noisy copies of the image",
@@ -102,87 +98,6 @@ MAX_NAME_LENGTH = 100  # Characters, for a name that includes changed options.
 ALIASES = {"chefer": "gradient-rollout"}  # Names that other packages use.
 
 
-def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
-    """Make a CAM method from a function of activations and gradients. Pass the result instead of a method's name.
-
-    Parameters
-    ----------
-    name : str
-        Its name in results and file names: letters, digits, "-" and "_".
-    summary : str
-        What it does, in one line.
-    signed : bool, default False
-        True if negative values of its maps are evidence against the class. This allows `evidence="negative"` and
-        "signed".
-
-    Returns
-    -------
-    callable
-        A decorator for a pure function. Its parameters have these names: `activations` (N,C,...), optionally
-        `gradients` (N,K,C,...) of the K scores, and optionally `curvatures` (N,K,C,...), the Hessian times the
-        activations. The grid has any rank, and values are float32 or float64. The function returns maps (N,K,...), or
-        maps (N,...) if it takes only `activations`. Maps have the dtype and device of the activations. Further
-        parameters need defaults, and become options of `Method.using`.
-
-    Raises
-    ------
-    GradcamError
-        If the name is invalid or already exists, or if the function's parameters do not have the names above.
-
-    Examples
-    --------
-    >>> import gradcam
-    >>> @gradcam.method("mycam", summary="activations times positive gradients")
-    ... def mycam(activations, gradients):
-    ...     return (activations[:, None] * gradients.clamp(min=0)).sum(2)
-    >>> mycam.name
-    'mycam'
-    """
-    if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][\w-]*", name, re.ASCII) is None:
-        raise GradcamError(f"The method's name is {shorten(name)}, expected letters, digits, '-' and '_'.")
-    if _find_in_table(name) is not None:
-        raise GradcamError(f"A method named {name!r} already exists: choose another name.")
-
-    def to_method(function: Callable[..., Any]) -> Method:
-        kind, options = _read_signature(name, function)
-        return kind(name, str(summary), None, function, options=options, is_signed=bool(signed))
-
-    return to_method
-
-
-def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str, Any]]:
-    kinds: list[type[Method]] = [ActivationMethod, GradientMethod, CurvatureMethod]
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        raise GradcamError(f"{name} is {shorten(function)}, expected a function with a readable signature.") from None
-    needs = tuple(
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-    )
-    kind = next((kind for kind in kinds if kind.needs == needs), None)
-    is_unsupported = any(  # The package could not pass this parameter.
-        parameter.kind
-        in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-            parameter.KEYWORD_ONLY if parameter.name in needs else None,
-        )
-        or (parameter.kind is parameter.POSITIONAL_ONLY and parameter.name not in needs)
-        for parameter in parameters
-    )
-    if kind is None or is_unsupported:
-        forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
-        raise GradcamError(
-            f"{name} has the parameters {inspect.signature(function)}, expected {forms}, plus options with defaults."
-        )
-    return kind, check_plain(
-        name,
-        {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
-    )
-
-
 def find_method(method: str | Method) -> Method:
     """Return the method with that name, or the method itself.
 
@@ -192,9 +107,11 @@ def find_method(method: str | Method) -> Method:
     if isinstance(method, Method):
         return method
     name = method if isinstance(method, str) else ""
-    table_method = _find_in_table(name)
+    table_method = find_in_table(name)
     if table_method is not None:
         return table_method
+    from gradcam import plugins
+
     if plugins.is_custom(name) or name in plugins.list_entry_points("methods"):
         loaded = plugins.load_plugin("methods", name)
         if not isinstance(loaded, Method):
@@ -204,7 +121,8 @@ def find_method(method: str | Method) -> Method:
     raise GradcamError(f"There is no method {shorten(method)}. {suggest_names(_normalise_name(name), all_names)}")
 
 
-def _find_in_table(name: str) -> Method | None:
+def find_in_table(name: str) -> Method | None:
+    """Return the method of the table with this name or alias; None if there is none."""
     normalised = _normalise_name(ALIASES.get(_normalise_name(name), name))
     return next((method for method in METHODS.values() if _normalise_name(method.name) == normalised), None)
 

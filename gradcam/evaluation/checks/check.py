@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.batch.image_results import describe_instance
-from gradcam.cam.grid import find_misplacement
 from gradcam.cam.methods.base import Method
+from gradcam.cam.verify_layout import find_misplacement
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
 from gradcam.evaluation.checks.control_maps import (
     CONTROL_DESCRIPTIONS,
@@ -54,7 +54,8 @@ from gradcam.models.instance_scores import COSINE_KINDS, PROBABILITY_KINDS, Pict
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.task_models import TaskModel
-from gradcam.options import Progress, accept_old_parameters
+from gradcam.options import Progress
+from gradcam.renames import accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
 RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers

@@ -21,9 +21,10 @@ from gradcam.evaluation.snapshots.snapshot import ItemExplainer
 from gradcam.hooks.containers import find_floating_tensor, to_batch
 from gradcam.hooks.hooks import Hooks
 from gradcam.images.read import Region
+from gradcam.layers.axes import AxisResolver
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.frames import Frame
-from gradcam.layers.layout import AxisResolver, find_patches
+from gradcam.layers.token_layout import find_patches
 from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.sources.contents import InputImage
 

@@ -1,0 +1,75 @@
+"""Explain with several layers and methods at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+from typing_extensions import Unpack
+
+from gradcam.cam.explain import execute_plan
+from gradcam.cam.explanation import Explanation
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import find_methods
+from gradcam.cam.plan import Plan
+from gradcam.layers.find import check_layers
+from gradcam.options import ExplainOptions
+
+
+def compare(
+    model: nn.Module,
+    images: Any,
+    *,
+    layers: Sequence[str | nn.Module],
+    methods: Iterable[str | Method],
+    target: Any = None,
+    **options: Unpack[ExplainOptions],
+) -> dict[tuple[str, str], Explanation]:
+    """Explain with several layers and methods, all from one forward and one backward pass.
+
+    Shapley-CAM takes two more backward passes per class and layer. Methods that run the model several times do so for
+    each layer.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As in `explain`.
+    images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
+        As in `explain`.
+    layers : sequence of str or nn.Module
+        Layers by name or module; methods that need no layer ignore them. With `join="sum"`, the maps of all layers are
+        added.
+    methods : iterable of str or Method
+        Keys or values of `gradcam.METHODS`.
+    target : Any, default None
+        As in `explain`.
+    **options : Any
+        The options of `explain`.
+
+    Returns
+    -------
+    dict of (str, str) to Explanation
+        The explanations by layer name and method name. The key of RISE is ("input", "rise"), and that of an attention
+        method is ("attention", name). Joined layers have a name such as "layer3 + layer4". A layer without gradient has
+        blank maps, with a warning.
+
+    Raises
+    ------
+    GradcamError
+        As in `explain`.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> explanations = gradcam.compare(
+    ...     model, torch.rand(1, 3, 64, 64), layers=["layer3", "layer4"], methods=["gradcam", "layercam"]
+    ... )
+    >>> [f"{method} at {layer}" for layer, method in explanations]
+    ['gradcam at layer3', 'layercam at layer3', 'gradcam at layer4', 'layercam at layer4']
+    """
+    plan = Plan.of(find_methods(methods), target, options, "compare")
+    if plan.needs_layers:
+        check_layers(layers)
+    return execute_plan(model, images, layers, plan)

@@ -1,0 +1,153 @@
+"""Check that the images of a batch do not depend on one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradcam.cam.deferred_checks import RowRanges, read_row_ranges
+from gradcam.cam.dependence_warnings import warn_of_dependence
+from gradcam.cam.forward import RecordedPass
+from gradcam.cam.grid import DependentImagesError, GridActivations
+from gradcam.cam.measure_layout import run_changed
+from gradcam.hooks.autograd import fill_missing_gradients, jacobian
+from gradcam.hooks.containers import Batch
+from gradcam.layers.axes import take_image
+from gradcam.layers.find import LayerRef
+
+ROUNDING = 256  # Units in the last place. Gradients up to this size at another image count as zero.
+OWN_GRADIENT_FACTOR = 64  # An image's own gradient may cause this many times the rounding errors of another one's.
+
+
+def warn_of_mixed_images(recorded: RecordedPass) -> None:
+    """Warn if a layer's output for one image depends on the other images of the batch.
+
+    A backward pass to the layer does not show this dependence. So each image runs alone, once for each model and its
+    layers, and again for larger batches.
+    """
+    batch = recorded.batch
+    if batch.images == 1 or not recorded.outlets or recorded.frame is not None or recorded.images_changed:
+        return
+    key = ("mixed", tuple(recorded.outlets), batch.size)
+    # The cache holds the largest number of images so far that did not depend on one another.
+    if batch.images <= (recorded.facts.get(key) or 1):
+        return
+    if recorded.facts.remember((*key, batch.images), lambda: _are_mixed(recorded)):
+        warn_of_dependence(recorded.modules)
+    else:
+        recorded.facts.set(key, batch.images)
+
+
+def _are_mixed(recorded: RecordedPass) -> bool:
+    batch, tolerance, outlets = recorded.batch, 8 * recorded.tolerance, list(recorded.outlets.values())
+    for image in range(batch.images):
+        alone = run_changed(recorded.model, take_image(batch, image), outlets, recorded.autocast)
+        for name, activations in alone.items():
+            together = recorded.activations[name].detach()
+            axis = next((axis for axis in (0, 1) if together.shape[axis : axis + 1] == (batch.images,)), None)
+            if axis is None or together.shape[:axis] + together.shape[axis + 1 :] != (
+                activations.shape[:axis] + activations.shape[axis + 1 :]
+            ):
+                continue  # The rows of this output are not the images.
+            difference = (together.select(axis, image) - activations.select(axis, 0)).abs().amax()
+            if difference > tolerance * activations.abs().amax():
+                return not _is_random(recorded, take_image(batch, image), outlets, alone)
+    return False
+
+
+def _is_random(recorded: RecordedPass, batch: Batch, outlets: list[LayerRef], outputs: Mapping[str, Tensor]) -> bool:
+    """Return whether the outputs depend on random numbers, which are different for an image that runs alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        repeated = run_changed(recorded.model, batch, outlets, recorded.autocast)
+    return any(name in repeated and not torch.equal(tensor, repeated[name]) for name, tensor in outputs.items())
+
+
+def check_independence(
+    recorded: RecordedPass,
+    sites: Sequence[GridActivations],
+    scores: Tensor,
+    gradients: Sequence[Tensor | None] | None = None,
+) -> None:
+    """Add a check that raises `DependentImagesError` if an image's score depends on another image's activations.
+
+    `gradients`: those of scores (N,1) at the sites, as (1,N,...), if they are known. For several classes, a weighted sum
+    of the scores is differentiated first. Then the scores are multiplied by a random weight for each image. If images
+    are independent, this multiplies each image's gradient by its weight.
+    """
+    inputs = [site.recorded for site in sites]
+    if gradients is None or scores.shape[1] > 1:
+        with torch.enable_grad():
+            scores = scores @ _sample_weights(scores.shape[1], scores)[:, None]
+        gradients = next(jacobian(scores, inputs, scaled=recorded.has_float16))
+    unweighted = [None if gradient is None else gradient[0] for gradient in gradients]
+    weights = _sample_weights(len(scores), scores)
+    with torch.enable_grad():
+        weighted = scores * weights[:, None]
+    for site, gradient, weighted_gradient in zip(
+        sites, unweighted, next(jacobian(weighted, inputs, scaled=recorded.has_float16))
+    ):
+        if gradient is None or weighted_gradient is None:
+            continue
+        plain, reweighted = (site.layout.to_grid(tensor).flatten(1) for tensor in (gradient, weighted_gradient[0]))
+        errors = (reweighted - plain * weights.to(plain)[:, None]).abs().amax(1)
+        largest = plain.abs().amax(1)
+        # If a softmax subtracts the maximum of the whole batch, other images' gradients leave rounding errors.
+        limits = recorded.tolerance * (largest + largest.amax() / OWN_GRADIENT_FACTOR)
+        recorded.checks.add(_require_independence, (errors > limits).any())
+
+
+def confirm_dependence(recorded: RecordedPass) -> bool:
+    """Return whether an image's scores have a gradient at another image's activations, beyond rounding.
+
+    This takes one backward pass per image, so it runs only after `check_independence` failed. That check also fails if
+    terms cancel, or if a part of the model has lower precision.
+    """
+    layouts = recorded.layouts
+    placed = [(layouts[name], tensor) for name, tensor in recorded.activations.items() if name in layouts]
+    for image in range(len(recorded.scored.values)):
+        with torch.enable_grad():
+            image_scores = recorded.scored.values[image : image + 1].sum(1, keepdim=True)
+        for (layout, _), gradient in zip(
+            placed, next(jacobian(image_scores, [tensor for _, tensor in placed], scaled=recorded.has_float16))
+        ):
+            if gradient is not None:
+                largest = layout.to_grid(gradient[0]).nan_to_num(0, 0, 0).flatten(1).abs().amax(1)
+                is_reached = largest > ROUNDING * torch.finfo(gradient.dtype).eps * largest[image]
+                is_reached[image] = False
+                if bool(is_reached.any()):
+                    return True
+    return False
+
+
+def _require_independence(is_dependent: list[float]) -> None:
+    if any(is_dependent):
+        raise DependentImagesError
+
+
+def _sample_weights(count: int, like: Tensor) -> Tensor:
+    """Return random weights from 0.5 to 1.5; random signs would often be equal, which would hide a dependence."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
+
+
+def compute_separate_gradients(
+    recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor
+) -> Iterator[list[tuple[Tensor, RowRanges]]]:
+    """Yield, once, the gradients (N,K,C,...) at each site of each image's own scores, and their range in each image."""
+    inputs = [site.recorded for site in sites]
+    rows: list[list[Tensor]] = [[] for _ in sites]
+    for image in range(len(scores)):
+        with torch.enable_grad():
+            image_scores = scores[image : image + 1]
+        chunks = [
+            fill_missing_gradients(gradient, inputs)
+            for gradient in jacobian(image_scores, inputs, scaled=recorded.has_float16)
+        ]
+        for site, image_rows, gradients in zip(sites, rows, zip(*chunks)):
+            on_grid = [site.to_grid(gradient, "gradients")[0][image : image + 1] for gradient in gradients]
+            image_rows.append(torch.cat(on_grid, 1))
+    joined = [torch.cat(image_rows) for image_rows in rows]
+    yield [(gradients, RowRanges(read_row_ranges(gradients, "The gradients are"))) for gradients in joined]

@@ -1,0 +1,99 @@
+"""Make a CAM method from a user's function."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gradcam.cam.methods.base import (
+    ActivationMethod,
+    CurvatureMethod,
+    GradientMethod,
+    Method,
+    check_plain,
+)
+from gradcam.cam.methods.table import find_in_table
+from gradcam.errors import GradcamError, shorten
+
+
+def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
+    """Make a CAM method from a function of activations and gradients. Pass the result instead of a method's name.
+
+    Parameters
+    ----------
+    name : str
+        Its name in results and file names: letters, digits, "-" and "_".
+    summary : str
+        What it does, in one line.
+    signed : bool, default False
+        True if negative values of its maps are evidence against the class. This allows `evidence="negative"` and
+        "signed".
+
+    Returns
+    -------
+    callable
+        A decorator for a pure function. Its parameters have these names: `activations` (N,C,...), optionally
+        `gradients` (N,K,C,...) of the K scores, and optionally `curvatures` (N,K,C,...), the Hessian times the
+        activations. The grid has any rank, and values are float32 or float64. The function returns maps (N,K,...), or
+        maps (N,...) if it takes only `activations`. Maps have the dtype and device of the activations. Further
+        parameters need defaults, and become options of `Method.using`.
+
+    Raises
+    ------
+    GradcamError
+        If the name is invalid or already exists, or if the function's parameters do not have the names above.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> @gradcam.method("mycam", summary="activations times positive gradients")
+    ... def mycam(activations, gradients):
+    ...     return (activations[:, None] * gradients.clamp(min=0)).sum(2)
+    >>> mycam.name
+    'mycam'
+    """
+    if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][\w-]*", name, re.ASCII) is None:
+        raise GradcamError(f"The method's name is {shorten(name)}, expected letters, digits, '-' and '_'.")
+    if find_in_table(name) is not None:
+        raise GradcamError(f"A method named {name!r} already exists: choose another name.")
+
+    def to_method(function: Callable[..., Any]) -> Method:
+        kind, options = _read_signature(name, function)
+        return kind(name, str(summary), None, function, options=options, is_signed=bool(signed))
+
+    return to_method
+
+
+def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str, Any]]:
+    kinds: list[type[Method]] = [ActivationMethod, GradientMethod, CurvatureMethod]
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise GradcamError(f"{name} is {shorten(function)}, expected a function with a readable signature.") from None
+    needs = tuple(
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    )
+    kind = next((kind for kind in kinds if kind.needs == needs), None)
+    is_unsupported = any(  # The package could not pass this parameter.
+        parameter.kind
+        in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+            parameter.KEYWORD_ONLY if parameter.name in needs else None,
+        )
+        or (parameter.kind is parameter.POSITIONAL_ONLY and parameter.name not in needs)
+        for parameter in parameters
+    )
+    if kind is None or is_unsupported:
+        forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
+        raise GradcamError(
+            f"{name} has the parameters {inspect.signature(function)}, expected {forms}, plus options with defaults."
+        )
+    return kind, check_plain(
+        name,
+        {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
+    )

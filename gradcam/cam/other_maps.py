@@ -1,0 +1,193 @@
+"""Compute maps of the less common kinds: local gradients, second derivatives, and methods that run the model again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby, product
+
+import torch
+from torch import Tensor
+
+from gradcam.adapters.base import LocalGradient
+from gradcam.cam.deferred_checks import read_row_ranges
+from gradcam.cam.forward import RecordedPass
+from gradcam.cam.grid import GridActivations, at_least_float32
+from gradcam.cam.map_collector import MapCollector, compute_checked, mark_rounding
+from gradcam.cam.methods.attention_capture import AttentionLog
+from gradcam.cam.methods.base import (
+    AttentionMethod,
+    CurvatureMethod,
+    GradientMethod,
+    InputMethod,
+    Method,
+    RerunMethod,
+)
+from gradcam.cam.rounding import DenoisedMaps, denoise_method, keep_all
+from gradcam.errors import BlindLayerError, TargetError
+from gradcam.hooks.memory import RerunBudget
+from gradcam.hooks.second_order import hessian_products
+from gradcam.layers.layout import Layout
+from gradcam.targets.base import TargetScores
+from gradcam.targets.contrast import FINER_RIVAL_WEIGHT, compute_contrast, find_nearest_rivals
+from gradcam.targets.repeated import RepeatedTarget
+
+# Each cell of these methods' maps depends only on the same cell of the layer, and is zero if the gradient there is zero.
+LOCAL_FUNCTIONS = ("one_pass:hirescam", "one_pass:elementwise_gradcam", "one_pass:layercam")
+
+
+def differentiate_locally(
+    recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[Method]
+) -> list[list[LocalGradient]] | None:
+    """Return the local gradients at each site, of scores that read small parts of it; None if they do not suffice."""
+    methods = [method for method in methods if isinstance(method, (GradientMethod, CurvatureMethod))]
+    differentiate = recorded.scored.differentiate
+    is_plain = all(isinstance(site.layout, Layout) and site.layout.kind == "channels first" for site in sites)
+    if (
+        differentiate is None
+        or not methods
+        or not is_plain
+        or not all(method.function in LOCAL_FUNCTIONS and method.join is None for method in methods)
+    ):
+        return None
+    return differentiate([site.recorded for site in sites])
+
+
+def apply_local_gradient_methods(
+    recorded: RecordedPass,
+    gradients_by_site: Sequence[tuple[GridActivations, list[LocalGradient]]],
+    methods: Sequence[GradientMethod],
+    collector: MapCollector,
+) -> None:
+    """Apply gradient methods to local gradients and the matching parts of the activations, in groups of equal size."""
+    shape = recorded.scored.values.shape
+    for (site, local_gradients), method in product(gradients_by_site, methods):
+        blank = DenoisedMaps(site.grid.new_zeros(*shape, *site.grid.shape[2:]))
+        maps, rounding_mask = blank.maps, mark_rounding(blank)
+        is_blind = [True] * len(maps)
+        for size, group in groupby(sorted(local_gradients, key=_size), key=_size):
+            equal_sized = list(group)
+            gradients = torch.stack([local.values for local in equal_sized])
+            for local, (low, high) in zip(
+                equal_sized, read_row_ranges(gradients, f"The gradients at layer '{site.layer}' are")
+            ):
+                is_blind[local.image] &= low == high == 0
+            windows = [
+                (slice(local.top, local.top + size[0]), slice(local.left, local.left + size[1]))
+                for local in equal_sized
+            ]
+            parts = torch.stack(
+                [site.grid[local.image, :, rows, columns] for local, (rows, columns) in zip(equal_sized, windows)]
+            )
+            inputs = parts, at_least_float32(gradients)[:, None]
+            (denoised,) = denoise_method(partial(compute_checked, method), recorded.tolerance, *inputs)
+            for local, (rows, columns), part_maps, part_mask in zip(
+                equal_sized, windows, denoised.maps, mark_rounding(denoised)
+            ):
+                maps[local.image, local.score, rows, columns], rounding_mask[local.image, local.score] = (
+                    part_maps[0],
+                    part_mask[0],
+                )
+        collector.add(site.layer, method, [DenoisedMaps(maps, rounding_mask)], is_blind)
+
+
+def _size(gradient: LocalGradient) -> tuple[int, ...]:
+    return tuple(gradient.values.shape[1:])
+
+
+def apply_other_methods(
+    recorded: RecordedPass,
+    sites: Sequence[GridActivations],
+    methods: Sequence[Method],
+    collector: MapCollector,
+    *,
+    budget: RerunBudget | None,
+    log: AttentionLog | None,
+    one_by_one: bool,
+    check_mixing: bool,
+) -> None:
+    """Apply all methods that need more than activations and first derivatives."""
+    second_order = [method for method in methods if isinstance(method, CurvatureMethod)]
+    if second_order and check_mixing:
+        from gradcam.cam.independence import check_independence
+
+        check_independence(recorded, sites, recorded.scored.values)
+    _apply_curvature_methods(recorded, sites, second_order, collector, one_by_one=one_by_one)
+    if budget is None or log is None:  # No method runs the model again.
+        return
+    recorded.checks.flush()  # Report problems before the slow methods run.
+    for method, site in product(methods, sites):
+        if isinstance(method, RerunMethod):
+            _apply_rerun_method(recorded, site, method, collector, budget)
+    for method in methods:
+        if isinstance(method, InputMethod):
+            collector.add("input", method, [method.compute(recorded, budget)])
+    for method in methods:
+        if isinstance(method, AttentionMethod):
+            collector.add("attention", method, [keep_all(method.compute(recorded, log, budget))])
+
+
+def _apply_curvature_methods(
+    recorded: RecordedPass,
+    sites: Sequence[GridActivations],
+    methods: Sequence[CurvatureMethod],
+    collector: MapCollector,
+    *,
+    one_by_one: bool,
+) -> None:
+    """Apply second-order methods, with two backward passes per class and layer.
+
+    If images depend on one another (`one_by_one`), this takes two passes per class, layer and image.
+    """
+    if not methods:
+        return
+    scores, tolerance = recorded.scored.values, recorded.tolerance
+    groups = [slice(image, image + 1) for image in range(len(scores))] if one_by_one else [slice(None)]
+    with torch.enable_grad():
+        grouped_scores = [scores[images] for images in groups] if one_by_one else [scores]
+    for site in sites:
+        derivatives = [
+            hessian_products(group_scores, site.recorded, scaled=recorded.has_float16)
+            for group_scores in grouped_scores
+        ]
+        for derivatives_of_class in zip(*derivatives):
+            first, second = (
+                [site.to_grid(pair[order], quantity) for pair in derivatives_of_class]
+                for order, quantity in enumerate(("gradients", "second derivatives"))
+            )
+            gradient, curvature = (
+                torch.cat([on_grid[images] for (on_grid, _), images in zip(pairs, groups)]) for pairs in (first, second)
+            )
+            blind = [limits == (0, 0) for (_, ranges), images in zip(first, groups) for limits in ranges[images]]
+            for method in methods:
+                pieces = denoise_method(partial(compute_checked, method), tolerance, site.grid, gradient, curvature)
+                collector.add(site.layer, method, pieces, blind)
+
+
+def _apply_rerun_method(
+    recorded: RecordedPass, site: GridActivations, method: RerunMethod, collector: MapCollector, budget: RerunBudget
+) -> None:
+    try:
+        denoised = method.compute(recorded, site, budget)
+    except BlindLayerError as error:
+        collector.errors.append(error)
+        denoised = keep_all(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
+    # An image with activations but an empty map is blind: changes of the activations had no effect.
+    has_map = denoised.maps.flatten(1).any(1) | mark_rounding(denoised).flatten(1).any(1)
+    blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
+    collector.add(site.layer, method, [denoised], blind.tolist() if method.is_signed else None)
+
+
+def compute_finer_scores(name: str, scored: TargetScores) -> Tensor:
+    """Return each class's logit minus a share of its rivals' logits; all views of an image have the same rivals."""
+    if scored.logits is None or scored.classes is None:
+        raise TargetError(f"{name} compares classes, but the target is a function: pass class indices as target=.")
+    target, views = scored.target, 1
+    if isinstance(target, RepeatedTarget):
+        target, views = target.target, target.blocks
+    if target.score != "logit":
+        raise TargetError(f"{name} defines its own score, but score={target.score!r} was requested: leave score= out.")
+    images = len(scored.logits) // views
+    rivals = find_nearest_rivals(scored.logits[:images].detach(), scored.classes[:images]).repeat(views, 1, 1)
+    with torch.enable_grad():
+        return compute_contrast(scored.logits, scored.classes, rivals, FINER_RIVAL_WEIGHT)

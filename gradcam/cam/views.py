@@ -1,0 +1,57 @@
+"""Make the augmented views of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradcam.cam.postprocess import Views
+from gradcam.hooks.containers import Batch, Window
+from gradcam.options import AUGMENTATIONS
+from gradcam.targets.repeated import RepeatedTarget
+
+
+def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
+    """Return the batch in all views of this augmentation.
+
+    The image tensor is scaled. All tensors of its size, such as masks, are mirrored. Other tensors with a row per image
+    are repeated.
+    """
+    views = AUGMENTATIONS[augmentation]
+
+    def mirror(tensor: Tensor) -> Tensor:
+        if batch.listed is None:
+            return tensor.flip(-1)
+        mirrored = tensor.clone()  # Each image is mirrored in its own place, without its padding.
+        for image, (height, width) in zip(mirrored, batch.listed):
+            image[..., :height, :width] = image[..., :height, :width].flip(-1)
+        return mirrored
+
+    def repeat_views(tensor: Tensor) -> Tensor:
+        has_rows = tensor.ndim > 0 and len(tensor) == batch.images
+        if not has_rows or (tensor.numel() == 1 and batch.images == 1):  # A single number applies to all views.
+            return tensor
+        is_in_space = tensor.ndim == batch.pictures.ndim and tensor.shape[2:] == batch.pictures.shape[2:]
+        views_of_tensor = [mirror(tensor) if mirrored and is_in_space else tensor for _, mirrored in views]
+        if tensor is batch.pictures:
+            views_of_tensor = [view * factor for view, (factor, _) in zip(views_of_tensor, views)]
+        return torch.cat(views_of_tensor)
+
+    with torch.no_grad():
+        view_batch = batch.copy(repeat_views).repeat(len(views))
+    if batch.windows is not None:
+        windows = [
+            _mirror_window(window, batch.size[-1]) if mirrored else window
+            for _, mirrored in views
+            for window in batch.windows
+        ]
+        view_batch = replace(view_batch, windows=tuple(windows))
+    return Views(view_batch, views, RepeatedTarget(target, batch.images, len(views)))
+
+
+def _mirror_window(window: Window, width: int) -> Window:
+    top, left, rows, columns = window
+    return top, width - left - columns, rows, columns

@@ -1,0 +1,77 @@
+"""Functions that edit or observe the gradient of a tensor."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.utils.hooks import unserializable_hook
+
+from gradcam.hooks import pytorch
+from gradcam.hooks.autograd import GradientHook
+from gradcam.hooks.containers import swap_contents
+
+TAP = "gradcam tap"  # Metadata key of a gradient tap on a tensor's `grad_fn`; the tensor's output index is appended.
+
+
+class GradientTap:
+    """Functions that edit or observe the complete gradient of a tensor.
+
+    Edits run in a hook on the tensor, like a user's own hooks: all these hooks run in the order of registration, and
+    `retain_grad()` shows the result. Observers run afterwards, in a hook on the tensor's `grad_fn`. If a later in-place
+    operation gives the tensor another `grad_fn`, the observers' hook stays on the earlier one.
+    """
+
+    def __init__(self, tensor: Tensor, node: Node) -> None:
+        self.edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
+        self.observers: OrderedDict[int, GradientHook] = OrderedDict()
+        index = tensor.output_nr
+
+        def edit(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None or not self.edits:
+                return None
+            # If a block returns the output of its last part, both edit the same tensor, and the last part's hook
+            # registered its edit first. Sorting by the owners' indices restores the order of their contexts.
+            return _apply_in_turn(
+                [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])], gradient
+            )
+
+        def observe(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            gradient = gradients[index]
+            if gradient is None or not self.observers:
+                return None
+            return (
+                *gradients[:index],
+                _apply_in_turn(list(self.observers.values()), gradient),
+                *gradients[index + 1 :],
+            )
+
+        tensor.register_hook(unserializable_hook(edit))
+        node.register_prehook(observe)
+
+
+def _apply_in_turn(functions: list[GradientHook], gradient: Tensor) -> Tensor:
+    for function in functions:
+        replacement = function(gradient)
+        gradient = gradient if replacement is None else replacement
+    return gradient
+
+
+def find_tap(tensor: Tensor) -> tuple[GradientTap, Tensor]:
+    """Return the gradient tap on the tensor's `grad_fn`, and the tensor to continue with.
+
+    Views and leaves are cloned: an in-place op would replace a view's `grad_fn`, and a leaf has none. If PyTorch allows
+    it, the view object itself becomes the clone, so that every reference to the view continues with the clone.
+    """
+    if tensor.grad_fn is None or pytorch.is_view(tensor):
+        clone = tensor.clone()
+        if tensor.grad_fn is None or not swap_contents(tensor, clone):
+            tensor = clone
+    node: Any = tensor.grad_fn
+    key = f"{TAP} {tensor.output_nr}"
+    tap = node.metadata.get(key)
+    if not isinstance(tap, GradientTap):
+        tap = node.metadata[key] = GradientTap(tensor, node)
+    return tap, tensor

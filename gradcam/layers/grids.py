@@ -1,0 +1,90 @@
+"""List the layers of a model whose output is a grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.hooks.containers import Batch, list_tensors
+from gradcam.hooks.hooks import Hooks
+from gradcam.layers.token_layout import find_layout, find_patches
+
+
+def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
+    """Return the names of the layers whose output is a grid, found by one forward pass.
+
+    Layers that ran once come first, then the last runs of other layers, then their earlier runs. Within each group,
+    layers with one tensor come before layers with several, and the last to finish comes first. If a block and its last
+    part return the same output, the block comes first.
+
+    Three kinds of layers are left out: modules that return their input unchanged, adaptive pooling, whose grid is a
+    coarser copy of the previous grid, and auxiliary heads, which do not lead to the score.
+    """
+    names = {module: name for name, module in _modules_outside_attention(model) if name}
+    decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
+    patches = find_patches(model.modules())
+    runs: Counter[str] = Counter()
+    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # True: several tensors.
+
+    def record_grid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = names[module]
+        runs[name] += 1
+        floating = [tensor for tensor in list_tensors(output) if tensor.is_floating_point()]
+        is_auxiliary = any(part.startswith("aux") for part in name.split("."))
+        if not floating or is_auxiliary or type(module).__name__.startswith("Adaptive"):
+            return
+        shape = floating[0].shape
+        # A decoder's queries have no positions on the image.
+        is_query = len(shape) == 3 and name.startswith(decoders)
+        if is_query or returns_input(module, args, floating[0]):
+            return
+        if find_layout(shape, batch.size, module, batch.images, patches=patches, reshape=reshape):
+            finished[len(floating) > 1].append((name, runs[name]))
+
+    with torch.no_grad(), Hooks() as hooks:
+        for module in names:
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.after_forward(module, record_grid)
+        batch.run(model)
+    runs_from_last = [(name, run) for has_several in (False, True) for name, run in reversed(finished[has_several])]
+    single_runs = [name for name, _ in runs_from_last if runs[name] == 1]
+    last_runs = [f"{name}#{run - 1}" for name, run in runs_from_last if runs[name] == run > 1]
+    return single_runs + last_runs + [f"{name}#{run - 1}" for name, run in runs_from_last if run < runs[name]]
+
+
+def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules outside attention, with their names.
+
+    Inside an attention module, tokens are not mixed yet, or are arranged in windows. Some attention modules start with
+    a norm. This norm is yielded too, because it works on the tokens from outside. A module that contains blocks is a
+    network, whatever its name.
+    """
+    yield name, module
+    class_name = type(module).__name__.lower()
+    is_attention = "block" not in class_name and any(
+        word in class_name for word in ("attention", "attn", "mhsa", "msa", "multihead")
+    )
+    is_attention = is_attention and not any("block" in type(part).__name__.lower() for part in module.modules())
+    # An attention module with another name is recognised by its children: a softmax and a linear layer. A Sequential
+    # with such children is no attention module.
+    children = [] if isinstance(module, nn.Sequential) else list(module.children())
+    if not name or not (
+        is_attention
+        or all(any(isinstance(child, part_type) for child in children) for part_type in (nn.Softmax, nn.Linear))
+    ):
+        for child_name, child in module.named_children():
+            yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
+    else:
+        for first_name, first in itertools.islice(module.named_children(), 1):
+            if "Norm" in type(first).__name__:
+                yield f"{name}.{first_name}", first
+
+
+def returns_input(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
+    """Return whether a module returned its input unchanged, as Identity and Dropout in evaluation mode do."""
+    return any(tensor is argument for argument in args) and not getattr(module, "inplace", False)

@@ -1,0 +1,9 @@
+from .base import Instance as Instance
+from .boxes import Box as Box
+from .boxes import MissedBox as MissedBox
+from .classes import ClassTarget as ClassTarget
+from .keypoints import Keypoint as Keypoint
+from .likeness import Like as Like
+from .masks import Mask as Mask
+from .text import Text as Text
+from .words import Token as Token

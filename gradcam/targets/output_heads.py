@@ -1,0 +1,146 @@
+"""Find the class scores among several tensors in a model's output."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradcam.errors import TargetError, shorten, warn
+from gradcam.hooks.containers import find_floating_tensor
+from gradcam.hooks.pytorch import find_last_operation
+from gradcam.targets.class_scores import MAX_SUM_ERROR, are_probabilities, to_logits
+from gradcam.targets.heads import NO_CLASSES
+
+LOGIT_NAMES = ("logits", "logits_per_image")
+EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
+# If a part of an output has such a name, the output's scores belong to objects, and not to the image.
+OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
+
+
+def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
+    """Return the logits (N,C) in a model's output, converted to at least float32.
+
+    The logits are the output itself, its `logits`, or its tensor of shape (N,C). If the output has logits and their
+    probabilities, the logits are returned. If it has several other tensors without names, the first one is returned.
+    `head` selects a tensor by key or index. A single logit may also have the shape (N,). Raises `TargetError` for other
+    shapes, for an embedding, and if there are several named heads but `head` is None.
+    """
+    heads = _list_heads(output)
+    if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
+        head = list(heads)[head]  # The fields of a named tuple have indices, too.
+    if head is not None and head not in heads:
+        names = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
+        content = f"it has {names}" if heads else "it is a single tensor, or has no keys"
+        raise TargetError(f"The output has no {shorten(head)}: {content}.")
+    logits: Any
+    head = next(filter(heads.__contains__, LOGIT_NAMES), None) if head is None else head
+    if head is not None:
+        logits = heads[head]
+    elif heads:
+        has_objects = any(isinstance(part, Mapping) and "boxes" in part for part in heads.values())
+        logits = None if has_objects else _choose_head(heads, images)
+    else:
+        logits = getattr(output, "logits", output)
+        logits = logits if isinstance(logits, Tensor) else find_floating_tensor(logits)
+    return to_logits(logits, type(output), images)
+
+
+def find_output_name(output: Any, logits: Tensor) -> str | None:
+    """Return the key or index of the tensor that the logits come from; None if the output is a single tensor."""
+    for name, value in _list_heads(output).items():
+        is_candidate = isinstance(value, Tensor) and value.is_floating_point() and value.numel() == logits.numel()
+        if is_candidate and torch.equal(value.detach().reshape(logits.shape).to(logits), logits.detach()):
+            return str(name)
+    return None
+
+
+def find_activation(values: Tensor, logits: Tensor) -> str | None:
+    """Return the activation that maps the logits to the values; None if there is no such activation.
+
+    The result is "softmax", "log_softmax" or "sigmoid".
+    """
+    if values is logits or values.shape != logits.shape or not values.is_floating_point():
+        return None
+    if are_probabilities(values) and not are_probabilities(logits):
+        return "softmax"  # possibly with a temperature
+    tolerance = 1e-5 if min(values.dtype.itemsize, logits.dtype.itemsize) > 2 else MAX_SUM_ERROR
+    values, logits = values.detach().float(), logits.detach().float()
+    results = {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1), "sigmoid": logits.sigmoid()}
+    return next((name for name, result in results.items() if torch.allclose(values, result, 0, tolerance)), None)
+
+
+def _list_heads(output: Any) -> dict[str | int, Any]:
+    """Return the parts of an output by key or index; an empty dict for a tensor."""
+    if isinstance(output, Tensor):
+        return {}
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    if isinstance(output, (tuple, list)):
+        return dict(zip(getattr(output, "_fields", range(len(output))), output))
+    return dict(output) if isinstance(output, Mapping) else {}
+
+
+def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
+    """Return the class scores, or else the first floating tensor. Raise `TargetError` if the choice is ambiguous."""
+    first = next(iter(heads.values()), None)
+    if isinstance(first, (tuple, list)) and _find_class_scores(_list_heads(first), images):
+        return _choose_head(_list_heads(first), images)
+    names = _find_class_scores(heads, images)
+    if not names:
+        return find_floating_tensor(list(heads.values()))
+    logits, form = heads[names[0]], "C"
+    rivals = names if isinstance(names[0], str) else names[:1]
+    if logits.numel() == images:  # If there are other tensors, a single number may also be a value estimate.
+        rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
+        rows = [name for name in rows if find_activation(heads[name], logits) is None]
+        if isinstance(names[0], str) or rows[0] != names[0]:
+            rivals, form = rows, "..."
+    if len(rivals) > 1:
+        raise TargetError(
+            f"The output has {len(rivals)} tensors ({images}, {form}): {', '.join(map(shorten, rivals))}. Choose the class "
+            f"scores with targets.ClassTarget(..., output={names[0]!r}), or pass a function as target=."
+        )
+    return logits
+
+
+def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str | int]:
+    """Return the names of tensors that may be logits. Raise `TargetError` for embeddings and object scores."""
+    rows = {name: tensor for name, tensor in _list_rows(heads, images).items() if tensor.is_floating_point()}
+    rows = {name: tensor for name, tensor in rows.items() if tensor.ndim == 2} or rows
+    scores = {name: tensor for name, tensor in rows.items() if not EMBEDDING_NAME.search(str(name))}
+    if rows and not scores:
+        raise TargetError(f"The output's {next(iter(rows))!r} is an embedding: {NO_CLASSES}")
+    if rows and (objects := [name for name in heads if OBJECT_NAME.search(str(name))]):
+        raise TargetError(f"The output has {objects[0]!r}, so its scores are those of objects: {NO_CLASSES}")
+    logit_names = [
+        name
+        for name, values in scores.items()
+        if not any(find_activation(values, candidate) for candidate in scores.values())
+    ]
+    return logit_names or list(scores)[:1]
+
+
+def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, Tensor]:
+    """Return the tensors (N,) and (N,C) of an output by name."""
+    tensors = {name: value for name, value in heads.items() if isinstance(value, Tensor)}
+    return {name: tensor for name, tensor in tensors.items() if tensor.ndim in (1, 2) and len(tensor) == images}
+
+
+def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
+    """Warn if an output has several tensors of class scores. `is_linear`: the first one comes from a linear layer."""
+    heads = _list_heads(output)
+    if not heads or any(name in heads for name in LOGIT_NAMES):
+        return
+    further_heads = _find_class_scores(heads, images)[1:]
+    if is_linear:  # A second output often has features, which rarely come from a linear layer.
+        further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
+    if further_heads:
+        warn(
+            f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
+            f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first with its index."
+        )
