@@ -3,8 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.layers.layout import Layout
-from gradcam.layers.token_layout import find_layout
-from gradcam.layers.token_layout import Patch, find_patches
+from gradcam.layers.token_layout import Patch, find_layout, find_patches
 
 
 def edge(*sides: int) -> Patch:
