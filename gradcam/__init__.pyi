@@ -5,8 +5,8 @@ from . import targets as targets
 from ._version import __version__ as __version__
 from .batch.explain_files import explain_files as explain_files
 from .cam.compare import compare as compare
+from .cam.explain import Explanation as Explanation
 from .cam.explain import explain as explain
-from .cam.explanation import Explanation as Explanation
 from .cam.fuse import fuse as fuse
 from .cam.listing import list_layers as list_layers
 from .cam.methods.custom import method as method

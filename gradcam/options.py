@@ -5,12 +5,20 @@ This module does not import torch, so that the command line can print help and c
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, TypedDict
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from types import FunctionType
+from typing import Any, TypedDict, TypeVar
 
 from gradcam.errors import GradcamError, join_names, shorten
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
@@ -179,3 +187,86 @@ def import_function(function: str | Callable[..., Any], package: str) -> Callabl
     module, _, name = function.partition(":")
     loaded: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
     return loaded
+
+
+def count_cores(root: Path = Path("/")) -> int:
+    """Return how many cores this process may use, by its CPU affinity and the quotas of its control groups, at least 1.
+
+    A fraction of a core counts as one core. `root` is the folder that contains `proc` and `sys`.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min([cores, *map(math.ceil, _list_quotas(root))]))
+
+
+def _list_quotas(root: Path) -> Iterator[float]:
+    """Yield the limits of the control groups that this process is in, as numbers of cores."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
+        _, _, remaining = line.partition(":")
+        controllers, _, path = remaining.partition(":")
+        if not controllers:  # control groups of version 2; a machine may use both versions
+            mount_points, files = (mounts, mounts / "unified"), ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            mount_points, files = (mounts / controllers, mounts / "cpu"), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        # A group is also limited by its parent groups. In a container, the path may be that of the host: then only the
+        # mount point exists.
+        group_path = PurePosixPath(path.lstrip("/"))
+        names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
+        for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):
+            with contextlib.suppress(ValueError, ZeroDivisionError):  # The quota is "max", or the file is missing.
+                quota, period = map(int, " ".join(_read_text(folder / file) for file in files).split())
+                if quota > 0:  # -1 means no limit.
+                    yield quota / period
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def accept_old_parameters(function: F) -> F:
+    """Let a function accept its old parameter names as keywords."""
+    from gradcam.renames import find_renamed, warn_of_old_name
+
+    names = find_renamed("parameter", function.__qualname__)
+    if not names:
+        raise LookupError(f"{function.__qualname__} has no renamed parameters: leave the decorator out")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for old in names.keys() & kwargs.keys():
+            new = names[old].new
+            if new in kwargs:
+                raise TypeError(f"{function.__name__}() got both {new}= and its old name {old}=: leave {old}= out.")
+            warn_of_old_name(f"{function.__name__}({old}=...)", f"{new}=", names[old])
+            kwargs[new] = kwargs.pop(old)
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def keep_old_names(cls: C) -> C:
+    """Add old attributes and methods to a class as properties, and let its methods accept old parameter names."""
+    from gradcam.renames import find_renamed
+
+    for row in find_renamed("attribute", cls.__qualname__).values():
+        setattr(cls, row.old, _make_alias(cls.__name__, row))
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, FunctionType) and find_renamed("parameter", value.__qualname__):
+            setattr(cls, name, accept_old_parameters(value))
+    return cls
+
+
+def _make_alias(owner: str, row: Any) -> property:
+    def read(self: Any) -> Any:
+        from gradcam.renames import warn_of_old_name
+
+        warn_of_old_name(f"{owner}.{row.old}", row.new, row)
+        return getattr(self, row.new)
+
+    return property(read, doc=f"Deprecated: use `{row.new}`.")

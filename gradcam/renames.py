@@ -6,11 +6,9 @@ the old and the new keys.
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from types import FunctionType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -210,43 +208,6 @@ def warn_of_old_name(old: str, new: str, row: Rename, *, level: int = 3) -> None
     """Issue a `FutureWarning` at the caller's line, `level` calls above."""
     message = f"{old} is now {new}. The old name will be removed in gradcam {row.removed_in}."
     warnings.warn(message, FutureWarning, stacklevel=level)
-
-
-def accept_old_parameters(function: F) -> F:
-    """Let a function accept its old parameter names as keywords."""
-    names = find_renamed("parameter", function.__qualname__)
-    if not names:
-        raise LookupError(f"{function.__qualname__} has no renamed parameters: leave the decorator out")
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for old in names.keys() & kwargs.keys():
-            new = names[old].new
-            if new in kwargs:
-                raise TypeError(f"{function.__name__}() got both {new}= and its old name {old}=: leave {old}= out.")
-            warn_of_old_name(f"{function.__name__}({old}=...)", f"{new}=", names[old])
-            kwargs[new] = kwargs.pop(old)
-        return function(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
-
-def keep_old_names(cls: C) -> C:
-    """Add old attributes and methods to a class as properties, and let its methods accept old parameter names."""
-    for row in find_renamed("attribute", cls.__qualname__).values():
-        setattr(cls, row.old, _make_alias(cls.__name__, row))
-    for name, value in list(vars(cls).items()):
-        if isinstance(value, FunctionType) and find_renamed("parameter", value.__qualname__):
-            setattr(cls, name, accept_old_parameters(value))
-    return cls
-
-
-def _make_alias(owner: str, row: Rename) -> property:
-    def read(self: Any) -> Any:
-        warn_of_old_name(f"{owner}.{row.old}", row.new, row)
-        return getattr(self, row.new)
-
-    return property(read, doc=f"Deprecated: use `{row.new}`.")
 
 
 def read_old_attribute(owner: object, name: str) -> Any:

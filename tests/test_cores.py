@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.cores import count_cores
+from gradcam.options import count_cores
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 
 from gradcam.batch.read_items import ReadItem, receive
-from gradcam.cores import count_cores
 from gradcam.errors import GradcamError, ImageError, describe_failure
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.device import check_device
 from gradcam.models.preprocess import Prepared
+from gradcam.options import count_cores
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)

@@ -18,18 +18,16 @@ from gradcam.batch.pool import choose_batch_size
 from gradcam.batch.read_items import HashedItem
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.cores import count_cores
 from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, format_fields, shorten
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
 from gradcam.models.results import ImageAttribution, ImageExplanation
-from gradcam.options import ExplainOptions, check_count
+from gradcam.options import ExplainOptions, check_count, count_cores
 from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.storage.records import Prediction
 from gradcam.targets.base import Target
-from gradcam.targets.class_scores import check_classes
-from gradcam.targets.classes import ClassTarget, is_function
+from gradcam.targets.classes import ClassTarget, check_classes, is_function
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from gradcam.attributions.table import AttributionMethod
+from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS
-from gradcam.cam.plan import Plan
 from gradcam.errors import GradcamError, TargetError, format_fields
 from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.read import Pixels, Region

@@ -37,8 +37,8 @@ from gradcam.batch.ray.actor import (
 )
 from gradcam.batch.ray.end_processes import end_local_processes
 from gradcam.batch.save import Saver
-from gradcam.cores import count_cores
 from gradcam.errors import DeviceError, GradcamError, to_pip_command
+from gradcam.options import count_cores
 
 # The number of blocks that are sent to a process in advance, so that it never waits for the next block.
 MAX_BLOCKS_PER_PROCESS = 2

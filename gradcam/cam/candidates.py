@@ -7,7 +7,6 @@ import contextlib
 import torch
 from torch import nn
 
-from gradcam.cam.forward import reject_frames_first
 from gradcam.errors import LayerError, ModelError
 from gradcam.hooks.containers import (
     QUANTISED_ADVICE,
@@ -16,7 +15,7 @@ from gradcam.hooks.containers import (
     is_quantised,
 )
 from gradcam.hooks.preserve import preserve_state
-from gradcam.layers.axes import AxisResolver, take_image
+from gradcam.layers.axes import AxisResolver, reject_frames_first, take_image
 from gradcam.layers.find import find_layer
 from gradcam.layers.grids import list_layers_with_grid
 from gradcam.layers.token_layout import find_patches
@@ -49,7 +48,8 @@ def search_batch_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple
     A second pass with other texts excludes layers of text tokens.
     """
     with preserve_state(model) as modules:
-        reject_frames_first(batch, modules)
+        if len(batch.size) == 3:
+            reject_frames_first(batch, modules)
         names = list_layers_with_grid(model, batch.copy(detach_input), reshape)
     axes = AxisResolver(model, batch, find_patches(model.modules()))
     if reshape is not None or not axes.text_lengths:

@@ -8,11 +8,9 @@ from typing import Any
 from torch import nn
 from typing_extensions import Unpack
 
-from gradcam.cam.explain import execute_plan
-from gradcam.cam.explanation import Explanation
+from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.cam.plan import Plan
 from gradcam.layers.find import check_layers
 from gradcam.options import ExplainOptions
 

@@ -3,36 +3,160 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
-from gradcam.cam.explanation import Explanation
 from gradcam.cam.forward import RecordedPass, recorded_pass
-from gradcam.cam.grid import BlindPatchesError, list_unverified
-from gradcam.cam.map_collector import Key, Maps
-from gradcam.cam.maps import compute_maps
+from gradcam.cam.grid import JOINS, BlindPatchesError, list_unverified
+from gradcam.cam.maps import Maps, compute_maps
 from gradcam.cam.methods.base import Method
-from gradcam.cam.methods.table import METHODS, find_method
-from gradcam.cam.plan import Plan
-from gradcam.cam.postprocess import Views, crop_to_windows, to_heatmaps_of_sizes
-from gradcam.cam.rounding import warn_of_rounding
+from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method
+from gradcam.cam.postprocess import Views, to_heatmaps_of_sizes
+from gradcam.cam.rounding import Key, warn_of_rounding
 from gradcam.errors import (
+    ImageError,
     LayerError,
     TargetError,
+    join_names,
+    shorten,
 )
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models
 from gradcam.layers.find import check_layers, find_layers, unwrap
-from gradcam.layers.layout import ReshapeSpec
-from gradcam.options import AUGMENTATIONS, ExplainOptions
-from gradcam.targets.base import BoundTarget, Instance, Target, TargetScores, bind_target
-from gradcam.targets.classes import is_function
+from gradcam.layers.layout import to_reshape
+from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, fill_options
+from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, Target, TargetScores, bind_target
+from gradcam.targets.classes import is_custom_function, is_function
 from gradcam.targets.heads import require_class_head
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Heatmaps of N images: K class activation maps for each image.
+
+    Volumes have (d,h,w) and (D,H,W) instead of (h,w) and (H,W). Tensors are on the images' device.
+
+    Attributes
+    ----------
+    maps : Tensor (N,K,h,w)
+        The raw output of the method, float32, at the layer's resolution. `evidence` selects the positive values, the
+        absolute values of the negative ones, or all values. If the model pads images, a map covers the image only,
+        without the padding.
+    heatmaps : Tensor (N,K,H,W)
+        The maps at the input's size, float32, each divided by its own maximum: from 0 to 1, or from -1 to 1 for signed
+        evidence. A blank map stays zero. For a list of images of different sizes, a list of N tensors (K,H,W).
+    classes : Tensor (N,K) or None
+        The explained classes, int64; None if the target was a function, a sentence or a reference image.
+    scores : Tensor (N,K)
+        The explained scores, float32. If images have different numbers of boxes, missing boxes have score NaN, class -1
+        and a blank map.
+    output : Any
+        The model's output, detached.
+    layer : str
+        The target layer's dotted name; "input" or "attention" if the method needs no layer.
+    method : str
+        The method's name.
+    evidence : str
+        "positive", "negative" or "signed".
+    instances : sequence of sequences of Instance, or None
+        The box, mask, sentence or other `gradcam.targets` object that each map of each image explains; None for classes
+        and functions.
+    detections : sequence of sequences of Instance, or None
+        All detections of the model in each image, such as its boxes.
+    reference : Explanation or None
+        The maps on the reference image, if the target is `targets.Like` with an image.
+    layout : str or None
+        The layout of the layer's output, such as "channels first" or "tokens"; None if no layer is explained.
+    output_name : str or None
+        The key or index of the explained tensor in the model's output, such as "logits" or "0"; None if the output is one
+        tensor, or the target is a function.
+
+    Examples
+    --------
+    >>> import gradcam, torch, torchvision
+    >>> model = torchvision.models.resnet18(weights=None).eval()
+    >>> explanation = gradcam.explain(model, torch.rand(2, 3, 64, 64), "layer4", target=[[1, 2, 3]] * 2)
+    >>> explanation
+    Explanation(2 image(s), 3 map(s) each, gradcam at layer4, 2 x 2 to 64 x 64, cpu)
+    >>> explanation.save("maps.npz")
+    """
+
+    maps: Tensor
+    heatmaps: Tensor
+    classes: Tensor | None
+    scores: Tensor
+    output: Any = field(repr=False)
+    layer: str
+    method: str
+    evidence: str
+    instances: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
+    detections: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
+    reference: Explanation | None = field(default=None, repr=False, kw_only=True)
+    layout: str | None = field(default=None, repr=False, kw_only=True)
+    output_name: str | None = field(default=None, repr=False, kw_only=True)
+
+    def __getattr__(self, name: str) -> Any:
+        from gradcam.renames import read_old_attribute
+
+        return read_old_attribute(self, name)
+
+    def __repr__(self) -> str:
+        images, classes = self.maps.shape[:2]
+        grid = " x ".join(map(str, self.maps.shape[2:]))
+        sizes = dict.fromkeys(" x ".join(map(str, heatmap.shape[1:])) for heatmap in self.heatmaps)
+        size = ", ".join(sizes)
+        kind = "" if self.evidence == "positive" else f"{self.evidence} evidence by "
+        return (
+            f"{type(self).__name__}({images} image(s), {classes} map(s) each, {kind}{self.method} at {self.layer}, "
+            f"{grid} to {size}, {self.maps.device})"
+        )
+
+    def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
+        """Write the explanation as NumPy arrays: all of it to an ``.npz`` file, or a single map (h,w) to an ``.npy`` file.
+
+        `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
+        `method` and `evidence`. A single map has the format of `gradcam batch --save map`. The file is written completely or
+        not at all.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+        i : int, default None
+            The image to save; None for all.
+        k : int, default None
+            The map of that image to save; None for all.
+
+        Raises
+        ------
+        ImageError
+            If the suffix is neither ``.npz`` nor ``.npy``, if there is no such map, or if the file cannot be written.
+
+        Examples
+        --------
+        >>> import gradcam, numpy, torch, torchvision
+        >>> model = torchvision.models.resnet18(weights=None).eval()
+        >>> explanation = gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4")
+        >>> explanation.save("map.npy", 0, 0)
+        >>> numpy.load("map.npy").shape
+        (2, 2)
+        """
+        from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
+
+        if check_suffix(path) not in ARRAY_SUFFIXES:
+            raise ImageError(
+                f"{path}: this explanation has no image to draw on. Explain the image file: "
+                f"gradcam.load_classifier(model).explain('photo.jpg').save({os.fspath(path)!r}). Or draw one heatmap: "
+                "gradcam.overlay(image, explanation.heatmaps[0, 0], region=(top, left, height, width)). Or save it as .npz."
+            )
+        tensors = {name: getattr(self, name) for name in ("maps", "heatmaps", "classes", "scores")}
+        write_arrays(path, tensors, {name: getattr(self, name) for name in ("layer", "method", "evidence")}, i, k)
 
 
 def explain(
@@ -169,6 +293,64 @@ def check_one_map(
     return check_layers(layers)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A checked request: what to explain and how, as in `explain`.
+
+    Without `methods`, the target's default method is used. `prefers_signed`: use signed evidence if that method
+    supports it. `methods_for_places` replace `methods` if the score of a target function reads positions in the output,
+    which pooling would lose.
+    """
+
+    methods: Sequence[Method] = (METHODS["gradcam"],)
+    target: Any = None
+    options: ExplainOptions = field(default_factory=DEFAULTS.copy)
+    prefers_signed: bool = False
+    methods_for_places: Sequence[Method] = ()
+
+    @classmethod
+    def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **fields: Any) -> Self:
+        """Return a plan after all checks that need no model.
+
+        Raises `GradcamError` for unknown names and unsupported combinations, and `TypeError` as a call of `function`
+        would.
+        """
+        filled = fill_options(options, function)
+        smoothed = apply_smoothing(methods, filled["smoothing"])
+        if filled["join"] is not None and filled["join"] not in JOINS:
+            raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
+        check_evidence(filled["evidence"], smoothed)
+        return cls(smoothed, target, filled | {"reshape": to_reshape(filled["reshape"])}, **fields)
+
+    def complete(self, method: str) -> Plan:
+        """Return the plan with this method if it has none. Raises `GradcamError` as `of` does."""
+        if self.methods:
+            return self
+        methods, options = apply_smoothing([METHODS[method]], self.options["smoothing"]), self.options
+        if self.prefers_signed and methods[0].is_signed:
+            options = options | {"evidence": "signed"}
+        check_evidence(options["evidence"], methods)
+        for_places = (
+            apply_smoothing([METHODS[LOCAL_METHOD]], options["smoothing"]) if is_custom_function(self.target) else ()
+        )
+        return replace(self, methods=methods, options=options, methods_for_places=for_places)
+
+    @property
+    def needs_layers(self) -> bool:
+        return any(method.has_layer for method in self.methods)
+
+    @property
+    def grad_order(self) -> int:
+        """Return how often the layers after the target layers are differentiated."""
+        if any("curvatures" in method.needs for method in self.methods):
+            return 2
+        return 1 if any(method.needs for method in self.methods) else 0
+
+    @property
+    def runs_again(self) -> bool:
+        return any(method.runs_again for method in self.methods)
+
+
 def execute_plan(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
@@ -253,7 +435,12 @@ def _explain_at(
         if on_recorded is not None:
             on_recorded(recorded)
         if verify != "nothing" and outlets and recorded.frame is None and not recorded.images_changed:
-            _verify_layouts(recorded, options["reshape"], verify)
+            unverified = list_unverified(recorded, options["reshape"], includes_certain=verify != "guesses")
+            if unverified:
+                from gradcam.cam.verify_layout import verify_places
+
+                is_user_layout = options["reshape"] is not None
+                verify_places(recorded, unverified, is_user_layout=is_user_layout, strict=verify == "strictly")
         if views.batch.images > 1:
             from gradcam.cam.independence import warn_of_mixed_images
 
@@ -284,14 +471,6 @@ def _make_views(bound: BoundTarget, augmentation: str) -> Views:
     return make_views(bound.batch, augmentation, bound.target)
 
 
-def _verify_layouts(recorded: RecordedPass, reshape: ReshapeSpec, verify: str) -> None:
-    unverified = list_unverified(recorded, reshape, includes_certain=verify != "guesses")
-    if unverified:
-        from gradcam.cam.verify_layout import verify_places
-
-        verify_places(recorded, unverified, is_user_layout=reshape is not None, strict=verify == "strictly")
-
-
 def _make_explanations(
     maps: Mapping[Key, Maps], recorded: RecordedPass, bound: BoundTarget, views: Views, plan: Plan
 ) -> dict[Key, Explanation]:
@@ -305,12 +484,12 @@ def _make_explanations(
     output = recorded.output if bound.own_output is None else bound.own_output(recorded.output)
     detections = None if bound.list_found is None else bound.list_found(recorded.output)
     shared: dict[str, Any] = {
-        "output": views.first_of(output),
-        "evidence": evidence,
-        "classes": None if scored.classes is None else views.first(scored.classes).to(batch.device),
-        "output_name": output_name,
         "detections": _move_instances(detections, batch),
         "instances": _move_instances(scored.instances, batch),
+        "classes": None if scored.classes is None else views.first(scored.classes).to(batch.device),
+        "output": views.first_of(output),
+        "output_name": output_name,
+        "evidence": evidence,
     }
     sizes, explanations = batch.sizes, {}
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
@@ -348,7 +527,11 @@ def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str
         from gradcam.layers.frames import find_frame
 
         frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
-    return levels if frame is None or frame.is_whole else [crop_to_windows(level, frame) for level in levels]
+    if frame is None or frame.is_whole:
+        return levels
+    from gradcam.cam.views import crop_to_windows
+
+    return [crop_to_windows(level, frame) for level in levels]
 
 
 def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> Sequence[Sequence[Instance]] | None:

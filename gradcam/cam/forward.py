@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from gradcam.cam.deferred_checks import DeferredChecks
-from gradcam.errors import ImageError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import (
     ADVICE_AFTER_LAYER,
@@ -131,6 +129,17 @@ def caller_autocast(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if pytorch.is_autocast_enabled(device) else None
 
 
+def _check_batch(batch: Batch, modules: Sequence[nn.Module]) -> None:
+    if len(batch.size) == 3:
+        from gradcam.layers.axes import reject_frames_first
+
+        reject_frames_first(batch, modules)
+    if batch.images > 1:
+        from gradcam.cam.dependence_warnings import warn_of_shared_statistics
+
+        warn_of_shared_statistics(modules)
+
+
 @contextlib.contextmanager
 def recorded_pass(
     model: nn.Module,
@@ -151,11 +160,7 @@ def recorded_pass(
     tensors are saved for this graph.
     """
     with preserve_state(model) as modules, translate_torch_errors(ADVICE_AFTER_LAYER), contextlib.ExitStack() as stack:
-        reject_frames_first(batch, modules)
-        if batch.images > 1:
-            from gradcam.cam.dependence_warnings import warn_of_shared_statistics
-
-            warn_of_shared_statistics(modules)
+        _check_batch(batch, modules)
         if grad_order > 1:
             stack.enter_context(plain_attention())
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
@@ -235,21 +240,3 @@ def _collect_tensors(
             activations[name], outlet_by_name[name] = tensor, outlet._replace(name=name, keys=keys)
             names_by_layer.setdefault(outlet.name, []).append(name)
     return activations, outlet_by_name, names_by_layer
-
-
-def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
-    """Raise `ImageError` if frames come before channels, because frames would be taken for the depth of a volume."""
-    convolutions = [module for module in modules if isinstance(module, _ConvNd)] if len(batch.size) == 3 else []
-    channels = batch.pictures.shape[1]
-    takes_channels = any(isinstance(module, nn.Conv3d) and module.in_channels == channels for module in convolutions)
-    if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_channels:
-        if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
-            raise ImageError(
-                f"pixel_values are {tuple(batch.pictures.shape)}: several images or tiles per sample. "
-                "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
-                "model in a module whose forward passes pixel_values[:, None] to the model."
-            )
-        raise ImageError(
-            f"The images are {tuple(batch.pictures.shape)}, with frames before channels: pass frames.transpose(1, 2), and "
-            "wrap the model in a module whose forward(clips) returns model(clips.transpose(1, 2))."
-        )

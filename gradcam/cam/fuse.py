@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from gradcam.cam.explanation import Explanation
+from gradcam.cam.explain import Explanation
 from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters
 
 REDUCTIONS = ("mean", "max")
 

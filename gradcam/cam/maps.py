@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,10 +20,9 @@ from gradcam.cam.grid import (
     choose_activations,
     warn_of_blind_images,
 )
-from gradcam.cam.map_collector import Key, MapCollector, Maps, compute_checked, mark_rounding
-from gradcam.cam.methods.base import ActivationMethod, GradientMethod, Method
-from gradcam.cam.rounding import DenoisedMaps, denoise_method, keep_all
-from gradcam.errors import join_names, warn
+from gradcam.cam.methods.base import ActivationMethod, GradientMethod, Method, compute_checked
+from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, keep_all, mark_rounding
+from gradcam.errors import BlindLayerError, join_names, warn
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 
 if TYPE_CHECKING:
@@ -53,6 +53,50 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
             f"assume{'s' if len(names) == 1 else ''} no negative values: heatmaps may be wrong. Choose a layer after a ReLU "
             "(`gradcam layers` marks layers of both signs with ±), or another method."
         )
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The maps of a method at a layer, signed (N,K,...) in float32, and the scores (N,K) that they explain.
+
+    `levels`: one map, or several to be added once the evidence (positive or negative) is selected. `rounding_mask`
+    (N,K,2): where rounding errors were replaced by zeros, as in `DenoisedMaps`; None if nowhere.
+    """
+
+    levels: list[Tensor]
+    scores: Tensor
+    rounding_mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MapCollector:
+    """Collects maps by site and method: pieces (N,k,...) for a few classes each, and the images without gradient.
+
+    Until deferred checks are flushed, they may still change both. `errors`: the first is raised if no site has a
+    gradient.
+    """
+
+    pieces: dict[Key, list[list[DenoisedMaps]]] = field(default_factory=dict)
+    blind: dict[Key, list[list[bool] | RowRanges]] = field(default_factory=dict)
+    errors: list[BlindLayerError] = field(default_factory=list)
+
+    def add(self, maps: MethodMaps) -> None:
+        """Add maps. An image is blind if it is blind in all additions."""
+        key = maps.site, maps.method
+        self.pieces.setdefault(key, []).append(maps.pieces)
+        if maps.blind is not None:
+            self.blind.setdefault(key, []).append(maps.blind)
+        if maps.error is not None:
+            self.errors.append(maps.error)
+
+    def list_blind(self, site: str, method: str) -> list[list[bool]]:
+        """List the blind images of each addition; call this after the checks are flushed."""
+        additions = self.blind[site, method]
+        return [[limits == (0, 0) for limits in rows] if isinstance(rows, RowRanges) else rows for rows in additions]
+
+    def list_pieces(self, key: Key) -> list[DenoisedMaps]:
+        """Return the current pieces."""
+        return [piece for pieces in self.pieces[key] for piece in pieces]
 
 
 def compute_maps(
@@ -118,7 +162,7 @@ def _compute_maps(
         if isinstance(method, ActivationMethod):
             class_agnostic = compute_checked(method, site.grid)[:, None]
             repeated = class_agnostic.repeat_interleave(recorded.scored.values.shape[1], 1)
-            collector.add(site.layer, method, [keep_all(repeated)])
+            collector.add(MethodMaps(site.layer, method.name, [keep_all(repeated)]))
     local_gradients = None
     if recorded.scored.differentiate is not None and len(scores) == 1:
         from gradcam.cam.other_maps import apply_local_gradient_methods, differentiate_locally
@@ -129,20 +173,15 @@ def _compute_maps(
             recorded, sites, first_order, scores, collector, one_by_one=one_by_one, check_mixing=check_mixing
         )
     else:
-        apply_local_gradient_methods(recorded, list(zip(sites, local_gradients)), first_order, collector)
+        for local_maps in apply_local_gradient_methods(recorded, list(zip(sites, local_gradients)), first_order):
+            collector.add(local_maps)
     if others:
         from gradcam.cam.other_maps import apply_other_methods
 
-        apply_other_methods(
-            recorded,
-            sites,
-            others,
-            collector,
-            budget=budget,
-            log=log,
-            one_by_one=one_by_one,
-            check_mixing=check_mixing and not first_order,
-        )
+        check_mixing = check_mixing and not first_order
+        settings: Any = {"budget": budget, "log": log, "one_by_one": one_by_one, "check_mixing": check_mixing}
+        for other_maps in apply_other_methods(recorded, sites, others, **settings):
+            collector.add(other_maps)
     maps = _finish_maps(collector, _join_scores(list(scores.values())).detach(), recorded.checks)
     _check_blindness(sites_by_layer, collector, recorded)
     result = {}
@@ -252,7 +291,7 @@ def _apply_gradient_methods(
 
         chunks = compute_separate_gradients(recorded, sites, joined)
     else:
-        chunks = _compute_gradients(recorded, sites, joined, check_mixing=check_mixing)
+        chunks = _compute_gradients(recorded, sites, joined, scaled=recorded.has_float16, check_mixing=check_mixing)
     for chunk in chunks:
         for site, (on_grid, ranges) in zip(sites, chunk):
             for score_key in score_keys:
@@ -275,19 +314,19 @@ def _apply_gradient_methods(
                             peaks=peaks,
                             checks=checks,
                         )
-                        collector.add(site.layer, method, pieces, blind)
+                        collector.add(MethodMaps(site.layer, method.name, pieces, blind))
         first_class += on_grid.shape[1]
 
 
 def _compute_gradients(
-    recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor, *, check_mixing: bool
+    recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor, *, scaled: bool, check_mixing: bool
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
     """Yield, for a few classes at a time, the gradients (N,k,C,...) at each site, and their range in each image.
 
-    `check_mixing`: check that images do not depend on one another.
+    `scaled` is as in `jacobian`. `check_mixing`: check that images do not depend on one another.
     """
     inputs = [site.recorded for site in sites]
-    for chunk in jacobian(scores, inputs, scaled=recorded.has_float16):
+    for chunk in jacobian(scores, inputs, scaled=scaled):
         pairs = zip(sites, fill_missing_gradients(chunk, inputs))
         yield [site.to_grid(gradient, "gradients", recorded.checks) for site, gradient in pairs]
     if check_mixing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby, product
 
@@ -13,7 +13,6 @@ from gradcam.adapters.base import LocalGradient
 from gradcam.cam.deferred_checks import read_row_ranges
 from gradcam.cam.forward import RecordedPass
 from gradcam.cam.grid import GridActivations, at_least_float32
-from gradcam.cam.map_collector import MapCollector, compute_checked, mark_rounding
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import (
     AttentionMethod,
@@ -22,14 +21,15 @@ from gradcam.cam.methods.base import (
     InputMethod,
     Method,
     RerunMethod,
+    compute_checked,
 )
-from gradcam.cam.rounding import DenoisedMaps, denoise_method, keep_all
+from gradcam.cam.rounding import DenoisedMaps, MethodMaps, denoise_method, keep_all, mark_rounding
 from gradcam.errors import BlindLayerError, TargetError
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.second_order import hessian_products
 from gradcam.layers.layout import Layout
 from gradcam.targets.base import TargetScores
-from gradcam.targets.contrast import FINER_RIVAL_WEIGHT, compute_contrast, find_nearest_rivals
+from gradcam.targets.classes import FINER_RIVAL_WEIGHT, compute_contrast, find_nearest_rivals
 from gradcam.targets.repeated import RepeatedTarget
 
 # Each cell of these methods' maps depends only on the same cell of the layer, and is zero if the gradient there is zero.
@@ -57,9 +57,8 @@ def apply_local_gradient_methods(
     recorded: RecordedPass,
     gradients_by_site: Sequence[tuple[GridActivations, list[LocalGradient]]],
     methods: Sequence[GradientMethod],
-    collector: MapCollector,
-) -> None:
-    """Apply gradient methods to local gradients and the matching parts of the activations, in groups of equal size."""
+) -> Iterator[MethodMaps]:
+    """Yield the maps of gradient methods from local gradients and the matching parts of the activations."""
     shape = recorded.scored.values.shape
     for (site, local_gradients), method in product(gradients_by_site, methods):
         blank = DenoisedMaps(site.grid.new_zeros(*shape, *site.grid.shape[2:]))
@@ -88,7 +87,7 @@ def apply_local_gradient_methods(
                     part_maps[0],
                     part_mask[0],
                 )
-        collector.add(site.layer, method, [DenoisedMaps(maps, rounding_mask)], is_blind)
+        yield MethodMaps(site.layer, method.name, [DenoisedMaps(maps, rounding_mask)], is_blind)
 
 
 def _size(gradient: LocalGradient) -> tuple[int, ...]:
@@ -99,43 +98,41 @@ def apply_other_methods(
     recorded: RecordedPass,
     sites: Sequence[GridActivations],
     methods: Sequence[Method],
-    collector: MapCollector,
     *,
     budget: RerunBudget | None,
     log: AttentionLog | None,
     one_by_one: bool,
     check_mixing: bool,
-) -> None:
-    """Apply all methods that need more than activations and first derivatives."""
+) -> Iterator[MethodMaps]:
+    """Yield the maps of all methods that need more than activations and first derivatives."""
     second_order = [method for method in methods if isinstance(method, CurvatureMethod)]
     if second_order and check_mixing:
         from gradcam.cam.independence import check_independence
 
         check_independence(recorded, sites, recorded.scored.values)
-    _apply_curvature_methods(recorded, sites, second_order, collector, one_by_one=one_by_one)
+    yield from _apply_curvature_methods(recorded, sites, second_order, one_by_one=one_by_one)
     if budget is None or log is None:  # No method runs the model again.
         return
     recorded.checks.flush()  # Report problems before the slow methods run.
     for method, site in product(methods, sites):
         if isinstance(method, RerunMethod):
-            _apply_rerun_method(recorded, site, method, collector, budget)
+            yield _apply_rerun_method(recorded, site, method, budget)
     for method in methods:
         if isinstance(method, InputMethod):
-            collector.add("input", method, [method.compute(recorded, budget)])
+            yield MethodMaps("input", method.name, [method.compute(recorded, budget)])
     for method in methods:
         if isinstance(method, AttentionMethod):
-            collector.add("attention", method, [keep_all(method.compute(recorded, log, budget))])
+            yield MethodMaps("attention", method.name, [keep_all(method.compute(recorded, log, budget))])
 
 
 def _apply_curvature_methods(
     recorded: RecordedPass,
     sites: Sequence[GridActivations],
     methods: Sequence[CurvatureMethod],
-    collector: MapCollector,
     *,
     one_by_one: bool,
-) -> None:
-    """Apply second-order methods, with two backward passes per class and layer.
+) -> Iterator[MethodMaps]:
+    """Yield the maps of second-order methods, with two backward passes per class and layer.
 
     If images depend on one another (`one_by_one`), this takes two passes per class, layer and image.
     """
@@ -161,21 +158,23 @@ def _apply_curvature_methods(
             blind = [limits == (0, 0) for (_, ranges), images in zip(first, groups) for limits in ranges[images]]
             for method in methods:
                 pieces = denoise_method(partial(compute_checked, method), tolerance, site.grid, gradient, curvature)
-                collector.add(site.layer, method, pieces, blind)
+                yield MethodMaps(site.layer, method.name, pieces, blind)
 
 
 def _apply_rerun_method(
-    recorded: RecordedPass, site: GridActivations, method: RerunMethod, collector: MapCollector, budget: RerunBudget
-) -> None:
+    recorded: RecordedPass, site: GridActivations, method: RerunMethod, budget: RerunBudget
+) -> MethodMaps:
+    blind_error = None
     try:
         denoised = method.compute(recorded, site, budget)
     except BlindLayerError as error:
-        collector.errors.append(error)
+        blind_error = error
         denoised = keep_all(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
     # An image with activations but an empty map is blind: changes of the activations had no effect.
     has_map = denoised.maps.flatten(1).any(1) | mark_rounding(denoised).flatten(1).any(1)
     blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
-    collector.add(site.layer, method, [denoised], blind.tolist() if method.is_signed else None)
+    flags = blind.tolist() if method.is_signed else None
+    return MethodMaps(site.layer, method.name, [denoised], flags, blind_error)
 
 
 def compute_finer_scores(name: str, scored: TargetScores) -> Tensor:

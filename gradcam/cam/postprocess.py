@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 from gradcam.hooks.containers import Batch, map_tensors, take_rows
 
 if TYPE_CHECKING:
-    from gradcam.layers.frames import Frame
+    pass
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -60,22 +59,6 @@ class Views:
         views = zip(maps.split(self.images), self.views)
         upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
         return maps if len(upright) == 1 else torch.stack(upright).mean(0)
-
-
-def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
-    """Return maps (N,K,h,w) of the images, from maps of the canvas on which they lie.
-
-    All images get as many cells as the largest one covers, so that the maps stay one tensor.
-    """
-    cells = [length / side for length, side in zip(maps.shape[2:], frame.canvas)]  # Cells per pixel of the canvas.
-    parts = [
-        ((top * cells[0], left * cells[1]), (rows * cells[0], columns * cells[1]))
-        for top, left, rows, columns in frame.windows
-    ]
-    size = [math.ceil(max(lengths) - 1e-6) for lengths in zip(*(part[1] for part in parts))]
-    if len(set(parts)) == 1:
-        return resize(maps, size, signed=True, part=parts[0])
-    return torch.cat([resize(maps[i : i + 1], size, signed=True, part=part) for i, part in enumerate(parts)])
 
 
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:

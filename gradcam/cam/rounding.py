@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
-from gradcam.errors import warn
+from gradcam.errors import BlindLayerError, warn
 
 NUM_PERTURBATIONS = 2  # With a single perturbation, the changes could cancel as well.
 # The weaker sign of a map counts as noise up to this share of the change under perturbation. The share is low, because
@@ -38,6 +38,19 @@ class DenoisedMaps(NamedTuple):
 
     maps: Tensor
     rounding_mask: Tensor | None = None
+
+
+class MethodMaps(NamedTuple):
+    """The maps of a method at a site: pieces (N,k,...) for a few classes each.
+
+    `blind` tells which images have no gradient; None if this is unknown. `error` is raised if no site has a gradient.
+    """
+
+    site: str
+    method: str
+    pieces: list[DenoisedMaps]
+    blind: list[bool] | RowRanges | None = None
+    error: BlindLayerError | None = None
 
 
 def denoise(compute: Callable[[Perturb], Tensor], tolerance: float) -> DenoisedMaps:
@@ -170,3 +183,12 @@ def _make_signs(count: int, seed: int, dtype: torch.dtype, device: torch.device)
     hashed = numbers.add_(seed * 0x5BD1E995).mul_(-0x61C88647)
     hashed = hashed.bitwise_xor_(hashed >> 15).mul_(0x2C1B3C6D)
     return 1 - 2 * (hashed >> 16).bitwise_and_(1).to(dtype)
+
+
+Key = tuple[str, str]  # (layer, method), or (place, method) for a method without a layer.
+
+
+def mark_rounding(piece: DenoisedMaps) -> Tensor:
+    """Return the rounding mask of a piece of maps, also if there was no rounding."""
+    nowhere = piece.maps.new_zeros((*piece.maps.shape[:2], 2), dtype=torch.bool)
+    return nowhere if piece.rounding_mask is None else piece.rounding_mask

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradcam.cam.postprocess import Views
+from gradcam.cam.postprocess import Views, resize
 from gradcam.hooks.containers import Batch, Window
+from gradcam.layers.frames import Frame
 from gradcam.options import AUGMENTATIONS
 from gradcam.targets.repeated import RepeatedTarget
 
@@ -55,3 +57,19 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
 def _mirror_window(window: Window, width: int) -> Window:
     top, left, rows, columns = window
     return top, width - left - columns, rows, columns
+
+
+def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
+    """Return maps (N,K,h,w) of the images, from maps of the canvas on which they lie.
+
+    All images get as many cells as the largest one covers, so that the maps stay one tensor.
+    """
+    cells = [length / side for length, side in zip(maps.shape[2:], frame.canvas)]  # Cells per pixel of the canvas.
+    parts = [
+        ((top * cells[0], left * cells[1]), (rows * cells[0], columns * cells[1]))
+        for top, left, rows, columns in frame.windows
+    ]
+    size = [math.ceil(max(lengths) - 1e-6) for lengths in zip(*(part[1] for part in parts))]
+    if len(set(parts)) == 1:
+        return resize(maps, size, signed=True, part=parts[0])
+    return torch.cat([resize(maps[i : i + 1], size, signed=True, part=part) for i, part in enumerate(parts)])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from gradcam.cores import count_cores
+from gradcam.options import count_cores
 from gradcam.plugins import has_loaded_custom_code
 
 # From the GNU C library's malloc.h.

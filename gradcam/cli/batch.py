@@ -207,7 +207,7 @@ def _find_work(arguments: BatchArguments, listing: InputListing, device: str | N
     """Load the model and collect the images of this shard. Raise `click.UsageError` if options contradict the list."""
     from gradcam.batch.engine import BatchWork
     from gradcam.batch.pool import choose_batch_size
-    from gradcam.cores import count_cores
+    from gradcam.options import count_cores
 
     choice, settings = arguments.choice, arguments.settings
     local_settings = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, shorten
-from gradcam.options import argument_error
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters, argument_error
 
 CONFIDENCE = 0.95
 ROUNDING_LIMIT = 1e-6  # A smaller standard deviation or skewness counts as zero.

@@ -31,8 +31,8 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import SCORES, Progress
-from gradcam.renames import RECOMMEND, accept_old_parameters, add_old_keys, keep_old_names
+from gradcam.options import SCORES, Progress, accept_old_parameters, keep_old_names
+from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
 
 DEFAULT_MOSAICS = 12

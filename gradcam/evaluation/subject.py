@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.explanation import Explanation
+from gradcam.cam.explain import Explanation
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, find_similar_names, join_names, shorten
 from gradcam.hooks.memory import HalvingRunner
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.models.results import to_probabilities
 from gradcam.options import check_count
-from gradcam.targets.class_scores import check_classes
+from gradcam.targets.classes import check_classes
 
 BASELINES = ("blur", "mean", "zero")
 BLUR_RADIUS_PIXELS = 5  # for an image whose shorter side is `BLUR_IMAGE_PIXELS`, as in RISE's code

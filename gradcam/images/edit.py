@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.read import Pixels
-from gradcam.options import EDIT_FORM, EDITS
-from gradcam.renames import accept_old_parameters, find_old_names
+from gradcam.options import EDIT_FORM, EDITS, accept_old_parameters
+from gradcam.renames import find_old_names
 
 BLUR_FRACTION = 0.05  # standard deviation of the blur, as a fraction of the longer side
 MAX_EDIT_POINTS = 10_000

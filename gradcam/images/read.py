@@ -18,8 +18,7 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from gradcam.errors import ImageError, shorten
 from gradcam.images.files import is_url, open_file
-from gradcam.options import MAX_PIXELS
-from gradcam.renames import accept_old_parameters
+from gradcam.options import MAX_PIXELS, accept_old_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import ImageLike, Pixels, read_image
 from gradcam.images.sheets import INK, LINE_HEIGHT, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
-from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, check_choice, check_count
-from gradcam.renames import accept_old_parameters
+from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, accept_old_parameters, check_choice, check_count
 
 # These colours were chosen by eye, on photographs. Zero is black in both scales, so that a dead channel looks the same
 # everywhere. White at zero would make sparse maps pale, and a grey scale would hide the sign.

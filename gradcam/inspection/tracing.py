@@ -20,8 +20,7 @@ from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap
-from gradcam.options import check_count
-from gradcam.renames import keep_old_names
+from gradcam.options import check_count, keep_old_names
 
 Shape = tuple[int, ...]
 

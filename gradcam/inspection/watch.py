@@ -23,8 +23,7 @@ from gradcam.hooks.containers import list_tensors, version_of
 from gradcam.hooks.hooks import Hooks, in_own_pass, is_backward_running
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
-from gradcam.options import argument_error
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters, argument_error
 
 OUTPUT = "output"
 NAN, INFINITE = "NaN", "infinite"

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
+from gradcam.errors import ImageError
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks, grad_mode_off
 from gradcam.hooks.model_facts import ModelFacts
@@ -148,3 +150,21 @@ class AxisResolver:
 
 def _is_of_images(tensor: Tensor, batch: Batch) -> bool:
     return tensor.ndim > 0 and len(tensor) == batch.images
+
+
+def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
+    """Raise `ImageError` if frames come before channels, because frames would be taken for the depth of a volume."""
+    convolutions = [module for module in modules if isinstance(module, _ConvNd)]
+    channels = batch.pictures.shape[1]
+    takes_channels = any(isinstance(module, nn.Conv3d) and module.in_channels == channels for module in convolutions)
+    if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_channels:
+        if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
+            raise ImageError(
+                f"pixel_values are {tuple(batch.pictures.shape)}: several images or tiles per sample. "
+                "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
+                "model in a module whose forward passes pixel_values[:, None] to the model."
+            )
+        raise ImageError(
+            f"The images are {tuple(batch.pictures.shape)}, with frames before channels: pass frames.transpose(1, 2), and "
+            "wrap the model in a module whose forward(clips) returns model(clips.transpose(1, 2))."
+        )

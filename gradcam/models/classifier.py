@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from gradcam.attributions.table import AttributionMethod, find_attribution
-from gradcam.cam.explain import check_one_map, execute_plan
-from gradcam.cam.explanation import Explanation
+from gradcam.cam.explain import Explanation, Plan, check_one_map, execute_plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
-from gradcam.cam.plan import Plan
 from gradcam.errors import GradcamError, ImageError, LayerError, format_fields, shorten
 from gradcam.fit import Fit, parse_fit
 from gradcam.hooks.containers import to_batch
@@ -39,8 +37,7 @@ from gradcam.models.preprocess import (
 )
 from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
-from gradcam.options import PREDICTIONS, ExplainOptions, Progress
-from gradcam.renames import keep_old_names
+from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
 from gradcam.targets.classes import ClassTarget, to_class_target
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers, and what to explain there

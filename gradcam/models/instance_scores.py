@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.explain import execute_plan
+from gradcam.cam.explain import Plan, execute_plan
 from gradcam.cam.methods.base import Method
-from gradcam.cam.plan import Plan
 from gradcam.errors import TargetError
 from gradcam.hooks.containers import Batch, detach_input
 from gradcam.hooks.preserve import preserve_state

@@ -20,9 +20,9 @@ from gradcam.cam.all_classes import (
     explain_all_classes,
     record_layer_outputs,
 )
+from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.cam.plan import Plan
 from gradcam.errors import GradcamError, ModelError
 from gradcam.hooks.hooks import Hooks, grad_mode_off
 from gradcam.hooks.preserve import preserve_state
@@ -33,8 +33,7 @@ from gradcam.models.page_contents import list_classes, list_things, to_map_set
 from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.providers import DEFAULT_MODEL
 from gradcam.models.results import ImageExplanation
-from gradcam.options import DEFAULTS, ExplainOptions, check_count
-from gradcam.renames import accept_old_parameters
+from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, check_count
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 

@@ -22,10 +22,9 @@ from gradcam.layers.token_layout import takes_volumes
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
-from gradcam.targets.class_scores import are_probabilities
-from gradcam.targets.classes import BINARY_LOGIT_WARNING, PROBABILITIES_WARNING
-from gradcam.targets.heads import require_class_head
-from gradcam.targets.output_heads import find_activation, find_logits
+from gradcam.targets.classes import BINARY_LOGIT_WARNING, PROBABILITIES_WARNING, find_logits
+from gradcam.targets.heads import are_probabilities, require_class_head
+from gradcam.targets.output_heads import find_activation
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "

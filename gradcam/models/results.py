@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from gradcam.attributions.base import Attribution
 from gradcam.attributions.draw import draw_attribution, place_in_image
-from gradcam.cam.explanation import Explanation
+from gradcam.cam.explain import Explanation
 from gradcam.errors import GradcamError
 from gradcam.hooks.containers import take_rows
 from gradcam.images.draw import join_rows, overlay, scale_to_height
@@ -24,10 +24,10 @@ from gradcam.images.read import Pixels, Region
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
 from gradcam.models.labels import name_class
 from gradcam.models.page_contents import show_explanation
-from gradcam.renames import find_old_names, keep_old_names
+from gradcam.options import keep_old_names
+from gradcam.renames import find_old_names
 from gradcam.targets.base import Instance
-from gradcam.targets.class_scores import probabilities
-from gradcam.targets.classes import ClassTarget, resolve_logits
+from gradcam.targets.classes import ClassTarget, probabilities, resolve_logits
 from gradcam.web.page import Page
 
 MAX_HEIGHTS = (640, 320)  # maximum height in a notebook, in pixels: of a single image, and of each of several images

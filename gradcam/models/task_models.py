@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from gradcam import adapters, targets
 from gradcam.adapters import Family, find_family
-from gradcam.cam.explain import execute_plan
-from gradcam.cam.explanation import Explanation
-from gradcam.cam.plan import Plan
+from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window, to_batch
 from gradcam.images.read import Region

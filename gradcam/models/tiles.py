@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.cam.explanation import Explanation
+from gradcam.cam.explain import Explanation
 from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import ImageError
 from gradcam.models.preprocess import Preprocessing

@@ -13,10 +13,10 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from gradcam.cores import count_cores
 from gradcam.errors import escape_controls
 from gradcam.images.files import is_url
 from gradcam.models.labels import name_class
+from gradcam.options import count_cores
 from gradcam.report.report_folder import ReportFolder, ReportRun, open_report_folder, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC_FILES, check_page

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import TargetError, find_similar_names, join_names, shorten
 from gradcam.hooks.containers import Batch, Window
 
 if TYPE_CHECKING:
@@ -197,29 +196,3 @@ class Target(ABC):
 def bind_target(target: Any, model: nn.Module, batch: Batch) -> BoundTarget:
     """Bind a target of any kind to a model. Classes and functions need no information about the model."""
     return target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
-
-
-def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
-    """Return the intersection over union of boxes (M,4) with one box."""
-    from torchvision.ops import box_iou  # a slow import, which class targets do not need
-
-    overlaps: Tensor = box_iou(boxes, boxes.new_tensor([box]))[:, 0]
-    return overlaps
-
-
-def to_label(class_: int | str | None, labels: Sequence[str] | None) -> int | None:
-    """Return a class index for an index or a name. Raise `TargetError` for an unknown class."""
-    if class_ is None or is_valid_index(class_):
-        return class_  # type: ignore[return-value]  # It is an int or None.
-    if labels is None:
-        raise TargetError(f"The model has no class names: pass the index of {shorten(class_)} instead.")
-    indices = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
-    if not isinstance(class_, str) or class_.casefold() not in indices:
-        suggestions = find_similar_names(str(class_), labels) or labels[:5]
-        raise TargetError(f"There is no class {shorten(class_)}. Nearest: {join_names(suggestions)}.")
-    return indices[class_.casefold()]
-
-
-def is_valid_index(value: Any) -> bool:
-    """Return whether a value is an integer of at least 0, such as a class index or the number of a box."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -15,18 +15,8 @@ from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, Model
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
 from gradcam.options import EDGES
-from gradcam.targets.base import (
-    LOCAL_METHOD,
-    BoundTarget,
-    Box4,
-    Instance,
-    ScoreExtractor,
-    Target,
-    TargetScores,
-    find_overlaps,
-    is_valid_index,
-    to_label,
-)
+from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
+from gradcam.targets.object_choice import find_overlaps, is_valid_index, to_label
 
 MAX_CANDIDATES_IN_MESSAGE = 3
 

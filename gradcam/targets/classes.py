@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,17 +15,16 @@ from gradcam.errors import TargetError, format_fields, shorten, warn
 from gradcam.hooks.pytorch import find_last_operation
 from gradcam.options import ACTIVATIONS, SCORES
 from gradcam.targets.base import ScoreExtractor, Target, TargetScores
-from gradcam.targets.class_scores import (
-    are_probabilities,
-    check_classes,
-    describe_type,
-    is_dense_float,
-    logit,
-    probability,
-    to_logits,
-    to_two_classes,
-)
+from gradcam.targets.heads import NO_CLASSES, are_probabilities
 
+VALID_TARGETS = (
+    "an int for all images, one int per image, a nested (N,K) sequence for K classes per image, or a function of the "
+    "output"
+)
+MIN_HALF_PRECISION_LENGTH = 64  # dimensions: shorter half-precision vectors may have norm 1 by chance
+MAX_RIVALS = 5
+MAX_FINER_RIVALS = 3
+FINER_RIVAL_WEIGHT = 0.6
 PROBABILITIES_WARNING = (
     "The model's output is {}, which the heatmap explains instead of logits. The gradient of such an output vanishes for "
     "confident predictions. Explain the model without its last activation, or confirm with "
@@ -95,7 +97,7 @@ class ClassTarget:
                 raise TargetError(f"There is no {name} {shorten(value)}: choose one of {', '.join(choices)}.")
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
-        if self.score != "contrast" and self.against != () and _has_rivals(self.against):
+        if self.score != "contrast" and self.against != () and len(to_rivals(self.against)):
             raise TargetError(
                 f"against is {shorten(self.against)}, but the score is {self.score!r}: use score='contrast' with against."
             )
@@ -131,7 +133,6 @@ class ClassTarget:
             return replace(self, classes=classes, activation="none")
         if self.score != "contrast" or self._rivals is not None:
             return replace(self, classes=classes)
-        from gradcam.targets.contrast import choose_rivals
 
         return replace(self, classes=classes, _rivals=choose_rivals(self.against, logits, classes))
 
@@ -150,20 +151,13 @@ class ClassTarget:
         Tensor (N,C)
             The logits. A single logit with "sigmoid" or "applied" gives two columns.
         """
-        if isinstance(output, Tensor) and self.output is None:
-            logits = to_logits(output, Tensor, images)
-        else:
-            from gradcam.targets.output_heads import find_logits
-
-            logits = find_logits(output, images, head=self.output)
+        logits = find_logits(output, images, head=self.output)
         is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "applied")
         return to_two_classes(logits, self.activation) if is_pair else logits
 
     def compute(self, logits: Tensor) -> Tensor:
         """Compute the scores (N,K) from logits (N,C). The target has to be resolved."""
         if self.score == "contrast":
-            from gradcam.targets.contrast import compute_contrast
-
             return compute_contrast(logits, self.classes, cast("Tensor", self._rivals))
         is_logit = self.score == "logit"
         return logit(logits, self.classes) if is_logit else probability(logits, self.classes, self.activation)
@@ -177,12 +171,6 @@ class ClassTarget:
         """Return the resolved target for a batch that repeats all images `times` times."""
         rivals = None if self._rivals is None else self._rivals.repeat(times, 1, 1)
         return replace(self, classes=self.classes.repeat(times, 1), _rivals=rivals)
-
-
-def _has_rivals(against: Any) -> bool:
-    from gradcam.targets.contrast import to_rivals
-
-    return len(to_rivals(against)) > 0
 
 
 def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
@@ -254,3 +242,184 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
     kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:
         warn(PROBABILITIES_WARNING.format(kind))
+
+
+def check_classes(classes: Any, images: int, count: int) -> Tensor:
+    """Convert classes in any form to int64 (N,K). Raise `TargetError` if they are invalid."""
+    if type(classes) is int:
+        check_class_range([classes], count)
+        return torch.full((images, 1), classes, dtype=torch.int64, device="cpu")
+    values = to_integers(classes)
+    if values.ndim == 0:
+        values = np.full((images, 1), values)
+    elif values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2 or len(values) != images or values.shape[1] == 0:
+        is_row = images == 1 and values.ndim == 2
+        hint = f" For several classes of one image, write [{list(classes)}]." if is_row else ""
+        raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {VALID_TARGETS}.{hint}")
+    check_class_range(values.flatten().tolist(), count)
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def check_class_range(classes: Sequence[int], count: int) -> None:
+    """Raise `TargetError` for a class that a model with `count` classes does not have."""
+    if min(classes) < 0 or max(classes) >= count:
+        class_ = min(classes) if min(classes) < 0 else max(classes)
+        raise TargetError(f"Class {class_} does not exist: this model has {count} classes, 0 to {count - 1}.")
+
+
+def to_integers(classes: Any) -> np.ndarray[Any, Any]:
+    """Return class indices in any form as an integer array. Raise `TargetError` for other values."""
+    try:
+        values = np.asarray(classes.detach().cpu() if isinstance(classes, Tensor) else _without_tensors(classes))
+    except (ValueError, TypeError, RuntimeError):  # a ragged sequence, or a tensor that NumPy cannot represent
+        values = np.asarray(None)
+    if values.dtype.kind not in "iu":
+        raise TargetError(f"The target {shorten(classes)} does not contain class indices: pass {VALID_TARGETS}.")
+    return values
+
+
+def _without_tensors(classes: Any) -> Any:
+    """Convert nested sequences of tensors and arrays to plain ones; return None if one contains a bool."""
+    if isinstance(classes, (list, tuple)):
+        values = [_without_tensors(value) for value in classes]
+        return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
+    if isinstance(classes, (Tensor, np.ndarray)):
+        return _without_tensors(classes.tolist())
+    return classes
+
+
+def logit(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the logits of the classes."""
+    return logits.gather(1, classes)
+
+
+def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Tensor:
+    """Return the probabilities of the classes."""
+    return probabilities(logits, activation).gather(1, classes)
+
+
+def to_two_classes(logits: Tensor, activation: str) -> Tensor:
+    """Convert a single logit z (N,1) to two classes: -z and z, or 1 - p and p if it is a probability p."""
+    return torch.cat([1 - logits if activation == "applied" else -logits, logits], 1)
+
+
+def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
+    """Return the probabilities (N,C) of all classes, computed by one of the `options.ACTIVATIONS`."""
+    if activation in ("none", "applied"):
+        return logits
+    if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
+        return logits.sigmoid()
+    return logits.softmax(1)
+
+
+def is_dense_float(tensor: Tensor) -> bool:
+    """Return whether a tensor supports arithmetic: floats of at least 16 bits, dense, and not on the meta device."""
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
+    return is_dense and tensor.is_floating_point() and tensor.dtype.itemsize > 1
+
+
+def describe_type(tensor: Tensor) -> str:
+    """Return a tensor's dtype, and its layout if that is unusual."""
+    layout = "" if tensor.layout == torch.strided else f"{tensor.layout} ".removeprefix("torch.")
+    return f"{'meta ' if tensor.is_meta else layout}{tensor.dtype}"
+
+
+def _advise(values: Any) -> str:
+    """Return a hint for an output that is not (N,C): which target to use, or "" if only a function can help."""
+    if isinstance(values, Tensor) and values.ndim == 4:
+        return "for a segmentation use targets.Mask(class, mask) (--task segmentation); for anything else "
+    is_boxes = not isinstance(values, Tensor) or values.ndim == 3
+    return "for a detector use targets.Box(number) (--task detection); for anything else " if is_boxes else ""
+
+
+def _is_normalised(logits: Tensor) -> bool:
+    """Return whether all rows have norm 1; False for one-hot probabilities and short half-precision vectors."""
+    values, itemsize = logits.detach(), logits.dtype.itemsize
+    if logits.shape[1] < (MIN_HALF_PRECISION_LENGTH if itemsize < 4 else 2):
+        return False
+    # A linear layer does not normalise its output.
+    if logits.grad_fn is not None and find_last_operation(logits) == "linear":
+        return False
+    tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
+    if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):
+        return False
+    return not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
+
+
+def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
+    """Return the logits (N,C) in a model's output, converted to at least float32.
+
+    The logits are the output itself, its `logits`, or its tensor of shape (N,C). If the output has logits and their
+    probabilities, the logits are returned. If it has several other tensors without names, the first one is returned.
+    `head` selects a tensor by key or index. A single logit may also have the shape (N,). Raises `TargetError` for other
+    shapes, for an embedding, and if there are several named heads but `head` is None.
+    """
+    logits: Any = output
+    if not isinstance(output, Tensor) or head is not None:
+        from gradcam.targets.output_heads import choose_tensor
+
+        logits = choose_tensor(output, images, head)
+    if isinstance(logits, Tensor) and logits.shape == (images,):
+        logits = logits[:, None]
+    is_usable = isinstance(logits, Tensor) and is_dense_float(logits) and logits.ndim == 2
+    if not is_usable or len(logits) != images or logits.shape[1] == 0:
+        description = (
+            f"{describe_type(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
+        )
+        raise TargetError(
+            f"The output is {description}, expected class scores ({images}, classes) for {images} image(s): "
+            f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
+        )
+    if _is_normalised(logits):
+        raise TargetError(f"The output's vectors have norm 1, like embeddings and unlike logits: {NO_CLASSES}")
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def to_rivals(against: Any) -> np.ndarray[Any, Any]:
+    """Return the distinct classes to contrast with, int64 (R,)."""
+    is_empty = not against if isinstance(against, (list, tuple)) else np.size(against) == 0
+    if against is None or is_empty:
+        return np.empty(0, np.int64)
+    with contextlib.suppress(TargetError):
+        values = to_integers(against)
+        if values.ndim <= 1:
+            return np.unique(values).astype(np.int64)
+    raise TargetError(f"against is {shorten(against)}, expected a class index, or a list of class indices.")
+
+
+def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the rivals (N,K,R) of each class: the classes `against`, or the five strongest if there are none.
+
+    Raises `TargetError` if the model does not have a rival, or if a class would be contrasted with itself.
+    """
+    indices = to_rivals(against)
+    if not len(indices):
+        return find_strongest(logits.detach(), classes)
+    check_class_range(indices.tolist(), logits.shape[1])
+    self_contrasted = sorted(set(indices.tolist()) & set(classes.flatten().tolist()))
+    if self_contrasted:
+        raise TargetError(f"Class {self_contrasted[0]} cannot be contrasted with itself: leave it out of `against`.")
+    return torch.from_numpy(indices).to(logits.device).expand(*classes.shape, -1)
+
+
+def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
+    """Return each class's logit minus `share` times the mean logit of its rivals (N,K,R), if there are rivals."""
+    class_logits = logit(logits, classes)
+    if rivals.shape[2] == 0:
+        return class_logits
+    return class_logits - share * logits[:, None].expand(-1, classes.shape[1], -1).gather(2, rivals).mean(2)
+
+
+def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the five strongest rivals of each class, (N,K,R). There are fewer if the model has fewer classes."""
+    rival_logits = logits[:, None].expand(-1, classes.shape[1], -1).scatter(2, classes[..., None], float("-inf"))
+    return rival_logits.topk(min(MAX_RIVALS, logits.shape[1] - 1), dim=2).indices
+
+
+def find_nearest_rivals(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the three classes with the logits nearest to each class's logit, (N,K,R); fewer if the model has fewer."""
+    distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
+    distances = distances.scatter(2, classes[..., None], float("inf"))
+    return distances.topk(min(MAX_FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices

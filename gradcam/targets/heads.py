@@ -1,4 +1,4 @@
-"""Check whether a model has a classification head, based on its modules."""
+"""Check whether a model has a classification head, and whether its output is probabilities."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gradcam.errors import TargetError, warn
 from gradcam.layers.model_names import BACKBONES
 
+MAX_SUM_ERROR = 1e-2  # the rounding error of the sum of a thousand half-precision probabilities
 HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear", "linear")
 # The last linear layer of an image tower looks like a classifier, but it is a projection.
 IMAGE_TOWERS = (
@@ -24,6 +25,14 @@ NO_CLASSES = (
     'images, load the model with --task matching (task="matching" in Python).'
 )
 PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "dropout", "flatten", "pooling"))
+
+
+def are_probabilities(values: Tensor) -> bool:
+    """Return whether the values (N,C) are not negative and each row sums to 1."""
+    if values.ndim < 2 or values.shape[1] < 2:
+        return False
+    values = values.detach().float()
+    return bool((values.amin() >= 0) & ((values.sum(1) - 1).abs().amax() < MAX_SUM_ERROR))
 
 
 def require_class_head(model: nn.Module) -> None:

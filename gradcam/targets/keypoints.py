@@ -15,17 +15,8 @@ from gradcam.adapters.pose import GenericPoseFinder
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
 from gradcam.options import AXES
-from gradcam.targets.base import (
-    LOCAL_METHOD,
-    BoundTarget,
-    Box4,
-    Instance,
-    ScoreExtractor,
-    Target,
-    TargetScores,
-    find_overlaps,
-    is_valid_index,
-)
+from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
+from gradcam.targets.object_choice import find_overlaps, is_valid_index
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from gradcam.adapters.embedding import TwoTowers, find_embedder
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch, detach_input, to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.renames import keep_old_names
+from gradcam.options import keep_old_names
 from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
 # The default methods. The mean of tokens is a sum with one term per token; pooling by attention is not such a sum.

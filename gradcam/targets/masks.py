@@ -26,17 +26,9 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_label_mask, to_numpy
 from gradcam.layers.frames import find_frame
 from gradcam.options import check_choice
-from gradcam.targets.base import (
-    LOCAL_METHOD,
-    BoundTarget,
-    Box4,
-    Instance,
-    ScoreExtractor,
-    Target,
-    TargetScores,
-    to_label,
-)
-from gradcam.targets.class_scores import check_class_range, probabilities, to_two_classes
+from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
+from gradcam.targets.classes import check_class_range, probabilities, to_two_classes
+from gradcam.targets.object_choice import to_label
 
 REDUCTIONS = ("mean", "sum")
 FORMS = (

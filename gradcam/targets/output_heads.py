@@ -13,8 +13,7 @@ from torch import Tensor
 from gradcam.errors import TargetError, shorten, warn
 from gradcam.hooks.containers import find_floating_tensor
 from gradcam.hooks.pytorch import find_last_operation
-from gradcam.targets.class_scores import MAX_SUM_ERROR, are_probabilities, to_logits
-from gradcam.targets.heads import NO_CLASSES
+from gradcam.targets.heads import MAX_SUM_ERROR, NO_CLASSES, are_probabilities
 
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
@@ -22,14 +21,8 @@ EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor
 OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
 
 
-def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
-    """Return the logits (N,C) in a model's output, converted to at least float32.
-
-    The logits are the output itself, its `logits`, or its tensor of shape (N,C). If the output has logits and their
-    probabilities, the logits are returned. If it has several other tensors without names, the first one is returned.
-    `head` selects a tensor by key or index. A single logit may also have the shape (N,). Raises `TargetError` for other
-    shapes, for an embedding, and if there are several named heads but `head` is None.
-    """
+def choose_tensor(output: Any, images: int, head: str | int | None) -> Any:
+    """Return the class scores in an output, or else its first floating-point tensor. `head` is a key or an index."""
     heads = _list_heads(output)
     if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
         head = list(heads)[head]  # The fields of a named tuple have indices, too.
@@ -47,7 +40,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     else:
         logits = getattr(output, "logits", output)
         logits = logits if isinstance(logits, Tensor) else find_floating_tensor(logits)
-    return to_logits(logits, type(output), images)
+    return logits
 
 
 def find_output_name(output: Any, logits: Tensor) -> str | None:

@@ -19,7 +19,8 @@ from gradcam._version import __version__
 from gradcam.errors import GradcamError, OutputError, escape_controls, format_fields
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import encode_image, shrink_to_fit
-from gradcam.renames import PAGE, OldKeys, find_old_names, keep_old_names
+from gradcam.options import keep_old_names
+from gradcam.renames import PAGE, OldKeys, find_old_names
 from gradcam.web.render import render_standalone, to_data_url, write_page
 
 SCHEMA = 2

@@ -7,10 +7,14 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import TargetError
-from gradcam.targets.class_scores import probabilities
-from gradcam.targets.classes import ClassTarget
-from gradcam.targets.contrast import FINER_RIVAL_WEIGHT, compute_contrast, find_nearest_rivals
-from gradcam.targets.output_heads import find_logits
+from gradcam.targets.classes import (
+    FINER_RIVAL_WEIGHT,
+    ClassTarget,
+    compute_contrast,
+    find_logits,
+    find_nearest_rivals,
+    probabilities,
+)
 
 LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0, 5.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 7.0]], dtype=torch.float64)
 

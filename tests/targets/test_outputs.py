@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 import gradcam
 from gradcam.errors import GradcamError, GradcamWarning, ModelError, TargetError
-from gradcam.targets.classes import ClassTarget
+from gradcam.targets.classes import ClassTarget, find_logits
 from gradcam.targets.heads import require_class_head
-from gradcam.targets.output_heads import find_logits
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 Named = namedtuple("Named", ["first", "second"])

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gradcam.cores import count_cores
 from gradcam.errors import ClusterError, shorten, to_pip_command
-from gradcam.options import MAX_PIXELS
+from gradcam.options import MAX_PIXELS, count_cores
 
 CONNECT_TIMEOUT_SECONDS = 10
 # The type of the first HTTP/2 frame that each side sends. gRPC, which Ray uses, runs over HTTP/2.

@@ -173,3 +173,24 @@ class AttentionMethod(Method):
     place, has_layer, runs_again = "attention", False, True
     if TYPE_CHECKING:
         compute: Callable[[RecordedPass, AttentionLog, RerunBudget], Tensor]
+
+
+def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod, *inputs: Tensor) -> Tensor:
+    """Return the method's maps (N,K,...), or (N,...) from activations alone; raise `GradcamError` for other results."""
+    import torch
+
+    maps: Any = method.compute(*inputs)
+    if isinstance(method.function, str):
+        return maps  # The package's own methods are tested.
+    expected, grid = inputs[-1].shape[: len(inputs[1:2]) + 1], inputs[0].shape[2:]
+    form = f"{str(inputs[0].dtype).removeprefix('torch.')} {(*expected, *grid)} on {inputs[0].device}"
+    if not isinstance(maps, torch.Tensor):
+        raise GradcamError(f"The method {method.name} returned {shorten(maps)}, expected a tensor {form}.")
+    properties = [(tensor.dtype, tensor.device, tensor.layout) for tensor in (maps, inputs[0])]
+    if maps.shape != (*expected, *grid) or properties[0] != properties[1]:
+        description = f"{str(maps.dtype).removeprefix('torch.')} {tuple(maps.shape)} on {maps.device}"
+        description += "" if maps.layout == torch.strided else f", {str(maps.layout).removeprefix('torch.')}"
+        raise GradcamError(f"The method {method.name} returned a tensor {description}, expected {form}.")
+    if not maps.isfinite().all():
+        raise GradcamError(f"The method {method.name} returned maps that are NaN or infinite in places.")
+    return maps

@@ -194,7 +194,7 @@ def _prepare(settings: _FeatureSettings) -> Extractor:
 def _write_rows(settings: _FeatureSettings, listing: InputListing, extractor: Extractor, file: FeatureFile) -> int:
     from gradcam.batch.features import extract_items
     from gradcam.batch.pool import choose_batch_size
-    from gradcam.cores import count_cores
+    from gradcam.options import count_cores
 
     failed = 0
     size = settings.batch_size or choose_batch_size(extractor.classifier)

@@ -15,7 +15,7 @@ from gradcam.evaluation.annotations.coco import read_coco
 from gradcam.evaluation.annotations.match import AnnotatedObject, ImageNames, ModelView
 from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
 from gradcam.images.read import Region
-from gradcam.renames import keep_old_names
+from gradcam.options import keep_old_names
 
 FindObjects = Callable[[str], Sequence[AnnotatedObject]]
 MAX_LISTED_CATEGORIES = 5  # largest number of unknown categories that a note names

@@ -54,8 +54,7 @@ from gradcam.models.instance_scores import COSINE_KINDS, PROBABILITY_KINDS, Pict
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.task_models import TaskModel
-from gradcam.options import Progress
-from gradcam.renames import accept_old_parameters
+from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
 RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers

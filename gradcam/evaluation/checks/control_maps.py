@@ -11,7 +11,7 @@ from torch import Tensor
 from gradcam.errors import format_fields
 from gradcam.evaluation.explainers import make_centre, make_edges
 from gradcam.evaluation.subject import make_generator
-from gradcam.renames import keep_old_names
+from gradcam.options import keep_old_names
 
 RIVAL = "rival"
 CONTROL_DESCRIPTIONS = {

@@ -12,7 +12,8 @@ from gradcam.evaluation.checks.findings import OUTCOMES, PASSED_NOTE, CheckArtif
 from gradcam.evaluation.checks.panel import PanelData, draw_verdict
 from gradcam.images.read import Pixels
 from gradcam.models.labels import name_class
-from gradcam.renames import CHECK, add_old_keys, keep_old_names
+from gradcam.options import keep_old_names
+from gradcam.renames import CHECK, add_old_keys
 
 MIN_SAME_CORRELATION = 0.9  # Heatmaps with a lower rank correlation never count as the same.
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.explanation import Explanation
+from gradcam.cam.explain import Explanation
 from gradcam.errors import ImageError, InputError, format_fields, shorten
 from gradcam.evaluation.metrics.localisation import measure_order
 from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, scale_to_unit
@@ -21,8 +21,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.labels import name_class
-from gradcam.options import check_count, check_number
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters, check_count, check_number
 
 CELLS = 4  # cells of a mosaic: top left, top right, bottom left, bottom right
 DEFAULT_MOSAICS = 64

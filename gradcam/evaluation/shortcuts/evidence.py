@@ -15,7 +15,7 @@ from torch import Tensor
 from gradcam.batch.image_results import ExplainedImage, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.read_items import HashedItem
-from gradcam.cam.postprocess import crop_to_windows
+from gradcam.cam.views import crop_to_windows
 from gradcam.errors import GradcamError, LayerError, describe_failure
 from gradcam.evaluation.snapshots.snapshot import ItemExplainer
 from gradcam.hooks.containers import find_floating_tensor, to_batch

@@ -16,7 +16,8 @@ from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
-from gradcam.renames import AUDIT, add_old_keys, keep_old_names
+from gradcam.options import keep_old_names
+from gradcam.renames import AUDIT, add_old_keys
 
 SCHEMA = 1
 KIND = "gradcam audit"

@@ -22,7 +22,8 @@ from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region, crop
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
-from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys, keep_old_names
+from gradcam.options import keep_old_names
+from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
 POINTS_PER_SIDE = 224  # Heatmaps are compared on a grid of this size over the region that both models see.

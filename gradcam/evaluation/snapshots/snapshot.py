@@ -27,7 +27,6 @@ from gradcam.batch.read_items import HashedItem
 from gradcam.batch.save import describe_weights
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
-from gradcam.cores import count_cores
 from gradcam.errors import GradcamError, ModelError, OutputError, describe_failure, format_fields, shorten
 from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.subject import check_probabilities
@@ -36,8 +35,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import Progress, check_count
-from gradcam.renames import keep_old_names
+from gradcam.options import Progress, check_count, count_cores, keep_old_names
 from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
 from gradcam.storage.disk import describe_os_error

@@ -34,7 +34,7 @@ from gradcam.models.task_models import TaskModel
 from gradcam.options import SCORES, Progress, argument_error, check_count
 from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
-from gradcam.targets.class_scores import check_class_range
+from gradcam.targets.classes import check_class_range
 
 MAX_MOSAIC_CANDIDATES = 512  # images from which mosaics are made, all in memory at once
 MAX_TRIAL_IMAGES = 8  # largest number of images to search for one with a target, such as a detection
