@@ -6,7 +6,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,8 @@ Rectangle = tuple[int, int, int, int]  # (left, top, right, bottom) in whole pix
 # The colours of Okabe and Ito, which people with colour blindness can distinguish. Their black is left out, because
 # each line has a dark part.
 COLOURS: Sequence[Colour] = (
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (240, 228, 66),
-    (0, 114, 178),
-    (213, 94, 0),
-    (204, 121, 167),
-)
+    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
+)  # fmt: skip
 # The width of an edge's bar, the length of a dash, and the radius of a ring, as multiples of the finest line's width.
 BAR_WIDTH, DASH_LENGTH, RING_RADIUS = 10, 10, 10
 # The fraction of white in a weak line's colour. A weak line has no white part, so its colour must contrast with its
@@ -100,8 +94,8 @@ class Mark:
             raise ImageError(f"The text of a mark is {shorten(self.text)}, expected a str.")
         if self.number is not None:
             check_count(self.number, "The number of a mark", "a whole number, 0 or more.", least=0, error=ImageError)
-        _check_numbers(self.box, "box", ("left", "top", "right", "bottom"))
-        _check_numbers(self.point, "point", ("across", "down"))
+        _check_numbers(self.box, "box", "left, top, right, bottom")
+        _check_numbers(self.point, "point", "across, down")
         if self.edge is not None and (self.edge not in EDGES or self.box is None):
             raise ImageError(
                 f"The edge is {shorten(self.edge)}, expected one of {join_names(EDGES)}, in a mark with a box."
@@ -151,10 +145,7 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     canvas = np.array(check_pixels(picture), order="C")
     side = math.sqrt(canvas.shape[0] * canvas.shape[1])
     unit, size = max(1, round(side / PIXELS_PER_LINE_WIDTH)), max(MIN_LETTER_SIZE, round(side / PIXELS_PER_LETTER))
-    marks_with_pens = [
-        (mark, _Pen.of(index if mark.number is None else mark.number, unit, mark.weak))
-        for index, mark in enumerate(_check_masks(marks, canvas))
-    ]
+    marks_with_pens = [(mark, _Pen.of(mark, unit)) for mark in _number_marks(marks, canvas)]
     # The labels of explained objects are placed first. Their lines and labels are drawn last, on top of the others.
     marks_with_pens.sort(key=lambda pair: pair[0].weak)
     for mark, pen in reversed(marks_with_pens):
@@ -220,23 +211,15 @@ def draw_mark_panel(
     if len(overlays) != len(marks):
         raise ImageError(f"There are {len(overlays)} overlays for {len(marks)} marks, expected one for each.")
     small = scale_to_height(check_pixels(picture), height)
-    full_image = (0, 0, *picture.shape[:2])
-    fitted = [
-        replace(
-            fit_mark(mark, full_image, *small.shape[:2]), number=k if mark.number is None else mark.number, weak=False
-        )
-        for k, mark in enumerate(_check_masks(marks, picture))
-    ]
+    region = (0, 0, *picture.shape[:2])
+    fitted = [replace(fit_mark(mark, region, *small.shape[:2]), weak=False) for mark in _number_marks(marks, picture)]
     weak_marks = [
         replace(mark, weak=True, text="", edge=None, mask=mark.mask if mark.box is None else None) for mark in fitted
     ]
     cells = [draw_marks(small, fitted)]
     for k, overlay in enumerate(overlays):
-        cells.append(
-            draw_marks(
-                scale_to_height(check_pixels(overlay), height), [*weak_marks[:k], fitted[k], *weak_marks[k + 1 :]]
-            )
-        )
+        small_overlay = scale_to_height(check_pixels(overlay), height)
+        cells.append(draw_marks(small_overlay, [*weak_marks[:k], fitted[k], *weak_marks[k + 1 :]]))
     rows = math.ceil(len(cells) / max(1, MAX_PANEL_WIDTH // (small.shape[1] + GAP_PIXELS)))
     per_row = math.ceil(len(cells) / rows)
     images = join_rows([cells[k : k + per_row] for k in range(0, len(cells), per_row)], height)
@@ -247,44 +230,40 @@ def draw_mark_panel(
 def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
     """Convert a mark to the pixels of a region (top, left, height, width) that is resized to `height` x `width`."""
     y0, x0, rows, columns = region
-    y_scale, x_scale = height / rows, width / columns
-    box, point, mask = mark.box, mark.point, mark.mask
-    if box is not None:
-        box = [
-            (float(value) - start) * factor for value, start, factor in zip(box, (x0, y0) * 2, (x_scale, y_scale) * 2)
-        ]
-    if point is not None:
-        point = [(float(value) - start) * factor for value, start, factor in zip(point, (x0, y0), (x_scale, y_scale))]
+    axes = ((x0, width / columns), (y0, height / rows)) * 2
+
+    def fit(numbers: Sequence[float]) -> list[float]:
+        return [(float(number) - start) * scale for number, (start, scale) in zip(numbers, axes)]
+
+    mask = mark.mask
     if mask is not None:
         mask = mask[y0 : y0 + rows, x0 : x0 + columns]
         if mask.shape != (rows, columns):
             raise ImageError(f"The mask of a mark is {describe_array(mark.mask)}, too small for the region {region}.")
         mask = resize(mask.astype(np.float32), height, width) >= 0.5
-    return replace(mark, box=box, point=point, mask=mask)
+    box, point = mark.box, mark.point
+    return replace(mark, box=box if box is None else fit(box), point=point if point is None else fit(point), mask=mask)
 
 
-@dataclass(frozen=True)
-class _Pen:
-    """A line style: its main colour, and its `bands`, each a colour and a width in pixels, from the outside inwards.
+class _Pen(NamedTuple):
+    """A line style: its main colour, and its `bands`, from the outside inwards.
 
-    `unit` is the width of the finest line in pixels.
+    Each band has a colour, a distance from the outside, and a width. `unit` is the width of the finest line. All are in
+    pixels.
     """
 
     colour: Colour
-    bands: Sequence[tuple[Colour, int]]
+    bands: Sequence[tuple[Colour, int, int]]
+    width: int
     unit: int
 
     @classmethod
-    def of(cls, number: int, unit: int, weak: bool) -> _Pen:
-        colour = COLOURS[number % len(COLOURS)]
-        if not weak:
-            return cls(colour, [(INK, unit), (colour, 2 * unit), (WHITE, unit)], unit)
+    def of(cls, mark: Mark, unit: int) -> _Pen:
+        colour = COLOURS[(mark.number or 0) % len(COLOURS)]
+        if not mark.weak:
+            return cls(colour, [(INK, 0, unit), (colour, unit, 2 * unit), (WHITE, 3 * unit, unit)], 4 * unit, unit)
         light = _mix(colour, WHITE, WHITE_IN_WEAK_LINES)
-        return cls(light, [(INK, unit), (light, unit)], unit)
-
-    @property
-    def width(self) -> int:
-        return sum(width for _, width in self.bands)
+        return cls(light, [(INK, 0, unit), (light, unit, unit)], 2 * unit, unit)
 
 
 def _draw_lines(canvas: Pixels, mark: Mark, pen: _Pen) -> None:
@@ -306,29 +285,22 @@ def _find_frame(canvas: Pixels, box: Sequence[float], pen: _Pen) -> Rectangle:
 
     A box that is too small for its lines is enlarged.
     """
-    (x0, x1), (y0, y1) = (
-        _find_span(box[axis], box[axis + 2], canvas.shape[1 - axis], pen.width // 2, 2 * pen.width + 2 * pen.unit)
-        for axis in (0, 1)
-    )
+    spans, min_length = [], 2 * (pen.width + pen.unit)
+    for axis, size in enumerate(canvas.shape[1::-1]):
+        low, high = sorted(min(max(round(float(side)), 0), size) for side in box[axis::2])
+        low, high = max(0, low - pen.width // 2), min(size, high + pen.width // 2)
+        if high - low < min_length:
+            low = max(0, min((low + high - min_length) // 2, size - min_length))
+            high = min(size, low + min_length)
+        spans.append((low, high))
+    (x0, x1), (y0, y1) = spans
     return x0, y0, x1, y1
 
 
-def _find_span(start: float, end: float, size: int, margin: int, min_length: int) -> tuple[int, int]:
-    low, high = sorted(min(max(round(float(value)), 0), size) for value in (start, end))
-    low, high = max(0, low - margin), min(size, high + margin)
-    if high - low < min_length:
-        low = max(0, min((low + high - min_length) // 2, size - min_length))
-        high = min(size, low + min_length)
-    return low, high
-
-
 def _draw_frame(canvas: Pixels, frame: Rectangle, pen: _Pen, dashed: bool) -> None:
-    x0, y0, x1, y1 = frame
-    columns, rows = ([(low, high)] for low, high in ((x0, x1), (y0, y1)))
-    if dashed:
-        columns, rows = (_find_dashes(low, high, DASH_LENGTH * pen.unit) for low, high in ((x0, x1), (y0, y1)))
-    inset = 0
-    for colour, width in pen.bands:
+    spans = frame[::2], frame[1::2]
+    columns, rows = (_find_dashes(*span, DASH_LENGTH * pen.unit) if dashed else [span] for span in spans)
+    for colour, inset, width in pen.bands:
         x0, y0, x1, y1 = _shrink(frame, inset)
         for low, high in columns:
             for start in (y0, y1 - width):
@@ -336,7 +308,6 @@ def _draw_frame(canvas: Pixels, frame: Rectangle, pen: _Pen, dashed: bool) -> No
         for low, high in rows:
             for start in (x0, x1 - width):
                 _fill(canvas, (start, max(y0, low), start + width, min(y1, high)), colour)
-        inset += width
 
 
 def _find_dashes(low: int, high: int, dash: int) -> list[tuple[int, int]]:
@@ -375,26 +346,23 @@ def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
     def draw(onto: Pixels, colour: Colour, width: int) -> None:
         cv2.drawContours(onto, simplified, -1, colour, width, cv2.LINE_AA, offset=(-x0, -y0))
 
-    (dark, _), *middle, (light, _) = pen.bands
+    (dark, *_), *middle, (light, *_) = pen.bands
     draw(part, dark, pen.width)
     light_part = part.copy()
     draw(light_part, light, pen.width)
     cv2.copyTo(light_part, inside, part)
-    for colour, width in middle:
+    for colour, _, width in middle:
         draw(part, colour, width)
 
 
 def _draw_ring(canvas: Pixels, point: Sequence[float], pen: _Pen) -> None:
     """Draw a ring around a point, and a dot at the point."""
     x, y = _find_pixel(canvas, point)
-    x0, y0, x1, y1 = _expand((x, y, x + 1, y + 1), RING_RADIUS * pen.unit + 1, canvas)
+    radius = RING_RADIUS * pen.unit
+    x0, y0, x1, y1 = _expand((x, y, x + 1, y + 1), radius + 1, canvas)
     distance = np.hypot(*np.ogrid[y0 - y : y1 - y, x0 - x : x1 - x])[..., None]
     part = canvas[y0:y1, x0:x1]
-    outer: float = RING_RADIUS * pen.unit
-    rings = []
-    for colour, width in pen.bands:
-        rings.append((colour, outer, outer - width))
-        outer -= width
+    rings = [(colour, radius - inset, radius - inset - width) for colour, inset, width in pen.bands]
     for colour, outside, inside in [*rings, (INK, 2.5 * pen.unit, 0), (pen.colour, 1.5 * pen.unit, 0)]:
         opacity = np.clip(outside - distance + 0.5, 0, 1) * np.clip(distance - inside + 0.5, 0, 1)
         part[...] = np.rint(part + opacity * (np.array(colour) - part))
@@ -460,9 +428,7 @@ def _find_anchor(canvas: Pixels, mark: Mark, pen: _Pen) -> Rectangle:
 
 
 def _mix(colour: Colour, target_colour: Colour, weight: float) -> Colour:
-    red, green, blue = (
-        round(component + weight * (target - component)) for component, target in zip(colour, target_colour)
-    )
+    red, green, blue = (round(start + weight * (end - start)) for start, end in zip(colour, target_colour))
     return red, green, blue
 
 
@@ -485,13 +451,8 @@ def _find_bounds(mask: NDArray[np.bool_]) -> Rectangle:
 
 
 def _expand(rectangle: Rectangle, margin: int, canvas: Pixels) -> Rectangle:
-    x0, y0, x1, y1 = rectangle
-    return (
-        max(0, x0 - margin),
-        max(0, y0 - margin),
-        min(canvas.shape[1], x1 + margin),
-        min(canvas.shape[0], y1 + margin),
-    )
+    (x0, y0, x1, y1), (height, width) = rectangle, canvas.shape[:2]
+    return max(0, x0 - margin), max(0, y0 - margin), min(width, x1 + margin), min(height, y1 + margin)
 
 
 def _shrink(rectangle: Rectangle, inset: int) -> Rectangle:
@@ -505,26 +466,28 @@ def _fill(canvas: Pixels, rectangle: Rectangle, colour: Colour) -> None:
         cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colour, cv2.FILLED)
 
 
-def _check_numbers(values: Any, subject: str, names: Sequence[str]) -> None:
+def _check_numbers(values: Any, subject: str, names: str) -> None:
     if values is None:
         return
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError, OverflowError):
         numbers = []
-    if len(numbers) != len(names) or not all(map(math.isfinite, numbers)):
-        raise ImageError(
-            f"The {subject} of a mark is {shorten(values)}, expected ({', '.join(names)}): finite numbers."
-        )
+    if len(numbers) != len(names.split()) or not all(map(math.isfinite, numbers)):
+        raise ImageError(f"The {subject} of a mark is {shorten(values)}, expected ({names}): finite numbers.")
 
 
-def _check_masks(marks: Iterable[Mark], image: Pixels) -> list[Mark]:
-    """Return the marks as a list. Raises `ImageError` if a mask has another size than the image."""
-    marks = list(marks)
-    for mark in marks:
+def _number_marks(marks: Iterable[Mark], image: Pixels) -> list[Mark]:
+    """Return the marks, numbered by their position where they have no number.
+
+    Raises `ImageError` if a mask has another size than the image.
+    """
+    numbered = []
+    for position, mark in enumerate(marks):
         if not isinstance(mark, Mark):
             raise ImageError(f"The mark is {shorten(mark)}, expected a Mark.")
-        if mark.mask is not None and tuple(mark.mask.shape) != image.shape[:2]:
+        if mark.mask is not None and mark.mask.shape != image.shape[:2]:
             sizes = " x ".join(map(str, mark.mask.shape[::-1])), " x ".join(map(str, image.shape[1::-1]))
             raise ImageError(f"The mask of a mark is {sizes[0]}, but the image is {sizes[1]}: expected the same size.")
-    return marks
+        numbered.append(replace(mark, number=position) if mark.number is None else mark)
+    return numbered
