@@ -51,6 +51,13 @@ DICOM_MAGIC = b"DICM"  # It follows a preamble of 128 bytes with any content.
 WHITE_VALUES = {"uint8": 255, "uint16": 65535}
 # This many pixels are computed at a time, so that intermediate results take little memory.
 PIXELS_PER_STRIP = 2**18
+# What an exception means for the user; "" if the exception says it.
+READ_FAILURES: dict[type[Exception], str] = {
+    ImageError: "",
+    UnidentifiedImageError: "is not an image in a supported format",
+    MemoryError: "does not fit into memory",
+    FileNotFoundError: "does not exist",
+}
 
 
 @accept_old_parameters
@@ -99,9 +106,8 @@ def read_image(image: ImageLike) -> Pixels:
 def is_one_image(value: Any) -> bool:
     """Return whether the value looks like one image, in any supported form, rather than several."""
     has_image_type = isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
-    return (
-        has_image_type or hasattr(value, "read") or hasattr(value, "read_bytes") or getattr(value, "ndim", 0) in (2, 3)
-    )
+    is_readable = hasattr(value, "read") or hasattr(value, "read_bytes")
+    return has_image_type or is_readable or getattr(value, "ndim", 0) in (2, 3)
 
 
 def to_array(image: Any) -> NDArray[Any] | None:
@@ -134,15 +140,11 @@ def check_range(values: NDArray[Any]) -> NDArray[Any]:
     # NaN fails the comparisons.
     if values.dtype.kind == "f" and values.size and values.min() >= -1e-4 and values.max() <= 1 + 1e-4:
         return np.clip(values, 0, 1)
-    value_range = (
-        f" with values from {values.min():.4g} to {values.max():.4g}"
-        if values.size and values.dtype.kind in "iuf"
-        else ""
-    )
+    description = describe_array(values)
+    if values.size and values.dtype.kind in "iuf":
+        description += f" with values from {values.min():.4g} to {values.max():.4g}"
     hint = " For normalised input, use gradcam.explain(model, images)." if values.dtype.kind == "f" else ""
-    raise ImageError(
-        f"The image is {describe_array(values)}{value_range}, expected uint8, uint16, or floats from 0 to 1.{hint}"
-    )
+    raise ImageError(f"The image is {description}, expected uint8, uint16, or floats from 0 to 1.{hint}")
 
 
 def describe_array(values: NDArray[Any]) -> str:
@@ -285,15 +287,11 @@ def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
     """Open a file, or its content `data` if that is given. Raises `ImageError` if the file is missing or empty."""
-    if data is None:
-        if not path.is_file():  # Opening a pipe would wait for a writer.
-            raise ImageError("is not a file" if path.exists() else "does not exist")
-        if path.stat().st_size == 0:
-            raise ImageError("is empty")
-        return open_file(path)
-    if not data:
+    if data is None and not path.is_file():  # Opening a pipe would wait for a writer.
+        raise ImageError("is not a file" if path.exists() else "does not exist")
+    if (path.stat().st_size if data is None else len(data)) == 0:
         raise ImageError("is empty")
-    return io.BytesIO(data)
+    return open_file(path) if data is None else io.BytesIO(data)
 
 
 @contextlib.contextmanager
@@ -301,19 +299,12 @@ def translate_read_errors(path: Path | str) -> Iterator[None]:
     """Turn any error in reading an image into an `ImageError` of one line that names the file."""
     try:
         yield
-    except ImageError as error:
-        raise ImageError(f"{path}: {error}") from None
-    except UnidentifiedImageError:
-        raise ImageError(f"{path}: is not an image in a supported format") from None
-    except MemoryError:
-        raise ImageError(f"{path}: does not fit into memory") from None
-    except FileNotFoundError:
-        raise ImageError(f"{path}: does not exist") from None
-    except OSError as error:
-        if error.errno is None:  # A decoder's OSError has no errno.
-            raise ImageError(f"{path}: is damaged or cut off ({' '.join(str(error).split())})") from error
-        raise ImageError(f"{path}: cannot be opened ({error.strerror})") from None
+    except tuple(READ_FAILURES) as error:
+        reason = next(reason for kind, reason in READ_FAILURES.items() if isinstance(error, kind)) or error
+        raise ImageError(f"{path}: {reason}") from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # A decoder's OSError has no errno.
+            raise ImageError(f"{path}: cannot be opened ({error.strerror})") from None
         # Decoders raise SyntaxError, ValueError, EOFError, struct.error and more on broken files.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{path}: is damaged or cut off ({reason})") from error
@@ -322,20 +313,17 @@ def translate_read_errors(path: Path | str) -> Iterator[None]:
 def check_memory(width: int, height: int, bytes_per_pixel: float, extra_bytes: int = 0) -> None:
     """Raise `ImageError` if the pixels of an image, together with `extra_bytes`, need too much memory."""
     pixels, needed = width * height, int(width * height * bytes_per_pixel) + extra_bytes
-    limit = os.environ.get(MAX_PIXELS) or None
-    size = f"has {width} x {height} pixels and" if pixels else "is so large that it"
-    if limit is None and needed > MEMORY_BUDGET_BYTES:
-        excess = (
-            f"{size} needs {needed / 2**30:.3g} GiB to read, but the limit is {MEMORY_BUDGET_BYTES / 2**30:.3g} GiB"
-        )
+    limit = os.environ.get(MAX_PIXELS)
+    if not limit and needed > MEMORY_BUDGET_BYTES:
+        size = f"has {width} x {height} pixels and" if pixels else "is so large that it"
         raise ImageError(
-            f"{excess}: raise it with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
+            f"{size} needs {needed / 2**30:.3g} GiB to read, but the limit is {MEMORY_BUDGET_BYTES / 2**30:.3g} GiB: raise "
+            f"it with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
         )
-    if limit is not None and not limit.isdecimal():
+    if limit and not limit.isdecimal():
         raise ImageError(f"cannot be read, because {MAX_PIXELS} is {shorten(limit)}, expected a number of pixels")
-    if limit is not None and pixels > int(limit):
-        allowance = f"but --max-pixels or {MAX_PIXELS} allows {limit}"
-        raise ImageError(f"has {width} x {height} = {pixels} pixels, {allowance}")
+    if limit and pixels > int(limit):
+        raise ImageError(f"has {width} x {height} = {pixels} pixels, but --max-pixels or {MAX_PIXELS} allows {limit}")
 
 
 _pillow_lock = threading.Lock()
@@ -360,9 +348,7 @@ def _check_icon(file: BinaryIO) -> None:
     for entry in range(count if kind == 0x10000 else 0):
         file.seek(6 + 16 * entry + 12)
         file.seek(int.from_bytes(file.read(4), "little"))
-        head = file.read(24)
-        if len(head) < 24:
-            raise ImageError("is damaged or cut off (an icon without its image)")
+        head = file.read(24).ljust(24, b"\0")
         width, height = struct.unpack(*((">II", head[16:]) if head.startswith(b"\x89PNG") else ("<ii", head[4:12])))
         check_memory(abs(width), abs(height), 8)
     file.seek(0)
@@ -373,16 +359,12 @@ def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, array_bytes: int) 
     decoder_bytes = DECODER_BYTES.get(str(image.format), 0)
     if image.format in ("JPEG", "MPO") and "progression" in image.info:
         decoder_bytes = 6  # The decoder holds the coefficients of all three colours.
-    tile_bytes = 0
+    is_file_in_memory = array_bytes == DEEP_COLOUR_BYTES or image.format in ("WEBP", "AVIF", "JPEG2000")
+    extra_bytes = find_size(file) if is_file_in_memory else 0
     if isinstance(image, TiffImagePlugin.TiffImageFile):  # A tile may be larger than the image.
         sides = (image.tag_v2.get(side, 0) for side in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
-        tile_bytes = 4 * math.prod(map(int, sides))
-    is_file_in_memory = array_bytes == DEEP_COLOUR_BYTES or image.format in ("WEBP", "AVIF", "JPEG2000")
-    check_memory(
-        *image.size,
-        pillow_bytes + max(decoder_bytes, array_bytes),
-        tile_bytes + (find_size(file) if is_file_in_memory else 0),
-    )
+        extra_bytes += 4 * math.prod(map(int, sides))
+    check_memory(*image.size, pillow_bytes + max(decoder_bytes, array_bytes), extra_bytes)
 
 
 def find_size(file: BinaryIO) -> int:
@@ -479,12 +461,11 @@ def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
 
 def find_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, from 1 to 8; 1 is upright."""
-    try:
-        orientation = image.getexif().get(ORIENTATION_TAG, 1)
-    except Exception:
-        # Broken EXIF data raises many kinds of errors. The pixels are intact, and image viewers display them unrotated.
-        return 1
-    return orientation if orientation in range(1, 9) else 1
+    # Broken EXIF data raises many kinds of errors. The pixels are intact, and image viewers display them unrotated.
+    with contextlib.suppress(Exception):
+        orientation = image.getexif().get(ORIENTATION_TAG)
+        return orientation if orientation in range(1, 9) else 1
+    return 1
 
 
 def _to_stored_orientation(upright: NDArray[Any], orientation: int) -> NDArray[Any]:
@@ -521,16 +502,11 @@ def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | No
         channels = values.shape[2]
         channel_note = f"showing channels 1 to 3 of {channels}" if channels > 3 else "showing channel 1 of 2"
         selected, note = (values[..., :3] if channels > 3 else values[..., 0]), None if channels == 1 else channel_note
-    if selected.dtype == np.uint8:
+    finite = _is_finite(selected)
+    if selected.dtype == np.uint8 or not np.any(finite):
         return to_8_bits(selected), note
-    finite, type_info = _is_finite(selected), np.finfo if selected.dtype.kind == "f" else np.iinfo
-    if not np.any(finite):
-        return to_8_bits(selected), note
-    limits: Any = type_info(selected.dtype)
-    low, high = (
-        selected.min(where=finite, initial=limits.max).item(),
-        selected.max(where=finite, initial=limits.min).item(),
-    )
+    first = selected.flat[np.argmax(finite)]  # the first finite value
+    low, high = (limit(where=finite, initial=first).item() for limit in (selected.min, selected.max))
     white = _find_white(selected)
     if low == high or (low >= 0 and high - low >= white / 2):
         return to_8_bits(selected), note
