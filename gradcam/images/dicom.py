@@ -11,16 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, shorten, to_pip_command
-from gradcam.images.read import (
-    DICOM_MAGIC,
-    MEMORY_BUDGET_BYTES,
-    check_memory,
-    find_size,
-    in_strips,
-    open_content,
-    to_path,
-    translate_read_errors,
-)
+from gradcam.images import read
+from gradcam.images.read import find_size, in_strips
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -39,14 +31,14 @@ def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple
     values maps to [0,1]. White is 1, also in MONOCHROME1. Raises `ImageError`, which names the file, if the image is
     incomplete or unreadable, or if pydicom or a plugin is missing.
     """
-    path = to_path(path)
-    with translate_read_errors(path), open_content(path, data) as file:
+    path = read.to_path(path)
+    with read.translate_read_errors(path), read.open_content(path, data) as file:
         dataset = _open(file)
         frames = int(dataset.get("NumberOfFrames") or 1)
         frame_note = f"the first of {frames} frames" if frames > 1 else None
         bytes_per_pixel = int(dataset.get("SamplesPerPixel") or 1) * int(dataset.get("BitsAllocated") or 1) / 8
         size = int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0)
-        check_memory(*size, 3 * bytes_per_pixel + 12, find_size(file))
+        read.check_memory(*size, 3 * bytes_per_pixel + 12, find_size(file))
         stored = _decode(dataset)
         if stored.ndim == 3 or dataset.PhotometricInterpretation == "PALETTE COLOR":
             return _to_rgb(stored, dataset), frame_note
@@ -65,7 +57,7 @@ def _open(file: BinaryIO) -> Dataset:
         _check_unpacked_size(file)
         dataset = dcmread(file)
     except InvalidDicomError:
-        raise ImageError(f"is not a DICOM file: there is no '{DICOM_MAGIC.decode()}' at byte 128") from None
+        raise ImageError(f"is not a DICOM file: there is no '{read.DICOM_MAGIC.decode()}' at byte 128") from None
     if not any(name in dataset for name in PIXEL_ATTRIBUTES):
         raise ImageError("contains no image, or is cut off: there is no Pixel Data")
     return dataset
@@ -81,11 +73,11 @@ def _check_unpacked_size(file: BinaryIO) -> None:
     if _read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         packed = file.read(2**16)
-        while packed and size <= MEMORY_BUDGET_BYTES:
+        while packed and size <= read.MEMORY_BUDGET_BYTES:
             size += len(unpacker.decompress(packed, 2**20))
             packed = unpacker.unconsumed_tail or file.read(2**16)
     file.seek(0)
-    check_memory(0, 0, 0, size)
+    read.check_memory(0, 0, 0, size)
 
 
 def _decode(dataset: Dataset) -> NDArray[Any]:

@@ -101,7 +101,7 @@ def overlay(
     result = np.array(pixels)
     inside = result[y0 : y0 + rows, x0 : x0 + columns]
     _blend(inside, levels, tables)
-    if outline and alpha > 0 and (levels != _get_level_scale(signed)[1]).any():
+    if outline and alpha > 0 and (levels != get_level_scale(signed)[1]).any():
         _draw_outline(inside, [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width])
     return result
 
@@ -185,19 +185,14 @@ def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32]
 
     The opacity rises from 0 at value 0 to 1 at half the maximum, and stays 1 above.
     """
-    steps, zero = _get_level_scale(signed)
+    steps, zero = get_level_scale(signed)
     values = ((np.arange(256, dtype=np.float32) - zero) / steps)[:, None]
     strength = np.abs(values)
     opacity = np.minimum(1, 2 * strength)
     if not signed:
         return list_colours(find_colormap(colormap)), opacity
-    (weak_positive, strong_positive), (weak_negative, strong_negative) = np.array(
-        [POSITIVE_COLOURS, NEGATIVE_COLOURS], np.float32
-    )
-    weak, strong = (
-        np.where(values < 0, weak_negative, weak_positive),
-        np.where(values < 0, strong_negative, strong_positive),
-    )
+    positive, negative = np.array([POSITIVE_COLOURS, NEGATIVE_COLOURS], np.float32)[:, :, None]
+    weak, strong = np.where(values < 0, negative, positive)
     return weak * (1 - strength) + strong * strength, opacity
 
 
@@ -209,27 +204,24 @@ def _blend(pixels: Pixels, levels: Pixels, tables: NDArray[np.uint8]) -> None:
     for start in range(0, len(levels), height):
         band, band_levels = pixels[start : start + height], levels[start : start + height]
         index_planes = (cv2.merge([plane, band_levels]).view(np.uint16)[..., 0] for plane in cv2.split(band))
-        band[...] = cv2.merge([_look_up(indices, table) for indices, table in zip(index_planes, tables)])
-
-
-def _look_up(indices: NDArray[np.uint16], table: NDArray[np.uint8]) -> Pixels:
-    if HAS_16_BIT_LUT:
-        return np.asarray(cv2.LUT(indices, table))
-    return table.take(indices)
+        planes = zip(index_planes, tables)
+        band[...] = cv2.merge(
+            [cv2.LUT(plane, table) if HAS_16_BIT_LUT else table.take(plane) for plane, table in planes]
+        )
 
 
 def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -> Pixels:
     minimum = -1 if signed else 0
     if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
         raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
-    if not (values.min() >= minimum - 1e-4 and values.max() <= 1 + 1e-4):  # NaN fails both comparisons.
-        hint = "" if signed or not values.min() < 0 else " (-1 to 1 with signed=True)"
-        actual = f"values from {values.min():.4g} to {values.max():.4g}"
-        raise ImageError(f"The heatmap has {actual}, expected {minimum} to 1{hint}.")
+    low, high = values.min(), values.max()
+    if not (low >= minimum - 1e-4 and high <= 1 + 1e-4):  # NaN fails both comparisons.
+        hint = " (-1 to 1 with signed=True)" if low < 0 and not signed else ""
+        raise ImageError(f"The heatmap has values from {low:.4g} to {high:.4g}, expected {minimum} to 1{hint}.")
     levels = _stretch(values, rows, columns)
     if signed:  # Resize each sign separately: interpolation would give each region a rim of the other sign.
         levels -= _stretch(-values, rows, columns)
-    steps, zero = _get_level_scale(signed)
+    steps, zero = get_level_scale(signed)
     levels *= steps
     if zero:
         np.rint(levels, out=levels)
@@ -242,7 +234,8 @@ def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float3
     return np.clip(resized, 0, 1, out=resized)
 
 
-def _get_level_scale(signed: bool) -> tuple[int, int]:
+def get_level_scale(signed: bool) -> tuple[int, int]:
+    """Return the number of levels from 0 to the maximum, and the level of 0."""
     return (127, 128) if signed else (255, 0)
 
 
@@ -272,6 +265,5 @@ def resize(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
 def _join(images: Sequence[Pixels], axis: int) -> Pixels:
     shape = list(images[0].shape)
     shape[axis] = GAP_PIXELS
-    gap = np.full(shape, 255, np.uint8)
-    parts = [part for image in images for part in (gap, image)]
+    parts = [part for image in images for part in (np.full(shape, 255, np.uint8), image)]
     return np.concatenate(parts[1:], axis=axis)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.read import Pixels
+from gradcam.images.write import check_pixels, shrink_to_fit
 from gradcam.options import EDIT_FORM, EDITS, accept_old_parameters
 from gradcam.renames import find_old_names
 
@@ -30,11 +31,9 @@ class Edit:
 
     def __str__(self) -> str:
         pairs = [f"{x:g},{y:g}" for x, y in self.points]
-        return (
-            f"{self.kind}:{','.join(pairs)}"
-            if self.radius is None
-            else f"{self.kind}:{self.radius:g}:{'+'.join(pairs)}"
-        )
+        if self.radius is None:
+            return f"{self.kind}:{','.join(pairs)}"
+        return f"{self.kind}:{self.radius:g}:{'+'.join(pairs)}"
 
 
 def parse_edit(text: str) -> Edit:
@@ -79,9 +78,7 @@ def edit_image(image: Pixels, edits: Sequence[str | Edit]) -> Pixels:
     ImageError
         If the image is not uint8 (H,W,3), or an edit lies outside the image.
     """
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ImageError(f"The image is {image.dtype} {image.shape}, expected RGB: uint8 (H,W,3).")
-    result, filled = image.copy(), {}
+    result, filled = check_pixels(image).copy(), {}
     for text_or_edit in edits:
         edit = parse_edit(text_or_edit) if isinstance(text_or_edit, str) else text_or_edit
         if edit.kind not in filled:
@@ -99,13 +96,9 @@ def _fill(image: Pixels, kind: str) -> Pixels:
         from gradcam.images.opencv import cv2
 
         # Blur a small copy, which is fast for images of any size. The blur is so wide that lost details do not matter.
-        height, width = image.shape[:2]
-        scale = min(1.0, 200 / max(height, width))
-        small_size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        blurred = cv2.GaussianBlur(
-            cv2.resize(image, small_size, interpolation=cv2.INTER_AREA), (0, 0), BLUR_FRACTION * max(small_size)
-        )
-        return cv2.resize(blurred, (width, height), interpolation=cv2.INTER_LINEAR).astype(np.uint8)
+        small = shrink_to_fit(image, 200)
+        blurred = cv2.GaussianBlur(small, (0, 0), BLUR_FRACTION * max(small.shape))
+        return cv2.resize(blurred, image.shape[1::-1], interpolation=cv2.INTER_LINEAR).astype(np.uint8)
     colour = np.rint(image.reshape(-1, 3).mean(0)) if kind == "mean" else np.zeros(3)
     return np.broadcast_to(colour.astype(np.uint8), image.shape)
 
@@ -121,17 +114,13 @@ def _cover(edit: Edit, height: int, width: int) -> NDArray[np.bool_]:
         mask[y0:y1, x0:x1] = 1
         return mask.astype(bool)
     radius = round(min(edit.radius, limit))
-    pixels = np.rint(points).astype(np.int32)
+    if 2 * radius > MAX_LINE_THICKNESS:
+        raise ImageError(f"{edit} has too large a radius, expected at most {MAX_LINE_THICKNESS // 2} pixels.")
+    pixels = np.rint(points).astype(int).tolist()
     for start, end in itertools.pairwise(pixels):
-        if 2 * radius <= MAX_LINE_THICKNESS:
-            cv2.line(mask, start.tolist(), end.tolist(), 1, max(1, 2 * radius))
-        elif (start != end).any():
-            direction = (end - start) / np.hypot(*(end - start).astype(float))
-            offset = radius * direction[::-1] * (1, -1)
-            corners = np.rint([start + offset, end + offset, end - offset, start - offset])
-            cv2.fillConvexPoly(mask, corners.astype(np.int32), 1)
+        cv2.line(mask, start, end, 1, max(1, 2 * radius))
     for point in pixels:
-        cv2.circle(mask, point.tolist(), radius, 1, -1)
+        cv2.circle(mask, point, radius, 1, -1)
     return mask.astype(bool)
 
 

@@ -44,9 +44,8 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if kind != stat.S_IFREG:
-        raise NotAFileError(
-            errno.EINVAL, f"it is {FILE_KINDS.get(kind, 'something else')}, not a file", os.fspath(path)
-        )
+        reason = f"it is {FILE_KINDS.get(kind, 'something else')}, not a file"
+        raise NotAFileError(errno.EINVAL, reason, os.fspath(path))
     return open(path, "rb", opener=open_nonblocking)
 
 
@@ -128,22 +127,16 @@ class OutputNames:
         If the path of one result is in use, all results get the same number, counted from 2. If two results have the
         same name, the second gets the next free number.
         """
-        first_number = next(
-            number
-            for number in count(1)
-            if not any(_to_keys(self._number_path(name, number)) & self._used_keys for name in names)
-        )
+        first = next(number for number in count(1) if all(self._is_free(name, number) for name in names))
         paths = []
         for name in names:
-            paths.append(
-                next(
-                    path
-                    for number in count(first_number)
-                    if not _to_keys(path := self._number_path(name, number)) & self._used_keys
-                )
-            )
+            number = next(number for number in count(first) if self._is_free(name, number))
+            paths.append(self._number_path(name, number))
             self._used_keys |= _to_keys(paths[-1])
         return paths
+
+    def _is_free(self, name: str, number: int) -> bool:
+        return _to_keys(self._number_path(name, number)).isdisjoint(self._used_keys)
 
     def _number_path(self, name: str, number: int) -> Path:
         path = self._folder / name
@@ -157,9 +150,8 @@ def _to_keys(path: Path) -> set[str]:
 
 def may_have_stem(name: str, stem: str) -> bool:
     """Return whether a result with this stem may have this name; a name that may have been cut fits any stem."""
-    return (
-        name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
-    )
+    may_be_cut = len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
+    return may_be_cut or name.startswith(f"{stem}-")
 
 
 def is_url(text: str) -> bool:

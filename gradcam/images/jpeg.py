@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import itertools
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -53,18 +52,14 @@ def read_header(data: bytes) -> JpegHeader | None:
     # In compressed data, each 0xFF is followed by a zero byte or belongs to a restart marker. The first end marker is
     # therefore the end of the image.
     has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
-    names, (first, *remaining) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
-    is_supported_sampling = image.layers == 1 or (
-        first in SAMPLINGS and all(sampling == (1, 1) for sampling in remaining)
-    )
+    names, (first, *further) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
+    is_supported_sampling = image.layers == 1 or (first in SAMPLINGS and set(further) <= {(1, 1)})
     # Adobe's marker says whether the channels are YCbCr. The marker is meaningless in grey files, but too rare there to
     # be handled separately.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
-    has_unusual_orientation = (
-        data.count(EXIF_SIGNATURE, 0, start) > 1 or XMP_ORIENTATION.search(data, 0, start) is not None
-    )
     is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
-    if not (is_sequential and has_end and is_supported_sampling and is_ycbcr) or has_unusual_orientation:
+    has_usual_orientation = data.count(EXIF_SIGNATURE, 0, start) <= 1 and not XMP_ORIENTATION.search(data, 0, start)
+    if not (is_sequential and has_end and is_supported_sampling and is_ycbcr and has_usual_orientation):
         return None
     return JpegHeader(image.height, image.width, image.layers == 1, find_orientation(image))
 
@@ -119,7 +114,7 @@ def _make_torchcodec(name: str, device: torch.device) -> Codec:
         # torchcodec before 0.17 does not wait for the current stream (meta-pytorch/torchcodec 1634).
         _wait_for_current(device)
         images = decode_jpeg(list(files), mode="GRAY" if is_grey else "RGB", device=device)
-        return [_to_rgb(image) for image in images]
+        return [image.expand(3, -1, -1) for image in images]
 
     def encode(images: Sequence[Tensor], quality: int) -> list[bytes]:
         return _to_bytes([JpegEncoder(image).to_tensor(quality=quality) for image in images])
@@ -135,8 +130,8 @@ def _make_torchvision(name: str, device: torch.device) -> Codec:
 
     def decode(files: Sequence[Tensor], is_grey: bool) -> list[Tensor]:
         _wait_for_current(device)
-        decoded = decode_jpeg(list(files), ImageReadMode.GRAY if is_grey else ImageReadMode.RGB, device)
-        return [_to_rgb(image) for image in decoded]
+        images = decode_jpeg(list(files), ImageReadMode.GRAY if is_grey else ImageReadMode.RGB, device)
+        return [image.expand(3, -1, -1) for image in images]
 
     def encode(images: Sequence[Tensor], quality: int) -> list[bytes]:
         _wait_for_current(device)
@@ -153,12 +148,7 @@ def _wait_for_current(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _to_rgb(image: Tensor) -> Tensor:
-    return image.expand(3, -1, -1) if image.shape[0] == 1 else image
-
-
 def _to_bytes(files: Sequence[Tensor]) -> list[bytes]:
     """Copy all files to the CPU in one transfer, and split the data into files."""
-    data = torch.cat(list(files)).cpu().numpy()
-    ends = list(itertools.accumulate(map(len, files)))
-    return [data[end - len(file) : end].tobytes() for end, file in zip(ends, files)]
+    sizes = [len(file) for file in files]
+    return [data.numpy().tobytes() for data in torch.cat(list(files)).cpu().split(sizes)]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.images.draw import DARK_TONE, LIGHT_TONE, PIXELS_PER_LINE_WIDTH, compute_colours
+from gradcam.images.draw import DARK_TONE, LIGHT_TONE, PIXELS_PER_LINE_WIDTH, compute_colours, get_level_scale
 from gradcam.images.read import Region
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels and fractions of pixels
@@ -25,27 +25,19 @@ def apply_orientation(image: Tensor, orientation: int) -> Tensor:
     return upright.flip(axes) if axes else upright
 
 
-def _sinc(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.sinc(x) * np.sinc(x / 3)
-
-
 def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
     x = np.abs(x)
     inner, outer = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     return np.where(x < 1, inner, np.where(x < 2, outer, 0))
 
 
-def _hamming(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(np.abs(x) < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0)
-
-
 # Pillow's filters: (support, function). The support is in pixels of the input or the output, whichever is smaller.
 FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
     "bilinear": (1.0, lambda x: np.maximum(0, 1 - np.abs(x))),
-    "hamming": (1.0, _hamming),
+    "hamming": (1.0, lambda x: np.where(np.abs(x) < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0)),
     "bicubic": (2.0, _cubic),
-    "lanczos": (3.0, lambda x: np.where(np.abs(x) < 3, _sinc(x), 0)),
+    "lanczos": (3.0, lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)),
 }
 
 
@@ -122,11 +114,11 @@ def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tens
 @functools.lru_cache(maxsize=64)
 def _compute_area_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Return the weights that resize `length` pixels to `size` pixels by area interpolation: a matrix (size,length)."""
-    edges = np.arange(size + 1) * (length / size)
-    positions = np.arange(length)
+    edges, positions = np.arange(size + 1) * (length / size), np.arange(length)
     covered = np.minimum(edges[1:, None], positions + 1) - np.maximum(edges[:-1, None], positions)
     weights = np.maximum(covered, 0)
-    return torch.from_numpy((weights / weights.sum(1, keepdims=True)).astype(np.float32)).to(device)
+    weights /= weights.sum(1, keepdims=True)
+    return torch.from_numpy(weights.astype(np.float32)).to(device)
 
 
 def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
@@ -158,10 +150,9 @@ def overlay(
     """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), like `draw.overlay`, but on a device and without checks."""
     y0, x0, rows, columns = region
     levels = stretch(heatmaps.float().clamp(0, 1), rows, columns).clamp_(0, 1)
-    steps, zero = 255, 0
     if signed:  # Resize each sign separately, as `draw.overlay` does.
         levels -= stretch((-heatmaps.float()).clamp(0, 1), rows, columns).clamp_(0, 1)
-        steps, zero = 127, 128
+    steps, zero = get_level_scale(signed)
     indices = levels.mul_(steps).round_().add_(zero).int()
     added, image_weights = _make_tables(colormap, float(alpha), signed, images.device)
     result = images.clone()

@@ -78,9 +78,8 @@ def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
     canvas = Image.new("RGB", (end + measure_text(after, TITLE_SIZE), LINE_HEIGHT), WHITE)
     draw = ImageDraw.Draw(canvas)
     draw.text((0, 0), before, INK, find_font(TEXT))
-    canvas.paste(
-        Image.fromarray(draw_colour_bar(BAR_WIDTH, LINE_HEIGHT - 6, colormap=colormap, signed=signed)), (start, 0)
-    )
+    bar = draw_colour_bar(BAR_WIDTH, LINE_HEIGHT - 6, colormap=colormap, signed=signed)
+    canvas.paste(Image.fromarray(bar), (start, 0))
     draw.text((end, 0), after, INK, find_font(TEXT))
     return np.array(canvas)
 
