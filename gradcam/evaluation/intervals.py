@@ -30,10 +30,10 @@ from gradcam.options import accept_old_parameters, argument_error
 CONFIDENCE = 0.95
 ROUNDING_LIMIT = 1e-6  # A smaller standard deviation or skewness counts as zero.
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadrature
-MIN_IMAGES_FOR_INTERVAL = 6  # images for an interval: with five, no paired test can find a significant difference
-MIN_IMAGES_TO_COMPARE = (
-    8  # images for a comparison: with fewer, intervals of skewed numbers contain the true mean too seldom
-)
+# With five images, no paired test can find a significant difference. With fewer than eight, the intervals of skewed
+# numbers contain the true mean too seldom.
+MIN_IMAGES_FOR_INTERVAL, MIN_IMAGES_TO_COMPARE = 6, 8
+ImageGroups = Sequence[Sequence[Hashable]]  # the images that each number depends on
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,7 @@ class Interval:
 
 
 @accept_old_parameters
-def mean_interval(
-    values: Iterable[Any], *, level: float = CONFIDENCE, images: Sequence[Sequence[Hashable]] | None = None
-) -> Interval:
+def mean_interval(values: Iterable[Any], *, level: float = CONFIDENCE, images: ImageGroups | None = None) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
     Overlaps and probabilities are skewed, and so is the mean of a few of them. The interval is therefore Student's t,
@@ -149,23 +147,21 @@ def mean_interval(
     return _to_interval(_to_floats(values), level, images, is_skewed=images is None)
 
 
-def _to_interval(
-    values: Sequence[float], level: float, images: Sequence[Sequence[Hashable]] | None, *, is_skewed: bool
-) -> Interval:
+def _to_interval(values: Sequence[float], level: float, images: ImageGroups | None, *, is_skewed: bool) -> Interval:
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
         raise argument_error(level, "level", "a number between 0 and 1, such as 0.95.")
-    estimate = _estimate_mean(values, images)
-    if estimate.freedom == 0:
-        return Interval(estimate.mean, -math.inf, math.inf, estimate.n)
-    if is_skewed:
-        numbers = np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
-        if {*numbers} <= {0, 1}:
-            low, high = wilson_interval(estimate.mean, estimate.n, NormalDist().inv_cdf((1 + level) / 2))
-        else:
-            low, high = _bound_skewed(numbers, level)
-        return Interval(estimate.mean, low, high, estimate.n)
-    half_width = _find_t_quantile(level, estimate.freedom) * estimate.error
-    return Interval(estimate.mean, estimate.mean - half_width, estimate.mean + half_width, estimate.n)
+    mean, error, freedom, n = _estimate_mean(values, images)
+    numbers = np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
+    if freedom == 0:
+        low, high = -math.inf, math.inf
+    elif not is_skewed:
+        half_width = _find_t_quantile(level, freedom) * error
+        low, high = mean - half_width, mean + half_width
+    elif {*numbers} <= {0, 1}:
+        low, high = wilson_interval(mean, n, NormalDist().inv_cdf((1 + level) / 2))
+    else:
+        low, high = _bound_skewed(numbers, level)
+    return Interval(mean, low, high, n)
 
 
 def wilson_interval(share: float, n: int, z: float) -> tuple[float, float]:
@@ -197,11 +193,7 @@ def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, fl
 
 @accept_old_parameters
 def paired_difference(
-    values: Sequence[Any],
-    reference: Sequence[Any],
-    *,
-    level: float = CONFIDENCE,
-    images: Sequence[Sequence[Hashable]] | None = None,
+    values: Sequence[Any], reference: Sequence[Any], *, level: float = CONFIDENCE, images: ImageGroups | None = None
 ) -> Interval:
     """Compute the mean of the differences `values` minus `reference`, image by image, and its interval by Student's t.
 
@@ -245,64 +237,46 @@ def paired_difference(
 
 
 def find_distinguished_pairs(
-    rows: Mapping[str, Sequence[Any]],
-    *,
-    level: float = CONFIDENCE,
-    pictures: Sequence[Sequence[Hashable]] | None = None,
+    rows: Mapping[str, Sequence[Any]], *, pictures: ImageGroups | None = None
 ) -> set[frozenset[str]]:
     """Return the pairs of methods whose means over the same images differ significantly.
 
     The numbers that are tested also decide which method is the best. All pairs are therefore tested with Holm's
     correction: if all methods are equally good, the probability that a method differs significantly from the best one
-    is at most 1 - `level`. For pairs without the best method, the probability can be higher if one method is skewed and
+    is at most 5 %. For pairs without the best method, the probability can be higher if one method is skewed and
     has a much larger spread: 20 % for eight methods with exponential numbers and spreads from 1 to 10.
     """
-    pairs = [frozenset(pair) for pair in itertools.combinations(rows, 2)]
     p_values = {}
-    for pair in pairs:
-        first, second = sorted(pair)
-        estimate = _estimate_mean(_subtract(rows[first], rows[second]), pictures)
-        ratio = math.inf if estimate.error == 0 and estimate.mean != 0 else abs(estimate.mean) / (estimate.error or 1.0)
-        p_values[pair] = 1.0 if estimate.freedom == 0 else 1 - _find_t_probability(ratio, estimate.freedom)
+    for first, second in itertools.combinations(sorted(rows), 2):
+        mean, error, freedom, _ = _estimate_mean(_subtract(rows[first], rows[second]), pictures)
+        ratio = math.inf if error == 0 and mean != 0 else abs(mean) / (error or 1.0)
+        p_values[frozenset((first, second))] = 1 - _find_t_probability(ratio, freedom) if freedom else 1.0
     significant: set[frozenset[str]] = set()
-    for rank, pair in enumerate(sorted(pairs, key=p_values.__getitem__)):
-        if p_values[pair] > (1 - level) / (len(pairs) - rank):
+    for rank, pair in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        if p_values[pair] > (1 - CONFIDENCE) / (len(p_values) - rank):
             break
         significant.add(pair)
     return significant
 
 
-@dataclass(frozen=True)
-class _MeanEstimate:
-    """A mean of n numbers, its standard error, and the degrees of freedom, which are 0 if there are too few numbers."""
-
-    mean: float
-    error: float
-    freedom: int
-    n: int
-
-
-def _estimate_mean(values: Sequence[float], images: Sequence[Sequence[Hashable]] | None) -> _MeanEstimate:
+def _estimate_mean(values: Sequence[float], images: ImageGroups | None) -> tuple[float, float, int, int]:
+    """Return the mean, its standard error, the degrees of freedom (0 for too few numbers), and the count of numbers."""
     if images is not None and len(images) != len(values):
-        raise GradcamError(
-            f"There are {len(values)} values and {len(images)} lists of images: give one list per value."
-        )
+        counts = f"{len(values)} values and {len(images)} lists of images"
+        raise GradcamError(f"There are {counts}: give one list per value.")
     valid = [i for i, value in enumerate(values) if not math.isnan(value)]
     numbers = np.array([values[i] for i in valid], dtype=np.float64)
     n = len(numbers)
     mean = math.fsum(numbers) / n if n else math.nan
+    names = list(dict.fromkeys(name for i in valid for name in images[i])) if images else []
+    if n < MIN_IMAGES_FOR_INTERVAL or (images is not None and len(names) < MIN_IMAGES_FOR_INTERVAL):
+        return mean, math.inf, 0, n
     if images is None:
-        freedom = n - 1 if n >= MIN_IMAGES_FOR_INTERVAL else 0
-        return _MeanEstimate(mean, float(numbers.std(ddof=1)) / math.sqrt(n) if freedom else math.inf, freedom, n)
-    columns = {name: column for column, name in enumerate(dict.fromkeys(name for i in valid for name in images[i]))}
-    if min(n, len(columns)) < MIN_IMAGES_FOR_INTERVAL:
-        return _MeanEstimate(mean, math.inf, 0, n)
-    uses_image = np.zeros((n, len(columns)))
-    for row, i in enumerate(valid):
-        uses_image[row, [columns[name] for name in images[i]]] = 1
+        return mean, float(numbers.std(ddof=1)) / math.sqrt(n), n - 1, n
+    uses_image = np.array([[name in images[i] for name in names] for i in valid], dtype=np.float64)
     image_variance, number_variance = _split_variance(numbers, uses_image)
     error = math.sqrt((uses_image.sum(0) ** 2).sum() / n**2 * image_variance + number_variance / n)
-    return _MeanEstimate(mean, error, max(1, min(n, len(columns) // 2) - 1), n)
+    return mean, error, max(1, min(n, len(names) // 2) - 1), n
 
 
 def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:

@@ -101,8 +101,7 @@ class Subject:
         self.images = images.detach()
         self.activation = activation
         max_pixels = MAX_PIXELS_PER_BATCH_ON_CPU if images.device.type == "cpu" else MAX_PIXELS_PER_BATCH
-        default_size = max(1, max_pixels // max(1, images.shape[2] * images.shape[3]))
-        self._batches = HalvingRunner(default_size if batch_size is None else batch_size)
+        self._batches = HalvingRunner(batch_size or max(1, max_pixels // max(1, images.shape[2] * images.shape[3])))
         self._baselines: dict[str, Tensor] = {}
         self._baseline_probabilities: dict[str, Tensor] = {}
         with preserve_state(self.model), torch.no_grad():
@@ -202,8 +201,8 @@ class Subject:
         def iterate_rows() -> Iterator[Tensor]:
             for variant in variants:
                 if variant.shape != self.images.shape:
-                    expected = f"expected the images' shape {tuple(self.images.shape)}."
-                    raise ImageError(f"A variant is {describe_tensor(variant)}, {expected}")
+                    expected = tuple(self.images.shape)
+                    raise ImageError(f"A variant is {describe_tensor(variant)}, expected the images' shape {expected}.")
                 yield from variant.split(1)
 
         def run(images: Tensor) -> Tensor:
@@ -254,9 +253,8 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
     radius = max(1, int(BLUR_RADIUS_PIXELS * min(images.shape[2:]) / BLUR_IMAGE_PIXELS + 0.5))
     width = 2 * radius + 1
     # The kernel is separable, so two one-dimensional convolutions suffice. The radius is also the standard deviation.
-    offsets = torch.arange(
-        -TRUNCATE_DEVIATIONS * radius, TRUNCATE_DEVIATIONS * radius + 1, dtype=torch.int64, device="cpu"
-    )
+    tail = TRUNCATE_DEVIATIONS * radius
+    offsets = torch.arange(-tail, tail + 1, dtype=torch.int64, device="cpu")
     gaussian = torch.exp(-offsets.double().square() / (2 * radius**2))
     wrapped = (offsets + radius) % (2 * width)
     mirrored = torch.minimum(wrapped, 2 * width - 1 - wrapped)

@@ -93,7 +93,7 @@ class Metric:
     @property
     def is_of_mosaics(self) -> bool:
         """True if the metric evaluates heatmaps of mosaics instead of heatmaps of single images."""
-        return any(need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics) for need in self.needs)
+        return any(map(_is_of_mosaics, self.needs))
 
     @property
     def needs_annotations(self) -> bool:
@@ -115,6 +115,7 @@ class Metric:
         return self.compute(*args, **options)
 
 
+RANKED = ("subject", "heatmaps", "seed")  # The seed orders pixels of equal value.
 # fmt: off
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -127,16 +128,13 @@ METRICS: dict[str, Metric] = {
                "rise in probability when the image is multiplied by the heatmap, divided by the largest possible rise",
                "higher", "perturbation", papers.GAIN, "perturbation:confidence_change", part="gain", passes=1),
         Metric("insertion", "area under the probability curve as pixels are inserted, highest first", "higher",
-               "perturbation", papers.RISE, "perturbation:insertion", ("subject", "heatmaps", "seed"), "areas", passes=49,
-               by_order=True),
-        Metric("deletion", "area under the probability curve as pixels are deleted, highest first", "lower", "perturbation",
-               papers.RISE, "perturbation:deletion", ("subject", "heatmaps", "seed"), "areas", passes=49,
-               by_order=True),
-        Metric("road", "how much more the most relevant pixels matter than the least relevant", "higher", "perturbation",
-               papers.ROAD, "perturbation:road", ("subject", "heatmaps", "seed"), "combined", passes=18,
-               by_order=True),
-        Metric("sufficiency", "probability lost when only the top fifth of pixels is kept", "lower", "perturbation",
-               papers.ERASER, "perturbation:sufficiency", ("subject", "heatmaps", "seed"), passes=1, by_order=True),
+               "perturbation", papers.RISE, "perturbation:insertion", RANKED, "areas", passes=49, by_order=True),
+        Metric("deletion", "area under the probability curve as pixels are deleted, highest first", "lower",
+               "perturbation", papers.RISE, "perturbation:deletion", RANKED, "areas", passes=49, by_order=True),
+        Metric("road", "how much more the most relevant pixels matter than the least relevant", "higher",
+               "perturbation", papers.ROAD, "perturbation:road", RANKED, "combined", passes=18, by_order=True),
+        Metric("sufficiency", "probability lost when only the top fifth of pixels is kept", "lower",
+               "perturbation", papers.ERASER, "perturbation:sufficiency", RANKED, passes=1, by_order=True),
         Metric("grid-order", "how often the heatmap is higher in the class's cell of a mosaic than outside it", "higher",
                "grid", papers.ROC, "mosaic:grid_pointing_game", ("mosaic",), "order", by_order=True),
         Metric("grid-mass", "share of the heatmap's mass in the class's cell of a mosaic", "higher", "grid",
@@ -151,9 +149,8 @@ METRICS: dict[str, Metric] = {
                papers.SCORECAM, "localisation:energy_pointing_game", ("heatmaps", "masks")),
         Metric("iou", "overlap (IoU) of the heatmap's box with the object's box", "higher", "annotations",
                papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "iou"),
-        Metric("localisation-error",
-               "how often the overlap (IoU) of the heatmap's box with the object's box is below 0.5", "lower", "annotations",
-               papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
+        Metric("localisation-error", "how often the overlap (IoU) of the heatmap's box with the object's box is below 0.5",
+               "lower", "annotations", papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
         Metric("randomisation", "rank correlation with the heatmaps that randomised weights give", "lower", "soundness",
                papers.ADEBAYO, "soundness:randomisation", ("subject", "explain", "heatmaps", "seed"), "correlations",
                reruns=8, by_order=True),
@@ -177,12 +174,7 @@ DEFAULT_GROUPS = tuple(name for name, metric in METRICS.items() if metric.group 
 
 
 def metric(
-    name: str,
-    *,
-    summary: str,
-    better: Better,
-    needs: Sequence[str] = ("subject", "heatmaps"),
-    by_order: bool = False,
+    name: str, *, summary: str, better: Better, needs: Sequence[str] = ("subject", "heatmaps"), by_order: bool = False
 ) -> Callable[[Callable[..., Any]], Metric]:
     """Turn a function into a metric that you can pass to `evaluate`.
 
@@ -232,12 +224,10 @@ def metric(
     valid_needs = ("subject", "heatmaps", "explain", "masks", "boxes", "seed", "mosaic", *METRICS)
     if isinstance(needs, str) or not needs or not all(need in valid_needs for need in needs):
         raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(valid_needs)}.")
-
-    mosaic_needs = [need for need in needs if need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics)]
+    mosaic_needs = [need for need in needs if _is_of_mosaics(need)]
     if 0 < len(mosaic_needs) < len(needs):
-        raise GradcamError(
-            f"The metric {name!r} needs {mosaic_needs[0]}, which is for mosaics: remove the other needs."
-        )
+        problem = f"needs {mosaic_needs[0]}, which is for mosaics"
+        raise GradcamError(f"The metric {name!r} {problem}: remove the other needs.")
 
     def to_metric(function: Callable[..., Any]) -> Metric:
         try:
@@ -252,6 +242,10 @@ def metric(
         return Metric(name, str(summary), better, "own", None, function, tuple(needs), by_order=by_order)
 
     return to_metric
+
+
+def _is_of_mosaics(need: str) -> bool:
+    return need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics)
 
 
 def find_metrics(metrics: Iterable[str | Metric]) -> list[Metric]:

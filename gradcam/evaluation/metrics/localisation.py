@@ -106,10 +106,8 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     units = scale_to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
     main_boxes = np.stack([_bound_largest(mask) for mask in (units > share).cpu().numpy().astype(np.uint8)])
     overlaps = [float(measure_overlap(box, image_boxes).max()) for box, image_boxes in zip(main_boxes, objects)]
-    iou, box_tensor = (
-        torch.tensor(values, dtype=torch.float32, device=units.device) for values in (overlaps, main_boxes)
-    )
-    return Localisation(box_tensor, iou, (iou < MIN_IOU).float())
+    iou = torch.tensor(overlaps, dtype=torch.float32, device=units.device)
+    return Localisation(torch.from_numpy(main_boxes).to(iou), iou, (iou < MIN_IOU).float())
 
 
 def measure_overlap(box: Values, objects: Values) -> Values:
@@ -135,9 +133,8 @@ def _check_boxes(boxes: Any, number: int) -> Values:
         array = np.empty(0)
     subject = f"The boxes of image {number} are"
     if array.ndim != 2 or array.shape[1] != 4 or not len(array):
-        raise ImageError(
-            f"{subject} {shorten(boxes)}, expected an array (B,4) of one or more boxes: left, top, right, bottom."
-        )
+        expected = "an array (B,4) of one or more boxes: left, top, right, bottom"
+        raise ImageError(f"{subject} {shorten(boxes)}, expected {expected}.")
     if not np.isfinite(array).all() or (array[:, 2:] <= array[:, :2]).any():
         raise ImageError(f"{subject} {shorten(array.tolist())}: right must be greater than left, and bottom than top.")
     return array
@@ -232,9 +229,7 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     Wang et al., "Score-CAM", CVPR Workshops 2020, section 4.3.
     """
     maps, inside = _check(heatmaps, masks)
-    unit = scale_to_unit(maps)
-    mass = unit.sum((1, 2))
-    return (unit * inside).sum((1, 2)) / torch.where(mass > 0, mass, 1.0)
+    return measure_share(scale_to_unit(maps), inside)
 
 
 def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
@@ -279,6 +274,12 @@ def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     Radiology, 1982.
     """
     return measure_order(*_check(heatmaps, masks))
+
+
+def measure_share(maps: Tensor, masks: Tensor) -> Tensor:
+    """Return the share of each non-negative map's sum inside its mask: (N,), 0 if the map is zero everywhere."""
+    total = maps.sum((1, 2))
+    return (maps * masks).sum((1, 2)) / torch.where(total > 0, total, 1.0)
 
 
 def measure_order(maps: Tensor, inside: Tensor) -> Tensor:

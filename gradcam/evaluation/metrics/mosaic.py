@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.explain import Explanation
 from gradcam.errors import ImageError, InputError, format_fields, shorten
-from gradcam.evaluation.metrics.localisation import measure_order
+from gradcam.evaluation.metrics.localisation import measure_order, measure_share
 from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, scale_to_unit
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.preserve import preserve_state
@@ -108,26 +108,18 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     values = heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps
     if not isinstance(values, (Tensor, np.ndarray)):
         raise ImageError(f"The heatmaps are {shorten(heatmaps)}, expected a tensor or an array (M,4,H,W).")
-    shape = tuple(values.shape)
-    if len(shape) != 4 or shape[1] != CELLS or min(shape[2:]) < 2:
-        raise ImageError(
-            f"The heatmaps have the shape {shape}, expected (M,4,H,W): for each mosaic four heatmaps of its size, one per "
-            "cell."
-        )
-    checked = check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:]))
-    cells = torch.zeros(CELLS, *shape[2:], dtype=torch.bool, device=checked.device)
-    rows, columns = ((slice(length // 2), slice(length // 2, None)) for length in shape[2:])
+    if values.ndim != 4 or values.shape[1] != CELLS or min(values.shape[2:]) < 2:
+        expected = "(M,4,H,W): for each mosaic four heatmaps of its size, one per cell"
+        raise ImageError(f"The heatmaps have the shape {tuple(values.shape)}, expected {expected}.")
+    mosaics, _, *size = values.shape
+    checked = check_heatmaps(values.reshape(-1, *size), (mosaics * CELLS, *size))
+    cells = torch.zeros(CELLS, *size, dtype=torch.bool, device=checked.device)
+    rows, columns = ((slice(length // 2), slice(length // 2, None)) for length in size)
     for k, (row, column) in enumerate(product(rows, columns)):
         cells[k, row, column] = True
-    masks, unit = cells.repeat(shape[0], 1, 1), scale_to_unit(checked)
-    scores = measure_order(checked, masks), _measure_share(unit, masks), _measure_share((unit == 1).float(), masks)
+    masks, unit = cells.repeat(mosaics, 1, 1), scale_to_unit(checked)
+    scores = measure_order(checked, masks), measure_share(unit, masks), measure_share((unit == 1).float(), masks)
     return GridPointing(*(score.unflatten(0, (-1, CELLS)) for score in scores))
-
-
-def _measure_share(maps: Tensor, masks: Tensor) -> Tensor:
-    """Return the share of each non-negative map's sum inside its mask: (N,), 0 if the map is zero everywhere."""
-    total = maps.sum((1, 2))
-    return (maps * masks).sum((1, 2)) / torch.where(total > 0, total, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +130,6 @@ class Tile:
     image: Tensor
     index: int
     probability: float
-
-    __repr__ = format_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,14 +242,10 @@ def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float 
         top_tiles = sorted(tiles, key=lambda tile: -tile.probability)[:MAX_IMAGES_IN_MESSAGE]
         names = [name_class(tile.index, classifier.label(tile.index) or None) for tile in top_tiles]
         lines = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(top_tiles, names)]
-        more = (
-            f", and {len(tiles) - MAX_IMAGES_IN_MESSAGE} less probable ones"
-            if len(tiles) > MAX_IMAGES_IN_MESSAGE
-            else ""
-        )
+        more = [f"and {len(tiles) - MAX_IMAGES_IN_MESSAGE} less probable ones"] if len(tiles) > len(lines) else []
         raise InputError(
             f"A mosaic needs images of four classes with a probability of {least:g} or more, but there "
-            f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(lines) or 'none'}{more}. Give "
+            f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(lines + more) or 'none'}. Give "
             "images of more classes, or lower the required probability (min_probability)."
         )
     shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in confident})]
@@ -276,9 +262,8 @@ def arrange_tiles(
 ) -> list[Mosaic]:
     """Return mosaics of tiles, as in `make_mosaics`. The tiles must have four or more classes, and the same size."""
     check_count(limit, "limit", "the largest number of mosaics, 1 or more.")
-    quartets = [
-        [tiles[i] for i in indices] for indices in _choose_quartets([tile.index for tile in tiles], limit, seed)
-    ]
+    quartets = _choose_quartets(tiles, limit, seed)
+    is_large = True
     try:
         with preserve_state(model), torch.no_grad():
             image = _join([tile.image for tile in quartets[0]])[None]
@@ -286,26 +271,26 @@ def arrange_tiles(
     except Exception as error:  # A model may refuse an image size with any error.
         if is_out_of_memory(error):
             raise
-        return [_to_mosaic(quartet, is_large=False) for quartet in quartets]
-    return [_to_mosaic(quartet, is_large=True) for quartet in quartets]
+        is_large = False
+    return [_to_mosaic(quartet, is_large=is_large) for quartet in quartets]
 
 
-def _choose_quartets(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
-    """Return different sets of four tiles of different classes, as shuffled indices; prefer the least used tiles."""
+def _choose_quartets(tiles: Sequence[Tile], limit: int, seed: int) -> list[list[Tile]]:
+    """Return different sets of four tiles of different classes, shuffled; prefer the least used tiles."""
     generator = make_generator(seed, "mosaics")
-    uses = torch.zeros(len(classes), dtype=torch.float32, device="cpu")
-    quartets: dict[frozenset[int], list[int]] = {}
+    uses = torch.zeros(len(tiles), dtype=torch.float32, device="cpu")
+    quartets: dict[frozenset[int], list[Tile]] = {}
     for _ in range(limit):
         for attempt in range(MAX_ATTEMPTS):
             # The noise breaks ties between equally used tiles. It grows with each attempt, to reach new sets of four.
-            noise = torch.rand(len(classes), generator=generator, dtype=torch.float32, device="cpu")
-            tile_of_class: dict[int, int] = {}
-            for tile in (uses + noise * (1 + attempt / 10)).argsort().tolist():
-                tile_of_class.setdefault(classes[tile], tile)
-            quartet = list(tile_of_class.values())[:CELLS]
+            noise = torch.rand(len(tiles), generator=generator, dtype=torch.float32, device="cpu")
+            number_of_class: dict[int, int] = {}
+            for number in (uses + noise * (1 + attempt / 10)).argsort().tolist():
+                number_of_class.setdefault(tiles[number].index, number)
+            quartet = list(number_of_class.values())[:CELLS]
             if frozenset(quartet) not in quartets:
                 shuffled = torch.randperm(CELLS, generator=generator, dtype=torch.int64, device="cpu").tolist()
-                quartets[frozenset(quartet)] = [quartet[i] for i in shuffled]
+                quartets[frozenset(quartet)] = [tiles[quartet[i]] for i in shuffled]
                 uses[quartet] += 1
                 break
         else:
@@ -325,5 +310,4 @@ def _to_mosaic(tiles: Sequence[Tile], *, is_large: bool) -> Mosaic:
         halve = partial(nn.functional.interpolate, mode="bilinear", antialias=True, align_corners=False)
         images = [halve(image[None].float(), size=size)[0] for image, size in zip(images, product(rows, columns))]
     a, b, c, d = tiles
-    names = (a.name, b.name, c.name, d.name)
-    return Mosaic(names, _join(images), (a.index, b.index, c.index, d.index))
+    return Mosaic((a.name, b.name, c.name, d.name), _join(images), (a.index, b.index, c.index, d.index))

@@ -216,8 +216,7 @@ def sufficiency(
     check_number("sufficiency", "share", share, most=1)
     ranks = _rank(subject, heatmaps, seed)
     counts = [count_pixels(share, ranks[0].numel())]
-    (probabilities,) = subject.score(_replace(subject.baseline(baseline), subject.images, ranks, counts))
-    return subject.probabilities - probabilities
+    return subject.probabilities - subject.score(_replace(subject.baseline(baseline), subject.images, ranks, counts))[0]
 
 
 def _rank(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
@@ -494,14 +493,12 @@ def road(
 
 def _remove(images: Tensor, ranks: Tensor, shares: Sequence[float], noise: float, seed: int) -> Iterator[Tensor]:
     """Yield the images (N,C,H,W) without the most relevant pixels, then without the least relevant, for each share."""
-    pixels = ranks[0].numel()
-    image_pairs = torch.cat([images, images])
+    pixels, image_pairs = ranks[0].numel(), torch.cat([images, images])
     for share in shares:
         count = count_pixels(share, pixels)
         masks = torch.cat([ranks >= count, ranks < pixels - count])
-        yield from impute(image_pairs, masks, noise=noise, generator=make_generator(seed, "road", share)).split(
-            len(images)
-        )
+        filled = impute(image_pairs, masks, noise=noise, generator=make_generator(seed, "road", share))
+        yield from filled.split(len(images))
 
 
 def complexity(heatmaps: Any) -> Tensor:

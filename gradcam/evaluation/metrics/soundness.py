@@ -31,10 +31,10 @@ def rank_correlation(a: Any, b: Any) -> Tensor:
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
     second = check_heatmaps(b, first.shape, first.device)
     ranks_a, ranks_b = (_rank(maps.flatten(1)) for maps in (first, second))
-    norms = ranks_a.norm(dim=1), ranks_b.norm(dim=1)
-    is_flat_a, is_flat_b = (norm == 0 for norm in norms)
-    cosines = (ranks_a * ranks_b).sum(1) / torch.where(is_flat_a | is_flat_b, 1.0, norms[0] * norms[1])
-    return torch.where(is_flat_a & is_flat_b, 1.0, cosines).clamp(-1, 1).float()
+    norm_a, norm_b = ranks_a.norm(dim=1), ranks_b.norm(dim=1)
+    norms = norm_a * norm_b
+    cosines = (ranks_a * ranks_b).sum(1) / torch.where(norms == 0, 1.0, norms)
+    return torch.where(norm_a + norm_b == 0, 1.0, cosines).clamp(-1, 1).float()
 
 
 def _rank(values: Tensor) -> Tensor:
@@ -175,9 +175,8 @@ def max_sensitivity(
     generator = make_generator(seed, "noise")
     largest = torch.zeros(len(images), dtype=torch.float32, device=images.device)
     for _ in range(samples):
-        uniform = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu")
-        noise = (2 * uniform - 1) * radius
-        after = run_explain(explain, subject.model, images + noise.to(images.device, images.dtype), subject.classes)
+        noise = (2 * torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu") - 1) * radius
+        after = run_explain(explain, subject.model, images + noise.to(images), subject.classes)
         change = check_heatmaps(after, subject.size, images.device) - before
         largest = torch.maximum(largest, change.flatten(1).norm(dim=1))
     norm = before.flatten(1).norm(dim=1)
@@ -291,8 +290,19 @@ def randomise_in_stages(subject: Subject, stages: int, seed: int) -> Iterator[tu
     `ModelError` as in `randomisation`.
     """
     model = _copy(subject.model)
-    for name in _shuffle_in_stages(model, subject.images[:1], stages, seed):
-        yield name, model
+    layers = _list_layers(model, subject.images[:1])
+    if not layers:
+        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to randomise.")
+    last_index = len(layers) - 1
+    ends = {round(stage * last_index / (stages - 1)) for stage in range(stages)} if stages > 1 else {last_index}
+    shuffled: set[Tensor] = set()
+    for number, (name, parameters) in enumerate(layers):
+        for parameter_name, parameter in parameters:
+            if parameter not in shuffled:  # Tied parameters are shuffled once.
+                _shuffle(parameter, make_generator(seed, "weights", parameter_name))
+                shuffled.add(parameter)
+        if number in ends:
+            yield name, model
 
 
 def make_random_networks(subject: Subject, count: int, seed: int) -> Iterator[nn.Module]:
@@ -307,10 +317,9 @@ def make_random_networks(subject: Subject, count: int, seed: int) -> Iterator[nn
             generator = make_generator(seed, "network", str(number), name)
             if number == 0:
                 _shuffle(parameter, generator)
-            elif parameter.numel():
-                shift = torch.randint(parameter.numel(), (1,), generator=generator, dtype=torch.int64, device="cpu")
-                with torch.no_grad():
-                    parameter.copy_(parameter.roll(int(shift)))  # Without dimensions, `roll` flattens the parameter.
+            elif size := parameter.numel():
+                shift = int(torch.randint(size, (1,), generator=generator, dtype=torch.int64, device="cpu"))
+                parameter.data.copy_(parameter.data.roll(shift))  # Without dimensions, `roll` flattens the parameter.
         yield model
 
 
@@ -318,10 +327,8 @@ def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise ModelError(
-            f"{type(model).__name__} cannot be copied, which is needed to randomise its weights: "
-            f"{describe_unexpected(error)}"
-        ) from error
+        problem = "cannot be copied, which is needed to randomise its weights"
+        raise ModelError(f"{type(model).__name__} {problem}: {describe_unexpected(error)}") from error
 
 
 def explain_or_blank(explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
@@ -332,23 +339,6 @@ def explain_or_blank(explain: ExplainFunction, model: nn.Module, images: Tensor,
     except BlindLayerError:
         heatmaps = torch.zeros(size, dtype=torch.float32, device=images.device)
     return check_heatmaps(heatmaps, size, images.device)
-
-
-def _shuffle_in_stages(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iterator[str]:
-    """Shuffle the weights in place, from the output to the input; yield the last shuffled layer at each stage."""
-    layers = _list_layers(model, images)
-    if not layers:
-        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to randomise.")
-    last_index = len(layers) - 1
-    ends = {round(stage * last_index / (stages - 1)) for stage in range(stages)} if stages > 1 else {last_index}
-    shuffled: set[Tensor] = set()
-    for number, (name, parameters) in enumerate(layers):
-        for parameter_name, parameter in parameters:
-            if parameter not in shuffled:  # Tied parameters are shuffled once.
-                _shuffle(parameter, make_generator(seed, "weights", parameter_name))
-                shuffled.add(parameter)
-        if number in ends:
-            yield name
 
 
 def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
