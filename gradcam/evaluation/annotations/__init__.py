@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.errors import InputError, format_fields, shorten
+from gradcam.errors import InputError, format_fields, join_names, shorten
 from gradcam.evaluation.annotations.coco import read_coco
 from gradcam.evaluation.annotations.match import AnnotatedObject, ImageNames, ModelView
 from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
@@ -218,29 +218,22 @@ def read_annotations(
     if os.path.isdir(path):
         image_names = ImageNames(names, keep_suffix=False)
         masks = read_label_masks(path, image_names, find_class)
-        notes = _count_left_out(masks.left_out, "masks", "are of images that are not evaluated")
-        return Annotations(path, image_names.sort(masks.paths), notes, masks.find)
+        note = f"{masks.left_out} masks are of images that are not evaluated and were left out."
+        return Annotations(path, image_names.sort(masks.paths), [note] if masks.left_out else [], masks.find)
     if not os.path.exists(path):
         raise InputError(f"{path}: does not exist, expected annotations.")
-    image_names = ImageNames(names)
+    image_names, notes = ImageNames(names), []
     if suffix in (".csv", ".tsv"):
-        boxes = read_box_list(path, image_names, find_class)
-        return Annotations(path, image_names.sort(boxes), (), lambda name: boxes.get(name, ()))
-    if suffix == ".json":
+        objects = read_box_list(path, image_names, find_class)
+    elif suffix == ".json":
         objects, left_out, unknown = read_coco(path, image_names, find_class)
-        notes = _count_left_out(left_out, "images in the file", "are not evaluated")
+        if left_out:
+            notes.append(f"{left_out} images in the file are not evaluated and were left out.")
         if unknown:
-            categories = ", ".join(f"'{name}'" for name in unknown[:MAX_LISTED_CATEGORIES])
             more = ", ..." if len(unknown) > MAX_LISTED_CATEGORIES else ""
-            notes.append(
-                f"{len(unknown)} categories are not classes of the model and were left out: {categories}{more}."
-            )
-        return Annotations(path, image_names.sort(objects), notes, lambda name: objects.get(name, ()))
-    raise InputError(
-        f"{path}: unknown suffix {shorten(suffix)}, expected a .csv or .tsv file of boxes, a COCO .json file, or a folder "
-        "of label masks."
-    )
-
-
-def _count_left_out(count: int, subject: str, reason: str) -> list[str]:
-    return [f"{count} {subject} {reason} and were left out."] if count else []
+            categories = join_names(unknown[:MAX_LISTED_CATEGORIES]) + more
+            notes.append(f"{len(unknown)} categories are not classes of the model and were left out: {categories}.")
+    else:
+        expected = "a .csv or .tsv file of boxes, a COCO .json file, or a folder of label masks"
+        raise InputError(f"{path}: unknown suffix {shorten(suffix)}, expected {expected}.")
+    return Annotations(path, image_names.sort(objects), notes or (), lambda name: objects.get(name, ()))

@@ -52,10 +52,9 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
             objects[names[image_id]].append(_to_object(location, annotation, index, images[image_id]))
     unknown = [str(category.get("name")) for category in content["categories"] if classes[category["id"]] is None]
     if not objects:
-        raise InputError(
-            f"{path}: no object matches ({len(names)} of its {len(images)} images were given, and "
-            f"{len(classes) - len(unknown)} of its {len(classes)} categories are classes of the model)."
-        )
+        categories = f"{len(classes) - len(unknown)} of its {len(classes)} categories are classes of the model"
+        counts = f"{len(names)} of its {len(images)} images were given, and {categories}"
+        raise InputError(f"{path}: no object matches ({counts}).")
     return objects, len(images) - len(names), unknown
 
 
@@ -102,16 +101,14 @@ def _to_object(location: str, annotation: Mapping[str, Any], index: int, image: 
     if segmentation:
         if isinstance(segmentation, list) and image_size is None:
             raise InputError(f"{location}: has polygons, but its image has no height and width.")
-        return AnnotatedObject(
-            location, index, draw=partial(_draw, location, segmentation, image_size), image_size=image_size
-        )
+        draw = partial(_draw, location, segmentation, image_size)
+        return AnnotatedObject(location, index, draw=draw, image_size=image_size)
     try:
         x, y, box_width, box_height = map(float, bbox)  # type: ignore[arg-type]  # the except clause reports it
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{location}: its bbox is {shorten(bbox)}, expected left, top, width and height.") from None
-    return AnnotatedObject(
-        location, index, check_box(location, (x, y, x + box_width, y + box_height)), image_size=image_size
-    )
+    box = check_box(location, (x, y, x + box_width, y + box_height))
+    return AnnotatedObject(location, index, box, image_size=image_size)
 
 
 def _draw(location: str, segmentation: Any, image_size: tuple[int, int] | None) -> Mask:
@@ -125,14 +122,13 @@ def _draw(location: str, segmentation: Any, image_size: tuple[int, int] | None) 
             return fill_polygons(segmentation, image_size)
         rows, columns = segmentation["size"]
         if image_size not in (None, (rows, columns)):
-            raise ValueError(
-                f"its RLE has {columns} x {rows} pixels, but its image has {image_size[1]} x {image_size[0]}"
-            )
+            height, width = image_size
+            raise ValueError(f"its RLE has {columns} x {rows} pixels, but its image has {width} x {height}")
         runs = segmentation["counts"]
         return fill_runs(unpack_runs(runs) if isinstance(runs, str) else runs, (rows, columns))
     except (TypeError, KeyError, OverflowError):
-        problem = f"its segmentation is {shorten(segmentation)}"
-        raise InputError(f"{location}: {problem}, expected polygons, or RLE with counts and size.") from None
+        expected = "expected polygons, or RLE with counts and size"
+        raise InputError(f"{location}: its segmentation is {shorten(segmentation)}, {expected}.") from None
     except ValueError as error:
         raise InputError(f"{location}: its segmentation cannot be drawn: {error}.") from None
 

@@ -59,11 +59,7 @@ class AnnotatedObject:
         left, top, right, bottom = self.box
         image_size = self.image_size or view.image_size
         height, width = image_size or (np.inf, np.inf)
-        if (
-            min(left, top) < -MAX_OVERHANG_PIXELS
-            or right > width + MAX_OVERHANG_PIXELS
-            or bottom > height + MAX_OVERHANG_PIXELS
-        ):
+        if max(-left, -top, right - width, bottom - height) > MAX_OVERHANG_PIXELS:
             box = f"the box from {left:g}, {top:g} to {right:g}, {bottom:g}"
             size = "" if image_size is None else f" of {width} x {height} pixels"
             raise InputError(f"{self.location}: {box} is not inside the image{size}.")
@@ -73,15 +69,14 @@ class AnnotatedObject:
         y, x, height, width = view.region
         if size is None or size == view.image_size:
             return
+        rows, columns = size
         if view.image_size is not None:
-            expected = f"but the upright image has {view.image_size[1]} x {view.image_size[0]}"
-        elif y + height > size[0] or x + width > size[1]:
-            expected = f"but the model sees {width} x {height} pixels from {x}, {y}"
+            actual = f"the upright image has {view.image_size[1]} x {view.image_size[0]}"
+        elif y + height > rows or x + width > columns:
+            actual = f"the model sees {width} x {height} pixels from {x}, {y}"
         else:
             return
-        raise InputError(
-            f"{self.location}: has {size[1]} x {size[0]} pixels, {expected}. Both must have the same size."
-        )
+        raise InputError(f"{self.location}: has {columns} x {rows} pixels, but {actual}. Both must have the same size.")
 
 
 def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:
@@ -92,8 +87,7 @@ def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:
     y0, y1 = (float(np.clip((y - view_y) * scale_y, 0, rows)) for y in (box[1], box[3]))
     if x0 >= x1 or y0 >= y1:
         return None
-    mask = np.outer(_cover(y0, y1, rows), _cover(x0, x1, columns))
-    return mask, (x0, y0, x1, y1)
+    return np.outer(_cover(y0, y1, rows), _cover(x0, x1, columns)), (x0, y0, x1, y1)
 
 
 def project_mask(mask: Mask, view: ModelView) -> tuple[Mask, Box] | None:
@@ -104,18 +98,15 @@ def project_mask(mask: Mask, view: ModelView) -> tuple[Mask, Box] | None:
     """
     (_, _, height, width), (rows, columns) = view.region, view.size
     visible = crop(mask, view.region)
-    visible_rows, visible_columns = np.nonzero(visible)
-    if not len(visible_rows):
+    visible_y, visible_x = np.nonzero(visible)
+    if not len(visible_y):
         return None
-    axes = ((rows, height), (columns, width))
-    resized = visible[
-        np.ix_(*((2 * np.arange(length) + 1) * visible_length // (2 * length) for length, visible_length in axes))
-    ]
+    centre_y, centre_x = ((2 * np.arange(n) + 1) * size // (2 * n) for n, size in ((rows, height), (columns, width)))
+    resized = visible[np.ix_(centre_y, centre_x)]
     if not resized.any():
-        resized[visible_rows * rows // height, visible_columns * columns // width] = True
-    scale_y, scale_x = rows / height, columns / width
-    x0, x1 = (float(column * scale_x) for column in (visible_columns.min(), visible_columns.max() + 1))
-    y0, y1 = (float(row * scale_y) for row in (visible_rows.min(), visible_rows.max() + 1))
+        resized[visible_y * rows // height, visible_x * columns // width] = True
+    x0, x1 = (float(x * (columns / width)) for x in (visible_x.min(), visible_x.max() + 1))
+    y0, y1 = (float(y * (rows / height)) for y in (visible_y.min(), visible_y.max() + 1))
     return resized, (x0, y0, x1, y1)
 
 
@@ -149,11 +140,9 @@ class ImageNames:
         parts = self._split(path)
         by_agreement: defaultdict[int, list[str]] = defaultdict(list)
         for known_parts, name in self._by_filename.get(parts[-1], []) if parts else []:
-            if known_parts == parts:
-                by_agreement[len(parts) + 1].append(name)
             common = min(len(parts), len(known_parts))
             if known_parts[-common:] == parts[-common:]:
-                by_agreement[common].append(name)
+                by_agreement[common + (known_parts == parts)].append(name)
         if not by_agreement:
             return None
         candidates = by_agreement[max(by_agreement)]

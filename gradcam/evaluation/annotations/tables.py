@@ -18,9 +18,8 @@ from gradcam.images.read import read_label_mask
 from gradcam.sources.folders import has_image_suffix, walk_folder
 from gradcam.sources.list_files import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
-CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
 XYWH = ("x", "y", "width", "height")  # All four are required: other tables have the image's width and height.
-
+BOX_KINDS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"), XYWH)
 CLASS_FILE = "classes.csv"
 IGNORED_VALUE = 255  # the value of the outlines in PASCAL VOC masks
 
@@ -71,22 +70,17 @@ def read_rows(path: str) -> Iterator[tuple[str, list[str]]]:
 
 def _find_columns(location: str, header: list[str]) -> Columns:
     names = [cell.strip('"').lower() for cell in header]
-    box_kinds = [kind for kind in (*CORNERS, XYWH) if all(name in names for name in kind)]
+    box_kinds = [kind for kind in BOX_KINDS if all(name in names for name in kind)]
+    has_duplicates = any(names.count(name) > 1 for kind in box_kinds for name in kind)
     images = [number for number, name in enumerate(names) if name in IMAGE_COLUMNS]
     labels = [number for number, name in enumerate(names) if name in CLASS_COLUMNS]
-    if (
-        len(box_kinds) != 1
-        or len(images) != 1
-        or len(labels) > 1
-        or any(names.count(name) > 1 for name in box_kinds[0])
-    ):
+    if len(box_kinds) != 1 or has_duplicates or len(images) != 1 or len(labels) > 1:
         raise InputError(
             f"{location}: has the columns {shorten(header)}, expected one column for the image "
-            f"({', '.join(sorted(IMAGE_COLUMNS))}), four for the box ({', '.join(CORNERS[0])}; or {', '.join(CORNERS[1])}; "
-            f"or {', '.join(XYWH)}), and at most one for the class ({', '.join(sorted(CLASS_COLUMNS))})."
+            f"({', '.join(sorted(IMAGE_COLUMNS))}), four for the box ({'; or '.join(map(', '.join, BOX_KINDS))}), and at "
+            f"most one for the class ({', '.join(sorted(CLASS_COLUMNS))})."
         )
-    numbers = [names.index(name) for name in box_kinds[0]]
-    return images[0], numbers, box_kinds[0] == XYWH, labels[0] if labels else None
+    return images[0], [names.index(name) for name in box_kinds[0]], box_kinds[0] == XYWH, labels[0] if labels else None
 
 
 def _to_object(location: str, cells: list[str], columns: Columns, find_class: FindClass) -> tuple[AnnotatedObject, str]:
@@ -101,9 +95,8 @@ def _to_object(location: str, cells: list[str], columns: Columns, find_class: Fi
         raise InputError(f"{location}: the box is {', '.join(map(shorten, numbers))}, expected four numbers.") from None
     box = (first, second, first + third, second + fourth) if has_sides else (first, second, third, fourth)
     label = "" if class_column is None else cells[class_column]
-    return AnnotatedObject(
-        location, find_index(location, label, find_class) if label else None, check_box(location, box)
-    ), image_path
+    index = find_index(location, label, find_class) if label else None
+    return AnnotatedObject(location, index, check_box(location, box)), image_path
 
 
 def find_index(location: str, label: str, find_class: FindClass) -> int:
@@ -118,8 +111,8 @@ def check_box(location: str, box: Box) -> Box:
     """Return the box unchanged. Raise `InputError` if it is empty."""
     x0, y0, x1, y1 = box
     if not all(map(math.isfinite, box)) or x1 <= x0 or y1 <= y0:
-        problem = f"the box from left {x0:g}, top {y0:g} to right {x1:g}, bottom {y1:g}"
-        raise InputError(f"{location}: {problem} is empty.")
+        corners = f"left {x0:g}, top {y0:g} to right {x1:g}, bottom {y1:g}"
+        raise InputError(f"{location}: the box from {corners} is empty.")
     return box
 
 
@@ -144,14 +137,13 @@ class LabelMasks:
             pixels = read_label_mask(path)
         except ImageError as error:
             raise InputError(str(error)) from None
-        values = [int(value) for value in np.unique(pixels) if value != 0]
-        if len(values) > 1 and IGNORED_VALUE not in (self.classes or ()):
-            values = [value for value in values if value != IGNORED_VALUE]
-        for value in values:
-            if self.classes is not None and value not in self.classes:
-                raise InputError(f"{path}: contains the value {value}, which has no class in {CLASS_FILE}.")
-        classes = self.classes or {}
-        return [AnnotatedObject(path, classes.get(value), draw=partial(np.equal, pixels, value)) for value in values]
+        values, classes = {*np.unique(pixels).tolist()} - {0}, self.classes or {}
+        if len(values) > 1 and IGNORED_VALUE not in classes:
+            values -= {IGNORED_VALUE}
+        unknown = sorted(values - classes.keys())
+        if self.classes is not None and unknown:
+            raise InputError(f"{path}: contains the value {unknown[0]}, which has no class in {CLASS_FILE}.")
+        return [AnnotatedObject(path, classes.get(k), draw=partial(np.equal, pixels, k)) for k in sorted(values)]
 
 
 def read_label_masks(folder: str, image_names: ImageNames, find_class: FindClass) -> LabelMasks:
@@ -169,14 +161,12 @@ def read_label_masks(folder: str, image_names: ImageNames, find_class: FindClass
             name = image_names.find(subfolder.name + file, path)
             if name is None:
                 left_out += 1
-            elif paths.setdefault(name, path) != path:
-                existing = paths[name]
-                raise InputError(f"{path}: is a second mask of {shorten(name)}, beside {existing}. Remove one of them.")
+            elif (first := paths.setdefault(name, path)) != path:
+                raise InputError(f"{path}: is a second mask of {shorten(name)}, beside {first}. Remove one of them.")
     if not paths:
-        raise InputError(
-            f"{folder}: has {left_out} masks, but none is named like one of the {len(image_names.names)} images, "
-            f"such as {shorten(image_names.names[0]) if image_names.names else 'none'}."
-        )
+        example = shorten(image_names.names[0]) if image_names.names else "none"
+        expected = f"one of the {len(image_names.names)} images, such as {example}"
+        raise InputError(f"{folder}: has {left_out} masks, but none is named like {expected}.")
     path = os.path.join(folder, CLASS_FILE)
     return LabelMasks(paths, _read_classes(path, find_class) if os.path.exists(path) else None, left_out)
 
@@ -191,8 +181,7 @@ def _read_classes(path: str, find_class: FindClass) -> dict[int, int]:
     for location, row in rows:
         value, label = row[names.index("value")], row[names.index("class")]
         if not value.isdecimal() or int(value) == 0 or int(value) in classes:
-            raise InputError(
-                f"{location}: the value is {shorten(value)}, expected an integer above 0 that is not yet used."
-            )
+            expected = "an integer above 0 that is not yet used"
+            raise InputError(f"{location}: the value is {shorten(value)}, expected {expected}.")
         classes[int(value)] = find_index(location, label, find_class)
     return classes
