@@ -16,7 +16,7 @@ from gradcam.cam.deferred_checks import read_range
 from gradcam.cam.dependence_warnings import warn_of_shared_statistics
 from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
-from gradcam.errors import GradcamError, ImageError, ModelError
+from gradcam.errors import ImageError, ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import jacobian, translate_torch_errors
 from gradcam.hooks.containers import Batch, detach_input, has_rows, map_tensors, take_rows, to_batch
@@ -84,9 +84,8 @@ class Attribution:
         images, count, channels, *size = self.values.shape
         method = self.method if self.layer is None else f"{self.method} at {self.layer}"
         gap = "" if self.gaps is None else f"gap at most {self.gaps.abs().max().item():.2g}, "
-        shape = (
-            f"{images} image(s), {count} score(s) each, {method}, {channels} channel(s) of {' x '.join(map(str, size))}"
-        )
+        pixels = " x ".join(map(str, size))
+        shape = f"{images} image(s), {count} score(s) each, {method}, {channels} channel(s) of {pixels}"
         return f"{type(self).__name__}({shape}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
@@ -183,9 +182,7 @@ class DifferentiableModel:
             )
         return at_least_float32(torch.cat(gradients).transpose(0, 1))
 
-    def attribution(
-        self, run: AttributionPass, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
-    ) -> Attribution:
+    def attribution(self, run: AttributionPass, values: Tensor, method: str, gaps: Tensor | None = None) -> Attribution:
         """Return the result, with the scores and output of `run`, which has to be a pass of the caller's images.
 
         Raise `ModelError` if a score or a value is NaN or infinite.
@@ -193,35 +190,26 @@ class DifferentiableModel:
         read_range(run.scores.detach(), "The scores are")
         read_range(values, "The attributions are")
         device = self.batch.device
-        return Attribution(
-            values=values.detach().float().contiguous().to(device),
-            classes=None if run.classes is None else run.classes.to(device),
-            scores=run.scores.detach().float().to(device),
-            output=map_tensors(
-                run.output if self.own_output is None else self.own_output(run.output), torch.Tensor.detach
-            ),
-            method=method,
-            layer=layer,
-            gaps=None if gaps is None else gaps.detach().float().to(device),
-        )
+        values, scores = (tensor.detach().float().to(device) for tensor in (values.contiguous(), run.scores))
+        gaps = None if gaps is None else gaps.detach().float().to(device)
+        classes = None if run.classes is None else run.classes.to(device)
+        output = map_tensors(run.output if self.own_output is None else self.own_output(run.output), Tensor.detach)
+        return Attribution(values, classes, scores, output, method, None, gaps)
 
 
 @contextlib.contextmanager
 def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[DifferentiableModel]:
     """Yield the model with gradients enabled, restore its state at the end, and translate known PyTorch errors."""
-    model = unwrap(model)
-    bound = bind_target(target, model, to_batch(images))
+    bound = bind_target(target, unwrap(model), to_batch(images))
     batch = bound.batch
     if batch.windows is not None:
-        raise ImageError(
-            "The model's processor pads images, which pixel attributions do not support: use a CAM method."
-        )
+        problem = "The model's processor pads images, which pixel attributions do not support"
+        raise ImageError(f"{problem}: use a CAM method.")
     with preserve_state(bound.model) as modules, torch.enable_grad(), translate_torch_errors(INPUT_FAILURES):
         if batch.images > 1:
             warn_of_shared_statistics(modules)
-        yield DifferentiableModel(
-            bound.model, modules, batch, detach_input(batch.pictures), bound.target, bound.own_output
-        )
+        images = detach_input(batch.pictures)
+        yield DifferentiableModel(bound.model, modules, batch, images, bound.target, bound.own_output)
 
 
 def fix_target(target: Any, run: AttributionPass) -> Any:
@@ -250,9 +238,8 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
     if rows == images:
         return [output]
     if not has_rows(output, rows):
-        raise ModelError(
-            f"The model's output does not have one row for each of the {rows} images in a pass: pass chunk=1."
-        )
+        expected = f"one row for each of the {rows} images in a pass"
+        raise ModelError(f"The model's output does not have {expected}: pass chunk=1.")
     return [take_rows(output, slice(start, start + images), rows) for start in range(0, rows, images)]
 
 
@@ -263,7 +250,7 @@ def sum_gradients(
     *,
     count: int,
     chunk: int,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> Tensor:
     """Return the weighted sum (N,K,C,...) of the gradients at `count` points, with `chunk` points per forward pass.
 
@@ -281,7 +268,6 @@ def sum_gradients(
         finished += len(group)
         if progress is not None:
             progress(finished, count)
-    if total is None:
-        raise GradcamError("There are no points to take gradients at.")
+    assert total is not None  # There is at least one point.
     require_nonzero(total)
     return total

@@ -87,14 +87,12 @@ def integrated_gradients(
         origin = at_least_float32(start)
         difference = at_least_float32(subject.images) - origin
         # The quadrature is for an interval of length 2 (-1 to 1), and the path has length 1, so the weights are halved.
-        quadrature = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
-        points = (
-            (weight / 2, (origin + (1 + position) / 2 * difference).to(start.dtype)) for position, weight in quadrature
-        )
+        nodes = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
+        points = ((weight / 2, (origin + (1 + node) / 2 * difference).to(start.dtype)) for node, weight in nodes)
         mean = sum_gradients(subject, points, fixed_target, count=steps, chunk=chunk, progress=progress)
         values = mean.mul_(difference[:, None])
         gaps = values.flatten(2).sum(2) - (end.scores - start_scores).to(values.device)
-        return subject.attribution(end, values, "integrated-gradients", gaps=gaps)
+        return subject.attribution(end, values, "integrated-gradients", gaps)
 
 
 def _to_baseline(baseline: Any, images: Tensor) -> Tensor:
@@ -105,10 +103,9 @@ def _to_baseline(baseline: Any, images: Tensor) -> Tensor:
     try:
         expanded = baseline.detach().to(images).expand_as(images)
     except RuntimeError:
-        raise ImageError(
-            f"The baseline is {tuple(baseline.shape)}, which does not broadcast to the images, {tuple(images.shape)}: "
-            "expected one value, one per channel (C,1,1), one image (C,H,W), or one per image."
-        ) from None
+        expected = "one value, one per channel (C,1,1), one image (C,H,W), or one per image"
+        problem = f"{tuple(baseline.shape)}, which does not broadcast to the images, {tuple(images.shape)}"
+        raise ImageError(f"The baseline is {problem}: expected {expected}.") from None
     if not expanded.isfinite().all():
         raise ImageError("The baseline is NaN or infinite in places.")
     return expanded.clone(memory_format=torch.preserve_format)

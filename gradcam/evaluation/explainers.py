@@ -104,11 +104,9 @@ class Explainer:
             If a custom function does not return heatmaps of the images' size.
         """
         methods = [source for source in self.explained.values() if isinstance(source, Method)]
-        with_score = [method for method in methods if method.score is None or self.score == "logit"]
-        maps = self._compare(model, images, classes, with_score, self.score)
-        maps |= self._compare(
-            model, images, classes, [method for method in methods if method not in with_score], "logit"
-        )
+        own_score = [method for method in methods if method.score is not None and self.score != "logit"]
+        maps = self._compare(model, images, classes, own_score, "logit")
+        maps |= self._compare(model, images, classes, [m for m in methods if m not in own_score], self.score)
         for source in self.explained.values():
             if isinstance(source, Control):
                 maps[source.name] = source.make(images, self.seed)[:, None].expand(-1, classes.shape[1], -1, -1)
@@ -155,10 +153,9 @@ class Explainer:
         shared = {"target": target, "reshape": self.reshape, **self.options}
         maps: dict[str, Tensor] = {}
         for layer, layer_methods in by_layer.items():
-            explanations = compare(
-                model, images, layers=[] if layer is None else [layer], methods=layer_methods, **shared
-            )
-            maps.update({method: explanation.heatmaps for (_, method), explanation in explanations.items()})
+            layers = [] if layer is None else [layer]
+            explanations = compare(model, images, layers=layers, methods=layer_methods, **shared)
+            maps |= {method: explanation.heatmaps for (_, method), explanation in explanations.items()}
         return maps
 
 
@@ -182,21 +179,18 @@ def make_constant(images: Tensor, seed: int = 0) -> Tensor:
 
 def make_centre(images: Tensor, seed: int = 0) -> Tensor:
     """Return a Gaussian blob in the centre, where photographs often show their subject."""
-    positions = [torch.arange(length, dtype=torch.float32, device=images.device) for length in images.shape[2:]]
-    rows, columns = (
-        torch.exp(-(((position + 0.5) / len(position) - 0.5) ** 2) / (2 * CENTRE_DEVIATION**2))
-        for position in positions
-    )
+    positions = (torch.arange(length, dtype=torch.float32, device=images.device) for length in images.shape[2:])
+    offsets = ((position + 0.5) / len(position) - 0.5 for position in positions)
+    rows, columns = (torch.exp(-(offset**2) / (2 * CENTRE_DEVIATION**2)) for offset in offsets)
     return scale_to_unit((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
 
 
 def make_random(images: Tensor, seed: int = 0) -> Tensor:
     """Return noise on a coarse grid, enlarged by bicubic interpolation so that it is as smooth as a CAM."""
-    shape, size = (len(images), 1, RANDOM_MAP_CELLS, RANDOM_MAP_CELLS), (int(images.shape[2]), int(images.shape[3]))
-    noise = torch.rand(shape, generator=make_generator(seed, "random map"), dtype=torch.float32, device="cpu").to(
-        images.device
-    )
-    return scale_to_unit(nn.functional.interpolate(noise, size=size, mode="bicubic", align_corners=False)[:, 0])
+    shape, generator = (len(images), 1, RANDOM_MAP_CELLS, RANDOM_MAP_CELLS), make_generator(seed, "random map")
+    noise = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images.device)
+    enlarged = nn.functional.interpolate(noise, size=images.shape[2:], mode="bicubic", align_corners=False)
+    return scale_to_unit(enlarged[:, 0])
 
 
 def make_edges(images: Tensor, seed: int = 0) -> Tensor:

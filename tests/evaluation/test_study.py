@@ -161,8 +161,7 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pic
 def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: Classifier, pictures: Path) -> None:
     study = prepare(colours, pictures, make_plan(["gradcam"], ["grid"]))
     entries = [entry for entry in study.run() if entry.kind == "mosaic"]
-    composition = study.compositions[0]
-    mosaic, entry = composition.mosaic, entries[0]
+    (_, mosaic, _), entry = study.compositions[0], entries[0]
     assert entry.image == " + ".join(mosaic.names)
     assert entry.label == " + ".join(LABELS[index] for index in mosaic.classes)
     assert mosaic.image.shape == (3, 64, 64)
@@ -588,9 +587,8 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
     ):
         Journal.open(path, run)
     assert path.read_bytes().count(b"\n") == 1
-    journal = Journal.open(path, run)
-    journal.append(StudyEntry("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
-    journal.close()
+    with Journal.open(path, run) as journal:
+        journal.append(StudyEntry("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
     path.write_bytes(path.read_bytes() + b'{"image": 3}\n')
     with pytest.raises(OutputError, match="line 3: it is not a complete entry"):
         Journal.open(path, run)

@@ -27,12 +27,9 @@ class Journal(AbstractContextManager["Journal"]):
     A study appends each entry before it yields the entry. An incomplete last line is cut off when the study is resumed.
     """
 
-    def __init__(self, path: Path, entries: Entries, release: Callable[[], None], notes: list[str]) -> None:
-        self.path = path
-        self.notes = notes
-        self._entries = entries
-        self._release = release
-        self._lines = LineFile(path)
+    def __init__(self, path: Path, entries: Entries, notes: list[str], release: Callable[[], None]) -> None:
+        self.path, self.notes = path, notes
+        self._entries, self._release, self._lines = entries, release, LineFile(path)
 
     @classmethod
     def open(cls, path: Path, run: Mapping[str, Any], *, mode: Mode = "resume") -> Journal:
@@ -50,8 +47,7 @@ class Journal(AbstractContextManager["Journal"]):
                 busy = f"{path}: is in use by another process. Wait for it to finish, or choose another --output"
                 raise OutputError(busy) from None
             try:
-                entries, notes = _begin(path, run, mode)
-                return cls(path, entries, release, notes)
+                return cls(path, *_begin(path, run, mode), release)
             except BaseException:
                 release()
                 raise
@@ -65,12 +61,9 @@ class Journal(AbstractContextManager["Journal"]):
         with translate_disk_errors(self.path.parent):
             self._lines.append(entry.to_json().encode() + b"\n")
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
         self._release()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_journal(path: Path, mode: Mode) -> None:
@@ -90,8 +83,7 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
         return {}, []
     first_run = load_fields(first)
     if first_run is None or first_run.get("schema") != SCHEMA or describe_invalid_field(first_run, FIELDS) is not None:
-        problem = "is not a journal of this version"
-        raise OutputError(f"{path}: {problem}. Replace it with --overwrite")
+        raise OutputError(f"{path}: is not a journal of this version. Replace it with --overwrite")
     if differences := list_differences(first_run, run):
         raise OutputError(
             f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same settings, start "

@@ -102,30 +102,24 @@ def make_plan(
         selected, requested = find_metrics((*(("annotations",) if has_annotations else ()), *DEFAULT_GROUPS)), []
     else:
         selected = find_metrics(_check_names(metrics, "metrics"))
-        requested = find_metrics(
-            [metric for metric in metrics if not isinstance(metric, str) or metric.strip().lower() != "all"]
-        )
+        requested = find_metrics(name for name in metrics if not isinstance(name, str) or name.strip().lower() != "all")
     if not has_annotations:
-        if without_annotations := [
-            metric.name for metric in selected if metric.needs_annotations and metric in requested
-        ]:
-            raise GradcamError(
-                f"{join_names(without_annotations)} {'needs' if len(without_annotations) == 1 else 'need'} annotations "
-                "of the objects: give --annotations PATH (annotations= in Python)."
-            )
+        if names := [metric.name for metric in requested if metric.needs_annotations]:
+            subject = f"{join_names(names)} {'needs' if len(names) == 1 else 'need'}"
+            advice = "give --annotations PATH (annotations= in Python)"
+            raise GradcamError(f"{subject} annotations of the objects: {advice}.")
         selected = [metric for metric in selected if not metric.needs_annotations]
         if not selected:
             raise GradcamError(f"No metric is left: give metrics by name, or a group ({join_names([*GROUPS, 'all'])}).")
     method_names = [method.name for method in explained.values() if not isinstance(method, Control)]
+    built_in = [*METHODS.values(), *CONTROLS.values()]
     return StudyPlan(
         methods=tuple(sorted(method_names, key=[*METHODS, *method_names].index)),
         controls=tuple(name for name in CONTROLS if controls is None or name in controls or name in explained),
         metrics=tuple(metric.name for metric in selected),
         requested_methods=requested_methods,
         requested_metrics=frozenset(metric.name for metric in requested),
-        custom_methods={
-            name: method for name, method in explained.items() if method not in (METHODS.get(name), CONTROLS.get(name))
-        },
+        custom_methods={name: method for name, method in explained.items() if method not in built_in},
         custom_metrics={metric.name: metric for metric in selected if metric.name not in METRICS},
     )
 
@@ -148,9 +142,8 @@ def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explainable], froze
             raise GradcamError(f"There is already a method {method.name!r}: rename your function.")
         if not isinstance(method, Method) and by_name.setdefault(method.name, method) != method:
             raise GradcamError(f"There are two methods {method.name!r}: rename one of them.")
-    return by_name, frozenset(
-        {method.name for method in requested} | by_name.keys() - {method.name for method in groups}
-    )
+    in_groups = {method.name for method in groups}
+    return by_name, frozenset({method.name for method in requested} | by_name.keys() - in_groups)
 
 
 def count_passes(plan: StudyPlan) -> int:
@@ -174,10 +167,8 @@ def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
     mosaic_runs = f" and 1 per mosaic ({mosaics})" if mosaics else ""
     reruns = f"{_count(runs, 'run')} of each method per image{mosaic_runs}"
-    methods = map(plan.method, plan.methods)
-    costs = ", ".join(
-        f"{method.name} {method.cost}" for method in methods if isinstance(method, Method) and not method.needs
-    )
+    methods = [method for method in map(plan.method, plan.methods) if isinstance(method, Method) and not method.needs]
+    costs = ", ".join(f"{method.name} {method.cost}" for method in methods)
     lines = [f"Cost: {heatmap_passes} = {maps * passes * images:,} forward passes, plus {reruns}."]
     return lines + ([f"Methods with several forward passes per run: {costs}."] if costs else [])
 

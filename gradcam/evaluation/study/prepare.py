@@ -22,7 +22,7 @@ from gradcam.evaluation.metrics import Metric
 from gradcam.evaluation.metrics.mosaic import DEFAULT_MOSAICS, make_mosaics
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, StudyOptions, StudyPlan, make_plan
-from gradcam.evaluation.study.results import Results, list_conditions
+from gradcam.evaluation.study.results import NAME_SEPARATOR, Results, list_conditions
 from gradcam.evaluation.study.run import Evaluator, NamedMosaic, Study
 from gradcam.evaluation.subject import Subject, check_probabilities, derive_seed
 from gradcam.images.read import to_numpy
@@ -152,22 +152,21 @@ def prepare_study(classifier: Classifier, items: Sequence[InputImage], plan: Stu
         annotations = read_annotations(options.annotations, names=names, find_class=classifier.find_class)
     items = choose_items(items, options.limit, options.seed)
     layer = _find_layers(classifier, plan, options.layer)
-    evaluator = Evaluator(
-        classifier, plan, layer, options.score, options.reshape, seed=options.seed, target=task_target
-    )
+    evaluator = Evaluator(classifier, plan, layer, options.score, options.reshape, options.seed, task_target)
     evaluator, left_out = _leave_out_unusable(evaluator, items)
     evaluator, mosaics, notes = _add_mosaics(evaluator, items)
-    layers_text = _describe_layers(layer, evaluator.plan)
-    default_target = "the highest-scoring detection" if is_task else "the most probable class"
-    target = default_target if annotations is None else "the most probable annotated class"
-    if task_target is not None:
-        target = _describe_target(task_target)
+    target = "the highest-scoring detection" if is_task else "the most probable class"
     if index is not None:
         target = name_class(index, classifier.label(index), with_index=True)
     elif any(item.wanted is not None for item in items):
         target = "the class in the list, or the most probable one"
+    elif task_target is not None:
+        target = _describe_target(task_target)
+    elif annotations is not None:
+        target = "the most probable annotated class"
+    layers_text = _describe_layers(layer, evaluator.plan)
     conditions = list_conditions(classifier, evaluator.plan, options, layer=layers_text, target=target)
-    notes = [*(() if annotations is None else annotations.notes), *left_out, *notes]
+    notes = [*(annotations.notes if annotations else ()), *left_out, *notes]
     return Study(evaluator, items, mosaics, conditions, index, annotations, notes)
 
 
@@ -178,12 +177,9 @@ def _describe_target(target: Any) -> str:
     values = {field.name: getattr(target, field.name) for field in fields(target)}
     arrays = {name: to_numpy(value) for name, value in values.items() if isinstance(value, (Tensor, np.ndarray))}
     values |= {name: f"sha256:{hashlib.sha256(value.tobytes()).hexdigest()}" for name, value in arrays.items()}
-    simple = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, (str, int, float, Path, list, tuple)) and value != ()
-    }
-    return f"{type(target).__name__}({', '.join(f'{name}={value!r}' for name, value in simple.items())})"
+    simple = (str, int, float, Path, list, tuple)
+    parts = [f"{name}={value!r}" for name, value in values.items() if isinstance(value, simple) and value != ()]
+    return f"{type(target).__name__}({', '.join(parts)})"
 
 
 def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage]) -> int | None:
@@ -215,12 +211,8 @@ def _find_layers(classifier: Classifier, plan: StudyPlan, requested: str | None)
     if requested is not None:
         return find_layer(classifier.model, requested).name
     methods = [method for method in map(plan.method, plan.methods) if method.place == "layer"]
-    default_layers = {method.name: classifier.layer_for(method) for method in methods}
-    return (
-        default_layers
-        if len(set(default_layers.values())) > 1
-        else next(iter(default_layers.values()), classifier.layer)
-    )
+    layers = {method.name: classifier.layer_for(method) for method in methods}
+    return layers if len(set(layers.values())) > 1 else next(iter(layers.values()), classifier.layer)
 
 
 def _describe_layers(layer: str | dict[str, str], plan: StudyPlan) -> str:
@@ -239,9 +231,8 @@ def _leave_out_unusable(evaluator: Evaluator, items: Iterable[InputImage]) -> tu
     Methods that run the model many times are not tried. Raise `ModelError` if a requested method fails.
     """
     plan = evaluator.plan
-    trial_methods = [
-        method.name for method in map(plan.method, plan.methods) if method.needs or method.place in ("attention", "own")
-    ]
+    methods = map(plan.method, plan.methods)
+    trial_methods = [method.name for method in methods if method.needs or method.place in ("attention", "own")]
     images = (read_item(evaluator.classifier, item).picture for item in (items if trial_methods else ()))
     trials = (_try_subject(evaluator, image) for image in images if isinstance(image, Prepared))
     first = next((trial for trial in islice(trials, MAX_TRIAL_IMAGES) if trial is not None), None)
@@ -302,9 +293,9 @@ def _add_mosaics(
         names = " and ".join(filter(None, [", ".join(metric_names[:-1]), metric_names[-1]]))
         note = f"{names} {'is' if len(metric_names) == 1 else 'are'} left out: {error}"
         return replace(evaluator, plan=replace(plan, metrics=remaining)), (), [note]
-    hashes = [
-        hashlib.sha256("\n".join(digests[name] for name in mosaic.names).encode()).hexdigest() for mosaic in mosaics
-    ]
-    named_mosaics = [NamedMosaic(" + ".join(mosaic.names), mosaic, sha256) for mosaic, sha256 in zip(mosaics, hashes)]
+    named_mosaics = []
+    for mosaic in mosaics:
+        hashes = "\n".join(digests[name] for name in mosaic.names)
+        named_mosaics.append((NAME_SEPARATOR.join(mosaic.names), mosaic, hashlib.sha256(hashes.encode()).hexdigest()))
     is_halved = mosaics[0].image.shape == images[mosaics[0].names[0]].shape
     return evaluator, named_mosaics, [HALVED_NOTE] if is_halved else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,14 +14,8 @@ from gradcam.batch.image_results import ExplainRequest, resolve_settings
 from gradcam.batch.save import describe_weights
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, format_fields, shorten
-from gradcam.evaluation.intervals import (
-    MIN_IMAGES_FOR_INTERVAL,
-    MIN_IMAGES_TO_COMPARE,
-    Interval,
-    find_distinguished_pairs,
-    mean_interval,
-    paired_difference,
-)
+from gradcam.evaluation import intervals
+from gradcam.evaluation.intervals import MIN_IMAGES_TO_COMPARE, Interval
 from gradcam.evaluation.study.plan import StudyOptions, StudyPlan
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
@@ -81,11 +75,8 @@ class Conditions:
             "versions": versions,
             "device": self.device,
             "model": {"name": self.model, "weights": {"sha256": self.weights}},
-            "settings": {
-                **{name: getattr(self, name) for name in names},
-                "target": EARLIER_TARGETS.get(self.target, self.target),
-                **self.settings,
-            },
+            "settings": {name: getattr(self, name) for name in names}
+            | {"target": EARLIER_TARGETS.get(self.target, self.target), **self.settings},
             "images": image_count,
             "resolved": self.resolved,
         }
@@ -205,14 +196,6 @@ class StudyEntry:
     values: Values = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
 
-    @property
-    def measurements(self) -> list[Measurement]:
-        return [
-            Measurement(self.image, method, metric, value, self.index, self.label)
-            for method, numbers in self.values.items()
-            for metric, value in numbers.items()
-        ]
-
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False)
 
@@ -223,13 +206,10 @@ class StudyEntry:
             content = json.loads(line)
             values = {field.name: content[field.name] for field in fields(StudyEntry)}
             entry = StudyEntry(**values | {"kind": to_new_value(JOURNAL, values["kind"])})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            rows = [*entry.values.values(), *entry.curves.values()]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GradcamError(f"it is not a complete entry of a study ({type(error).__name__}: {error})") from error
-        tables = (entry.values, entry.curves)
-        are_tables = all(
-            isinstance(table, dict) and all(isinstance(row, dict) for row in table.values()) for table in tables
-        )
-        if not isinstance(entry.image, str) or not are_tables:
+        if not isinstance(entry.image, str) or not all(isinstance(row, dict) for row in rows):
             raise GradcamError(f"it is {shorten(content)}, expected an entry of a study")
         return entry
 
@@ -251,7 +231,12 @@ class Results:
 
     @property
     def measurements(self) -> list[Measurement]:
-        return [measurement for entry in self.entries for measurement in entry.measurements]
+        return [
+            Measurement(entry.image, method, metric, value, entry.index, entry.label)
+            for entry in self.entries
+            for method, numbers in entry.values.items()
+            for metric, value in numbers.items()
+        ]
 
     @property
     def failures(self) -> list[StudyEntry]:
@@ -314,7 +299,7 @@ def describe_too_few_images(rankings: Mapping[tuple[str, str], Ranking]) -> str 
         return None
     return (
         f"Too few images (n): a best method needs {MIN_IMAGES_TO_COMPARE} images, and an interval needs "
-        f"{MIN_IMAGES_FOR_INTERVAL}. With so few images, apparent differences are often due to chance."
+        f"{intervals.MIN_IMAGES_FOR_INTERVAL}. With so few images, apparent differences are often due to chance."
     )
 
 
@@ -330,25 +315,19 @@ def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
         if all(value is None for row in values.values() for value in row):
             continue
         images = results.mosaic_images(metric)
-        means = {name: mean_interval(row, images=images) for name, row in values.items()}
+        means = {name: intervals.mean_interval(row, images=images) for name, row in values.items()}
         sign = 1 if plan.metric(metric).better == "higher" else -1
-        signed_means = {name: sign * means[name].mean for name in plan.methods if _is_enough(means[name])}
-        best = next(
-            (name for name, mean in signed_means.items() if mean >= max(signed_means.values()) - ROUNDING_TOLERANCE),
-            None,
-        )
-        distinguished = find_distinguished_pairs({name: values[name] for name in signed_means}, pictures=images)
+        scores = {name: sign * means[name].mean for name in plan.methods if _is_enough(means[name])}
+        top_score = max(scores.values(), default=0) - ROUNDING_TOLERANCE
+        best = next((name for name, score in scores.items() if score >= top_score), None)
+        distinguished = intervals.find_distinguished_pairs({name: values[name] for name in scores}, pictures=images)
         for name, row in values.items():
-            is_control, is_level, beats_all = name in plan.controls, False, False
-            difference = None if best in (None, name) else paired_difference(row, values[best], images=images)
-            if difference is not None:
-                is_close = frozenset((name, best)) not in distinguished or abs(difference.mean) <= ROUNDING_TOLERANCE
-                is_level, beats_all = (
-                    not is_control and is_close,
-                    is_control and sign * difference.mean >= -ROUNDING_TOLERANCE,
-                )
-            interval, is_best = means[name], name == best
-            rankings[name, metric] = Ranking(
-                name, metric, interval, difference, is_best, is_level, is_control, beats_all
-            )
+            ranking = Ranking(name, metric, means[name], None, is_best=name == best, is_control=name in plan.controls)
+            if best not in (None, name):
+                gap = intervals.paired_difference(row, values[best], images=images)
+                is_close = frozenset((name, best)) not in distinguished or abs(gap.mean) <= ROUNDING_TOLERANCE
+                is_level = is_close and not ranking.is_control
+                beats_all = ranking.is_control and sign * gap.mean >= -ROUNDING_TOLERANCE
+                ranking = replace(ranking, difference=gap, is_level=is_level, beats_all=beats_all)
+            rankings[name, metric] = ranking
     return rankings

@@ -23,7 +23,7 @@ from gradcam.evaluation.metrics.mosaic import Mosaic
 from gradcam.evaluation.metrics.perturbation import Curve
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import StudyPlan
-from gradcam.evaluation.study.results import Conditions, Kind, Results, StudyEntry
+from gradcam.evaluation.study.results import NAME_SEPARATOR, Conditions, Kind, Results, StudyEntry
 from gradcam.evaluation.subject import Subject, derive_seed, describe_tensor, to_tensor
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
@@ -35,15 +35,7 @@ from gradcam.options import Progress
 from gradcam.sources.contents import InputImage
 
 MAX_EXAMPLES = 5  # images whose heatmaps are cached for the examples
-
-
-@dataclass(frozen=True, eq=False)
-class NamedMosaic:
-    """A mosaic, its name (the joined names of its images), and the SHA-256 of its images' hashes."""
-
-    name: str
-    mosaic: Mosaic
-    sha256: str
+NamedMosaic = tuple[str, Mosaic, str]  # (the joined names of its images, mosaic, SHA-256 of the images' hashes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +79,9 @@ class Study:
         image_entries = (self._evaluate_item(item, journal, counter) for item in self.items)
         mosaic_entries = (
             _load_or_evaluate(
-                partial(self.evaluator.evaluate_mosaic, named_mosaic, counter),
-                journal,
-                named_mosaic.name,
-                "mosaic",
-                named_mosaic.sha256,
+                partial(self.evaluator.evaluate_mosaic, name, mosaic, sha256, counter), journal, name, "mosaic", sha256
             )
-            for named_mosaic in self.compositions
+            for name, mosaic, sha256 in self.compositions
         )
         for number, entry in enumerate(chain(image_entries, mosaic_entries), 1):
             counter.reach(number * len(self.plan.names))
@@ -137,16 +125,12 @@ class Study:
         classifier = evaluator.classifier
         if isinstance(classifier, PictureScores):
             i = next((k for k, instance in enumerate(classifier.instances) if instance.index in annotated), 0)
-            return (
-                evaluator,
-                evaluator.make_subject(prepared, classifier.find_instance(i)),
-                classifier.instances[i].index,
-            )
+            subject = evaluator.make_subject(prepared, classifier.find_instance(i))
+            return evaluator, subject, classifier.instances[i].index
         subject = evaluator.make_subject(prepared, index)
         if annotated:
-            subject = evaluator.make_subject(
-                prepared, max(annotated, key=subject.all_probabilities[0].tolist().__getitem__)
-            )
+            index = max(annotated, key=subject.all_probabilities[0].tolist().__getitem__)
+            subject = evaluator.make_subject(prepared, index)
         return evaluator, subject, int(subject.classes)
 
 
@@ -178,8 +162,8 @@ class Evaluator:
     layer: str | Mapping[str, str]
     score: str = "logit"
     reshape: Any = None
-    seed: int = field(default=0, kw_only=True)
-    target: Any = field(default=None, kw_only=True)
+    seed: int = 0
+    target: Any = None
 
     def adapt(self, prepared: Prepared, index: int | None = None, annotated: Sequence[int] = ()) -> Evaluator:
         """Return the evaluator for an image. For models of other tasks, the detections in the image become its classes.
@@ -188,10 +172,8 @@ class Evaluator:
         """
         if not isinstance(self.classifier, TaskModel):
             return self
-        image_scores = self._score_image(self.classifier, prepared, index, annotated)
-        return replace(
-            self, classifier=image_scores, layer=self.layer if self.classifier.is_chosen else image_scores.layer
-        )
+        scores = self._score_image(self.classifier, prepared, index, annotated)
+        return replace(self, classifier=scores, layer=self.layer if self.classifier.is_chosen else scores.layer)
 
     def _score_image(
         self, model: TaskModel, prepared: Prepared, index: int | None, annotated: Sequence[int]
@@ -232,16 +214,13 @@ class Evaluator:
             values[method] = metric_inputs.measure(self.plan.image_metrics)
             curves[method] = metric_inputs.curves(self.plan.image_metrics)
             counter.step()
-        class_index = int(subject.classes)
-        label, probability = self.classifier.label(class_index), float(subject.probabilities)
-        index = (
-            self.classifier.instance(class_index).index if isinstance(self.classifier, PictureScores) else class_index
-        )
+        k = int(subject.classes)
+        label, probability = self.classifier.label(k), float(subject.probabilities)
+        index = self.classifier.instance(k).index if isinstance(self.classifier, PictureScores) else k
         return StudyEntry(name, "image", sha256, None, index, label, probability, values, curves), heatmaps
 
-    def evaluate_mosaic(self, named_mosaic: NamedMosaic, counter: StepCounter) -> StudyEntry:
+    def evaluate_mosaic(self, name: str, mosaic: Mosaic, sha256: str, counter: StepCounter) -> StudyEntry:
         """Measure the heatmaps of all methods for one mosaic. Each value is a mean over the mosaic's four classes."""
-        mosaic, sha256 = named_mosaic.mosaic, named_mosaic.sha256
         classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=self.classifier.device)
         heatmaps = self.make_explainer(sha256).explain(self.classifier.model, self._to_batch(mosaic.image), classes)
         values = {}
@@ -249,7 +228,7 @@ class Evaluator:
             values[method] = MetricInputs(mosaic=maps).measure(self.plan.mosaic_metrics)
             counter.step()
         labels = [name_class(index, self.classifier.label(index) or None) for index in mosaic.classes]
-        return StudyEntry(named_mosaic.name, "mosaic", sha256, label=" + ".join(labels), values=values)
+        return StudyEntry(name, "mosaic", sha256, label=NAME_SEPARATOR.join(labels), values=values)
 
     def _to_batch(self, image: Tensor) -> Tensor:
         return image[None].to(self.classifier.device, find_input_dtype(self.classifier.model))
@@ -273,8 +252,7 @@ class MetricInputs:
                 numbers = self._compute(metric)
                 number = float(numbers.float().flatten(1).mean(1)[0] if numbers.ndim > 1 else numbers[0])
                 if not math.isfinite(number):
-                    advice = "check the model's output and the heatmap."
-                    raise GradcamError(f"{metric.name} is {number}: {advice}")
+                    raise GradcamError(f"{metric.name} is {number}: check the model's output and the heatmap.")
                 values[metric.name] = number
         return values
 
@@ -289,15 +267,14 @@ class MetricInputs:
             needs = [need for need in metric.needs if need != "seed"]
             arguments = [self._compute(METRICS[need]) if need in METRICS else self._inputs[need] for need in needs]
             options = {"seed": self._inputs["seed"]} if "seed" in metric.needs else {}
-            images = self._inputs["subject"].images if "subject" in self._inputs else [None]
-            compute = metric if metric.name in METRICS else partial(_call_custom, metric, len(images))
+            compute = metric if metric.name in METRICS else partial(_call_custom, metric)
             self._computed[metric.key] = compute(*arguments, **options)
         result = self._computed[metric.key]
         return getattr(result, metric.part) if metric.part else result
 
 
-def _call_custom(metric: Metric, image_count: int, *arguments: Any, **options: Any) -> Tensor:
-    """Call a user-defined metric with copies of its arguments, and validate its values (N,)."""
+def _call_custom(metric: Metric, *arguments: Any, **options: Any) -> Tensor:
+    """Call a user-defined metric with copies of its arguments, and validate its value (1,)."""
     copies = [argument.clone() if isinstance(argument, Tensor) else argument for argument in arguments]
     try:
         returned = metric.compute(*copies, **options)
@@ -307,10 +284,7 @@ def _call_custom(metric: Metric, image_count: int, *arguments: Any, **options: A
         raise GradcamError(f"The metric {metric.name!r} failed: {describe_unexpected(error)}") from error
     with suppress(TypeError, ValueError, RuntimeError):
         numbers = to_tensor(returned)
-        if np.shape(returned) == (image_count,) and numbers.is_floating_point():
+        if np.shape(returned) == (1,) and numbers.is_floating_point():
             return numbers
-    received, expected = (
-        describe_tensor(returned, Tensor, np.ndarray),
-        f"expected floats ({image_count},): one number per image.",
-    )
-    raise GradcamError(f"The metric {metric.name!r} returned {received}, {expected}")
+    value = describe_tensor(returned, Tensor, np.ndarray)
+    raise GradcamError(f"The metric {metric.name!r} returned {value}, expected floats (1,): one number per image.")

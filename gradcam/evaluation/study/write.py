@@ -64,33 +64,19 @@ def to_csv(results: Results) -> str:
     """Return CSV text with one row per image, method and metric. The conditions are repeated in each row."""
     conditions = results.conditions
     fields = ("layer", "score", "target", "resizing", "device", "precision", "seed")
-    constant = {
-        "model": conditions.model,
-        "weights_sha256": conditions.weights,
-        **{name: getattr(conditions, name) for name in fields},
-    }
-    constant |= {"data_sha256": results.data, "annotations_sha256": conditions.annotations or "", **conditions.versions}
+    constant = {"model": conditions.model, "weights_sha256": conditions.weights}
+    constant |= {name: getattr(conditions, name) for name in fields}
+    constant |= {"data_sha256": results.data, "annotations_sha256": conditions.annotations, **conditions.versions}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "method", "metric", "value", "index", "label", *constant])
-    for measurement in results.measurements:
-        index = "" if measurement.index is None else measurement.index
-        row = (
-            measurement.image,
-            measurement.method,
-            measurement.metric,
-            repr(measurement.value),
-            index,
-            measurement.label or "",
-        )
-        writer.writerow([*row, *constant.values()])
+    writer.writerows([*vars(measurement).values(), *constant.values()] for measurement in results.measurements)
     return text.getvalue()
 
 
 def to_json(results: Results) -> str:
     """Return a JSON document with the conditions, a summary of each method and metric, all values, and the failures."""
     rankings = compare_methods(results)
-    shortage = describe_too_few_images(rankings)
     summaries = [
         {
             "method": ranking.method,
@@ -112,7 +98,7 @@ def to_json(results: Results) -> str:
         "images": len(results.judged()),
         "mosaics": len(results.judged("mosaic")),
         "failures": [{"image": entry.image, "error": entry.error} for entry in results.failures],
-        "notes": [*results.notes, *filter(None, [shortage])],
+        "notes": [*results.notes, *filter(None, [describe_too_few_images(rankings)])],
         "summaries": summaries,
         "measurements": [vars(measurement) for measurement in results.measurements],
     }
@@ -124,7 +110,7 @@ def to_latex(results: Results) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     rankings = compare_methods(results)
-    metrics = [name for name in results.plan.metrics if any(metric == name for _, metric in rankings)]
+    metrics = list(dict.fromkeys(metric for _, metric in rankings))
     groups = [metrics[start : start + METRICS_PER_TABLE] for start in range(0, len(metrics), METRICS_PER_TABLE)]
     environment = Environment(
         loader=PackageLoader("gradcam.evaluation.study"), undefined=StrictUndefined,
@@ -224,9 +210,8 @@ def draw_curves(results: Results) -> Pixels:
         raise GradcamError(f"Drawing curves needs matplotlib: {to_pip_command('plots')}") from error
     count = len(metrics)
     # pyplot would keep a reference to the figure, and choose a display.
-    figure = Figure(
-        figsize=(PLOT_WIDTH_INCHES * count, PLOT_HEIGHT_INCHES), dpi=PLOT_DPI, facecolor="white", layout="constrained"
-    )
+    size = PLOT_WIDTH_INCHES * count, PLOT_HEIGHT_INCHES
+    figure = Figure(figsize=size, dpi=PLOT_DPI, facecolor="white", layout="constrained")
     for position, metric in enumerate(metrics, 1):
         _draw(figure.add_subplot(1, count, position), results, metric)
     canvas = FigureCanvasAgg(figure)
@@ -236,9 +221,9 @@ def draw_curves(results: Results) -> Pixels:
 
 def _draw(axes: Axes, results: Results, metric: str) -> None:
     plan = results.plan
-    sign = 1 if plan.metric(metric).better == "higher" else -1
     areas = {name: mean_interval(results.values(name, metric)) for name in plan.names}
-    methods = sorted(plan.methods, key=lambda name: -sign * areas[name].mean)
+    is_reversed = plan.metric(metric).better == "higher"
+    methods = sorted(plan.methods, key=lambda name: areas[name].mean, reverse=is_reversed)
     has_band = bool(methods) and areas[methods[0]].is_known
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)
@@ -252,9 +237,8 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
         percentages = np.linspace(0, 100, curves.shape[1])
         axes.plot(percentages, curves.mean(0), label=label, zorder=3 if name in methods else 2, **style)
         if name in methods[:1] and has_band:
-            low, high = zip(
-                *((interval.low, interval.high) for interval in (mean_interval(column) for column in curves.T))
-            )
+            bands = [mean_interval(column) for column in curves.T]
+            low, high = [band.low for band in bands], [band.high for band in bands]
             axes.fill_between(percentages, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
     count = len(results.curves(plan.names[0], metric))
     axes.set_title(
@@ -272,10 +256,7 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
 
 def _style(plan: StudyPlan, name: str) -> dict[str, Any]:
     if name in plan.controls:
-        return {
-            "color": MUTED,
-            "ls": CONTROL_LINE_STYLES[plan.controls.index(name) % len(CONTROL_LINE_STYLES)],
-            "lw": 1.2,
-        }
+        style = CONTROL_LINE_STYLES[plan.controls.index(name) % len(CONTROL_LINE_STYLES)]
+        return {"color": MUTED, "ls": style, "lw": 1.2}
     i = plan.methods.index(name)
     return {"color": COLOURS[i % len(COLOURS)], "ls": LINE_STYLES[i // len(COLOURS) % len(LINE_STYLES)], "lw": 1.5}
