@@ -198,8 +198,7 @@ def make_edges(images: Tensor, seed: int = 0) -> Tensor:
     sobel = [[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]]
     kernel = torch.tensor(sobel, dtype=torch.float32, device=images.device)
     grey = nn.functional.pad(images.float().mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
-    gradients = nn.functional.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
-    return scale_to_unit(gradients.norm(dim=1))
+    return scale_to_unit(nn.functional.conv2d(grey, torch.stack([kernel, kernel.T])[:, None]).norm(dim=1))
 
 
 @dataclass

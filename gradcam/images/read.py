@@ -194,18 +194,14 @@ def load_content(image: Any) -> tuple[Path, FileContent | None]:
 def _read_open(file: Any) -> bytes:
     if getattr(file, "closed", False):
         raise ImageError("is closed: pass it while it is open")
-    position = None
-    with contextlib.suppress(AttributeError, OSError):  # A stream has no position.
-        start = file.tell()
-        file.seek(0)
-        position = start
-    try:
-        data = file.read()
-    except (UnicodeDecodeError, io.UnsupportedOperation):
-        data = None
-    finally:
-        if position is not None:
-            file.seek(position)
+    data = None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(AttributeError, OSError):  # A stream has no position.
+            position = file.tell()
+            file.seek(0)
+            stack.callback(file.seek, position)
+        with contextlib.suppress(UnicodeDecodeError, io.UnsupportedOperation):
+            data = file.read()
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if hasattr(data, "close"):
@@ -261,9 +257,7 @@ def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         scale = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1
         _check_memory(image, file, 12)
         image.load()
-        numbers = _to_array(image).astype(np.int64)
-        numbers //= scale
-        return numbers
+        return np.floor_divide(_to_array(image), scale, dtype=np.int64)
 
 
 def to_path(path: Any) -> Path:
@@ -278,11 +272,9 @@ def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
     path = to_path(path)
     if path.suffix.lower() in DICOM_SUFFIXES:
         return True
-    try:
-        with open_content(path, data) as file:
-            return file.read(132)[128:] == DICOM_MAGIC
-    except (OSError, ImageError):  # The function that reads the file will report the error.
-        return False
+    with contextlib.suppress(OSError, ImageError), open_content(path, data) as file:
+        return file.read(132)[128:] == DICOM_MAGIC
+    return False  # The function that reads the file will report the error.
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
@@ -333,11 +325,10 @@ def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
     """Open an image and read its header. Pillow's own limit is switched off, because `check_memory` replaces it."""
     _check_icon(file)
     Image.init()
-    formats = [name for name in READ_FORMATS if name in Image.OPEN]
     with _pillow_lock:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            return Image.open(file, formats=formats)
+            return Image.open(file, formats=[name for name in READ_FORMATS if name in Image.OPEN])
         finally:
             Image.MAX_IMAGE_PIXELS = limit
 
@@ -486,7 +477,7 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     is 65535. If values exceed 65535, their maximum is white. NaN and negative values become black.
     """
     if values.dtype != np.uint8:
-        values = _stretch(values, 0, _find_white(values), _find_maximum(values))
+        values = _stretch(values, 0, *_find_white(values))
     return np.repeat(values[..., None], 3, axis=2) if values.ndim == 2 else values
 
 
@@ -498,16 +489,17 @@ def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | No
     """
     # Unlike many viewers, do not clip at percentiles: the few brightest pixels may be the evidence that the model used.
     selected, note = values, None
-    if values.ndim == 3 and values.shape[2] != 3:
-        channels = values.shape[2]
-        channel_note = f"showing channels 1 to 3 of {channels}" if channels > 3 else "showing channel 1 of 2"
-        selected, note = (values[..., :3] if channels > 3 else values[..., 0]), None if channels == 1 else channel_note
+    channels = values.shape[2] if values.ndim == 3 else 3
+    if channels > 3:
+        selected, note = values[..., :3], f"showing channels 1 to 3 of {channels}"
+    elif channels < 3:
+        selected, note = values[..., 0], "showing channel 1 of 2" if channels == 2 else None
     finite = _is_finite(selected)
     if selected.dtype == np.uint8 or not np.any(finite):
         return to_8_bits(selected), note
     first = selected.flat[np.argmax(finite)]  # the first finite value
     low, high = (limit(where=finite, initial=first).item() for limit in (selected.min, selected.max))
-    white = _find_white(selected)
+    white, _ = _find_white(selected)
     if low == high or (low >= 0 and high - low >= white / 2):
         return to_8_bits(selected), note
     suffix = f" of {white}" if selected.dtype.name in WHITE_VALUES else ""
@@ -520,14 +512,11 @@ def _is_finite(values: NDArray[Any]) -> Any:
     return np.isfinite(values) if values.dtype.kind == "f" else np.True_
 
 
-def _find_maximum(values: NDArray[Any]) -> float:
-    return float(values.max(where=_is_finite(values), initial=0))  # Without positive values, the result is 0.
-
-
-def _find_white(values: NDArray[Any]) -> float:
-    maximum = _find_maximum(values)
+def _find_white(values: NDArray[Any]) -> tuple[float, float]:
+    """Return the white value, and the maximum; without positive values, the maximum is 0."""
+    maximum = float(values.max(where=_is_finite(values), initial=0))
     ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
-    return next((white for white in ranges if maximum <= white), maximum)
+    return next((white for white in ranges if maximum <= white), maximum), maximum
 
 
 def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> NDArray[np.uint8]:
@@ -545,6 +534,6 @@ def crop(image: NDArray[Any], region: Region) -> NDArray[Any]:
     part = image[max(y0, 0) : y0 + height, max(x0, 0) : x0 + width]
     if part.shape[:2] == (height, width):
         return part
-    start_padding = (max(-y0, 0), max(-x0, 0))
-    padding = [(start, size - length - start) for start, size, length in zip(start_padding, region[2:], part.shape)]
-    return np.pad(part, [*padding, *[(0, 0)] * (image.ndim - 2)])
+    padded = np.zeros((height, width, *image.shape[2:]), image.dtype)
+    padded[max(-y0, 0) :, max(-x0, 0) :][: part.shape[0], : part.shape[1]] = part
+    return padded

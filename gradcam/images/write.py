@@ -50,8 +50,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     image = check_pixels(image)
     suffix = path.suffix.lower()
     if suffix not in WRITE_SUFFIXES:
-        suffixes = ", ".join(sorted(WRITE_SUFFIXES))
-        raise ImageError(f"{path}: the suffix is not supported; choose one of {suffixes}")
+        raise ImageError(f"{path}: the suffix is not supported; choose one of {', '.join(sorted(WRITE_SUFFIXES))}")
     with translate_write_errors(path):
         write_atomically(path, encode_image(image, suffix))
 

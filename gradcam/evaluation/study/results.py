@@ -246,8 +246,7 @@ class Results:
     @property
     def data(self) -> str:
         """Return the SHA-256 of the images' sorted hashes, which does not depend on their names."""
-        hashes = sorted(entry.sha256 or "" for entry in self.judged())
-        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+        return hashlib.sha256("\n".join(sorted(entry.sha256 or "" for entry in self.judged())).encode()).hexdigest()
 
     def judged(self, kind: Kind = "image") -> list[StudyEntry]:
         """Return the entries of one kind that did not fail."""

@@ -189,8 +189,7 @@ def _to_row(study: Study, item: InputImage, entry: StudyEntry) -> PanelRow:
 
 def list_curves(results: Results) -> list[str]:
     """List the metrics that have curves."""
-    names = results.plan.names
-    return [metric for metric in CURVES if any(results.curves(name, metric) for name in names)]
+    return [metric for metric in CURVES if any(results.curves(name, metric) for name in results.plan.names)]
 
 
 def draw_curves(results: Results) -> Pixels:
