@@ -13,7 +13,7 @@ from torch import Tensor
 from gradcam.errors import InputError, format_fields, join_names, shorten
 from gradcam.evaluation.annotations.coco import read_coco
 from gradcam.evaluation.annotations.match import AnnotatedObject, ImageNames, ModelView
-from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
+from gradcam.evaluation.annotations.tables import find_masks, read_box_list
 from gradcam.images.read import Region
 from gradcam.options import keep_old_names
 
@@ -217,9 +217,9 @@ def read_annotations(
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path):
         image_names = ImageNames(names, keep_suffix=False)
-        masks = read_label_masks(path, image_names, find_class)
-        note = f"{masks.left_out} masks are of images that are not evaluated and were left out."
-        return Annotations(path, image_names.sort(masks.paths), [note] if masks.left_out else [], masks.find)
+        masks, left_out = find_masks(path, image_names, find_class)
+        notes = [f"{left_out} masks are of images that are not evaluated and were left out."] if left_out else []
+        return Annotations(path, image_names.sort(masks), notes, lambda name: masks[name]() if name in masks else ())
     if not os.path.exists(path):
         raise InputError(f"{path}: does not exist, expected annotations.")
     image_names, notes = ImageNames(names), []

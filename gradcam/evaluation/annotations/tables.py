@@ -6,7 +6,6 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -116,42 +115,15 @@ def check_box(location: str, box: Box) -> Box:
     return box
 
 
-@dataclass(frozen=True, eq=False)
-class LabelMasks:
-    """The label masks of a folder: their paths by image name, and the class of each pixel value.
-
-    `classes` is None if the folder has no `classes.csv`. 0 is background. 255 is ignored, unless it has a class or is
-    the only value besides 0, as in a black and white mask.
-    """
-
-    paths: Mapping[str, str]
-    classes: Mapping[int, int] | None
-    left_out: int  # number of masks whose images are not evaluated
-
-    def find(self, name: str) -> Sequence[AnnotatedObject]:
-        """Return the objects of an image, one per value in its mask. Raise `InputError` if the mask cannot be read."""
-        path = self.paths.get(name)
-        if path is None:
-            return ()
-        try:
-            pixels = read_label_mask(path)
-        except ImageError as error:
-            raise InputError(str(error)) from None
-        values, classes = {*np.unique(pixels).tolist()} - {0}, self.classes or {}
-        if len(values) > 1 and IGNORED_VALUE not in classes:
-            values -= {IGNORED_VALUE}
-        unknown = sorted(values - classes.keys())
-        if self.classes is not None and unknown:
-            raise InputError(f"{path}: contains the value {unknown[0]}, which has no class in {CLASS_FILE}.")
-        return [AnnotatedObject(path, classes.get(k), draw=partial(np.equal, pixels, k)) for k in sorted(values)]
-
-
-def read_label_masks(folder: str, image_names: ImageNames, find_class: FindClass) -> LabelMasks:
+def find_masks(
+    folder: str, image_names: ImageNames, find_class: FindClass
+) -> tuple[Mapping[str, Callable[[], Sequence[AnnotatedObject]]], int]:
     """Find the masks in a folder and its subfolders, as `read_annotations` describes them.
 
-    A mask has the name of its image, with any image suffix: `cats/a.png` for `cats/a.jpg`. Masks of images that are not
-    evaluated are left out, because the folder often belongs to a whole data set. Raise `InputError` if no mask remains,
-    if an image has two masks, or if `classes.csv` is invalid.
+    Return a function for each image that reads the objects from its mask, and the number of masks that are left out
+    because their images are not evaluated: the folder often belongs to a whole data set. A mask has the name of its
+    image, with any image suffix: `cats/a.png` for `cats/a.jpg`. Raise `InputError` if no mask remains, if an image has
+    two masks, or if `classes.csv` is invalid.
     """
     paths: dict[str, str] = {}
     left_out = 0
@@ -168,7 +140,27 @@ def read_label_masks(folder: str, image_names: ImageNames, find_class: FindClass
         expected = f"one of the {len(image_names.names)} images, such as {example}"
         raise InputError(f"{folder}: has {left_out} masks, but none is named like {expected}.")
     path = os.path.join(folder, CLASS_FILE)
-    return LabelMasks(paths, _read_classes(path, find_class) if os.path.exists(path) else None, left_out)
+    classes = _read_classes(path, find_class) if os.path.exists(path) else None
+    return {name: partial(_read_mask, path, classes) for name, path in paths.items()}, left_out
+
+
+def _read_mask(path: str, classes: Mapping[int, int] | None) -> Sequence[AnnotatedObject]:
+    """Return the objects of a mask, one per value. Raise `InputError` if the mask cannot be read.
+
+    `classes` is None if the folder has no `classes.csv`. 0 is background. 255 is ignored, unless it has a class or is
+    the only value besides 0, as in a black and white mask.
+    """
+    try:
+        pixels = read_label_mask(path)
+    except ImageError as error:
+        raise InputError(str(error)) from None
+    values, index_of = {*np.unique(pixels).tolist()} - {0}, classes or {}
+    if len(values) > 1 and IGNORED_VALUE not in index_of:
+        values -= {IGNORED_VALUE}
+    unknown = sorted(values - index_of.keys())
+    if unknown and classes is not None:
+        raise InputError(f"{path}: contains the value {unknown[0]}, which has no class in {CLASS_FILE}.")
+    return [AnnotatedObject(path, index_of.get(k), draw=partial(np.equal, pixels, k)) for k in sorted(values)]
 
 
 def _read_classes(path: str, find_class: FindClass) -> dict[int, int]:
