@@ -74,10 +74,8 @@ def _to_array(values: Any) -> NDArray[np.float64]:
         raise ImageError(f"The attribution is {shorten(values)}, expected an array or a tensor (C,H,W).")
     array = np.asarray(values)
     if array.ndim != 3 or array.size == 0 or array.dtype.kind != "f":
-        raise ImageError(
-            f"The attribution is {array.dtype} {array.shape}, expected floats (C,H,W) of one image and one score, such as "
-            "attribution.values[0, 0]."
-        )
+        expected = "floats (C,H,W) of one image and one score, such as attribution.values[0, 0]"
+        raise ImageError(f"The attribution is {array.dtype} {array.shape}, expected {expected}.")
     if not np.isfinite(array).all():
         raise ImageError("The attribution is NaN or infinite in places.")
     return array.astype(np.float64)

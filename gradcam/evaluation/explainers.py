@@ -105,8 +105,9 @@ class Explainer:
         """
         methods = [source for source in self.explained.values() if isinstance(source, Method)]
         own_score = [method for method in methods if method.score is not None and self.score != "logit"]
-        maps = self._compare(model, images, classes, own_score, "logit")
-        maps |= self._compare(model, images, classes, [m for m in methods if m not in own_score], self.score)
+        target = ClassTarget(classes, score=self.score, activation=self.activation)
+        maps = self._compare(model, images, replace(target, score="logit"), own_score)
+        maps |= self._compare(model, images, target, [method for method in methods if method not in own_score])
         for source in self.explained.values():
             if isinstance(source, Control):
                 maps[source.name] = source.make(images, self.seed)[:, None].expand(-1, classes.shape[1], -1, -1)
@@ -141,15 +142,12 @@ class Explainer:
         explainer = replace(self, names=(source,))
         return lambda model, images, classes: explainer.explain(model, images, classes[:, None])[name][:, 0]
 
-    def _compare(
-        self, model: nn.Module, images: Tensor, classes: Tensor, methods: Sequence[Method], score: str
-    ) -> dict[str, Tensor]:
+    def _compare(self, model: nn.Module, images: Tensor, target: Any, methods: Sequence[Method]) -> dict[str, Tensor]:
         # Methods without a layer run together with the methods of the first layer, to share forward passes.
         by_layer: dict[str | None, list[Method]] = {}
         for method in sorted(methods, key=lambda method: method.place != "layer"):
             layer = self.layer.get(method.name) if isinstance(self.layer, Mapping) else self.layer
             by_layer.setdefault(layer if method.place == "layer" else next(iter(by_layer), None), []).append(method)
-        target = ClassTarget(classes, score=score, activation=self.activation)
         shared = {"target": target, "reshape": self.reshape, **self.options}
         maps: dict[str, Tensor] = {}
         for layer, layer_methods in by_layer.items():

@@ -182,13 +182,11 @@ def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, fl
     spread = float(numbers.std(ddof=1))
     skewness = float((deviations**3).mean() / (deviations**2).mean() ** 1.5) if spread > ROUNDING_LIMIT else 0.0
     t_end = _find_t_quantile(level, n - 1) / math.sqrt(n)
-    ends = []
-    for end in (t_end, -t_end):
-        centred = end - skewness / (6 * n)
-        is_symmetric = abs(skewness) < ROUNDING_LIMIT
-        error = centred if is_symmetric else 3 / skewness * (float(np.cbrt(1 + skewness * centred)) - 1)
-        ends.append(mean - spread * error)
-    return ends[0], ends[1]
+    errors = np.array([t_end, -t_end]) - skewness / (6 * n)
+    if abs(skewness) >= ROUNDING_LIMIT:
+        errors = 3 / skewness * (np.cbrt(1 + skewness * errors) - 1)
+    low, high = (mean - spread * errors).tolist()
+    return low, high
 
 
 @accept_old_parameters
@@ -236,9 +234,7 @@ def paired_difference(
     return _to_interval(_subtract(values, reference), level, images, is_skewed=False)
 
 
-def find_distinguished_pairs(
-    rows: Mapping[str, Sequence[Any]], *, pictures: ImageGroups | None = None
-) -> set[frozenset[str]]:
+def find_distinguished_pairs(rows: Mapping[str, Sequence[Any]], images: ImageGroups | None) -> set[frozenset[str]]:
     """Return the pairs of methods whose means over the same images differ significantly.
 
     The numbers that are tested also decide which method is the best. All pairs are therefore tested with Holm's
@@ -248,7 +244,7 @@ def find_distinguished_pairs(
     """
     p_values = {}
     for first, second in itertools.combinations(sorted(rows), 2):
-        mean, error, freedom, _ = _estimate_mean(_subtract(rows[first], rows[second]), pictures)
+        mean, error, freedom, _ = _estimate_mean(_subtract(rows[first], rows[second]), images)
         ratio = math.inf if error == 0 and mean != 0 else abs(mean) / (error or 1.0)
         p_values[frozenset((first, second))] = 1 - _find_t_probability(ratio, freedom) if freedom else 1.0
     significant: set[frozenset[str]] = set()
@@ -327,10 +323,8 @@ def _find_t_probability(ratio: float, freedom: int) -> float:
 def _subtract(values: Sequence[Any], reference: Sequence[Any]) -> list[float]:
     ours, theirs = _to_floats(values), _to_floats(reference)
     if len(ours) != len(theirs):
-        raise GradcamError(
-            f"There are {len(ours)} values and {len(theirs)} reference values: expected one of each per image, in the same "
-            "order, with None for images without a value."
-        )
+        expected = "one of each per image, in the same order, with None for images without a value"
+        raise GradcamError(f"There are {len(ours)} values and {len(theirs)} reference values: expected {expected}.")
     return [a - b for a, b in zip(ours, theirs)]
 
 
@@ -338,9 +332,8 @@ def _to_floats(values: Iterable[Any]) -> list[float]:
     try:
         numbers = [math.nan if value is None else float(value) for value in values]
     except (TypeError, ValueError, RuntimeError):  # A tensor of several numbers raises RuntimeError.
-        raise GradcamError(
-            f"The values are {shorten(values)}, expected one number per image, or None for images without a value."
-        ) from None
+        expected = "one number per image, or None for images without a value"
+        raise GradcamError(f"The values are {shorten(values)}, expected {expected}.") from None
     if any(map(math.isinf, numbers)):
         raise GradcamError("The values contain an infinite number, so they have no mean.")
     return numbers

@@ -92,9 +92,8 @@ class Subject:
         batch_size: int | None = None,
     ) -> None:
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
-            raise ImageError(
-                f"The images are {describe_tensor(images)}, expected preprocessed images, a floating-point tensor (N,C,H,W)."
-            )
+            expected = "preprocessed images, a floating-point tensor (N,C,H,W)"
+            raise ImageError(f"The images are {describe_tensor(images)}, expected {expected}.")
         if batch_size is not None:
             check_count(batch_size, "Subject: batch_size", "an int, 1 or more.")
         self.model = unwrap(model)
@@ -192,8 +191,7 @@ class Subject:
                 probabilities.gather(1, torch.cat(list(islice(classes, len(probabilities))))[:, None])
                 for probabilities in self._run(variants)
             ]
-        rows = torch.cat(parts) if parts else self.probabilities[:0]
-        return _require_finite(rows).reshape(-1, len(self.images))
+        return _require_finite(torch.cat(parts or [self.probabilities[:0]])).reshape(-1, len(self.images))
 
     def _run(self, variants: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield the probabilities of all classes, batch by batch. A batch may contain rows of several variants."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,7 +102,9 @@ def overlay(
     inside = result[y0 : y0 + rows, x0 : x0 + columns]
     _blend(inside, levels, tables)
     if outline and alpha > 0 and (levels != get_level_scale(signed)[1]).any():
-        _draw_outline(inside, [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width])
+        sides = [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width]
+        for strip, tone in list_outline_strips(inside.transpose(2, 0, 1), sides):
+            strip[...] = strip // 4 + tone
     return result
 
 
@@ -119,18 +121,17 @@ def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
     )
 
 
-def _draw_outline(pixels: Pixels, sides: Sequence[bool]) -> None:
-    """Draw a dark line with a light line inside, so that one of the two lines is visible on any image.
+def list_outline_strips(pixels: Any, sides: Sequence[bool]) -> Iterator[tuple[Any, int]]:
+    """Yield the pixels of each line around an image (...,H,W), and the line's tone.
 
-    `sides` contains four bools: whether to draw the lines of the top, left, bottom and right side.
+    There is a dark line with a light line inside, so that one of the two lines is visible on any image. `sides` contains
+    four bools: whether to draw the lines of the top, left, bottom and right side.
     """
-    rows, columns = pixels.shape[:2]
-    width = max(1, round(min(rows, columns) / PIXELS_PER_LINE_WIDTH))
+    width = max(1, round(min(pixels.shape[-2:]) / PIXELS_PER_LINE_WIDTH))
     for inset, tone in ((width, LIGHT_TONE), (0, DARK_TONE)):
-        edge = slice(inset, inset + width), slice(-inset - width, -inset or None)
-        strips = [pixels[edge[0]], pixels[:, edge[0]], pixels[edge[1]], pixels[:, edge[1]]]
-        for strip in (strip for strip, is_drawn in zip(strips, sides) if is_drawn):
-            strip[...] = strip // 4 + tone
+        start, end = slice(inset, inset + width), slice(-inset - width, -inset or None)
+        strips = [pixels[..., start, :], pixels[..., start], pixels[..., end, :], pixels[..., end]]
+        yield from ((strip, tone) for strip, is_drawn in zip(strips, sides) if is_drawn)
 
 
 def draw_colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
@@ -200,14 +201,12 @@ def _blend(pixels: Pixels, levels: Pixels, tables: NDArray[np.uint8]) -> None:
     """Blend the colour of each pixel's level into the pixels, in place, with the tables of `_make_blend_tables`."""
     # Lookups in single-channel tables are seven times faster than in a three-channel table. Only a few rows are blended
     # at a time, so that the intermediate results stay in the CPU's cache. All of these calls release the GIL.
+    look_up = cv2.LUT if HAS_16_BIT_LUT else lambda indices, table: table.take(indices)
     height = max(1, PIXELS_PER_BAND // levels.shape[1])
     for start in range(0, len(levels), height):
         band, band_levels = pixels[start : start + height], levels[start : start + height]
         index_planes = (cv2.merge([plane, band_levels]).view(np.uint16)[..., 0] for plane in cv2.split(band))
-        planes = zip(index_planes, tables)
-        band[...] = cv2.merge(
-            [cv2.LUT(plane, table) if HAS_16_BIT_LUT else table.take(plane) for plane, table in planes]
-        )
+        band[...] = cv2.merge([*map(look_up, index_planes, tables)])
 
 
 def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -> Pixels:

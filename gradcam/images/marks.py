@@ -97,9 +97,8 @@ class Mark:
         _check_numbers(self.box, "box", "left, top, right, bottom")
         _check_numbers(self.point, "point", "across, down")
         if self.edge is not None and (self.edge not in EDGES or self.box is None):
-            raise ImageError(
-                f"The edge is {shorten(self.edge)}, expected one of {join_names(EDGES)}, in a mark with a box."
-            )
+            expected = f"one of {join_names(EDGES)}, in a mark with a box"
+            raise ImageError(f"The edge is {shorten(self.edge)}, expected {expected}.")
         if self.mask is not None:
             values = to_numpy(self.mask)
             if values.dtype != np.bool_ or values.ndim != 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import PIL
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.images.draw import DARK_TONE, LIGHT_TONE, PIXELS_PER_LINE_WIDTH, compute_colours, get_level_scale
+from gradcam.images.draw import compute_colours, get_level_scale, list_outline_strips
 from gradcam.images.read import Region
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels and fractions of pixels
@@ -163,17 +162,9 @@ def overlay(
         region_pixels[:, channel] = mixed.round_().clamp_(0, 255).to(torch.uint8)
     if outline and alpha > 0:
         height, width = images.shape[-2:]
-        is_blank = (indices == zero).flatten(1).all(1)
-        _draw_outline(region_pixels, is_blank, [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width])
+        sides = [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width]
+        is_blank = (indices == zero).flatten(1).all(1)[:, None, None, None]
+        for strip, tone in list_outline_strips(region_pixels, sides):
+            # Select blank heatmaps on the device, without waiting for it.
+            strip.copy_(torch.where(is_blank, strip, strip // 4 + tone))
     return result
-
-
-def _draw_outline(pixels: Tensor, is_blank: Tensor, sides: list[bool]) -> None:
-    """Draw the outline like `draw.overlay`, except for blank heatmaps, without waiting for the device."""
-    width = max(1, round(min(pixels.shape[-2:]) / PIXELS_PER_LINE_WIDTH))
-    skipped = is_blank[:, None, None, None]
-    for inset, tone in ((width, LIGHT_TONE), (0, DARK_TONE)):
-        edges: list[Any] = [slice(inset, inset + width), slice(-inset - width, -inset or None)]
-        strips = [pixels[..., edges[0], :], pixels[..., edges[0]], pixels[..., edges[1], :], pixels[..., edges[1]]]
-        for strip in (strip for strip, is_drawn in zip(strips, sides) if is_drawn):
-            strip.copy_(torch.where(skipped, strip, strip // 4 + tone))

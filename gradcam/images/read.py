@@ -370,9 +370,8 @@ def _find_deep_mode(image: ImageFile.ImageFile) -> str:
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
-            raise ImageError(
-                "stores its 16-bit channels in separate planes, which is not supported: save them interleaved"
-            )
+            problem = "stores its 16-bit channels in separate planes, which is not supported"
+            raise ImageError(f"{problem}: save them interleaved")
     if image.format not in ("PNG", "TIFF") or not image.tile:
         return ""
     arguments = image.tile[0][3]

@@ -118,9 +118,8 @@ def select_maps(
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):
         indices = ", ".join(":" if index is None else str(index) for index in (i, k))
-        raise ImageError(
-            f"There is no {map_name} [{indices}]: there are {images} image(s), with {maps} {map_name}(s) each."
-        )
+        counts = f"{images} image(s), with {maps} {map_name}(s) each"
+        raise ImageError(f"There is no {map_name} [{indices}]: there are {counts}.")
     return list(range(images)) if i is None else [i], list(range(maps)) if k is None else [k]
 
 
@@ -138,16 +137,13 @@ def write_arrays(
     rows, columns = select_maps(i, k, first_array.shape)
     file = io.BytesIO()
     if path.suffix.lower() == ".npz":
-        contents: dict[str, Any] = {name: array[rows][:, columns] for name, array in arrays.items()}
-        contents |= {name: np.array(word) for name, word in words.items() if word is not None}
-        np.savez(file, **contents)
+        contents = {name: array[rows][:, columns] for name, array in arrays.items()}
+        np.savez(file, **contents, **{name: np.array(word) for name, word in words.items() if word is not None})
     elif len(rows) == len(columns) == 1:
         np.save(file, np.ascontiguousarray(first_array[rows[0], columns[0]]))
     else:
-        count = len(rows) * len(columns)
-        raise ImageError(
-            f"{path}: .npy stores one map, but there are {count}: give i and k, or save all of them as .npz"
-        )
+        advice = f"there are {len(rows) * len(columns)}: give i and k, or save all of them as .npz"
+        raise ImageError(f"{path}: .npy stores one map, but {advice}")
     with translate_write_errors(path):
         write_atomically(path, file.getvalue())
 

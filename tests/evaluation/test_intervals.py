@@ -229,7 +229,7 @@ def test_methods_that_are_alike_are_rarely_told_apart(kind: str, count: int) -> 
     for _ in range(rounds):
         table = ALIKE[kind](generator, (count, 8))
         place = table.mean(0).argmax()
-        told_apart = find_distinguished_pairs(dict(zip("abcdefgh", table.T)))
+        told_apart = find_distinguished_pairs(dict(zip("abcdefgh", table.T)), None)
         wrong += any("abcdefgh"[place] in pair for pair in told_apart)
         with np.errstate(invalid="ignore", divide="ignore"):
             naive += (scipy.stats.ttest_1samp(table[:, [place]] - table, 0).pvalue < 0.05).any()
@@ -241,10 +241,10 @@ def test_methods_that_differ_are_told_apart() -> None:
     generator = np.random.default_rng(4)
     levels = generator.beta(2, 3, 20)
     rows = {name: levels + shift + 0.05 * generator.normal(size=20) for name, shift in zip("abc", (0, 0.01, 0.3))}
-    assert find_distinguished_pairs(rows) == {frozenset("ac"), frozenset("bc")}
-    assert find_distinguished_pairs({name: row[:5] for name, row in rows.items()}) == set()
+    assert find_distinguished_pairs(rows, None) == {frozenset("ac"), frozenset("bc")}
+    assert find_distinguished_pairs({name: row[:5] for name, row in rows.items()}, None) == set()
     with_equal_rows = {"a": [0.5] * 8, "b": [0.5] * 8, "c": [0.4] * 8}
-    assert find_distinguished_pairs(with_equal_rows) == {frozenset("ac"), frozenset("bc")}
+    assert find_distinguished_pairs(with_equal_rows, None) == {frozenset("ac"), frozenset("bc")}
 
 
 def test_pairs_are_tested_by_holms_procedure() -> None:
@@ -257,7 +257,7 @@ def test_pairs_are_tested_by_holms_procedure() -> None:
         for rank, number in enumerate(np.argsort(chances)):
             largest = max(largest, chances[number] * (len(pairs) - rank))
             adjusted[frozenset(pairs[number])] = largest
-        assert find_distinguished_pairs(rows) == {pair for pair, value in adjusted.items() if value <= 0.05}
+        assert find_distinguished_pairs(rows, None) == {pair for pair, value in adjusted.items() if value <= 0.05}
 
 
 # Invalid values

@@ -87,23 +87,21 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
         raise ImageError(f"The images are {describe_tensor(images)}, expected a floating-point tensor (N,C,H,W).")
     size = (len(images), *images.shape[2:])
     if not isinstance(known, Tensor) or known.dtype != torch.bool or known.shape != size:
-        expected = f"expected torch.bool {size}: which pixels of each image are known."
-        raise ImageError(f"known is {describe_tensor(known)}, {expected}")
+        expected = f"torch.bool {size}: which pixels of each image are known"
+        raise ImageError(f"known is {describe_tensor(known)}, expected {expected}.")
     check_number(noise, "noise", "a standard deviation: a number, 0 or more.")
     values = images.detach() if images.dtype == torch.float64 else images.detach().float()
-    known_mask = known.to(images.device)
-    is_all_unknown = ~known_mask.flatten(1).any(1)
-    unknown = ~known_mask & ~is_all_unknown[:, None, None]
+    known = known.to(images.device)
+    is_all_unknown = ~known.flatten(1).any(1)
+    unknown = ~known & ~is_all_unknown[:, None, None]
     batch_size = BATCH_SIZE_ON_CPU if images.device.type == "cpu" else BATCH_SIZE_ON_GPU
     batches = zip(values.split(batch_size), unknown.split(batch_size))
     filled = torch.cat([fill(*batch) for batch in batches]).masked_fill_(is_all_unknown[:, None, None, None], 0)
     if noise:
-        noise_generator = make_generator(0, "imputation") if generator is None else generator
-        sample = torch.randn(
-            images.shape[1:], generator=noise_generator, dtype=torch.float32, device=noise_generator.device
-        )
+        rng = make_generator(0, "imputation") if generator is None else generator
+        sample = torch.randn(images.shape[1:], generator=rng, dtype=torch.float32, device=rng.device)
         filled.add_(sample.to(filled), alpha=noise)
-    return torch.where(known_mask[:, None], images.detach(), filled.to(images.dtype))
+    return torch.where(known[:, None], images.detach(), filled.to(images.dtype))
 
 
 class _Grid:
@@ -144,17 +142,16 @@ def fill(images: Tensor, unknown: Tensor) -> Tensor:
     finest = grids[0]
     min_change = TOLERANCE * (values.amax((1, 2, 3), keepdim=True) - values.amin((1, 2, 3), keepdim=True))
     residual = finest.residual(values)
-    direction, last_gain = torch.zeros_like(residual), torch.zeros((), dtype=images.dtype, device=images.device)
+    direction, gain = torch.zeros_like(residual), torch.zeros((), dtype=images.dtype, device=images.device)
     is_active = torch.ones_like(min_change, dtype=torch.bool)
     for _ in range(MAX_STEPS):
         correction = _run_v_cycle(grids[:-1], residual)
-        gain = _dot(correction, residual, finest)
+        gain, last_gain = _dot(correction, residual, finest), gain
         direction = torch.addcmul(correction, direction, _divide(gain, last_gain))
         change = finest.residual(direction)
         step = torch.where(is_active, _divide(gain, -_dot(direction, change, finest)), 0)
         values.addcmul_(direction, step)
         residual.addcmul_(change, step)
-        last_gain = gain
         # Each image stops on its own, so that its result does not depend on the other images of the batch.
         is_active &= (direction.abs().amax((2, 3), keepdim=True) * step).amax(1, keepdim=True) > min_change
         if not is_active.any():

@@ -319,7 +319,7 @@ def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
         scores = {name: sign * means[name].mean for name in plan.methods if _is_enough(means[name])}
         top_score = max(scores.values(), default=0) - ROUNDING_TOLERANCE
         best = next((name for name, score in scores.items() if score >= top_score), None)
-        distinguished = intervals.find_distinguished_pairs({name: values[name] for name in scores}, pictures=images)
+        distinguished = intervals.find_distinguished_pairs({name: values[name] for name in scores}, images)
         for name, row in values.items():
             ranking = Ranking(name, metric, means[name], None, is_best=name == best, is_control=name in plan.controls)
             if best not in (None, name):

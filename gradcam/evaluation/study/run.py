@@ -172,21 +172,16 @@ class Evaluator:
         """
         if not isinstance(self.classifier, TaskModel):
             return self
-        scores = self._score_image(self.classifier, prepared, index, annotated)
-        return replace(self, classifier=scores, layer=self.layer if self.classifier.is_chosen else scores.layer)
-
-    def _score_image(
-        self, model: TaskModel, prepared: Prepared, index: int | None, annotated: Sequence[int]
-    ) -> PictureScores:
         at_layers = [method for method in map(self.plan.method, self.plan.methods) if method.place == "layer"]
-        to_scores = partial(to_instance_classifier, model, prepared, methods=at_layers[:1])
-        if index is not None:
-            return to_scores(index)
-        if self.target is None and model.list_all() is None:  # The model detects nothing without a class.
+        to_scores = partial(to_instance_classifier, self.classifier, prepared, methods=at_layers[:1])
+        target, scores = self.target if index is None else index, None
+        if target is None and self.classifier.list_all() is None:  # The model detects nothing without a class.
             for class_index in annotated:
                 with suppress(TargetError):
-                    return to_scores(class_index)
-        return to_scores(self.target)
+                    scores = to_scores(class_index)
+                    break
+        scores = to_scores(target) if scores is None else scores
+        return replace(self, classifier=scores, layer=self.layer if self.classifier.is_chosen else scores.layer)
 
     def make_explainer(self, sha256: str) -> Explainer:
         names, seed = [self.plan.method(name) for name in self.plan.names], derive_seed(self.seed, sha256)
