@@ -182,6 +182,29 @@ class DifferentiableModel:
             )
         return at_least_float32(torch.cat(gradients).transpose(0, 1))
 
+    def sum_gradients(
+        self, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None
+    ) -> Tensor:
+        """Return the weighted sum (N,K,C,...) of the gradients at `count` points, with `chunk` points per forward pass.
+
+        `progress` is called with the number of finished points and `count`. Raise `ModelError` if the sum is zero or
+        not finite.
+        """
+        total: Tensor | None = None
+        finished, points = 0, iter(points)
+        while group := list(itertools.islice(points, chunk)):
+            # Do not assign the pass to a variable, which would keep its autograd graph in memory during the next pass.
+            gradients = self.gradients(self.run(torch.cat([images for _, images in group]), target))
+            gradients = gradients.unflatten(0, (len(group), self.batch.images))
+            for (weight, _), gradient in zip(group, gradients):
+                total = gradient * weight if total is None else total.add_(gradient, alpha=weight)
+            finished += len(group)
+            if progress is not None:
+                progress(finished, count)
+        assert total is not None  # There is at least one point.
+        require_nonzero(total)
+        return total
+
     def attribution(self, run: AttributionPass, values: Tensor, method: str, gaps: Tensor | None = None) -> Attribution:
         """Return the result, with the scores and output of `run`, which has to be a pass of the caller's images.
 
@@ -241,33 +264,3 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
         expected = f"one row for each of the {rows} images in a pass"
         raise ModelError(f"The model's output does not have {expected}: pass chunk=1.")
     return [take_rows(output, slice(start, start + images), rows) for start in range(0, rows, images)]
-
-
-def sum_gradients(
-    subject: DifferentiableModel,
-    points: Iterable[Point],
-    target: Any,
-    *,
-    count: int,
-    chunk: int,
-    progress: Progress | None,
-) -> Tensor:
-    """Return the weighted sum (N,K,C,...) of the gradients at `count` points, with `chunk` points per forward pass.
-
-    `progress` is called with the number of finished points and `count`. Raise `ModelError` if the sum is zero or not
-    finite.
-    """
-    total: Tensor | None = None
-    finished, points = 0, iter(points)
-    while group := list(itertools.islice(points, chunk)):
-        # Do not assign the pass to a variable, which would keep its autograd graph in memory during the next pass.
-        gradients = subject.gradients(subject.run(torch.cat([images for _, images in group]), target))
-        gradients = gradients.unflatten(0, (len(group), subject.batch.images))
-        for (weight, _), gradient in zip(group, gradients):
-            total = gradient * weight if total is None else total.add_(gradient, alpha=weight)
-        finished += len(group)
-        if progress is not None:
-            progress(finished, count)
-    assert total is not None  # There is at least one point.
-    require_nonzero(total)
-    return total

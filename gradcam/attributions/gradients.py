@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.attributions.base import Attribution, Point, differentiable, fix_target, require_nonzero, sum_gradients
+from gradcam.attributions.base import Attribution, Point, differentiable, fix_target, require_nonzero
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ImageError
-from gradcam.options import Progress, check_count, check_number, check_progress
-
-MAX_SEED = 2**63 - 1
+from gradcam.options import MAX_SEED, Progress, check_count, check_number, check_progress
 
 
 def integrated_gradients(
@@ -89,7 +87,7 @@ def integrated_gradients(
         # The quadrature is for an interval of length 2 (-1 to 1), and the path has length 1, so the weights are halved.
         nodes = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
         points = ((weight / 2, (origin + (1 + node) / 2 * difference).to(start.dtype)) for node, weight in nodes)
-        mean = sum_gradients(subject, points, fixed_target, count=steps, chunk=chunk, progress=progress)
+        mean = subject.sum_gradients(points, fixed_target, count=steps, chunk=chunk, progress=progress)
         values = mean.mul_(difference[:, None])
         gaps = values.flatten(2).sum(2) - (end.scores - start_scores).to(values.device)
         return subject.attribution(end, values, "integrated-gradients", gaps)
@@ -225,7 +223,7 @@ def smoothgrad(
         with torch.no_grad():
             clean = subject.run(subject.images, subject.target)
         copies, fixed_target = _noisy_copies(subject.images, samples, noise, seed), fix_target(subject.target, clean)
-        mean = sum_gradients(subject, copies, fixed_target, count=samples, chunk=chunk, progress=progress)
+        mean = subject.sum_gradients(copies, fixed_target, count=samples, chunk=chunk, progress=progress)
         return subject.attribution(clean, mean, "smoothgrad")
 
 

@@ -34,11 +34,10 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
     hooks = Hooks()
 
     def clamp_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not isinstance(output, Tensor):
-            return
-        refuse_vmap(output)
-        if output.requires_grad:
-            hooks.at_gradient(output, lambda gradient: gradient.clamp(min=0))
+        if isinstance(output, Tensor):
+            refuse_vmap(output)
+            if output.requires_grad:
+                hooks.at_gradient(output, lambda gradient: gradient.clamp(min=0))
             if output.grad_fn is not None:
                 base = pytorch.get_view_base(output)
                 outputs.append((output.grad_fn, None if base is None else base.grad_fn))
@@ -58,11 +57,11 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
     # The base tensor's node counts as hooked only if its gradient comes entirely through hooked views. A gradient that
     # reaches the base on another path bypasses the hook of the view.
     hooked |= {base_node for _, base_node in outputs if base_node in users and users[base_node] <= hooked}
-    unhooked = [node for node in users if node not in hooked and pytorch.is_relu(node)]
+    unhooked = sum(pytorch.is_relu(node) for node in users.keys() - hooked)
     opaque = sum(map(pytorch.is_opaque, users))
     if unhooked:
         raise ModelError(
-            f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(unhooked)} of "
+            f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {unhooked} of "
             "this model's ReLUs: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are "
             "changed in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as "
             "smoothgrad."

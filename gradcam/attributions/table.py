@@ -81,8 +81,7 @@ ATTRIBUTIONS: dict[str, AttributionMethod] = {
             papers.GRADCAM, "2, plus a backward pass", "guided_gradcam", has_layer=True),
         AttributionMethod("smoothgrad", "gradient averaged over noisy copies of the image",
             papers.SMOOTHGRAD, "1 + 25, plus 25 backward passes", "smoothgrad", has_progress=True),
-        AttributionMethod("integrated-gradients",
-            "gradients integrated along a path from a baseline",
+        AttributionMethod("integrated-gradients", "gradients integrated along a path from a baseline",
             papers.INTEGRATED_GRADIENTS, "2 + 50, plus 50 backward passes", "integrated_gradients", has_progress=True),
     )
 }

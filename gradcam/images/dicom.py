@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,10 +97,9 @@ def _decode(dataset: Dataset) -> NDArray[Any]:
     except Exception as error:
         if not syntax.is_compressed:
             raise
-        reason = " ".join(str(error).split())
-        raise ImageError(
-            f"is damaged or cut off, or no installed plugin can decode its {syntax.name}: try {plugin} ({reason})"
-        ) from error
+        reason = f"{plugin} ({' '.join(str(error).split())})"
+        problem = f"is damaged or cut off, or no installed plugin can decode its {syntax.name}"
+        raise ImageError(f"{problem}: try {reason}") from error
 
 
 def _to_rgb(stored: NDArray[Any], dataset: Dataset) -> NDArray[np.uint8]:
@@ -122,14 +121,13 @@ def _to_grey(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32
     transformation = _find_settings(dataset, "PixelValueTransformationSequence")
     voi = _find_settings(dataset, "FrameVOILUTSequence")
     center, width = _get_first(voi.get("WindowCenter")), _get_first(voi.get("WindowWidth"))
-    function = str(voi.get("VOILUTFunction") or "LINEAR")
-    note = None
+    function, note = str(voi.get("VOILUTFunction") or "LINEAR"), None
 
     def rescale(rows: slice) -> Floats:
         return apply_modality_lut(stored[rows], transformation).astype(np.float64)
 
     if voi.get("VOILUTSequence"):
-        order: Literal["<", ">"] = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
+        order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
         to_grey = partial(_apply_lut, table=voi.VOILUTSequence[0], order=order)
     elif center is not None and width is not None and width >= (1 if function == "LINEAR" else 1e-9):
         to_grey = partial(apply_window, center=center, width=width, function=function)
@@ -154,16 +152,14 @@ def apply_window(values: Floats, center: float, width: float, function: str) -> 
     if function == "SIGMOID":
         # This equals 1 / (1 + exp(-4 * ...)), but cannot overflow.
         return 0.5 + 0.5 * np.tanh(2 * (values - center) / width)
-    if function == "LINEAR_EXACT":
-        return np.clip((values - center) / width + 0.5, 0, 1)
-    if function != "LINEAR":
+    if function == "LINEAR":
+        center, width = center - 0.5, width - 1
+    elif function != "LINEAR_EXACT":
         raise ImageError(f"has the window function {shorten(function)}, expected LINEAR, LINEAR_EXACT or SIGMOID")
-    if width == 1:
-        return (values > center - 0.5).astype(np.float64)
-    return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
+    return np.clip((values - center) / width + 0.5, 0, 1) if width else (values > center).astype(np.float64)
 
 
-def _apply_lut(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats:
+def _apply_lut(values: Floats, table: Dataset, order: str) -> Floats:
     """Map values through a VOI LUT (PS3.3 C.11.2.1.1) whose entries have this byte order.
 
     Values below the table get its first entry, and values above the table get its last entry.
