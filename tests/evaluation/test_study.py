@@ -348,7 +348,7 @@ def test_grid_metrics_without_four_classes_are_left_out_unless_named(colours: Cl
     assert study.plan.metrics == tuple(name for name in DEFAULT_GROUPS if METRICS[name].group != "grid")
     (note,) = study.notes
     assert note.startswith("grid-order, grid-mass and grid-maximum are left out: ")
-    assert study.compositions == ()
+    assert study.compositions == []
     assert "grid-mass" not in prepare(colours, few, make_plan(["gradcam"], ["all"])).plan.metrics
     for metrics in (["grid-mass"], ["grid"], ["all", "grid-maximum"]):
         with pytest.raises(GradcamError, match="of four"):

@@ -163,10 +163,9 @@ def _list_computed_metrics(plan: StudyPlan) -> list[Metric]:
 
 def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
     """Describe the amount of computation and the most expensive methods, to help the user decide whether to wait."""
-    maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
+    maps, passes, runs = len(plan.names), count_passes(plan), _count(count_explanations(plan), "run")
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
-    mosaic_runs = f" and 1 per mosaic ({mosaics})" if mosaics else ""
-    reruns = f"{_count(runs, 'run')} of each method per image{mosaic_runs}"
+    reruns = f"{runs} of each method per image{f' and 1 per mosaic ({mosaics})' if mosaics else ''}"
     methods = [method for method in map(plan.method, plan.methods) if isinstance(method, Method) and not method.needs]
     costs = ", ".join(f"{method.name} {method.cost}" for method in methods)
     lines = [f"Cost: {heatmap_passes} = {maps * passes * images:,} forward passes, plus {reruns}."]

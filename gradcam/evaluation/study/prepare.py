@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -130,9 +130,8 @@ def evaluate(
     annotations_path = None if annotations is None else Path(annotations)
     options = StudyOptions(layer, target, score, reshape, annotations_path, limit, seed)
     study = prepare_study(classifier, list_inputs(inputs).items, plan, options)
-    if journal is None:
-        return study.conclude(list(study.run(progress=progress)))
-    with Journal.open(Path(journal), study.conditions.to_run(len(study.items))) as open_journal:
+    run = study.conditions.to_run(len(study.items))
+    with nullcontext() if journal is None else Journal.open(Path(journal), run) as open_journal:
         return study.conclude(list(study.run(open_journal, progress=progress)))
 
 
@@ -264,9 +263,7 @@ def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> st
     return None
 
 
-def _add_mosaics(
-    evaluator: Evaluator, items: Sequence[InputImage]
-) -> tuple[Evaluator, Sequence[NamedMosaic], list[str]]:
+def _add_mosaics(evaluator: Evaluator, items: Sequence[InputImage]) -> tuple[Evaluator, list[NamedMosaic], list[str]]:
     """Make the mosaics that the metrics need. If that fails, remove these metrics, and return the reason as a note.
 
     The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. Raise
@@ -275,7 +272,7 @@ def _add_mosaics(
     plan, classifier, seed = evaluator.plan, evaluator.classifier, evaluator.seed
     metric_names = [metric.name for metric in plan.mosaic_metrics]
     if not metric_names:
-        return evaluator, (), []
+        return evaluator, [], []
     images: dict[str, Tensor] = {}
     digests: dict[str, str] = {}
     try:
@@ -292,7 +289,7 @@ def _add_mosaics(
             raise
         names = " and ".join(filter(None, [", ".join(metric_names[:-1]), metric_names[-1]]))
         note = f"{names} {'is' if len(metric_names) == 1 else 'are'} left out: {error}"
-        return replace(evaluator, plan=replace(plan, metrics=remaining)), (), [note]
+        return replace(evaluator, plan=replace(plan, metrics=remaining)), [], [note]
     named_mosaics = []
     for mosaic in mosaics:
         hashes = "\n".join(digests[name] for name in mosaic.names)

@@ -69,17 +69,13 @@ class Conditions:
     def to_run(self, image_count: int) -> dict[str, Any]:
         """Return the first line of a journal, in the format of a batch's run.json. Equal runs give equal numbers."""
         names, versions = ("layer", "score", "target", "seed", "annotations", "precision"), dict(self.versions)
+        settings = {name: getattr(self, name) for name in names} | self.settings
+        settings["target"] = EARLIER_TARGETS.get(self.target, self.target)
         run = {
-            "schema": SCHEMA,
-            "gradcam": versions.pop("gradcam"),
-            "versions": versions,
-            "device": self.device,
+            "schema": SCHEMA, "gradcam": versions.pop("gradcam"), "versions": versions, "device": self.device,
             "model": {"name": self.model, "weights": {"sha256": self.weights}},
-            "settings": {name: getattr(self, name) for name in names}
-            | {"target": EARLIER_TARGETS.get(self.target, self.target), **self.settings},
-            "images": image_count,
-            "resolved": self.resolved,
-        }
+            "settings": settings, "images": image_count, "resolved": self.resolved,
+        }  # fmt: skip
         return json.loads(json.dumps(add_old_keys(RUN, run)))
 
 
@@ -92,29 +88,21 @@ def list_conditions(
     layers = [] if options.layer is None else [options.layer]
     request = ExplainRequest.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
     resolved = resolve_settings(classifier, request)
+    settings = {
+        # Earlier versions wrote "none" for "applied". Their runs must resume.
+        "activation": classifier.activation.replace("applied", "none"),
+        "preprocessing": describe_preprocess(classifier.preprocess),
+        "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
+        "methods": list(plan.names), "metrics": list(plan.metrics), **plan.describe_custom(),
+    }  # fmt: skip
     return Conditions(
-        model=classifier.name,
-        weights=describe_weights(classifier)["sha256"],
-        device=str(classifier.device),
-        precision=str(find_input_dtype(classifier.model)).removeprefix("torch."),
-        layer=layer,
-        score=options.score,
-        target=target,
-        resizing=describe_resizing(classifier.preprocess),
-        seed=options.seed,
+        model=classifier.name, weights=describe_weights(classifier)["sha256"], device=str(classifier.device),
+        precision=str(find_input_dtype(classifier.model)).removeprefix("torch."), layer=layer, score=options.score,
+        target=target, resizing=describe_resizing(classifier.preprocess), seed=options.seed,
         annotations=None if annotations is None else _hash_files(annotations),
-        versions={"gradcam": __version__, **describe_versions()},
-        settings={
-            # Earlier versions wrote "none" for "applied". Their runs must resume.
-            "activation": classifier.activation.replace("applied", "none"),
-            "preprocessing": describe_preprocess(classifier.preprocess),
-            "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
-            "methods": list(plan.names),
-            "metrics": list(plan.metrics),
-            **plan.describe_custom(),
-        },
+        versions={"gradcam": __version__, **describe_versions()}, settings=settings,
         resolved={name: resolved[name] for name in ("layouts", "output") if name in resolved},
-    )
+    )  # fmt: skip
 
 
 def describe_resizing(preprocess: Any) -> str:

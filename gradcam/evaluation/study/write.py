@@ -15,6 +15,7 @@ import numpy as np
 from gradcam.batch.read_items import read_item
 from gradcam.errors import GradcamError, OutputError, join_names, to_pip_command
 from gradcam.evaluation.intervals import mean_interval
+from gradcam.evaluation.metrics import Metric
 from gradcam.evaluation.study.plan import StudyPlan
 from gradcam.evaluation.study.results import Ranking, Results, StudyEntry, compare_methods, describe_too_few_images
 from gradcam.evaluation.study.run import MAX_EXAMPLES, Study
@@ -77,32 +78,24 @@ def to_csv(results: Results) -> str:
 def to_json(results: Results) -> str:
     """Return a JSON document with the conditions, a summary of each method and metric, all values, and the failures."""
     rankings = compare_methods(results)
-    summaries = [
-        {
-            "method": ranking.method,
-            "metric": ranking.metric,
-            "better": results.plan.metric(ranking.metric).better,
-            "by_order": results.plan.metric(ranking.metric).by_order,
-            **ranking.interval.to_fields(),
-            "difference_from_best": ranking.difference and ranking.difference.to_fields(),
-            "best": ranking.is_best,
-            "level_with_best": ranking.is_level,
-            "control": ranking.is_control,
-        }
-        for ranking in rankings.values()
-    ]
     document = {
-        "schema": SCHEMA,
-        "conditions": results.conditions.to_fields(),
-        "data_sha256": results.data,
-        "images": len(results.judged()),
-        "mosaics": len(results.judged("mosaic")),
+        "schema": SCHEMA, "conditions": results.conditions.to_fields(), "data_sha256": results.data,
+        "images": len(results.judged()), "mosaics": len(results.judged("mosaic")),
         "failures": [{"image": entry.image, "error": entry.error} for entry in results.failures],
         "notes": [*results.notes, *filter(None, [describe_too_few_images(rankings)])],
-        "summaries": summaries,
+        "summaries": [_summarise(results.plan.metric(ranking.metric), ranking) for ranking in rankings.values()],
         "measurements": [vars(measurement) for measurement in results.measurements],
-    }
+    }  # fmt: skip
     return json.dumps(add_old_keys(EVALUATE, document), indent=1, allow_nan=False) + "\n"
+
+
+def _summarise(metric: Metric, ranking: Ranking) -> dict[str, Any]:
+    return {
+        "method": ranking.method, "metric": metric.name, "better": metric.better, "by_order": metric.by_order,
+        **ranking.interval.to_fields(),
+        "difference_from_best": ranking.difference and ranking.difference.to_fields(),
+        "best": ranking.is_best, "level_with_best": ranking.is_level, "control": ranking.is_control,
+    }  # fmt: skip
 
 
 def to_latex(results: Results) -> str:
@@ -120,14 +113,10 @@ def to_latex(results: Results) -> str:
     )  # fmt: skip
     environment.filters["tex"] = escape
     text = environment.get_template("table.tex.j2").render(
-        conditions=results.conditions,
-        data=results.data,
-        images=len(results.judged()),
-        mosaics=len(results.judged("mosaic")),
-        has_best=any(ranking.is_best for ranking in rankings.values()),
-        shortage=describe_too_few_images(rankings),
-        parts=[_to_part(results, rankings, group) for group in groups],
-    )
+        conditions=results.conditions, data=results.data, images=len(results.judged()),
+        mosaics=len(results.judged("mosaic")), has_best=any(ranking.is_best for ranking in rankings.values()),
+        shortage=describe_too_few_images(rankings), parts=[_to_part(results, rankings, group) for group in groups],
+    )  # fmt: skip
     return str(text)
 
 
