@@ -684,12 +684,10 @@ class TestDrawing:
         ("values", "message"),
         [
             (torch.zeros(1, 3, 4, 5), r"\(1, 3, 4, 5\), expected floats \(C,H,W\).*values\[0, 0\]"),
-            (torch.zeros(3, 4, 5, dtype=torch.int64), "int64"),
-            (torch.zeros(3, 0, 5), r"\(3, 0, 5\)"),
-            (torch.full((3, 4, 5), float("nan")), "NaN or infinite"),
-            ("picture", "expected an array or a tensor"),
+            (torch.zeros(3, 4, 5, dtype=torch.int64), "int64"), (torch.zeros(3, 0, 5), r"\(3, 0, 5\)"),
+            (torch.full((3, 4, 5), float("nan")), "NaN or infinite"), ("picture", "expected an array or a tensor"),
         ],
-    )
+    )  # fmt: skip
     def test_wrong_shapes(self, values: Any, message: str) -> None:
         with pytest.raises(ImageError, match=message):
             attributions.draw_attribution(values)

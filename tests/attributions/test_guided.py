@@ -203,18 +203,12 @@ def test_a_view_changed_in_place_is_refused_if_its_base_is_used() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda net, x: F.relu(x),
-        lambda net, x: F.relu(x, inplace=True),
-        lambda net, x: torch.relu(net.relu(x)),
-        lambda net, x: F.relu6(x),
-        lambda net, x: x.clamp(min=0),
-        lambda net, x: x.clamp_min(0.0),
-        lambda net, x: x.clamp(0, 6),
-        lambda net, x: F.threshold(x, 0, 0),
-        lambda net, x: net.relu.forward(x),
+        lambda net, x: F.relu(x), lambda net, x: F.relu(x, inplace=True), lambda net, x: torch.relu(net.relu(x)),
+        lambda net, x: F.relu6(x), lambda net, x: x.clamp(min=0), lambda net, x: x.clamp_min(0.0),
+        lambda net, x: x.clamp(0, 6), lambda net, x: F.threshold(x, 0, 0), lambda net, x: net.relu.forward(x),
         lambda net, x: F.relu(x[:, :, 1:], inplace=True),
     ],
-)
+)  # fmt: skip
 def test_relus_that_hooks_cannot_reach_are_counted_and_refused(function: Callable[..., Tensor]) -> None:
     with pytest.raises(gradcam.errors.ModelError, match=r"hooks cannot reach 1 of this model's.*nn\.ReLU module"):
         attribute(function, relu=nn.ReLU())

@@ -160,15 +160,11 @@ def test_what_is_wrong_with_a_row_is_said_with_its_line(tmp_path: Path, rows: st
 @pytest.mark.parametrize(
     "header",
     [
-        "a.jpg,1,2,3,4",
-        "image,left,top,right",
-        "left,top,right,bottom",
-        "image,left,top,right,bottom,xmin,ymin,xmax,ymax",
-        "image,path,left,top,right,bottom",
-        "image,left,left,top,right,bottom",
-        "image,left,top,right,bottom,class,label",
+        "a.jpg,1,2,3,4", "image,left,top,right", "left,top,right,bottom",
+        "image,left,top,right,bottom,xmin,ymin,xmax,ymax", "image,path,left,top,right,bottom",
+        "image,left,left,top,right,bottom", "image,left,top,right,bottom,class,label",
     ],
-)
+)  # fmt: skip
 def test_a_header_that_does_not_say_where_the_boxes_are(tmp_path: Path, header: str) -> None:
     with pytest.raises(
         InputError, match=r"line 1: has the columns .*, expected one column for the image .file, filename"

@@ -361,11 +361,9 @@ def test_noise_that_cannot_be(options: dict[str, float], message: str) -> None:
 def test_the_difference_to_the_strongest_rivals_map() -> None:
     """The maps of three rivals have the same order, the opposite order, and a correlation of 4.5 / 4.743."""
     maps = {
-        0: [[1.0, 2.0], [2.0, 3.0]],
-        1: [[10.0, 20.0], [20.0, 30.0]],
-        2: [[3.0, 2.0], [2.0, 1.0]],
+        0: [[1.0, 2.0], [2.0, 3.0]], 1: [[10.0, 20.0], [20.0, 30.0]], 2: [[3.0, 2.0], [2.0, 1.0]],
         3: [[-1.0, 7.0], [0.5, 100.0]],
-    }
+    }  # fmt: skip
 
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         return torch.tensor([maps[int(index)] for index in classes])

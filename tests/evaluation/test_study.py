@@ -141,16 +141,12 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pic
     change, coherencies = confidence_change(subject, heatmaps), coherency(subject, heatmaps, explain)
     complexities = complexity(heatmaps)
     expected = {
-        "average-drop": change.drop,
-        "increase": change.increase,
-        "average-gain": change.gain,
+        "average-drop": change.drop, "increase": change.increase, "average-gain": change.gain,
         "insertion": insertion(subject, heatmaps, seed=seed).areas,
         "deletion": deletion(subject, heatmaps, seed=seed).areas,
-        "sufficiency": sufficiency(subject, heatmaps, seed=seed),
-        "coherency": coherencies,
-        "complexity": complexities,
-        "adcc": adcc(change.drop, coherencies, complexities),
-    }
+        "sufficiency": sufficiency(subject, heatmaps, seed=seed), "coherency": coherencies,
+        "complexity": complexities, "adcc": adcc(change.drop, coherencies, complexities),
+    }  # fmt: skip
     for metric, value in expected.items():
         assert values[path.name, "hirescam", metric] == float(value), metric
     curve = insertion(subject, heatmaps, seed=seed).probabilities[0].tolist()
@@ -513,14 +509,11 @@ def test_a_picture_that_failed_is_tried_again_although_it_is_the_same(
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"seed": 1}, "seed: 0 → 1"),
-        ({"methods": ["gradcam"]}, "methods: "),
-        ({"metrics": ["complexity"]}, "metrics: "),
-        ({"score": "probability"}, "score: logit → probability"),
-        ({"target": "red"}, "target: the most probable class → red"),
-        ({"layer": "cells"}, "layer: relu → cells"),
+        ({"seed": 1}, "seed: 0 → 1"), ({"methods": ["gradcam"]}, "methods: "),
+        ({"metrics": ["complexity"]}, "metrics: "), ({"score": "probability"}, "score: logit → probability"),
+        ({"target": "red"}, "target: the most probable class → red"), ({"layer": "cells"}, "layer: relu → cells"),
     ],
-)
+)  # fmt: skip
 def test_a_journal_of_other_settings_is_refused(
     colours: Classifier, pictures: Path, tmp_path: Path, options: dict[str, Any], name: str
 ) -> None:

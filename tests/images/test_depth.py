@@ -58,12 +58,10 @@ def test_colours_are_stretched_together() -> None:
 @pytest.mark.parametrize(
     ("channels", "expected", "note"),
     [
-        (1, [[[51, 51, 51]]], None),
-        (2, [[[51, 51, 51]]], "showing channel 1 of 2"),
-        (3, [[[51, 102, 153]]], None),
+        (1, [[[51, 51, 51]]], None), (2, [[[51, 51, 51]]], "showing channel 1 of 2"), (3, [[[51, 102, 153]]], None),
         (5, [[[51, 102, 153]]], "showing channels 1 to 3 of 5"),
     ],
-)
+)  # fmt: skip
 def test_the_first_channels_are_shown(channels: int, expected: list[list[list[int]]], note: str | None) -> None:
     values = np.array([[[51, 102, 153, 0, 255]]], np.uint8)[..., :channels]
     picture, actual = scale_for_display(values)

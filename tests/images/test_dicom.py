@@ -187,14 +187,11 @@ def test_of_several_windows_the_first_is_taken(write: Write) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
-        {"WindowCenter": 3},
-        {"WindowCenter": 3, "WindowWidth": 0},
-        {"WindowCenter": 3, "WindowWidth": 0, "VOILUTFunction": "SIGMOID"},
-        {"WindowCenter": [], "WindowWidth": []},
+        {}, {"WindowCenter": 3}, {"WindowCenter": 3, "WindowWidth": 0},
+        {"WindowCenter": 3, "WindowWidth": 0, "VOILUTFunction": "SIGMOID"}, {"WindowCenter": [], "WindowWidth": []},
         {"WindowCenter": None, "WindowWidth": None},
     ],
-)
+)  # fmt: skip
 def test_without_a_window_their_own_range_is_taken(write: Write, fields: dict[str, Any]) -> None:
     values, note = read_dicom(write(VALUES, RescaleSlope=1, RescaleIntercept=10, **fields))
     np.testing.assert_allclose(values, (VALUES + 200) / 440, rtol=0, atol=1e-7)
@@ -294,15 +291,11 @@ def test_compressed_files_are_read_where_a_decoder_is_there(tmp_path: Path, synt
 @pytest.mark.parametrize(
     ("name", "preamble", "expected"),
     [
-        ("a.dcm", b"nothing", True),
-        ("a.DICOM", b"nothing", True),
-        ("IM0001", bytes(128) + b"DICM", True),
-        ("1.2.840.113", b"x" * 128 + b"DICM....", True),
-        ("a.png", b"x" * 127 + b"DICM.....", False),
-        ("IM0001", b"DICM", False),
-        ("empty", b"", False),
+        ("a.dcm", b"nothing", True), ("a.DICOM", b"nothing", True), ("IM0001", bytes(128) + b"DICM", True),
+        ("1.2.840.113", b"x" * 128 + b"DICM....", True), ("a.png", b"x" * 127 + b"DICM.....", False),
+        ("IM0001", b"DICM", False), ("empty", b"", False),
     ],
-)
+)  # fmt: skip
 def test_a_dicom_file_is_known_by_its_suffix_or_by_its_beginning(
     tmp_path: Path, name: str, preamble: bytes, expected: bool
 ) -> None:

@@ -128,14 +128,11 @@ def test_what_covers_the_picture_depends_on_the_heat_alone() -> None:
 @pytest.mark.parametrize(
     "convert",
     [
-        torch.from_numpy,
-        lambda heat: torch.from_numpy(heat).requires_grad_(),
-        lambda heat: torch.from_numpy(heat.astype(np.float64)),
-        lambda heat: heat.astype(np.float64),
-        lambda heat: heat.tolist(),
-        lambda heat: np.asfortranarray(heat),
+        torch.from_numpy, lambda heat: torch.from_numpy(heat).requires_grad_(),
+        lambda heat: torch.from_numpy(heat.astype(np.float64)), lambda heat: heat.astype(np.float64),
+        lambda heat: heat.tolist(), lambda heat: np.asfortranarray(heat),
     ],
-)
+)  # fmt: skip
 def test_a_heatmap_may_be_a_tensor_or_an_array(convert: Callable[[np.ndarray], object]) -> None:
     expected = gradcam.overlay(PICTURE, HEAT, region=REGION)
     np.testing.assert_array_equal(gradcam.overlay(PICTURE, convert(HEAT), region=REGION), expected)
@@ -208,23 +205,16 @@ def test_rounding_errors_beyond_the_range_are_cut_off() -> None:
 @pytest.mark.parametrize(
     ("heatmap", "message"),
     [
-        (np.full((7, 7), np.nan), "nan"),
-        (np.array([[0.5, np.nan]]), "nan"),
-        (np.array([[0.5, np.inf]]), "inf"),
-        (np.full((7, 7), 255.0), "values from 255 to 255"),
-        (np.array([[-0.1, 0.5]]), "values from -0.1 to 0.5"),
-        (np.ones((1, 7, 7)), r"float64 \(1, 7, 7\)"),
-        (np.ones(7), r"float64 \(7,\)"),
-        (np.ones((0, 7)), r"float64 \(0, 7\)"),
-        (np.ones((7, 7), np.int64), r"int64 \(7, 7\)"),
-        (np.ones((7, 7), np.uint8), r"uint8 \(7, 7\)"),
-        (np.ones((7, 7), bool), r"bool \(7, 7\)"),
+        (np.full((7, 7), np.nan), "nan"), (np.array([[0.5, np.nan]]), "nan"), (np.array([[0.5, np.inf]]), "inf"),
+        (np.full((7, 7), 255.0), "values from 255 to 255"), (np.array([[-0.1, 0.5]]), "values from -0.1 to 0.5"),
+        (np.ones((1, 7, 7)), r"float64 \(1, 7, 7\)"), (np.ones(7), r"float64 \(7,\)"),
+        (np.ones((0, 7)), r"float64 \(0, 7\)"), (np.ones((7, 7), np.int64), r"int64 \(7, 7\)"),
+        (np.ones((7, 7), np.uint8), r"uint8 \(7, 7\)"), (np.ones((7, 7), bool), r"bool \(7, 7\)"),
         (torch.ones(7, 7, dtype=torch.int64), r"int64 \(7, 7\)"),
-        (torch.ones(1, 1, 7, 7), r"float32 \(1, 1, 7, 7\)"),
-        ("heat", "expected one map"),
+        (torch.ones(1, 1, 7, 7), r"float32 \(1, 1, 7, 7\)"), ("heat", "expected one map"),
         (None, "expected one map"),
     ],
-)
+)  # fmt: skip
 def test_a_heatmap_of_another_form_is_refused(heatmap: object, message: str) -> None:
     with pytest.raises(ImageError, match=message):
         gradcam.overlay(PICTURE, heatmap)
@@ -233,22 +223,10 @@ def test_a_heatmap_of_another_form_is_refused(heatmap: object, message: str) -> 
 @pytest.mark.parametrize(
     "region",
     [
-        (-1, 0, 5, 5),
-        (0, -1, 5, 5),
-        (0, 0, 25, 5),
-        (0, 0, 5, 33),
-        (20, 0, 5, 5),
-        (0, 28, 5, 5),
-        (0, 0, 0, 5),
-        (0, 0, 5, 0),
-        (0, 0, 5),
-        (0, 0, 5, 5, 5),
-        (0.5, 0, 5, 5),
-        (),
-        "abcd",
-        7,
+        (-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 25, 5), (0, 0, 5, 33), (20, 0, 5, 5), (0, 28, 5, 5), (0, 0, 0, 5),
+        (0, 0, 5, 0), (0, 0, 5), (0, 0, 5, 5, 5), (0.5, 0, 5, 5), (), "abcd", 7,
     ],
-)
+)  # fmt: skip
 def test_a_region_that_is_not_in_the_picture_is_refused(region: object) -> None:
     with pytest.raises(ImageError, match=r"The region .*\(top, left, height, width\)"):
         gradcam.overlay(PICTURE, HEAT, region=region)
@@ -441,11 +419,9 @@ def test_drawing_in_several_threads_gives_the_same_pictures() -> None:
     [
         ((224, 224), None, r"224 x 224 is stretched and distorted over the whole image of 300 x 200.* region="),
         ((20, 30), None, r"30 x 20 is stretched over the whole image of 300 x 200.* region="),
-        ((200, 300), None, None),
-        ((20, 20), (0, 50, 200, 200), None),
-        ((20, 20), (0, 0, 200, 300), None),
+        ((200, 300), None, None), ((20, 20), (0, 50, 200, 200), None), ((20, 20), (0, 0, 200, 300), None),
     ],
-)
+)  # fmt: skip
 def test_a_heatmap_of_another_size_needs_a_region(shape: Any, region: Any, message: str | None) -> None:
     def draw() -> None:
         gradcam.overlay(np.zeros((200, 300, 3), np.uint8), np.ones(shape, np.float32), region=region)

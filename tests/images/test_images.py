@@ -62,20 +62,12 @@ def png(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("a.png", {}),
-        ("a.bmp", {}),
-        ("a.tiff", {}),
-        ("a.tif", {"compression": "tiff_lzw"}),
-        ("a.tif", {"compression": "tiff_deflate"}),
-        ("a.webp", {"lossless": True, "exact": True}),
-        ("a.gif", {}),
-        ("a.ppm", {}),
-        ("a.tga", {}),
-        ("a.jp2", {}),
-        ("misnamed.jpg", {"format": "PNG"}),
+        ("a.png", {}), ("a.bmp", {}), ("a.tiff", {}), ("a.tif", {"compression": "tiff_lzw"}),
+        ("a.tif", {"compression": "tiff_deflate"}), ("a.webp", {"lossless": True, "exact": True}), ("a.gif", {}),
+        ("a.ppm", {}), ("a.tga", {}), ("a.jp2", {}), ("misnamed.jpg", {"format": "PNG"}),
         ("no suffix", {"format": "BMP"}),
     ],
-)
+)  # fmt: skip
 def test_lossless_files_are_read_exactly(tmp_path: Path, name: str, options: dict[str, object]) -> None:
     image = gradcam.read_image(save(tmp_path / name, PIXELS, **options))
     assert image.dtype == np.uint8
@@ -207,18 +199,12 @@ def test_sixteen_bits_of_colour_become_eight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([0.0, 0.5, 1.0], (0, 128, 255)),
-        ([0.0, 0.1, 0.2], (0, 26, 51)),
-        ([0.0, 128.0, 255.0], (0, 128, 255)),
-        ([0.0, 32896.0, 65535.0], (0, 128, 255)),
-        ([-1.0, 0.5, 1.0], (0, 128, 255)),
-        ([np.nan, 0.5, 1.0], (0, 128, 255)),
-        ([-np.inf, 0.0, 0.5, np.inf], (0, 0, 128, 128)),
-        ([0.0, 0.5, 1.0, np.inf], (0, 128, 255, 255)),
-        ([np.inf, np.inf], (0, 0)),
-        ([0.0, 0.0, 0.0], (0, 0, 0)),
+        ([0.0, 0.5, 1.0], (0, 128, 255)), ([0.0, 0.1, 0.2], (0, 26, 51)), ([0.0, 128.0, 255.0], (0, 128, 255)),
+        ([0.0, 32896.0, 65535.0], (0, 128, 255)), ([-1.0, 0.5, 1.0], (0, 128, 255)),
+        ([np.nan, 0.5, 1.0], (0, 128, 255)), ([-np.inf, 0.0, 0.5, np.inf], (0, 0, 128, 128)),
+        ([0.0, 0.5, 1.0, np.inf], (0, 128, 255, 255)), ([np.inf, np.inf], (0, 0)), ([0.0, 0.0, 0.0], (0, 0, 0)),
     ],
-)
+)  # fmt: skip
 def test_floats_are_scaled_by_the_range_of_their_kind(
     tmp_path: Path, values: list[float], expected: tuple[int, ...]
 ) -> None:
@@ -562,13 +548,11 @@ def test_a_whole_picture_of_the_kinds_that_were_cut_is_read(tmp_path: Path, phot
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("text.jpg", b"Dear reader,\nthis is no picture.\n" * 20),
-        ("random.png", random.Random(0).randbytes(5000)),
-        ("only its signature.png", b"\x89PNG\r\n\x1a\n"),
-        ("page.webp", b"<!doctype html><title>404</title>"),
+        ("text.jpg", b"Dear reader,\nthis is no picture.\n" * 20), ("random.png", random.Random(0).randbytes(5000)),
+        ("only its signature.png", b"\x89PNG\r\n\x1a\n"), ("page.webp", b"<!doctype html><title>404</title>"),
         ("drawing.svg", b'<svg xmlns="http://www.w3.org/2000/svg"/>'),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_picture_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     refuse(tmp_path / name, "is not an image in a supported format")
@@ -753,15 +737,10 @@ def test_lossy_files_are_written_nearly_exactly(tmp_path: Path, suffix: str) -> 
 @pytest.mark.parametrize(
     ("suffix", "kind"),
     [
-        (".png", "PNG"),
-        (".jpg", "JPEG"),
-        (".jpeg", "JPEG"),
-        (".webp", "WEBP"),
-        (".bmp", "BMP"),
-        (".tif", "TIFF"),
+        (".png", "PNG"), (".jpg", "JPEG"), (".jpeg", "JPEG"), (".webp", "WEBP"), (".bmp", "BMP"), (".tif", "TIFF"),
         (".tiff", "TIFF"),
     ],
-)
+)  # fmt: skip
 def test_the_suffix_says_the_format(tmp_path: Path, suffix: str, kind: str) -> None:
     gradcam.write_image(tmp_path / f"a{suffix}", PIXELS)
     with Image.open(tmp_path / f"a{suffix}") as written:
@@ -811,16 +790,12 @@ def test_a_view_of_a_larger_array_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (PIXELS.astype(np.float32), "float32 (2, 3, 3)"),
-        (PIXELS.astype(np.int64), "int64 (2, 3, 3)"),
-        (PIXELS[..., 0], "uint8 (2, 3)"),
-        (PIXELS[None], "uint8 (1, 2, 3, 3)"),
-        (np.zeros((2, 3, 4), np.uint8), "uint8 (2, 3, 4)"),
-        (np.zeros((0, 3, 3), np.uint8), "uint8 (0, 3, 3)"),
-        (PIXELS.tolist(), "list"),
-        (None, "NoneType"),
+        (PIXELS.astype(np.float32), "float32 (2, 3, 3)"), (PIXELS.astype(np.int64), "int64 (2, 3, 3)"),
+        (PIXELS[..., 0], "uint8 (2, 3)"), (PIXELS[None], "uint8 (1, 2, 3, 3)"),
+        (np.zeros((2, 3, 4), np.uint8), "uint8 (2, 3, 4)"), (np.zeros((0, 3, 3), np.uint8), "uint8 (0, 3, 3)"),
+        (PIXELS.tolist(), "list"), (None, "NoneType"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_rgb_array_is_not_written(tmp_path: Path, image: object, message: str) -> None:
     with pytest.raises(ImageError, match="expected an RGB array") as caught:
         gradcam.write_image(tmp_path / "a.png", image)

@@ -120,16 +120,10 @@ def test_what_is_outside_of_the_picture_is_cut() -> None:
 @pytest.mark.parametrize(
     "box",
     [
-        (100, 50, 100, 50),
-        (100, 50, 101, 120),
-        (150, 90, 140, 80),
-        (0, 0, 0, 0),
-        (300, 200, 300, 200),
-        (299, 0, 300, 1),
-        (-9, 400, -5, 500),
-        (-1e30, -1e30, 1e30, 1e30),
+        (100, 50, 100, 50), (100, 50, 101, 120), (150, 90, 140, 80), (0, 0, 0, 0), (300, 200, 300, 200),
+        (299, 0, 300, 1), (-9, 400, -5, 500), (-1e30, -1e30, 1e30, 1e30),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("weak", [False, True])
 def test_boxes_without_an_area_show(box: tuple[float, ...], weak: bool) -> None:
     x0, y0, x1, y1 = bounds(changed(GREY, draw_marks(GREY, [Mark(box=box, weak=weak)])))
@@ -293,17 +287,12 @@ def test_a_label_is_below_a_small_box_at_the_top() -> None:
 @pytest.mark.parametrize(
     "mark",
     [
-        Mark("0 a dog with a hat", box=(280, 100, 300, 120)),
-        Mark("0 dog", box=(0, 0, 300, 200)),
-        Mark("0 dog", box=(290, 190, 300, 200)),
-        Mark("0 dog", box=(0, 0, 3, 3)),
-        Mark("0 dog", box=(120, 0, 130, 200)),
-        Mark("0 dog", point=(299, 0)),
-        Mark("0 dog", mask=X > 290),
-        Mark("a dog on a sofa"),
-        Mark("0 " + "a very long name of a class " * 9, box=BOX),
+        Mark("0 a dog with a hat", box=(280, 100, 300, 120)), Mark("0 dog", box=(0, 0, 300, 200)),
+        Mark("0 dog", box=(290, 190, 300, 200)), Mark("0 dog", box=(0, 0, 3, 3)),
+        Mark("0 dog", box=(120, 0, 130, 200)), Mark("0 dog", point=(299, 0)), Mark("0 dog", mask=X > 290),
+        Mark("a dog on a sofa"), Mark("0 " + "a very long name of a class " * 9, box=BOX),
     ],
-)
+)  # fmt: skip
 def test_labels_are_inside_the_picture(mark: Mark) -> None:
     x0, y0, x1, y1 = plate_of(mark)
     assert 0 <= x0 < x1 <= 300

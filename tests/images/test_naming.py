@@ -15,17 +15,12 @@ MAX_NAME_BYTES = 255  # nearly every file system has this limit
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
-        ("tiger cat", "tiger_cat"),
-        ("layer3.0.conv1", "layer3.0.conv1"),
-        ('a/b\\c:d*e?f"g<h>i|j', "a_b_c_d_e_f_g_h_i_j"),
-        ("rock 'n' roll (50 %)", "rock_n_roll_50"),
-        ("../../etc", "etc"),
-        ("crème brûlée 猫", "crème_brûlée_猫"),
-        ("two\nlines", "two_lines"),
-        ("", "_"),
+        ("tiger cat", "tiger_cat"), ("layer3.0.conv1", "layer3.0.conv1"),
+        ('a/b\\c:d*e?f"g<h>i|j', "a_b_c_d_e_f_g_h_i_j"), ("rock 'n' roll (50 %)", "rock_n_roll_50"),
+        ("../../etc", "etc"), ("crème brûlée 猫", "crème_brûlée_猫"), ("two\nlines", "two_lines"), ("", "_"),
         ("???", "_"),
     ],
-)
+)  # fmt: skip
 def test_a_label_in_a_name_is_plain(text: str, plain: str) -> None:
     assert to_safe_name(text) == plain
 

@@ -61,15 +61,12 @@ def test_every_orientation_is_that_of_pillow(turn: int) -> None:
 @pytest.mark.parametrize(
     ("size", "box"),
     [
-        ((224, 224), (0.0, 0.0, 800.0, 640.0)),
-        ((224, 224), (100.3, 40.7, 700.1, 600.2)),
-        ((300, 100), (0.0, 0.0, 800.0, 640.0)),
-        ((500, 400), (3.2, 5.1, 210.6, 250.0)),
-        ((30, 900), (0.0, 0.0, 800.0, 640.0)),
-        ((200, 700), (10.0, 20.0, 800.0, 440.0)),
+        ((224, 224), (0.0, 0.0, 800.0, 640.0)), ((224, 224), (100.3, 40.7, 700.1, 600.2)),
+        ((300, 100), (0.0, 0.0, 800.0, 640.0)), ((500, 400), (3.2, 5.1, 210.6, 250.0)),
+        ((30, 900), (0.0, 0.0, 800.0, 640.0)), ((200, 700), (10.0, 20.0, 800.0, 440.0)),
         ((7, 5), (1.5, 2.5, 6.5, 9.5)),
     ],
-)
+)  # fmt: skip
 def test_resizing_gives_the_levels_of_pillow(
     photo: Any, size: Any, box: Any, resampling_name: str, device: str
 ) -> None:
@@ -125,14 +122,11 @@ def test_maps_are_stretched_as_by_opencv(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "look",
     [
-        {},
-        {"alpha": 1.0, "colormap": "viridis", "outline": True},
-        {"alpha": 0.3, "colormap": "jet"},
-        {"signed": True, "outline": True},
-        {"alpha": 0.0, "outline": True},
+        {}, {"alpha": 1.0, "colormap": "viridis", "outline": True}, {"alpha": 0.3, "colormap": "jet"},
+        {"signed": True, "outline": True}, {"alpha": 0.0, "outline": True},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_overlays_are_those_of_opencv(photo: Any, classifier: gradcam.Classifier, look: Any, device: str) -> None:
     evidence = "signed" if look.get("signed") else "positive"
     for name in PHOTOGRAPHS:
