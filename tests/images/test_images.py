@@ -71,6 +71,7 @@ def png(
 def test_lossless_files_are_read_exactly(tmp_path: Path, name: str, options: dict[str, object]) -> None:
     image = gradcam.read_image(save(tmp_path / name, PIXELS, **options))
     assert image.dtype == np.uint8
+    assert image.flags.writeable
     np.testing.assert_array_equal(image, PIXELS)
 
 
@@ -103,10 +104,6 @@ def test_a_picture_that_lies_upright_is_not_copied_on_its_way(
     monkeypatch.setattr(Image.Image, "copy", lambda image: copied.append("copy"))
     assert abs(gradcam.read_image(path).astype(int) - BLOCKS).max() <= 8
     assert copied == []
-
-
-def test_a_picture_can_be_changed_after_reading(tmp_path: Path) -> None:
-    assert gradcam.read_image(save(tmp_path / "a.png", PIXELS)).flags.writeable
 
 
 def palette_image(pixels: list[int], colours: list[int]) -> Image.Image:
@@ -176,11 +173,8 @@ SIXTEEN_BITS = np.array([[0, 32896, 65535, 257]], dtype=np.uint16)  # 32896 is 1
 def test_sixteen_bits_of_grey_become_eight(tmp_path: Path, name: str) -> None:
     image = gradcam.read_image(save(tmp_path / name, SIXTEEN_BITS))
     np.testing.assert_array_equal(image, grey(0, 128, 255, 1))
-
-
-def test_a_dark_picture_of_sixteen_bits_stays_dark(tmp_path: Path) -> None:
-    path = save(tmp_path / "dark.png", np.array([[0, 2570, 5140]], dtype=np.uint16))
-    np.testing.assert_array_equal(gradcam.read_image(path), grey(0, 10, 20))
+    dark = gradcam.read_image(save(tmp_path / name, np.array([[0, 2570, 5140]], dtype=np.uint16)))
+    np.testing.assert_array_equal(dark, grey(0, 10, 20))
 
 
 def test_the_grey_of_sixteen_bits_that_stands_for_transparency_is_white(tmp_path: Path) -> None:
@@ -311,14 +305,6 @@ def test_deep_grey_is_upright(tmp_path: Path, number: int, dtype: type) -> None:
     actual = read_values(tmp_path / "a.tif")
     assert actual.dtype == dtype
     np.testing.assert_array_equal(actual, ORIENTATIONS[number](DEEP)[..., 0])
-
-
-@pytest.mark.parametrize("number", range(1, 9))
-def test_a_grey_tiff_is_upright(tmp_path: Path, number: int) -> None:
-    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    (tmp_path / "a.tif").write_bytes(tiff(values, orientation=number))
-    expected = ORIENTATIONS[number](np.repeat(values[..., None], 3, axis=2))
-    np.testing.assert_array_equal(gradcam.read_image(tmp_path / "a.tif"), expected)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -493,6 +479,8 @@ def test_what_is_no_path_is_refused(path: object) -> None:
         (MemoryError(), "does not fit into memory"),
         (OSError(24, "Too many open files"), "cannot be opened (Too many open files)"),
         (OSError("broken data stream"), "is damaged or cut off (broken data stream)"),
+        (PermissionError(13, "Permission denied"), "cannot be opened (Permission denied)"),
+        (RuntimeError("first line\n  second line"), "is damaged or cut off (first line second line)"),
     ],
 )
 def test_what_fails_is_not_blamed_on_the_file(
@@ -507,17 +495,10 @@ def test_what_fails_is_not_blamed_on_the_file(
     refuse(path, reason)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    refuse(tmp_path / "missing.jpg", "does not exist")
-
-
-def test_a_folder_is_no_picture(tmp_path: Path) -> None:
-    refuse(tmp_path, "is not a file")
-
-
-def test_an_empty_file_is_no_picture(tmp_path: Path) -> None:
+def test_missing_and_empty_files_and_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
-    refuse(tmp_path / "empty.png", "is empty")
+    for path, reason in {"missing.jpg": "does not exist", ".": "is not a file", "empty.png": "is empty"}.items():
+        refuse(tmp_path / path, reason)
 
 
 CUT = [
@@ -558,16 +539,13 @@ def test_what_is_no_picture_is_refused(tmp_path: Path, name: str, data: bytes) -
     refuse(tmp_path / name, "is not an image in a supported format")
 
 
-def test_a_png_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+def test_a_file_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png(60000, 60000, 8, 2, b"\0" * 100))
-    refuse(tmp_path / "bomb.png", "has 60000 x 60000 pixels and needs 23.5 GiB to read, but the limit is 1 GiB")
-
-
-def test_a_bmp_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     data = bytearray(save(tmp_path / "bomb.bmp", PIXELS).read_bytes())
     data[18:26] = struct.pack("<ii", 60000, 60000)
     (tmp_path / "bomb.bmp").write_bytes(data)
-    refuse(tmp_path / "bomb.bmp", "has 60000 x 60000 pixels and needs 23.5 GiB to read, but the limit is 1 GiB")
+    for name in ("bomb.png", "bomb.bmp"):
+        refuse(tmp_path / name, "has 60000 x 60000 pixels and needs 23.5 GiB to read, but the limit is 1 GiB")
 
 
 MEASURE = """
@@ -619,10 +597,8 @@ def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_he
     data = png(13370, 13370, 16, 2, b"\0" * 1000)  # the pixel data is too short to decode
     (tmp_path / "bomb.png").write_bytes(data)
     refuse(
-        tmp_path / "bomb.png",
-        "has 13370 x 13370 pixels and needs 2.83 GiB to read, but the limit is 1 GiB: raise it",
+        tmp_path / "bomb.png", "needs 2.83 GiB to read, but the limit is 1 GiB: raise it with --max-pixels 178756900"
     )
-    refuse(tmp_path / "bomb.png", "raise it with --max-pixels 178756900, or set GRADCAM_MAX_PIXELS in the environment")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("bomb.png", data)
     (result,) = gradcam.explain_files(tmp_path / "a.zip", batch_size=1)
@@ -704,26 +680,11 @@ def test_a_named_pipe_does_not_block(tmp_path: Path) -> None:
     assert not reader.is_alive()
 
 
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(*args: object, **options: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Image, "open", deny)  # Deny access explicitly, because root may read every file.
-    refuse(save(tmp_path / "secret.png", PIXELS), "cannot be opened (Permission denied)")
-
-
-def test_an_error_of_several_lines_becomes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise RuntimeError("first line\n  second line")
-
-    monkeypatch.setattr(Image, "open", fail)
-    refuse(save(tmp_path / "a.png", PIXELS), "(first line second line)")
-
-
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".tiff", ".PNG"])
 def test_lossless_files_are_written_exactly(tmp_path: Path, suffix: str) -> None:
     gradcam.write_image(tmp_path / f"a{suffix}", PIXELS)
     with Image.open(tmp_path / f"a{suffix}") as written:
+        assert written.format == Image.registered_extensions()[suffix.lower()]
         np.testing.assert_array_equal(np.asarray(written), PIXELS)
 
 
@@ -731,20 +692,8 @@ def test_lossless_files_are_written_exactly(tmp_path: Path, suffix: str) -> None
 def test_lossy_files_are_written_nearly_exactly(tmp_path: Path, suffix: str) -> None:
     gradcam.write_image(str(tmp_path / f"a{suffix}"), BLOCKS)
     with Image.open(tmp_path / f"a{suffix}") as written:
+        assert written.format == Image.registered_extensions()[suffix.lower()]
         assert abs(np.asarray(written)[8::16, 8::16].astype(int) - PIXELS).max() <= 8
-
-
-@pytest.mark.parametrize(
-    ("suffix", "kind"),
-    [
-        (".png", "PNG"), (".jpg", "JPEG"), (".jpeg", "JPEG"), (".webp", "WEBP"), (".bmp", "BMP"), (".tif", "TIFF"),
-        (".tiff", "TIFF"),
-    ],
-)  # fmt: skip
-def test_the_suffix_says_the_format(tmp_path: Path, suffix: str, kind: str) -> None:
-    gradcam.write_image(tmp_path / f"a{suffix}", PIXELS)
-    with Image.open(tmp_path / f"a{suffix}") as written:
-        assert written.format == kind
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".jpeg"])
@@ -782,11 +731,6 @@ def test_png_bytes_hold_the_picture() -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(PIXELS)))), PIXELS)
 
 
-def test_a_view_of_a_larger_array_is_written(tmp_path: Path) -> None:
-    gradcam.write_image(tmp_path / "a.png", BLOCKS[8::16, 40::-16])
-    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "a.png")), PIXELS[:, ::-1])
-
-
 @pytest.mark.parametrize(
     ("image", "message"),
     [
@@ -811,17 +755,11 @@ def test_an_unknown_suffix_is_refused_with_those_that_there_are(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "nowhere" / "a.png"
-    with pytest.raises(ImageError) as caught:
-        gradcam.write_image(path, PIXELS)
-    assert str(caught.value) == f"{path}: cannot be written (No such file or directory)"
-
-
-def test_a_folder_is_not_replaced_by_a_picture(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_and_a_folder_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
-    with pytest.raises(ImageError, match="cannot be written"):
-        gradcam.write_image(tmp_path / "a.png", PIXELS)
+    for name, reason in {"nowhere/a.png": "No such file or directory", "a.png": ""}.items():
+        with pytest.raises(ImageError, match=rf"{name}: cannot be written \({reason}"):
+            gradcam.write_image(tmp_path / name, PIXELS)
     assert [path.name for path in tmp_path.rglob("*")] == ["a.png"]
 
 
@@ -835,10 +773,10 @@ def test_a_picture_too_wide_for_its_format_is_refused(tmp_path: Path, suffix: st
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize(
     ("failure", "raised"),
-    [(OSError(28, "No space left on device"), ImageError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    [(OSError(28, "Disk is full"), r"new.png: cannot be written \(Disk is full\)$"), (KeyboardInterrupt(), "^$")],
 )
 def test_a_failing_write_leaves_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException, raised: type[BaseException]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException, raised: str
 ) -> None:
     (tmp_path / "old.png").write_bytes(b"what was there")
 
@@ -847,19 +785,9 @@ def test_a_failing_write_leaves_no_trace(
 
     monkeypatch.setattr(os, step, fail)
     for name in ("old.png", "new.png"):
-        with pytest.raises(raised):
+        with pytest.raises((ImageError, KeyboardInterrupt), match=raised.replace("new", name[:3])):
             gradcam.write_image(tmp_path / name, PIXELS)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("old.png", b"what was there")]
-
-
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(ImageError) as caught:
-        gradcam.write_image(tmp_path / "a.png", PIXELS)
-    assert str(caught.value) == f"{tmp_path / 'a.png'}: cannot be written (No space left on device)"
 
 
 def test_what_takes_the_name_is_whole_and_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -881,14 +809,6 @@ def test_what_takes_the_name_is_whole_and_on_the_disk(tmp_path: Path, monkeypatc
     gradcam.write_image(tmp_path / "a.png", PIXELS)
     assert steps == ["sync True", "replace True"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
-
-
-def test_a_reader_keeps_the_file_that_is_replaced(tmp_path: Path) -> None:
-    path = save(tmp_path / "a.png", PIXELS)
-    with open(path, "rb") as reader:
-        gradcam.write_image(path, BLOCKS)
-        np.testing.assert_array_equal(np.asarray(Image.open(reader)), PIXELS)
-    np.testing.assert_array_equal(gradcam.read_image(path), BLOCKS)
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o077])
