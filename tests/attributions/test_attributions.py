@@ -81,15 +81,6 @@ class TestInputGradients:
             change = (model(images + step) - model(images - step)).detach()[n, [2, 4]] / 2e-6
             torch.testing.assert_close(attribution.values[n, :, c, y, x], change.float(), rtol=1e-4, atol=1e-8)
 
-    def test_captum(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        from captum.attr import Saliency
-
-        images = classifier.batch([gradcam.read_image(photo("panda.webp"))])
-        attribution = input_gradients(classifier.model, images, target=[[388, 285]])
-        for k, index in enumerate((388, 285)):
-            expected = Saliency(classifier.model).attribute(images.clone().requires_grad_(), target=index, abs=False)
-            torch.testing.assert_close(attribution.values[:, k], expected, rtol=1e-3, atol=1e-5)
-
     def test_probability(self) -> None:
         model, images = tiny_model().double().eval(), TINY.double()
         attribution = input_gradients(model, images, target=ClassTarget(2, score="probability"))
@@ -118,26 +109,6 @@ class TestSmoothgrad:
         plain, smooth = input_gradients(model, TINY), smoothgrad(model, TINY, noise=0, samples=5)
         torch.testing.assert_close(smooth.values, plain.values)
         assert_same(smooth.classes, plain.classes)
-
-    def test_many_samples_agree_with_captum(self) -> None:
-        """Compare two estimates of the same expectation with different random numbers."""
-        from captum.attr import NoiseTunnel, Saliency
-
-        model = tiny_model().double().eval()
-        image = TINY[:1].double()
-        deviation = (0.2 * (image.max() - image.min())).item()
-        theirs = NoiseTunnel(Saliency(model)).attribute(
-            image,
-            nt_type="smoothgrad",
-            nt_samples=1000,
-            nt_samples_batch_size=250,
-            stdevs=deviation,
-            target=2,
-            abs=False,
-        )
-        ours = smoothgrad(model, image, target=2, samples=400, noise=0.2, chunk=100).values[:, 0]
-        assert torch.corrcoef(torch.stack([theirs.flatten(), ours.double().flatten()]))[0, 1] > 0.97
-        assert ours.norm().item() == pytest.approx(theirs.norm().item(), rel=0.05)
 
     def test_the_top_class_is_that_of_the_image_without_noise(self) -> None:
         model = tiny_model().eval()
@@ -198,20 +169,6 @@ class TestIntegratedGradients:
         torch.testing.assert_close(attribution.values, ((images - 0.5)[:, None] * model.weights).detach())
         assert attribution.gaps is not None
         torch.testing.assert_close(attribution.gaps, torch.zeros(2, 2), rtol=0, atol=2e-5)
-
-    def test_more_steps_complete_it_on_the_embedded_network(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        """Check that the gap falls slowly in a network with many kinks, and that `gaps` reports it."""
-        images = classifier.batch([gradcam.read_image(photo("koala.webp"))])[..., ::2, ::2]
-        few, many = (integrated_gradients(classifier.model, images, steps=steps) for steps in (2, 32))
-        assert few.gaps is not None
-        assert many.gaps is not None
-        assert abs(many.gaps.item()) < 0.2 * many.scores.item()
-        assert abs(many.gaps.item()) < abs(few.gaps.item())
-        zeros = torch.zeros_like(images)
-        index = int(classifier.model(images).argmax())
-        with torch.no_grad():
-            difference = classifier.model(images)[0, index] - classifier.model(zeros)[0, index]
-        assert many.gaps.item() == pytest.approx(many.values.double().sum().item() - difference.item(), abs=1e-3)
 
     def test_the_top_class_is_that_of_the_image_at_every_step(self) -> None:
         model = tiny_model().eval()
@@ -512,14 +469,10 @@ class TestErrors:
     @pytest.mark.parametrize("samples", [0, -1, 2.5, True, "5", None])
     def test_counts(self, samples: Any) -> None:
         message = "expected a whole number, 1 or more"
-        for call in (
-            lambda: smoothgrad(tiny_model(), TINY, samples=samples),
-            lambda: smoothgrad(tiny_model(), TINY, chunk=samples),
-            lambda: integrated_gradients(tiny_model(), TINY, steps=samples),
-            lambda: integrated_gradients(tiny_model(), TINY, chunk=samples),
-        ):
-            with pytest.raises(gradcam.GradcamError, match=message):
-                call()
+        for method, count in ((smoothgrad, "samples"), (integrated_gradients, "steps")):
+            for name in (count, "chunk"):
+                with pytest.raises(gradcam.GradcamError, match=f"{name} is .*{message}"):
+                    method(tiny_model(), TINY, **{name: samples})
 
     @pytest.mark.parametrize("noise", [-0.1, float("nan"), float("inf"), True, "0.1", None])
     def test_noise(self, noise: Any) -> None:
@@ -625,8 +578,6 @@ class TestTable:
         for name, method in ATTRIBUTIONS.items():
             assert find_attribution(name) is method
             assert method.function is getattr(attributions, method.function_name)
-            assert method.function.__doc__
-            assert method.summary
             assert ", 20" in method.paper or " 20" in method.paper
 
     def test_unknown_names(self) -> None:
@@ -634,11 +585,6 @@ class TestTable:
             find_attribution("smoothgrd")
         with pytest.raises(gradcam.GradcamError, match="no attribution method 7. Nearest: 'input-gradients'"):
             find_attribution(7)  # type: ignore[arg-type]
-        with pytest.raises(AttributeError, match="attribute '?nothing"):
-            _ = attributions.nothing
-        assert set(attributions.__all__) <= set(dir(attributions))
-        for name in attributions.__all__:
-            assert getattr(attributions, name) is not None
 
 
 class TestDrawing:
