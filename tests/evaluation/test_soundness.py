@@ -470,12 +470,8 @@ def test_quantus_finds_the_same_sensitivity() -> None:
     )
     maps = GRADCAM(tiny_subject.model, TINY, tiny_subject.classes)
     quantus_sensitivity = metric(
-        tiny_subject.model,
-        TINY.numpy(),
-        tiny_subject.classes.numpy(),
-        maps[:, None].numpy(),
-        explain_func=explain_for_quantus,
-        device="cpu",
-    )
+        tiny_subject.model, TINY.numpy(), tiny_subject.classes.numpy(), maps[:, None].numpy(),
+        explain_func=explain_for_quantus, device="cpu",
+    )  # fmt: skip
     ours = max_sensitivity(tiny_subject, GRADCAM, radius=0.2, samples=5, seed=2)
     np.testing.assert_allclose(ours.numpy(), quantus_sensitivity, rtol=1e-4)

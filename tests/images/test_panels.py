@@ -62,11 +62,9 @@ def test_the_bar_has_the_colours_of_the_overlay(signed: bool) -> None:
 def test_the_panel_of_a_comparison(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     methods = ["gradcam", "eigencam"]
     explanations = classifier.compare(
-        [photo("koala.webp"), photo("cat_and_espresso.jpg")],
-        layers=["layer3", "layer4"],
-        methods=methods,
+        [photo("koala.webp"), photo("cat_and_espresso.jpg")], layers=["layer3", "layer4"], methods=methods,
         target=[[285, 967]] * 2,
-    )
+    )  # fmt: skip
     panel = gradcam.panel(explanations, 1, height=560)  # the height of the visible region, so that nothing is scaled
     top, left, height, width = explanations["layer4", "gradcam"].regions[1]
     assert (height, width) == (560, 560)
@@ -101,12 +99,9 @@ def test_titles_name_the_class_the_layer_and_the_grid(
         panels, "draw_panel", lambda columns, rows, **options: titles.extend(row.title for row in rows) or RED
     )
     explanations = classifier.compare(
-        photo("koala.webp"),
-        layers=["layer3", "layer4"],
-        methods=["gradcam"],
-        target=[["koala", 106]],
+        photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam"], target=[["koala", 106]],
         evidence="signed",
-    )
+    )  # fmt: skip
     gradcam.panel(explanations)
     assert titles == [
         "koala (105) at layer3 (14 x 14), signed evidence",
