@@ -1,9 +1,8 @@
-"""Test insertion, deletion and sufficiency: by hand on a network that reads one corner, and against loops and peers."""
+"""Test insertion, deletion and sufficiency: by hand on a network that reads one corner, and against loops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,59 +240,6 @@ def test_pixels_are_exactly_those_of_either_picture() -> None:
         assert (is_original | (variants == hidden)).all()
         counts = is_original.all(2).sum((2, 3)).tolist()
         assert counts[:-1] == [[38] * 3, [77] * 3, [115] * 3, [154] * 3]
-
-
-# On photographs
-
-
-def photographs(classifier: Classifier, photo: Callable[[str], Path]) -> Tensor:
-    return classifier.batch([gradcam.read_image(photo(name)) for name in ("crocodile.webp", "koala.webp")])
-
-
-@pytest.mark.slow
-def test_curves_of_photographs_are_those_of_torchcam(classifier: Classifier, photo: Callable[[str], Path]) -> None:
-    """torchcam uses one baseline for both curves and rounds steps up, so the steps here divide the pixels.
-
-    Where its metric measures the probability, it also explains it. It removes ties row by row; gradcam orders them at
-    random.
-    """
-    metrics = pytest.importorskip("torchcam.metrics")
-    methods = pytest.importorskip("torchcam.methods")
-    images, steps = photographs(classifier, photo), 14
-    model, hidden = classifier.model, make_baseline(images, "blur")
-    subject = Subject(model, images)
-    classes = subject.classes.tolist()
-    with methods.GradCAM(model, "layer4") as extractor:
-        peer = metrics.DeletionInsertionMetric(extractor, lambda out: out.softmax(1), steps=steps, baseline=hidden)
-        peer.update(images.clone().requires_grad_(), classes)
-        (grids,) = extractor(classes, model(images.clone().requires_grad_()).softmax(1))
-    heatmaps = nn.functional.interpolate(grids[:, None], (224, 224), mode="bilinear").detach()[:, 0]
-    ties = heatmaps == 0
-    heatmaps[ties] = -torch.arange(1.0, int(ties.sum()) + 1)
-    inserted = insertion(subject, heatmaps, steps=steps).areas.mean().item()
-    deleted = deletion(subject, heatmaps, steps=steps, baseline="blur").areas.mean().item()
-    assert inserted == pytest.approx(peer.summary()["insertion_auc"], abs=5e-4)
-    assert deleted == pytest.approx(peer.summary()["deletion_auc"], abs=5e-4)
-    assert abs(inserted - deleted) > 0.01
-
-
-@pytest.mark.slow
-def test_captums_maps_of_photographs_beat_them_turned(classifier: Classifier, photo: Callable[[str], Path]) -> None:
-    from captum.attr import LayerAttribution, LayerGradCam
-
-    images = photographs(classifier, photo)
-    subject = Subject(classifier.model, images)
-    attributed = LayerGradCam(classifier.model, classifier.model.layer4).attribute(
-        images.clone().requires_grad_(), target=subject.classes
-    )
-    captum_maps = LayerAttribution.interpolate(attributed, (224, 224), interpolate_mode="bilinear")  # (N,1,H,W), signed
-    explanation = gradcam.explain(classifier.model, images, "layer4", evidence="signed")
-    assert explanation.classes.flatten().tolist() == subject.classes.tolist()
-    by_captum, by_gradcam = (insertion(subject, maps, steps=8).areas for maps in (captum_maps, explanation))
-    # Captum resizes bilinearly, gradcam bicubically.
-    torch.testing.assert_close(by_captum, by_gradcam, atol=0.04, rtol=0)
-    assert (by_captum > insertion(subject, -captum_maps, steps=8).areas).all()
-    assert (deletion(subject, captum_maps, steps=8).areas < deletion(subject, -captum_maps, steps=8).areas).all()
 
 
 # Inputs, and traces on the model

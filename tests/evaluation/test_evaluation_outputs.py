@@ -41,20 +41,11 @@ def make_results(table: dict[str, dict[str, list[float | None]]], controls: tupl
     """Return results from values by method and metric, one value per image."""
     count = max(len(row) for numbers in table.values() for row in numbers.values())
     metrics = tuple(name for name in METRICS if any(name in numbers for numbers in table.values()))
-    entries = [
-        StudyEntry(
-            image=f"{i}.png",
-            sha256=f"{i}",
-            index=i,
-            label=f"label {i}",
-            probability=0.5,
-            values={
-                method: {name: row[i] for name, row in numbers.items() if row[i] is not None}  # type: ignore[misc]
-                for method, numbers in table.items()
-            },
-        )
-        for i in range(count)
-    ]
+    entries = []
+    for i in range(count):
+        values = {name: {metric: row[i] for metric, row in numbers.items()} for name, numbers in table.items()}
+        known = {name: {key: value for key, value in row.items() if value is not None} for name, row in values.items()}
+        entries.append(StudyEntry(f"{i}.png", "image", f"{i}", None, i, f"label {i}", 0.5, known))
     plan = StudyPlan(tuple(name for name in table if name not in controls), controls, metrics)
     return Results(plan, CONDITIONS, entries)
 
@@ -333,15 +324,10 @@ def test_numbers_take_little_room(value: float, text: str) -> None:
 
 
 def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]]) -> Results:
-    entries = [
-        replace(
-            entry,
-            curves={
-                name: {method: rows[i] for method, rows in by_method.items()} for name, by_method in curves.items()
-            },
-        )
-        for i, entry in enumerate(results.entries)
-    ]
+    entries = []
+    for i, entry in enumerate(results.entries):
+        rows = {name: {metric: rows[i] for metric, rows in by_metric.items()} for name, by_metric in curves.items()}
+        entries.append(replace(entry, curves=rows))
     return replace(results, entries=entries)
 
 

@@ -245,30 +245,17 @@ IMAGE, ALL_KNOWN = torch.zeros(1, 3, 4, 5), torch.ones(1, 4, 5, dtype=torch.bool
 @pytest.mark.parametrize(
     ("images", "is_known", "options", "kind", "message"),
     [
-        (
-            IMAGE[0],
-            ALL_KNOWN,
-            {},
-            ImageError,
-            r"images are torch.float32 \(3, 4, 5\), expected a floating-point tensor",
-        ),
+        (IMAGE[0], ALL_KNOWN, {}, ImageError, r"images are torch.float32 \(3, 4, 5\), expected a floating-point tensor"),
         (IMAGE.int(), ALL_KNOWN, {}, ImageError, "images are torch.int32"),
         ("cat", ALL_KNOWN, {}, ImageError, "images are 'cat'"),
-        (
-            IMAGE,
-            ALL_KNOWN.float(),
-            {},
-            ImageError,
-            r"known is torch.float32 \(1, 4, 5\), expected torch.bool \(1, 4, 5\)",
-        ),
+        (IMAGE, ALL_KNOWN.float(), {}, ImageError, r"known is torch.float32 \(1, 4, 5\), expected torch.bool"),
         (IMAGE, ALL_KNOWN[:, :3], {}, ImageError, r"known is torch.bool \(1, 3, 5\), expected torch.bool \(1, 4, 5\)"),
         (IMAGE, ALL_KNOWN.numpy(), {}, ImageError, "known is array"),
         (IMAGE, ALL_KNOWN, {"noise": -0.1}, GradcamError, "noise is -0.1, expected a standard deviation"),
-        (IMAGE, ALL_KNOWN, {"noise": float("nan")}, GradcamError, "noise is nan"),
         (IMAGE, ALL_KNOWN, {"noise": True}, GradcamError, "noise is True"),
         (IMAGE, ALL_KNOWN, {"noise": "much"}, GradcamError, "noise is 'much'"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_imputed(images: Any, is_known: Any, options: dict[str, Any], kind: Any, message: str) -> None:
     with pytest.raises(kind, match=message):
         impute(images, is_known, **options)

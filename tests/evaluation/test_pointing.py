@@ -1,11 +1,9 @@
-"""Test the pointing games: against slow loops, TorchRay's rule and Quantus, and by hand."""
+"""Test the pointing games: against slow loops and TorchRay's rule, and by hand."""
 
 from __future__ import annotations
 
 import math
-import warnings
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import mannwhitneyu
@@ -163,22 +161,6 @@ def test_a_map_does_not_depend_on_its_neighbours() -> None:
     for game in (pointing_game, energy_pointing_game, order_pointing_game):
         alone = torch.cat([game(heatmaps[i : i + 1], masks[i : i + 1]) for i in range(7)])
         assert torch.equal(game(heatmaps, masks), alone)
-
-
-def test_both_games_beside_quantus() -> None:
-    """Quantus has no tolerance and counts any of several maxima as a hit; noise has a single maximum."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quantus = pytest.importorskip("quantus")
-        pointing = quantus.PointingGame(disable_warnings=True)
-        mass = quantus.RelevanceMassAccuracy(disable_warnings=True)
-    heatmaps, masks = make_case(30)
-    heatmaps[:10][masks[:10]] += 1  # makes ten maps right
-    arrays = {"a_batch": heatmaps[:, None].numpy(), "s_batch": masks[:, None].numpy()}
-    expected = np.asarray(pointing.evaluate_batch(**arrays), dtype=float)
-    assert pointing_game(heatmaps, masks, tolerance=0).tolist() == expected.tolist()
-    assert 10 <= expected.sum() < 30
-    assert energy_pointing_game(heatmaps, masks).numpy() == pytest.approx(mass.evaluate_batch(**arrays), rel=1e-5)
 
 
 def test_maps_of_other_libraries_are_arrays_or_have_a_channel() -> None:

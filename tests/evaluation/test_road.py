@@ -1,10 +1,7 @@
-"""Test ROAD: by hand, against its definition in slow loops, and against grad-cam on the same maps."""
+"""Test ROAD: by hand and against its definition in slow loops."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import gradcam
 from gradcam.errors import GradcamError, ImageError
 from gradcam.evaluation import Subject, road
 from tests.helpers import TINY, assert_same, tiny_model, traces
@@ -106,57 +102,6 @@ def test_the_definition_in_slow_loops() -> None:
     torch.testing.assert_close(score.combined, ((score.least - score.most) / 2).mean(1))
 
 
-@pytest.fixture(scope="module")
-def pictures(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Tensor:
-    names = ("chelsea.jpg", "coffee.jpg", "koala.webp", "panda.webp", "macaw.webp", "lemur.webp")
-    images = classifier.batch([gradcam.read_image(photo(name)) for name in names])
-    return nn.functional.interpolate(images, (96, 96), mode="area")
-
-
-def explained(classifier: gradcam.Classifier, pictures: Tensor) -> tuple[Subject, Tensor]:
-    subject = Subject(classifier.model, pictures)
-    maps = gradcam.explain(classifier.model, pictures, "layer4", target=subject.classes[:, None], evidence="signed")
-    return subject, maps.heatmaps[:, 0]
-
-
-@pytest.mark.slow
-def test_scores_are_those_of_grad_cam_without_noise(classifier: gradcam.Classifier, pictures: Tensor) -> None:
-    peer = pytest.importorskip("pytorch_grad_cam.metrics.road")
-    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
-    subject, maps = explained(classifier, pictures[:2])
-    # Ties are broken, because grad-cam removes more than the share where values are tied.
-    maps = maps + 1e-6 * torch.rand_like(maps)
-    peer_targets = [targets.ClassifierOutputSoftmaxTarget(index) for index in subject.classes.tolist()]
-    shares = (0.1, 0.3, 0.9)  # percentiles that give exactly the same numbers of pixels
-    score = road(subject, maps, shares=shares, noise=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # grad-cam's calls make NumPy warn
-        for column, share in enumerate(shares):
-            for direction, our_scores in (("Most", score.most), ("Least", score.least)):
-                removal = getattr(peer, f"Remove{direction}RelevantFirst")(
-                    round(100 * (1 - share)), peer.NoisyLinearImputer(noise=0)
-                )
-                metric = peer.PerturbationConfidenceMetric(removal)
-                scores = metric(pictures[:2], maps.numpy(), peer_targets, classifier.model, return_diff=False)
-                assert our_scores[:, column].tolist() == pytest.approx(scores.tolist(), abs=2e-3)
-
-
-@pytest.mark.slow
-def test_scores_are_those_of_grad_cam_with_noise(classifier: gradcam.Classifier, pictures: Tensor) -> None:
-    peer = pytest.importorskip("pytorch_grad_cam.metrics.road")
-    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
-    subject, maps = explained(classifier, pictures)
-    aims = [targets.ClassifierOutputSoftmaxTarget(index) for index in subject.classes.tolist()]
-    percentiles = [10, 30, 50, 70, 90]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = peer.ROADCombined(percentiles=percentiles)(pictures, maps.numpy(), aims, classifier.model)
-    combined = road(subject, maps, shares=[1 - percentile / 100 for percentile in percentiles]).combined.numpy()
-    assert np.corrcoef(combined, expected)[0, 1] > 0.99
-    assert np.abs(combined - expected).max() < 0.03
-    assert np.abs(expected).max() > 0.1
-
-
 def test_the_exact_number_of_pixels_is_removed_also_with_ties() -> None:
     for maps in (torch.ones(1, 10, 11), torch.zeros(1, 10, 11), (torch.rand(1, 10, 11) > 0.6).float()):
         model = RecordingModel()
@@ -232,18 +177,6 @@ def test_the_batch_size_does_not_matter() -> None:
     in_small_batches = road(Subject(tiny_model(), TINY, [0, 1, 2], batch_size=4), maps)
     torch.testing.assert_close(score.most, in_small_batches.most, rtol=0, atol=1e-6)
     torch.testing.assert_close(score.least, in_small_batches.least, rtol=0, atol=1e-6)
-
-
-def test_maps_of_any_library_by_their_order_alone() -> None:
-    from captum.attr import LayerAttribution, LayerGradCam
-
-    model = tiny_model().eval()
-    subject = Subject(model, TINY, [0, 1, 2])
-    maps = LayerGradCam(model, model[3]).attribute(TINY, target=[0, 1, 2])
-    enlarged = LayerAttribution.interpolate(maps, (12, 16), interpolate_mode="bilinear")
-    score = road(subject, enlarged)
-    assert (score.combined != 0).all()
-    assert torch.equal(score.combined, road(subject, enlarged.detach().numpy()[:, 0] * 8 - 3).combined)
 
 
 def test_probabilities_of_exactly_zero_and_one() -> None:

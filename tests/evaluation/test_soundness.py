@@ -33,33 +33,6 @@ def grey(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     return images.mean(1)
 
 
-class Corner(nn.Module):
-    """A model whose logit of class 0 is the brightness of the top left quarter, and of class 1 its negative."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, images: Tensor) -> Tensor:
-        height, width = images.shape[2] // 2, images.shape[3] // 2
-        score = self.weight * images[:, :, :height, :width].mean((1, 2, 3))
-        return torch.stack([score, -score], 1)
-
-
-def corner_images(height: int = 8, width: int = 8) -> Tensor:
-    """Return images that are bright in the corner and dark elsewhere, so that the mean lowers the score."""
-    images = torch.zeros(1, 3, height, width)
-    images[:, :, : height // 2, : width // 2] = 1
-    return images
-
-
-def corner_map(height: int = 8, width: int = 8) -> Tensor:
-    """Return a correct map, which increases towards the corner."""
-    rows, columns = torch.arange(height, 0, -1.0), torch.arange(width, 0, -1.0)
-    marked = corner_images(height, width)[:, 0]
-    return marked * 100 + rows[:, None] + columns / 10
-
-
 # Randomised weights
 
 
@@ -409,69 +382,3 @@ def test_a_model_of_one_class_has_no_rival() -> None:
     model = nn.Sequential(nn.Conv2d(3, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(TargetError, match="has 1 class, but two are needed"):
         class_difference(Subject(model, TINY, activation="softmax"), grey)
-
-
-# Against Quantus
-
-
-class ResettableConv(nn.Conv2d):
-    """A convolution whose `reset_parameters`, which Quantus calls, re-initialises the weights like gradcam."""
-
-    name = ""
-
-    def reset_parameters(self) -> None:
-        if not self.name:
-            super().reset_parameters()
-            return
-        for part, value in self.named_parameters():
-            order = torch.randperm(value.numel(), generator=make_generator(0, "weights", f"{self.name}.{part}"))
-            value.data = value.data.flatten()[order].reshape(value.shape)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_quantus_finds_the_same_correlations_layer_by_layer() -> None:
-    quantus = pytest.importorskip("quantus")
-    torch.manual_seed(1)
-    model = nn.Sequential(
-        ResettableConv(3, 4, 3, padding=1), nn.ReLU(), ResettableConv(4, 6, 3), nn.ReLU(), ResettableConv(6, 5, 3),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-    ).eval()  # fmt: skip
-    for name in ("0", "2", "4"):
-        model[int(name)].name = name
-    explain = Explainer(("gradcam",), "2").only("gradcam")
-    tiny_subject = Subject(model, TINY)
-
-    def explain_for_quantus(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
-        return explain(model, torch.as_tensor(inputs), torch.as_tensor(targets))[:, None].numpy()
-
-    metric = quantus.MPRT(layer_order="top_down", abs=False, normalise=False, disable_warnings=True)
-    maps = explain(model, TINY, tiny_subject.classes)[:, None].numpy()
-    quantus_correlations = metric(
-        model, TINY.numpy(), tiny_subject.classes.numpy(), maps, explain_func=explain_for_quantus, device="cpu"
-    )
-    ours = randomisation(tiny_subject, explain, stages=3)
-    assert ours.layers == ("4", "2", "0")
-    for stage, layer in enumerate(ours.layers):
-        np.testing.assert_allclose(ours.correlations[:, stage], quantus_correlations[layer], atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_quantus_finds_the_same_sensitivity() -> None:
-    quantus = pytest.importorskip("quantus")
-    tiny_subject = subject()
-    generator = make_generator(2, "noise")
-    noise = iter([((2 * torch.rand(TINY.shape, generator=generator) - 1) * 0.2).flatten(1).numpy() for _ in range(5)])
-
-    def explain_for_quantus(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
-        return GRADCAM(model, torch.as_tensor(inputs), torch.as_tensor(targets))[:, None].numpy()
-
-    metric = quantus.MaxSensitivity(
-        nr_samples=5, perturb_func=lambda arr, **_: arr + next(noise), disable_warnings=True
-    )
-    maps = GRADCAM(tiny_subject.model, TINY, tiny_subject.classes)
-    quantus_sensitivity = metric(
-        tiny_subject.model, TINY.numpy(), tiny_subject.classes.numpy(), maps[:, None].numpy(),
-        explain_func=explain_for_quantus, device="cpu",
-    )  # fmt: skip
-    ours = max_sensitivity(tiny_subject, GRADCAM, radius=0.2, samples=5, seed=2)
-    np.testing.assert_allclose(ours.numpy(), quantus_sensitivity, rtol=1e-4)

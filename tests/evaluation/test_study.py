@@ -14,7 +14,7 @@ from torch import nn
 
 import gradcam
 from gradcam.cam.methods.table import METHODS
-from gradcam.errors import GradcamError, InputError, ModelError, OutputError, TargetError
+from gradcam.errors import GradcamError, ModelError, OutputError, TargetError
 from gradcam.evaluation import CONTROLS, METRICS, Metric, Subject, Truth, evaluate
 from gradcam.evaluation.explainers import Explainer
 from gradcam.evaluation.metrics import DEFAULT_GROUPS
@@ -280,13 +280,6 @@ def test_with_annotations_it_is_the_most_probable_of_those(colours: Classifier, 
     assert results.conditions.annotations is not None
 
 
-def test_annotations_of_a_missing_picture_are_an_error(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
-    boxes = tmp_path / "boxes.csv"
-    boxes.write_text("image,left,top,right,bottom,class\nmissing.png,2,2,38,34,red\n")
-    with pytest.raises(InputError, match=r"missing\.png"):
-        judge(colours, pictures, annotations=boxes)
-
-
 def test_a_limit_takes_pictures_by_the_seed_and_a_larger_one_those_too(colours: Classifier, pictures: Path) -> None:
     def list_limited(limit: int | None, seed: int = 0) -> list[str]:
         study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]), limit=limit, seed=seed)
@@ -378,21 +371,17 @@ def test_methods_and_metrics_by_name_and_by_group() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["gradcan"]}, "no method or control 'gradcan'.*'gradcam'"),
-        ({"methods": []}, "methods is .*expected a list of at least one name"),
-        ({"methods": "gradcam"}, "methods is 'gradcam', expected a list"),
+        ({"methods": ["gradcan"]}, "no method or control 'gradcan'.*'gradcam'"), ({"limit": True}, "limit is True"),
+        ({"methods": []}, "methods is .*expected a list of at least one name"), ({"seed": 1.5}, "seed is 1.5"),
+        ({"methods": "gradcam"}, "methods is 'gradcam', expected a list"), ({"layer": "nowhere"}, "nowhere"),
         ({"metrics": ["insertoin"]}, "no metric 'insertoin'.*'insertion'"),
-        ({"metrics": []}, "metrics is .*expected a list"),
+        ({"metrics": []}, "metrics is .*expected a list"), ({"target": 1.5}, "target is 1.5, expected one class"),
         ({"controls": ["noise"]}, "controls is .*expected a list of some of 'random'"),
         ({"score": "loss"}, "score is 'loss', expected one of logit"),
         ({"limit": 0}, "limit is 0, expected an integer, 1 or more"),
-        ({"limit": True}, "limit is True"),
         ({"seed": -1}, "seed is -1, expected an integer, 0 or more"),
-        ({"seed": 1.5}, "seed is 1.5"),
-        ({"target": 1.5}, "target is 1.5, expected one class"),
-        ({"layer": "nowhere"}, "nowhere"),
     ],
-)
+)  # fmt: skip
 def test_invalid_options(colours: Classifier, pictures: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=f"(?s){message}"):
         judge(colours, pictures, **options)
