@@ -15,6 +15,7 @@ from gradcam.attributions.base import Attribution, differentiable, fix_classes
 from gradcam.cam.explain import explain
 from gradcam.errors import ModelError
 from gradcam.hooks import pytorch
+from gradcam.hooks.autograd import list_graph_nodes
 from gradcam.hooks.containers import to_batch
 from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.targets.classes import is_function
@@ -80,15 +81,11 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
 
 def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]:
     """Return the autograd nodes on all paths between the model's input and the scores, each with its direct users."""
-    if scores.grad_fn is None or model_input.grad_fn is None:
+    if model_input.grad_fn is None:
         return {}
-    users: dict[Node, set[Node]] = defaultdict(set)
-    pending = [scores.grad_fn]
-    while pending:
-        node = pending.pop()
-        for predecessor in filter(None, (predecessor for predecessor, _ in node.next_functions)):
-            if predecessor not in users:
-                pending.append(predecessor)
+    users: dict[Node | None, set[Node]] = defaultdict(set)
+    for node in list_graph_nodes(scores):
+        for predecessor, _ in node.next_functions:
             users[predecessor].add(node)
     reached, pending = {model_input.grad_fn}, [model_input.grad_fn]
     while pending:

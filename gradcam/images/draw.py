@@ -97,10 +97,9 @@ def overlay(
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(values, rows, columns, signed=signed)
-    tables = _make_blend_tables(str(colormap), float(alpha), bool(signed))
     result = np.array(pixels)
     inside = result[y0 : y0 + rows, x0 : x0 + columns]
-    _blend(inside, levels, tables)
+    _blend(inside, levels, _make_blend_tables(str(colormap), float(alpha), bool(signed)))
     if outline and alpha > 0 and (levels != get_level_scale(signed)[1]).any():
         sides = [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width]
         for strip, tone in list_outline_strips(inside.transpose(2, 0, 1), sides):
@@ -264,5 +263,5 @@ def resize(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
 def _join(images: Sequence[Pixels], axis: int) -> Pixels:
     shape = list(images[0].shape)
     shape[axis] = GAP_PIXELS
-    parts = [part for image in images for part in (np.full(shape, 255, np.uint8), image)]
-    return np.concatenate(parts[1:], axis=axis)
+    gap = np.full(shape, 255, np.uint8)
+    return np.concatenate([part for image in images for part in (gap, image)][1:], axis=axis)

@@ -150,5 +150,4 @@ def _wait_for_current(device: torch.device) -> None:
 
 def _to_bytes(files: Sequence[Tensor]) -> list[bytes]:
     """Copy all files to the CPU in one transfer, and split the data into files."""
-    sizes = [len(file) for file in files]
-    return [data.numpy().tobytes() for data in torch.cat(list(files)).cpu().split(sizes)]
+    return [data.numpy().tobytes() for data in torch.cat(list(files)).cpu().split([len(file) for file in files])]

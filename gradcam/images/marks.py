@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -20,8 +21,8 @@ from gradcam.images.sheets import INK, MARGIN, WHITE, draw_legend, find_font, fi
 from gradcam.images.write import check_pixels
 from gradcam.options import EDGES, check_count
 
-Colour = tuple[int, int, int]
-Rectangle = tuple[int, int, int, int]  # (left, top, right, bottom) in whole pixels, the last two exclusive
+Colour = tuple[int, ...]  # (red, green, blue)
+Rectangle = tuple[int, ...]  # (left, top, right, bottom) in whole pixels, the last two exclusive
 # The colours of Okabe and Ito, which people with colour blindness can distinguish. Their black is left out, because
 # each line has a dark part.
 COLOURS: Sequence[Colour] = (
@@ -105,8 +106,7 @@ class Mark:
                 raise ImageError(f"The mask of a mark is {describe_array(values)}, expected bool (H,W).")
             object.__setattr__(self, "mask", values)
 
-    def __repr__(self) -> str:
-        return format_fields(self)
+    __repr__ = format_fields
 
 
 def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
@@ -292,12 +292,11 @@ def _find_frame(canvas: Pixels, box: Sequence[float], pen: _Pen) -> Rectangle:
             low = max(0, min((low + high - min_length) // 2, size - min_length))
             high = min(size, low + min_length)
         spans.append((low, high))
-    (x0, x1), (y0, y1) = spans
-    return x0, y0, x1, y1
+    return tuple(itertools.chain(*zip(*spans)))
 
 
 def _draw_frame(canvas: Pixels, frame: Rectangle, pen: _Pen, dashed: bool) -> None:
-    spans = frame[::2], frame[1::2]
+    spans = (frame[0], frame[2]), (frame[1], frame[3])
     columns, rows = (_find_dashes(*span, DASH_LENGTH * pen.unit) if dashed else [span] for span in spans)
     for colour, inset, width in pen.bands:
         x0, y0, x1, y1 = _shrink(frame, inset)
@@ -323,8 +322,7 @@ def _find_bar(canvas: Pixels, frame: Rectangle, edge: str, pen: _Pen) -> Rectang
     low = max(0, min(frame[edge_index] + inwards - bar_width // 2, canvas.shape[1 - axis] - bar_width))
     bar = list(frame)
     bar[axis], bar[axis + 2] = low, low + bar_width
-    x0, y0, x1, y1 = bar
-    return x0, y0, x1, y1
+    return tuple(bar)
 
 
 def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
@@ -427,8 +425,7 @@ def _find_anchor(canvas: Pixels, mark: Mark, pen: _Pen) -> Rectangle:
 
 
 def _mix(colour: Colour, target_colour: Colour, weight: float) -> Colour:
-    red, green, blue = (round(start + weight * (end - start)) for start, end in zip(colour, target_colour))
-    return red, green, blue
+    return tuple(round(start + weight * (end - start)) for start, end in zip(colour, target_colour))
 
 
 def _find_luminance(colour: Colour) -> float:

@@ -114,8 +114,7 @@ def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tens
 def _compute_area_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Return the weights that resize `length` pixels to `size` pixels by area interpolation: a matrix (size,length)."""
     edges, positions = np.arange(size + 1) * (length / size), np.arange(length)
-    covered = np.minimum(edges[1:, None], positions + 1) - np.maximum(edges[:-1, None], positions)
-    weights = np.maximum(covered, 0)
+    weights = np.clip(np.minimum(edges[1:, None], positions + 1) - np.maximum(edges[:-1, None], positions), 0, None)
     weights /= weights.sum(1, keepdims=True)
     return torch.from_numpy(weights.astype(np.float32)).to(device)
 

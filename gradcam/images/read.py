@@ -194,7 +194,7 @@ def load_content(image: Any) -> tuple[Path, FileContent | None]:
 def _read_open(file: Any) -> bytes:
     if getattr(file, "closed", False):
         raise ImageError("is closed: pass it while it is open")
-    data = None
+    data: Any = None
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(AttributeError, OSError):  # A stream has no position.
             position = file.tell()
@@ -453,7 +453,7 @@ def find_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, from 1 to 8; 1 is upright."""
     # Broken EXIF data raises many kinds of errors. The pixels are intact, and image viewers display them unrotated.
     with contextlib.suppress(Exception):
-        orientation = image.getexif().get(ORIENTATION_TAG)
+        orientation = image.getexif().get(ORIENTATION_TAG, 1)
         return orientation if orientation in range(1, 9) else 1
     return 1
 

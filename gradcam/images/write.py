@@ -137,8 +137,9 @@ def write_arrays(
     rows, columns = select_maps(i, k, first_array.shape)
     file = io.BytesIO()
     if path.suffix.lower() == ".npz":
-        contents = {name: array[rows][:, columns] for name, array in arrays.items()}
-        np.savez(file, **contents, **{name: np.array(word) for name, word in words.items() if word is not None})
+        contents: dict[str, Any] = {name: array[rows][:, columns] for name, array in arrays.items()}
+        contents |= {name: np.array(word) for name, word in words.items() if word is not None}
+        np.savez(file, **contents)
     elif len(rows) == len(columns) == 1:
         np.save(file, np.ascontiguousarray(first_array[rows[0], columns[0]]))
     else:

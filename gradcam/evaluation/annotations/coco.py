@@ -53,8 +53,8 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
     unknown = [str(category.get("name")) for category in content["categories"] if classes[category["id"]] is None]
     if not objects:
         categories = f"{len(classes) - len(unknown)} of its {len(classes)} categories are classes of the model"
-        counts = f"{len(names)} of its {len(images)} images were given, and {categories}"
-        raise InputError(f"{path}: no object matches ({counts}).")
+        images_given = f"{len(names)} of its {len(images)} images were given"
+        raise InputError(f"{path}: no object matches ({images_given}, and {categories}).")
     return objects, len(images) - len(names), unknown
 
 

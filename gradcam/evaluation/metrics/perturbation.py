@@ -585,5 +585,4 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
         lengths = ", ".join(f"{len(share)} of {name}" for name, share in shares.items())
         raise GradcamError(f"The inputs have different lengths ({lengths}): expected one value of each per image.")
     parts = torch.stack([shares["coherency"], 1 - shares["complexity"], 1 - shares["drop"]])
-    inverse = (1 / torch.where(parts > 0, parts, 1.0)).sum(0)
-    return torch.where((parts > 0).all(0), len(parts) / inverse, 0.0)
+    return torch.where((parts > 0).all(0), len(parts) / (1 / torch.where(parts > 0, parts, 1.0)).sum(0), 0.0)

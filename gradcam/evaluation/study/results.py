@@ -69,7 +69,7 @@ class Conditions:
     def to_run(self, image_count: int) -> dict[str, Any]:
         """Return the first line of a journal, in the format of a batch's run.json. Equal runs give equal numbers."""
         names, versions = ("layer", "score", "target", "seed", "annotations", "precision"), dict(self.versions)
-        settings = {name: getattr(self, name) for name in names} | self.settings
+        settings = {**{name: getattr(self, name) for name in names}, **self.settings}
         settings["target"] = EARLIER_TARGETS.get(self.target, self.target)
         run = {
             "schema": SCHEMA, "gradcam": versions.pop("gradcam"), "versions": versions, "device": self.device,

@@ -65,7 +65,7 @@ def to_csv(results: Results) -> str:
     """Return CSV text with one row per image, method and metric. The conditions are repeated in each row."""
     conditions = results.conditions
     fields = ("layer", "score", "target", "resizing", "device", "precision", "seed")
-    constant = {"model": conditions.model, "weights_sha256": conditions.weights}
+    constant: dict[str, Any] = {"model": conditions.model, "weights_sha256": conditions.weights}
     constant |= {name: getattr(conditions, name) for name in fields}
     constant |= {"data_sha256": results.data, "annotations_sha256": conditions.annotations, **conditions.versions}
     text = io.StringIO()
