@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,7 +244,8 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
     return replace(mark, box=box if box is None else fit(box), point=point if point is None else fit(point), mask=mask)
 
 
-class _Pen(NamedTuple):
+@dataclass(frozen=True)
+class _Pen:
     """A line style: its main colour, and its `bands`, from the outside inwards.
 
     Each band has a colour, a distance from the outside, and a width. `unit` is the width of the finest line. All are in

@@ -108,18 +108,16 @@ def check_pixels(image: Any) -> Pixels:
     return image
 
 
-def select_maps(
-    i: int | None, k: int | None, shape: tuple[int, ...], map_name: str = "map"
-) -> tuple[list[int], list[int]]:
+def select_maps(i: int | None, k: int | None, shape: tuple[int, ...], noun: str = "map") -> tuple[list[int], list[int]]:
     """Return the indices of the images and of the maps that `i` and `k` select from (N,K,...). None selects all.
 
-    Raises `ImageError` if there is no such image or map. `map_name` is the message's word for a map.
+    Raises `ImageError` if there is no such image or map. `noun` is the message's word for a map.
     """
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):
         indices = ", ".join(":" if index is None else str(index) for index in (i, k))
-        counts = f"{images} image(s), with {maps} {map_name}(s) each"
-        raise ImageError(f"There is no {map_name} [{indices}]: there are {counts}.")
+        counts = f"{images} image(s), with {maps} {noun}(s) each"
+        raise ImageError(f"There is no {noun} [{indices}]: there are {counts}.")
     return list(range(images)) if i is None else [i], list(range(maps)) if k is None else [k]
 
 

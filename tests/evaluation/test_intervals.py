@@ -266,15 +266,13 @@ def test_pairs_are_tested_by_holms_procedure() -> None:
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
-        (["a"], {}, "expected one number per image"),
-        ([[1.0, 2.0]], {}, "expected one number per image"),
+        (["a"], {}, "expected one number per image"), ([[1.0, 2.0]], {}, "expected one number per image"),
         ([1.0, math.inf], {}, "contain an infinite number"),
         ([1.0], {"level": 1}, "level is 1, expected a number between 0 and 1"),
-        ([1.0], {"level": True}, "level is True"),
-        ([1.0], {"level": "high"}, "level is 'high'"),
+        ([1.0], {"level": True}, "level is True"), ([1.0], {"level": "high"}, "level is 'high'"),
         ([1.0, 2.0], {"images": [["a"]]}, "There are 2 values and 1 lists of images"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_number(values: list[object], options: dict[str, object], message: str) -> None:
     with pytest.raises(gradcam.GradcamError, match=message):
         mean_interval(values, **options)  # type: ignore[arg-type]

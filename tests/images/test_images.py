@@ -129,16 +129,11 @@ CMYK_AS_RGB = [[[255, 0, 0], [163, 204, 122], [51, 51, 51]]]
 @pytest.mark.parametrize(
     ("name", "image", "options", "expected"),
     [
-        ("one bit.png", TWO_BITS, {}, grey(0, 255, 255)),
-        ("one bit.tiff", TWO_BITS, {}, grey(0, 255, 255)),
-        ("one bit.bmp", TWO_BITS, {}, grey(0, 255, 255)),
-        ("grey.png", GREY, {}, grey(0, 7, 255)),
-        ("grey.tiff", GREY, {}, grey(0, 7, 255)),
-        ("grey.webp", GREY, {"lossless": True}, grey(0, 7, 255)),
-        ("grey with alpha.png", GREY_ALPHA, {}, grey(100, 177, 255)),
-        ("alpha.png", RGBA, {}, OVER_WHITE),
-        ("alpha.webp", RGBA, {"lossless": True, "exact": True}, OVER_WHITE),
-        ("alpha.tiff", RGBA, {}, OVER_WHITE),
+        ("one bit.png", TWO_BITS, {}, grey(0, 255, 255)), ("one bit.tiff", TWO_BITS, {}, grey(0, 255, 255)),
+        ("one bit.bmp", TWO_BITS, {}, grey(0, 255, 255)), ("grey.png", GREY, {}, grey(0, 7, 255)),
+        ("grey.tiff", GREY, {}, grey(0, 7, 255)), ("grey.webp", GREY, {"lossless": True}, grey(0, 7, 255)),
+        ("grey with alpha.png", GREY_ALPHA, {}, grey(100, 177, 255)), ("alpha.png", RGBA, {}, OVER_WHITE),
+        ("alpha.webp", RGBA, {"lossless": True, "exact": True}, OVER_WHITE), ("alpha.tiff", RGBA, {}, OVER_WHITE),
         ("palette.png", PALETTE, {}, [[[255, 0, 10], [20, 30, 40], [7, 8, 9]]]),
         ("palette.gif", PALETTE, {}, [[[255, 0, 10], [20, 30, 40], [7, 8, 9]]]),
         ("see-through palette.png", PALETTE, {"transparency": 1}, [[[255, 0, 10], [255, 255, 255], [7, 8, 9]]]),
@@ -146,7 +141,7 @@ CMYK_AS_RGB = [[[255, 0, 0], [163, 204, 122], [51, 51, 51]]]
         ("half-see-through.png", PALETTE, HALF_SEEN, [[[255, 0, 10], [255, 255, 255], [131, 131, 132]]]),
         ("cmyk.tiff", CMYK, {}, CMYK_AS_RGB),
     ],
-)
+)  # fmt: skip
 def test_every_mode_looks_as_in_a_viewer(
     tmp_path: Path, name: str, image: Image.Image, options: dict[str, object], expected: object
 ) -> None:

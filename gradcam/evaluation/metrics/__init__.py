@@ -115,7 +115,7 @@ class Metric:
         return self.compute(*args, **options)
 
 
-RANKED = ("subject", "heatmaps", "seed")  # The seed orders pixels of equal value.
+RANKING_NEEDS = ("subject", "heatmaps", "seed")  # The seed orders pixels of equal value.
 # fmt: off
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -128,13 +128,13 @@ METRICS: dict[str, Metric] = {
                "rise in probability when the image is multiplied by the heatmap, divided by the largest possible rise",
                "higher", "perturbation", papers.GAIN, "perturbation:confidence_change", part="gain", passes=1),
         Metric("insertion", "area under the probability curve as pixels are inserted, highest first", "higher",
-               "perturbation", papers.RISE, "perturbation:insertion", RANKED, "areas", passes=49, by_order=True),
+               "perturbation", papers.RISE, "perturbation:insertion", RANKING_NEEDS, "areas", passes=49, by_order=True),
         Metric("deletion", "area under the probability curve as pixels are deleted, highest first", "lower",
-               "perturbation", papers.RISE, "perturbation:deletion", RANKED, "areas", passes=49, by_order=True),
+               "perturbation", papers.RISE, "perturbation:deletion", RANKING_NEEDS, "areas", passes=49, by_order=True),
         Metric("road", "how much more the most relevant pixels matter than the least relevant", "higher",
-               "perturbation", papers.ROAD, "perturbation:road", RANKED, "combined", passes=18, by_order=True),
+               "perturbation", papers.ROAD, "perturbation:road", RANKING_NEEDS, "combined", passes=18, by_order=True),
         Metric("sufficiency", "probability lost when only the top fifth of pixels is kept", "lower",
-               "perturbation", papers.ERASER, "perturbation:sufficiency", RANKED, passes=1, by_order=True),
+               "perturbation", papers.ERASER, "perturbation:sufficiency", RANKING_NEEDS, passes=1, by_order=True),
         Metric("grid-order", "how often the heatmap is higher in the class's cell of a mosaic than outside it", "higher",
                "grid", papers.ROC, "mosaic:grid_pointing_game", ("mosaic",), "order", by_order=True),
         Metric("grid-mass", "share of the heatmap's mass in the class's cell of a mosaic", "higher", "grid",

@@ -17,8 +17,7 @@ from gradcam.evaluation.metrics.imputation import NOISE, impute
 from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, make_generator, rank_pixels, scale_to_unit
 from gradcam.options import argument_error, check_count
 
-CURVE_STEPS = 50
-SUFFICIENT_SHARE = 0.2  # share of the pixels that `sufficiency` keeps
+STEPS = 50
 ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # shares of the pixels that `road` removes
 
 
@@ -58,9 +57,7 @@ class Curve:
         return f"Curve({images} image(s), {points} points, mean area {self.areas.mean().item():.3g})"
 
 
-def insertion(
-    subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = CURVE_STEPS, seed: int = 0
-) -> Curve:
+def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
     """Measure the class's probability as pixels are inserted into a baseline, highest first; a larger area is better.
 
     RISE's own code changes 224 pixels per step in images of 224 x 224. With `steps=224`, this function gives the same
@@ -114,9 +111,7 @@ def insertion(
     return _compute_curve(subject, _rank(subject, heatmaps, seed), baseline, steps, order=1)
 
 
-def deletion(
-    subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = CURVE_STEPS, seed: int = 0
-) -> Curve:
+def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
     """Measure the class's probability as pixels are deleted, highest first; a smaller area is better.
 
     Parameters
@@ -166,7 +161,7 @@ def deletion(
 
 
 def sufficiency(
-    subject: Subject, heatmaps: Any, *, share: float = SUFFICIENT_SHARE, baseline: str = "blur", seed: int = 0
+    subject: Subject, heatmaps: Any, *, share: float = 0.2, baseline: str = "blur", seed: int = 0
 ) -> Tensor:
     """Measure the probability that is lost if only the pixels with the highest values are kept; lower is better.
 
