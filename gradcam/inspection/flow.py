@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.model_advice import ADVICE_IN_MODEL
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import ParameterAliases
-from gradcam.inspection.selection import Layers, select_layers
+from gradcam.inspection.selection import Layers, select_layers, to_layer_list
 from gradcam.layers.find import unwrap
 from gradcam.layers.grids import returns_input
 from gradcam.targets.classes import compute_scores
@@ -135,16 +135,11 @@ class LayerGradients:
         gradients: list[tuple[str, Statistics | None, float | None]]
         gradients = [("output", self.activations, None)] if self.runs else []
         gradients += [(parameter.name, parameter.gradient, parameter.ratio) for parameter in self.parameters]
-        start = {"layer": self.name, "type": self.type, "runs": self.runs}
         missing = dict.fromkeys([*Statistics.__dataclass_fields__, "rms"])
         return [
-            {
-                **start,
-                "tensor": name,
-                **(missing if gradient is None else {**asdict(gradient), "rms": rms(gradient)}),
-                "ratio": ratio,
-                "verdict": self.verdict,
-            }
+            {"layer": self.name, "type": self.type, "runs": self.runs, "tensor": name}
+            | (missing if gradient is None else asdict(gradient) | {"rms": rms(gradient)})
+            | {"ratio": ratio, "verdict": self.verdict}
             for name, gradient, ratio in gradients
         ]
 
@@ -294,10 +289,10 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         translate_torch_errors(ADVICE_IN_MODEL),
         Hooks() as hooks,
     ):
-        copied_batch = batch.copy(to_leaf)
+        copy = batch.copy(to_leaf)
         observer.attach(hooks)
         with ParameterAliases(model.parameters(), observer.note_use) as aliases:
-            output = observer.watch_output(None, copied_batch.run(model), hooks)
+            output = observer.watch_output(None, copy.run(model), hooks)
             scores = compute_scores(target, output, batch.images)
         if not scores.values.requires_grad:
             raise ModelError(
@@ -306,22 +301,15 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
                 "derivative (argmax, rounding, 8-bit layers). Remove the cause, or choose another score."
             )
         device = scores.values.device.type
-        is_scaled = caller_autocast(device) == torch.float16 or has_float16(
-            (copied_batch.args, copied_batch.kwargs, output), modules
-        )
+        is_scaled = caller_autocast(device) == torch.float16 or has_float16((copy.args, copy.kwargs, output), modules)
         with pytorch.without_autocast(device):
             observer.differentiate(scores.values.sum(), aliases, leaves, is_scaled=is_scaled)
-        layer_gradients, reference = (
-            [observer.describe(name) for name in _select_layer_names(model, layers, observer)],
-            observer.reference(),
-        )
-    return GradientFlow(
-        layers=tuple(replace(layer, verdict=find_verdict(layer, reference)) for layer in layer_gradients),
-        reference=reference,
-        model=type(model).__name__,
-        classes=None if scores.classes is None else scores.classes.to(batch.device),
-        scores=scores.values.detach().float().to(batch.device),
-    )
+        reference = observer.reference()
+        names = _select_layer_names(model, layers, observer)
+        layer_gradients = tuple(observer.describe(name, reference) for name in names)
+    classes = None if scores.classes is None else scores.classes.to(batch.device)
+    values = scores.values.detach().float().to(batch.device)
+    return GradientFlow(layer_gradients, reference, type(model).__name__, classes, values)
 
 
 def _select_layer_names(model: nn.Module, layers: Layers | None, observer: GradientObserver) -> list[str]:
@@ -330,13 +318,9 @@ def _select_layer_names(model: nn.Module, layers: Layers | None, observer: Gradi
     Raises `LayerError` for a requested layer that did not run, or returned no floating-point tensor.
     """
     if layers is None:
-        return [
-            name
-            for name in observer.order
-            if name in observer.parameter_owners.values()
-            or name not in observer.returning_input | observer.without_tensor
-        ]
-    for requested in [layers] if isinstance(layers, (str, nn.Module)) else layers:
+        owners, skipped = observer.parameter_owners.values(), observer.returning_input | observer.without_tensor
+        return [name for name in observer.order if name in owners or name not in skipped]
+    for requested in to_layer_list(layers):
         names = list(select_layers(model, requested))
         if not observer.order.keys() & names:
             raise LayerError(
@@ -383,17 +367,14 @@ class GradientObserver:
 
     def attach(self, hooks: Hooks) -> None:
 
-        def observe_output(
-            name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-        ) -> Any:
+        def observe_output(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
             if self._is_differentiating:  # A checkpoint repeats a run that is already recorded.
                 return None
             if name not in self._runs:  # The first run decides the position, not an earlier use of a parameter.
                 self.order.pop(name, None)
                 self.order[name] = None
             self._runs[name] += 1
-            tensor = find_floating_tensor(output)
-            if tensor is None:
+            if (tensor := find_floating_tensor(output)) is None:
                 self.without_tensor.add(name)
                 return None
             refuse_vmap(tensor)
@@ -424,9 +405,7 @@ class GradientObserver:
     def _measure(self, gradient: Tensor) -> Measurement:
         return gradient.numel(), measure(at_least_float32(gradient) / self._scale)
 
-    def differentiate(
-        self, score: Tensor, aliases: ParameterAliases, leaves: Sequence[Tensor], *, is_scaled: bool
-    ) -> None:
+    def differentiate(self, score: Tensor, aliases: ParameterAliases, leaves: list[Tensor], *, is_scaled: bool) -> None:
         """Measure the gradients of a scalar score.
 
         If `is_scaled` (for graphs with float16), the largest scale with finite gradients is used.
@@ -446,26 +425,22 @@ class GradientObserver:
     def reference(self) -> float:
         """Return the norm of the gradient at the model's output, else at the last layer with a positive finite norm."""
         statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
-        return next(
-            (gradient.norm for gradient in statistics if gradient is not None and 0 < gradient.norm < math.inf), 0.0
-        )
+        norms = (gradient.norm for gradient in statistics if gradient is not None)
+        return next((norm for norm in norms if 0 < norm < math.inf), 0.0)
 
     def _join_runs(self, name: str | None) -> Statistics | None:
         runs = [to_statistics(*measured) for measured in self._activations.get(name, ())]
         return join(runs) if runs else None
 
-    def describe(self, name: str) -> LayerGradients:
+    def describe(self, name: str, reference: float) -> LayerGradients:
         layer, parameters = self._layers[name], []
         for key, parameter in layer.named_parameters(recurse=False):
             measurement = self._parameters.get(parameter)
-            dtype = (
-                None if parameter.is_complex() else torch.float32 if parameter.device.type == "mps" else torch.float64
-            )
-            norm = torch.linalg.vector_norm(parameter.detach(), dtype=dtype).item()
-            parameters.append(
-                ParameterGradient(key, norm, None if measurement is None else to_statistics(*measurement))
-            )
-        return LayerGradients(name, type(layer).__name__, self._runs[name], self._join_runs(name), tuple(parameters))
+            gradient = None if measurement is None else to_statistics(*measurement)
+            parameters.append(ParameterGradient(key, measure(parameter)[0].item(), gradient))
+        output = self._join_runs(name)
+        gradients = LayerGradients(name, type(layer).__name__, self._runs[name], output, tuple(parameters))
+        return replace(gradients, verdict=find_verdict(gradients, reference))
 
 
 def find_verdict(layer: LayerGradients, reference: float) -> str | None:
@@ -503,16 +478,10 @@ def join(parts: Sequence[Statistics]) -> Statistics:
     count = sum(part.count for part in parts)
     mean = sum(part.mean * part.count for part in parts) / count
     squares = sum(part.std**2 * (part.count - 1) + (part.mean - mean) ** 2 * part.count for part in parts)
-    return Statistics(
-        count=count,
-        norm=math.hypot(*(part.norm for part in parts)),
-        mean=mean,
-        std=math.sqrt(squares / (count - 1)),
-        zeros=sum(part.zeros * part.count for part in parts) / count,
-        largest=max(part.largest for part in parts),
-        nans=sum(part.nans for part in parts),
-        infinities=sum(part.infinities for part in parts),
-    )
+    zeros = sum(part.zeros * part.count for part in parts) / count
+    _, norms, _, _, _, peaks, nans, infinities = zip(*map(astuple, parts))
+    std = math.sqrt(squares / (count - 1))
+    return Statistics(count, math.hypot(*norms), mean, std, zeros, max(peaks), sum(nans), sum(infinities))
 
 
 def to_statistics(count: int, numbers: Tensor) -> Statistics:
