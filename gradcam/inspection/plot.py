@@ -10,15 +10,7 @@ import numpy as np
 
 from gradcam.errors import GradcamError, to_pip_command
 from gradcam.images.read import Pixels
-from gradcam.inspection.flow import (
-    EXPLODING,
-    MAX_NORM_RATIO,
-    MIN_NORM_RATIO,
-    NO_GRADIENT,
-    VANISHING,
-    GradientFlow,
-    LayerGradients,
-)
+from gradcam.inspection.flow import EXPLODING, MAX_NORM_RATIO, MIN_NORM_RATIO, NO_GRADIENT, VANISHING, GradientFlow
 from gradcam.options import argument_error
 
 if TYPE_CHECKING:
@@ -26,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {VANISHING: "#2b6cb0", EXPLODING: "#c2410c", NO_GRADIENT: "#6b21a8", "NaN": "#b91c1c", "infinite": "#b91c1c"}
-INK, MUTED, LINE = "#1f2937", "#9ca3af", "#374151"
+INK, MUTED, LINE, RING = "#1f2937", "#9ca3af", "#374151", "#0d9488"
 DOTS_PER_INCH = 100
 MAX_LAYER_LABELS = 72  # Layer names below the axis. With more layers, only every second, third, ... is named.
 INCHES_PER_LAYER, MIN_WIDTH_INCHES, MAX_WIDTH_INCHES = 0.19, 8.0, 18.0  # Width of the figure.
@@ -69,7 +61,8 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     """
     if not isinstance(flow, GradientFlow) or not flow.layers:
         raise argument_error(flow, "The flow", "the result of inspection.gradients(), with at least one layer.")
-    figure, axes = _new_axes(flow.layers)
+    names = [_shorten(layer.name or f"({layer.type})") for layer in flow.layers]
+    figure, axes = _new_axes(names)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     outputs = [math.nan if layer.activations is None else layer.activations.norm for layer in flow.layers]
@@ -86,34 +79,16 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     if flow.reference:
         _shade(axes, flow.reference, low, high)
     axes.plot(_hide_off_scale(outputs), "-o", color=LINE, ms=3.6, lw=1.3, zorder=3, label="at the layer's output")
-    axes.plot(
-        _hide_off_scale(parameters),
-        "o",
-        color="#0d9488",
-        ms=4.6,
-        mfc="none",
-        mew=1.1,
-        zorder=2,
-        label="at its parameters",
-    )
-    style: dict[str, Any] = {"ls": "none", "clip_on": False, "zorder": 4}
-    without_gradient = [index for index, layer in enumerate(flow.layers) if layer.verdict == NO_GRADIENT]
-    if without_gradient:
-        axes.plot(
-            without_gradient,
-            [low] * len(without_gradient),
-            "v",
-            ms=6,
-            color=COLOURS[NO_GRADIENT],
-            label="none, or exactly zero",
-            **style,
-        )
-    not_finite = [index for index, layer in enumerate(flow.layers) if layer.verdict in ("NaN", "infinite")]
-    if not_finite:
-        axes.plot(
-            not_finite, [high] * len(not_finite), "X", ms=7, color=COLOURS["NaN"], label="NaN or infinite", **style
-        )
-    _name_layers(axes, flow.layers)
+    ring: dict[str, Any] = {"color": RING, "ms": 4.6, "mfc": "none", "mew": 1.1}
+    axes.plot(_hide_off_scale(parameters), "o", **ring, zorder=2, label="at its parameters")
+    for verdicts, edge, marker, size, label in (
+        ([NO_GRADIENT], low, "v", 6, "none, or exactly zero"),
+        (["NaN", "infinite"], high, "X", 7, "NaN or infinite"),
+    ):
+        if indices := [index for index, layer in enumerate(flow.layers) if layer.verdict in verdicts]:
+            style: dict[str, Any] = {"color": COLOURS[verdicts[0]], "ms": size, "ls": "none", "clip_on": False}
+            axes.plot(indices, [edge] * len(indices), marker, **style, zorder=4, label=label)
+    _label_layers(axes, names, [COLOURS.get(layer.verdict or "", INK) for layer in flow.layers])
     axes.set_title(title or _title(flow), loc="left", fontsize=12, color=INK, pad=32, parse_math=False)
     axes.set_ylabel("norm of the gradient", color=INK)
     axes.set_xlabel("layers in order of execution; the gradient comes from the right", color=INK)
@@ -123,7 +98,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])
 
 
-def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
+def _new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
     """Return a figure and its axes, made without pyplot, which would keep the figure and choose a display."""
     try:
         from matplotlib.figure import Figure
@@ -131,8 +106,8 @@ def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
         raise GradcamError(
             f"Drawing gradients needs matplotlib: {to_pip_command('plots')}. The numbers need no extra package."
         ) from error
-    width = min(MAX_WIDTH_INCHES, max(MIN_WIDTH_INCHES, 1.5 + INCHES_PER_LAYER * len(layers)))
-    height = PLOT_HEIGHT_INCHES + INCHES_PER_LETTER * max(len(_shorten(layer)) for layer in layers)
+    width = min(MAX_WIDTH_INCHES, max(MIN_WIDTH_INCHES, 1.5 + INCHES_PER_LAYER * len(names)))
+    height = PLOT_HEIGHT_INCHES + INCHES_PER_LETTER * max(map(len, names))
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, facecolor="white", layout="tight")
     axes = figure.add_subplot(facecolor="white")
     axes.spines[["top", "right"]].set_visible(False)
@@ -144,15 +119,15 @@ def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
 
 def _shade(axes: Axes, reference: float, low: float, high: float) -> None:
     axes.axhline(reference, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1, label="at the model's output")
-    for verdict, bottom, top in (
-        (VANISHING, low, min(high, reference * MIN_NORM_RATIO)),
-        (EXPLODING, max(low, reference * MAX_NORM_RATIO), high),
+    vanishing, exploding = min(high, reference * MIN_NORM_RATIO), max(low, reference * MAX_NORM_RATIO)
+    for verdict, start, end, alignment, offset in (
+        (VANISHING, low, vanishing, "top", -3),
+        (EXPLODING, high, exploding, "bottom", 3),
     ):
-        if bottom < top:
-            axes.axhspan(bottom, top, color=COLOURS[verdict], alpha=0.10, lw=0, zorder=0)
-            edge, alignment = (top, "top") if verdict == VANISHING else (bottom, "bottom")
+        if low < end < high:
+            axes.axhspan(start, end, color=COLOURS[verdict], alpha=0.10, lw=0, zorder=0)
             axes.annotate(
-                verdict, (1, edge), xycoords=("axes fraction", "data"), xytext=(-6, -3 if alignment == "top" else 3),
+                verdict, (1, end), xycoords=("axes fraction", "data"), xytext=(-6, offset),
                 textcoords="offset points", ha="right", va=alignment, color=COLOURS[verdict], fontsize=10,
             )  # fmt: skip
 
@@ -162,19 +137,16 @@ def _hide_off_scale(norms: Sequence[float]) -> list[float]:
     return [norm if 0 < norm < math.inf else math.nan for norm in norms]
 
 
-def _name_layers(axes: Axes, layers: Sequence[LayerGradients]) -> None:
-    step = math.ceil(len(layers) / MAX_LAYER_LABELS)
-    indices = range(0, len(layers), step)
-    axes.set_xticks(indices)
-    axes.set_xticklabels([_shorten(layers[index]) for index in indices], rotation=90, fontsize=7.5, parse_math=False)
+def _label_layers(axes: Axes, names: Sequence[str], colours: Sequence[str]) -> None:
+    step = math.ceil(len(names) / MAX_LAYER_LABELS)
+    axes.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=7.5, parse_math=False)
     axes.tick_params(axis="both", color=MUTED, labelcolor=INK, length=3)
     axes.tick_params(axis="y", which="minor", left=False)
-    for index, label in zip(indices, axes.get_xticklabels()):
-        label.set_color(COLOURS.get(layers[index].verdict or "", INK))
+    for label, colour in zip(axes.get_xticklabels(), colours[::step]):
+        label.set_color(colour)
 
 
-def _shorten(layer: LayerGradients) -> str:
-    name = layer.name or f"({layer.type})"
+def _shorten(name: str) -> str:
     return name if len(name) <= MAX_NAME_LENGTH else "…" + name[1 - MAX_NAME_LENGTH :]
 
 
