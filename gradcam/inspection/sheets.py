@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,23 +97,40 @@ def draw_activations(
     >>> maps = gradcam.inspection.activations(model, torch.rand(1, 3, 64, 64), ["layer1", "layer4"])
     >>> gradcam.write_image("channels.png", gradcam.inspection.draw_activations(maps, channels=8))
     """
-    style = SheetStyle(channels=channels, columns=columns, order=order, scale=scale, size=size, colormap=colormap)
+    for name, value in {"channels": channels, "columns": columns, "size": size}.items():
+        check_count(value, name, error=ImageError)
+    check_choice(order, "order", CHANNEL_ORDERS)
+    check_choice(scale, "scale", CHANNEL_SCALES)
+    find_colormap(colormap)
     activations_by_layer = activations if isinstance(activations, Mapping) else {"": activations}
     if not activations_by_layer:
         raise ImageError("There are no activations: expected those of at least one layer.")
-    maps_by_layer = {
-        str(name): take_maps(layer_activations, image, str(name))
-        for name, layer_activations in activations_by_layer.items()
-    }
-    cells = sum(min(channels, len(maps)) for maps in maps_by_layer.values())
-    if cells * size**2 > MAX_PIXELS:
+    maps_by_layer = {str(name): take_maps(values, image, str(name)) for name, values in activations_by_layer.items()}
+    count = sum(min(channels, len(maps)) for maps in maps_by_layer.values())
+    if count * size**2 > MAX_PIXELS:
         raise ImageError(
-            f"{cells} cells of {size} x {size} pixels exceed the limit of {MAX_PIXELS} pixels: choose fewer channels or "
+            f"{count} cells of {size} x {size} pixels exceed the limit of {MAX_PIXELS} pixels: choose fewer channels or "
             "layers, or smaller cells."
         )
-    head = _draw_head(title, None if input_image is None else to_height(read_image(input_image), size))
-    blocks = [draw_block(name, maps, style) for name, maps in maps_by_layer.items()]
-    return np.pad(join_below([head, *blocks]), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+    blocks = [_draw_head(title, None if input_image is None else to_height(read_image(input_image), size))]
+    for name, maps in maps_by_layer.items():
+        strengths, signed, largest = measure_strengths(maps), bool((maps < 0).any()), find_largest(maps)
+        cells, labels = [], []
+        for channel in order_channels(strengths, order)[:channels]:
+            end = largest if scale == "layer" else find_largest(maps[channel])
+            cells.append(draw_cell(maps[channel], size, largest=end, signed=signed, colormap=colormap))
+            labels.append((str(channel), _to_text(strengths[channel]) if maps[channel].any() else "dead"))
+        grid = _lay_out(cells, labels, columns)
+        levels = np.linspace(-1 if signed else 0, 1, BAR, dtype=np.float32)  # The colour bar.
+        bar = _paint(np.tile(levels, (BAR_HEIGHT, 1)), find_colours(colormap, signed=signed))
+        if scale == "layer":
+            ends = _to_text(-largest) if signed else "0", _to_text(largest)
+        else:
+            start, end_name = ("negative", "positive") if signed else ("0", "largest")
+            ends = start, f"{end_name}, each channel by itself"
+        heading = _draw_heading(name, _describe(maps, len(cells), order), bar, ends, grid.shape[1])
+        blocks.append(join_below([heading, grid]))
+    return np.pad(join_below(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
 def _draw_head(title: str, image: Pixels | None) -> Pixels:
@@ -130,56 +146,15 @@ def _draw_head(title: str, image: Pixels | None) -> Pixels:
     return np.array(canvas)
 
 
-@dataclass(frozen=True)
-class SheetStyle:
-    """The style of a sheet, with the parameters of `draw_activations` that have the same names, and the same errors."""
-
-    channels: int
-    columns: int
-    order: str
-    scale: str
-    size: int
-    colormap: str
-
-    def __post_init__(self) -> None:
-        for name in ("channels", "columns", "size"):
-            check_count(getattr(self, name), name, error=ImageError)
-        check_choice(self.order, "order", CHANNEL_ORDERS)
-        check_choice(self.scale, "scale", CHANNEL_SCALES)
-        find_colormap(self.colormap)
-
-
-def draw_block(name: str, maps: NDArray[np.float64], style: SheetStyle) -> Pixels:
-    """Return a layer's maps (C,h,w) as an RGB uint8 image (H,W,3), as wide as its cells or its heading."""
-    strengths = measure_strengths(maps)
-    selected = order_channels(strengths, style.order)[: style.channels]
-    signed, largest = bool((maps < 0).any()), find_largest(maps)
-    cells = []
-    for channel in selected:
-        end = largest if style.scale == "layer" else find_largest(maps[channel])
-        cells.append(draw_cell(maps[channel], style.size, largest=end, signed=signed, colormap=style.colormap))
-    labels = [(str(channel), _to_text(strengths[channel]) if maps[channel].any() else "dead") for channel in selected]
-    grid = _lay_out(cells, labels, style.columns)
-    levels = np.linspace(-1 if signed else 0, 1, BAR, dtype=np.float32)  # The colour bar.
-    bar = _paint(np.tile(levels, (BAR_HEIGHT, 1)), find_colours(style.colormap, signed=signed))
-    if style.scale == "layer":
-        ends = _to_text(-largest) if signed else "0", _to_text(largest)
-    else:
-        ends = ("negative", "positive, each channel by itself") if signed else ("0", "largest, each channel by itself")
-    return join_below([_draw_heading(name, _describe(maps, selected, style), bar, ends, grid.shape[1]), grid])
-
-
 def _lay_out(cells: Sequence[Pixels], labels: Sequence[tuple[str, str]], columns: int) -> Pixels:
     height, width = cells[0].shape[:2]
     pitch = max(width, *(measure_text(number, LABEL) for number, _ in labels)) + GAP_PIXELS
     cells_per_row = min(columns, len(cells))
-    rows = -(-len(cells) // cells_per_row)
-    canvas = Image.new(
-        "RGB", (cells_per_row * pitch - GAP_PIXELS, rows * (height + CAPTION + GAP_PIXELS) - GAP_PIXELS), WHITE
-    )
+    rows, row_pitch = -(-len(cells) // cells_per_row), height + CAPTION + GAP_PIXELS
+    canvas = Image.new("RGB", (cells_per_row * pitch - GAP_PIXELS, rows * row_pitch - GAP_PIXELS), WHITE)
     draw = ImageDraw.Draw(canvas)
     for index, (cell, (number, strength)) in enumerate(zip(cells, labels)):
-        x, y = index % cells_per_row * pitch, index // cells_per_row * (height + CAPTION + GAP_PIXELS)
+        x, y = index % cells_per_row * pitch, index // cells_per_row * row_pitch
         canvas.paste(Image.fromarray(cell), (x, y))
         draw.text((x, y + height + 3), number, INK, find_font(LABEL))
         start = width - measure_text(strength, LABEL)
@@ -201,19 +176,17 @@ def _draw_heading(name: str, description: str, bar: Pixels, ends: tuple[str, str
     draw.text((description_x, base), description, CAPTION_COLOUR, find_font(TEXT), anchor="ls")
     x = canvas.width - legend_width
     draw.text((x, base), start_label, CAPTION_COLOUR, find_font(TEXT), anchor="ls")
-    x += measure_text(start_label, TEXT) + GAP_PIXELS
-    canvas.paste(Image.fromarray(bar), (x, base - bar.shape[0] + 1))
+    canvas.paste(Image.fromarray(bar), (x + measure_text(start_label, TEXT) + GAP_PIXELS, base - bar.shape[0] + 1))
     draw.text((canvas.width, base), end_label, CAPTION_COLOUR, find_font(TEXT), anchor="rs")
     return np.array(canvas)
 
 
-def _describe(maps: NDArray[np.float64], selected: Sequence[int], style: SheetStyle) -> str:
+def _describe(maps: NDArray[np.float64], drawn: int, order: str) -> str:
     count, height, width = maps.shape
     parts = [f"{count} channel{'' if count == 1 else 's'} of {height} x {width}"]
-    if len(selected) < count:
-        parts.append(f"the {'strongest' if style.order == 'strongest' else 'first'} {len(selected)}")
-    nonfinite = maps.size - int(np.isfinite(maps).sum())
-    if nonfinite:
+    if drawn < count:
+        parts.append(f"the {'strongest' if order == 'strongest' else 'first'} {drawn}")
+    if nonfinite := maps.size - int(np.isfinite(maps).sum()):
         parts.append(f"{nonfinite} value{'' if nonfinite == 1 else 's'} NaN or infinite (magenta)")
     return ", ".join(parts)
 
@@ -234,8 +207,7 @@ def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed:
     """
     longest = max(values.shape)
     rows, columns = (max(1, round(side * size / longest)) for side in values.shape)
-    levels = (values / (largest or 1.0)).astype(np.float32)
-    colours = find_colours(colormap, signed=signed)
+    levels, colours = (values / (largest or 1.0)).astype(np.float32), find_colours(colormap, signed=signed)
     if longest > size:
         return _paint(resize(levels, rows, columns), colours)
     factor = math.ceil(size / longest)  # Enlarged by a whole factor, then shrunk a little, so that no edge is jagged.
