@@ -103,10 +103,8 @@ def take_maps(activations: Any, image: int, name: str) -> NDArray[np.float64]:
     if not isinstance(activations, (Tensor, np.ndarray)):
         raise ImageError(f"{subject} {shorten(activations)}, expected a tensor or an array (C,h,w) or (N,C,h,w).")
     if isinstance(activations, Tensor):
-        activations = activations.detach().cpu()
-        activations = (
-            activations.double() if activations.is_floating_point() else activations
-        ).numpy()  # NumPy has no bfloat16.
+        tensor = activations.detach().cpu()
+        activations = (tensor.double() if tensor.is_floating_point() else tensor).numpy()  # NumPy has no bfloat16.
     if activations.ndim == 5:
         middle = activations.shape[2] // 2
         raise ImageError(

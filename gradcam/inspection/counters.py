@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -56,12 +55,9 @@ class MultiplyAdds(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = getattr(operator, "_overloadpacket", operator)
-        formula = FORMULAS.get(str(packet))
-        if formula is None and (flops := flop_registry.get(packet)) is not None:
-
-            def formula(*args: Any, **kwargs: Any) -> int:
-                return int(flops(*args, **kwargs)) // 2
-
+        formula, divisor = FORMULAS.get(str(packet)), 1
+        if formula is None:
+            formula, divisor = flop_registry.get(packet), 2  # A multiply-add is two operations.
         if formula is None and packet is not operator and not any(tensor.is_nested for tensor in list_tensors(args)):
             with self:
                 output = operator.decompose(*args, **kwargs)
@@ -75,7 +71,7 @@ class MultiplyAdds(TorchDispatchMode):
             self.unknown += not (is_free or f"{namespace}::{name}" in NEGLIGIBLE)
             return output
         try:
-            self.total += formula(*args, **kwargs, out_val=output)
+            self.total += int(formula(*args, **kwargs, out_val=output)) // divisor
         except Exception:  # The formula does not support this form of the operator, such as nested tensors.
             self.unknown += 1
         return output
@@ -146,36 +142,31 @@ class Storages:
         self.total += sum(new.values())
 
 
-@dataclass(frozen=True)
 class Clock:
-    """A clock: `read` takes a time stamp, `wait` completes all time stamps, `between` returns seconds between two."""
-
-    read: Callable[[], Any]
-    wait: Callable[[], None]
-    between: Callable[[Any, Any], float]
-
-
-def find_clock(devices: Collection[torch.device]) -> Clock:
-    """Return the clock for work on these devices.
+    """A clock for work on some devices.
 
     On a single CUDA device, time stamps are events in its stream, and reading the clock does not wait. Several devices,
     and devices of other kinds, are synchronised at each reading.
     """
-    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
 
-    def wait() -> None:
-        for device in accelerators:
-            synchronize(device)
+    def __init__(self, devices: Collection[torch.device]) -> None:
+        self._accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
+        self._uses_events = [device.type for device in self._accelerators] == ["cuda"]
 
-    def mark() -> torch.cuda.Event:
+    def read(self) -> Any:
+        """Return a time stamp."""
+        if not self._uses_events:
+            self.wait()
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(accelerators[0]))
+        event.record(torch.cuda.current_stream(self._accelerators[0]))
         return event
 
-    def read() -> float:
-        wait()
-        return time.perf_counter()
+    def wait(self) -> None:
+        """Complete all time stamps."""
+        for device in self._accelerators:
+            synchronize(device)
 
-    if len(accelerators) == 1 and accelerators[0].type == "cuda":
-        return Clock(mark, wait, lambda start, end: start.elapsed_time(end) / 1000)
-    return Clock(read if accelerators else time.perf_counter, wait, lambda start, end: end - start)
+    def between(self, start: Any, end: Any) -> float:
+        """Return the seconds between two time stamps."""
+        return start.elapsed_time(end) / 1000 if self._uses_events else end - start

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gradcam.errors import GradientError, join_names, shorten
+from gradcam.errors import GradientError, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.containers import list_tensors, map_tensors, version_of
@@ -148,25 +148,22 @@ def edit_gradients(
             raise GradientError(
                 f"No gradient reaches {place}: call requires_grad_() on it, or on its inputs before you compute it."
             )
-        return _edit_tensors({place: where}, [place], function)
+        return _edit_tensors({place: where}, function)
     model = unwrap(where)
     if (layers is None) == (parameters is None):
         raise GradientError("Choose the gradients to edit with either layers='layer*.conv1' or parameters='fc*.bias'.")
     if parameters is not None:
         selected = selection.select_parameters(model, parameters)
-        places = [f"parameter {join_names([name])}" for name in selected]
-        return _edit_tensors(
-            {f"parameter '{name}'": parameter for name, parameter in selected.items()}, places, function
-        )
+        return _edit_tensors({f"parameter '{name}'": tensor for name, tensor in selected.items()}, function)
     selection.refuse_compiled(where)
     return _edit_layers(model, layers or (), function)
 
 
-def _edit_tensors(tensors_by_place: Mapping[str, Tensor], places: Sequence[str], function: GradientHook) -> Edit:
+def _edit_tensors(tensors_by_place: Mapping[str, Tensor], function: GradientHook) -> Edit:
     with _open_hooks() as hooks:
         for place, tensor in tensors_by_place.items():
             hooks.at_gradient(tensor, partial(replace_gradient, place, function))
-    return Edit(hooks, places)
+    return Edit(hooks, list(tensors_by_place))
 
 
 def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
@@ -348,11 +345,9 @@ class ParameterAliases(TorchFunctionMode):
         Gradients at `other_leaves` are computed and discarded, so that all tensors between these leaves and the score
         get a gradient.
         """
-        targets: list[tuple[nn.Parameter, Tensor]] = []  # (parameter, leaf that has its memory)
-        for parameter, alias in self._aliases.values():
-            targets.append((parameter, alias))
-            if parameter.requires_grad and not parameter.is_inference():
-                targets.append((parameter, parameter))
+        targets = list(self._aliases.values())  # (parameter, leaf that has its memory)
+        parameters = [parameter for parameter, _ in targets]
+        targets += [(leaf, leaf) for leaf in parameters if leaf.requires_grad and not leaf.is_inference()]
         # The leaves are passed as edges. If they were tensors, autograd would let this mode replace them, and turn the
         # mode off meanwhile. A checkpoint that recomputes a part of the forward pass needs the mode.
         edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -67,11 +67,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     for requested in to_layer_list(layers):
         # A pattern may match modules without a forward(), such as `ModuleList`. They are left out.
         group = select_layers(model, [requested])
-        has_forward = {
-            name: type(module).forward is not nn.Module.forward or "forward" in vars(module)
-            for name, module in group.items()
-        }
-        groups.append({name: module for name, module in group.items() if has_forward[name]} or group)
+        groups.append({name: module for name, module in group.items() if _has_forward(module)} or group)
     args, kwargs = to_inputs(images)
     with preserve_state(model) as modules, grad_mode_off():
         must_end = nn.modules.module._global_forward_hooks_always_called or any(
@@ -81,20 +77,20 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
         return extraction.run(model, *map_tensors((args, kwargs), detach_input))
 
 
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
 class _Stop(BaseException):
-    """The signal that ends its owner's forward pass. Not an `Exception`, because many models catch exceptions."""
+    """The signal that ends a forward pass; its argument is the `_Extraction` that no longer needs this pass.
 
-    def __init__(self, owner: _Extraction) -> None:
-        super().__init__("the rest of this forward pass is not needed")
-        self.owner = owner
-
-
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.extractions: list[_Extraction] = []
+    Not an `Exception`, because many models catch exceptions.
+    """
 
 
-_running = _Running()
+_innermost: ContextVar[_Extraction | None] = ContextVar(
+    "innermost", default=None
+)  # This thread's innermost extraction.
 
 
 class _Extraction:
@@ -108,20 +104,21 @@ class _Extraction:
         self._outputs: dict[str, Tensor | None] = {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        outer = _innermost.get()
         try:
-            _running.extractions.append(self)
+            _innermost.set(self)
             with Hooks() as hooks:
                 for name, module in self._layers.items():
                     hooks.after_forward(module, partial(self._record, name))
                 model(*args, **kwargs)
         except _Stop as stop:
-            if stop.owner is not self:
+            if stop.args != (self,):
                 raise
         except Exception:
             if not self._has_stopped:  # A model that caught the stop may fail because the layer's output is missing.
                 raise
         finally:
-            _running.extractions[:] = [extraction for extraction in _running.extractions if extraction is not self]
+            _innermost.set(outer)
         outputs = {name: tensor for name in self._layers if (tensor := self._outputs.get(name)) is not None}
         for group in self._groups:
             if group.keys() & outputs.keys():
@@ -135,10 +132,9 @@ class _Extraction:
         return outputs
 
     def _record(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if name in self._outputs or _running.extractions[-1] is not self:
+        if name in self._outputs or _innermost.get() is not self:
             return
-        tensor = find_floating_tensor(output)
-        if tensor is not None:
+        if (tensor := find_floating_tensor(output)) is not None:
             refuse_vmap(tensor)
             # If the model turned inference mode on, the clone would be an inference tensor.
             with torch.inference_mode(False):

@@ -203,9 +203,7 @@ def follow_layers(
         refuse_vmap(tensor)
         return attach_to(name, output, tensor, on_activations(name, tensor.detach()))
 
-    def after_repeated_run(
-        name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
+    def after_repeated_run(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         function, tensor = checkpoint_hooks.find(name), find_floating_tensor(output)
         return None if function is None or tensor is None else attach_to(name, output, tensor, function)
 

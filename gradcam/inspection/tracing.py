@@ -18,7 +18,7 @@ from gradcam.errors import format_fields, join_names
 from gradcam.hooks.containers import list_tensors, map_tensors, to_inputs
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
-from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
+from gradcam.inspection.counters import Clock, MultiplyAdds, Storages
 from gradcam.layers.find import unwrap
 from gradcam.options import check_count, keep_old_names
 
@@ -314,7 +314,7 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
 
 def run_timed_pass(subject: TracedModel, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
     """Run one pass, and return its calls and the seconds that each call took; NaN if the call did not end."""
-    clock = find_clock(devices)
+    clock = Clock(devices)
     with _open_pass(subject) as (args, kwargs, hooks):
         log = CallLog(hooks, subject.names, lambda _: clock.read(), lambda _: clock.read())
         subject.model(*args, **kwargs)

@@ -383,7 +383,7 @@ def test_exceptions_that_end_the_program_are_raised(error: type[BaseException]) 
     with pytest.raises(error):
         features(model, X, "first")
     assert_same(before, traces(model))
-    assert not extraction._running.extractions
+    assert extraction._innermost.get() is None
 
 
 def test_always_call_hooks_run() -> None:
@@ -548,7 +548,7 @@ def test_no_trace(error: type[BaseException] | None, grad: bool) -> None:
     assert model[3].counter == 0
     assert torch.equal(images, TINY)
     assert images.grad_fn is None
-    assert not extraction._running.extractions
+    assert extraction._innermost.get() is None
 
 
 def test_wrong_layers_leave_no_trace() -> None:
