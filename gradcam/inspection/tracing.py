@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isnan, nan
@@ -203,7 +203,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
             names[module].append(".".join(part for part in name.split(".") if part != "_orig_mod"))
     subject = TracedModel(model, names, args, kwargs)
     counted_log = run_counted_pass(subject)
-    timed_passes = [run_timed_pass(subject, devices) for _ in range(0 if is_meta else rounds)]
+    timed_passes = [run_timed_pass(subject, Clock(devices)) for _ in range(0 if is_meta else rounds)]
     passes_agree = all(log.order == counted_log.order for log, _ in timed_passes)
     columns = zip(*(column for _, column in timed_passes)) if passes_agree else ()
     # A call that never ended has no time.
@@ -241,21 +241,12 @@ def _to_calls(
         end = entry.end or start._replace(shapes=(), dtypes=())
         is_known = entry.end is not None and end.unknown == start.unknown
         call = Call(
-            name=name,
-            type=type(module).__name__,
-            depth=entry.depth,
-            inputs=start.shapes,
-            outputs=end.shapes,
-            dtypes=end.dtypes,
-            parameters=sizes[module],
+            name=name, type=type(module).__name__, depth=entry.depth, parameters=sizes[module],
+            inputs=start.shapes, outputs=end.shapes, dtypes=end.dtypes,
             multiply_adds=end.multiply_adds - start.multiply_adds if is_known else None,
-            activation_bytes=end.bytes - start.bytes,
-            seconds=duration,
-            run=run[module],
-            runs=runs[module],
-            other_names=tuple(other_names),
-            tied=tuple(tied[module]),
-        )
+            activation_bytes=end.bytes - start.bytes, seconds=duration, run=run[module], runs=runs[module],
+            other_names=tuple(other_names), tied=tuple(tied[module]),
+        )  # fmt: skip
         calls.append(call)
     return tuple(calls)
 
@@ -312,9 +303,8 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
     return log
 
 
-def run_timed_pass(subject: TracedModel, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
+def run_timed_pass(subject: TracedModel, clock: Clock) -> tuple[CallLog, list[float]]:
     """Run one pass, and return its calls and the seconds that each call took; NaN if the call did not end."""
-    clock = Clock(devices)
     with _open_pass(subject) as (args, kwargs, hooks):
         log = CallLog(hooks, subject.names, lambda _: clock.read(), lambda _: clock.read())
         subject.model(*args, **kwargs)
@@ -332,12 +322,11 @@ def _open_pass(subject: TracedModel) -> Iterator[tuple[tuple[Any, ...], dict[str
 def _shape(tensor: Tensor) -> Shape:
     if not tensor.is_nested:
         return tuple(tensor.shape)
-    lengths = [-1] * tensor.ndim
+    lengths: list[Any] = [-1] * tensor.ndim
     for axis in range(tensor.ndim):
         with contextlib.suppress(RuntimeError):
-            length = tensor.size(axis)
-            lengths[axis] = length if isinstance(length, int) else -1
-    return tuple(lengths)
+            lengths[axis] = tensor.size(axis)
+    return tuple(length if isinstance(length, int) else -1 for length in lengths)
 
 
 class CallLog:
