@@ -17,24 +17,7 @@ from torch.autograd.graph import Node
 from gradcam.cam.deferred_checks import read_range
 from gradcam.cam.forward import RecordedPass, has_float16
 from gradcam.cam.grid import at_least_float32
-from gradcam.cam.methods.attention_capture import (
-    AttentionBlocks,
-    AttentionLog,
-    AttentionPatch,
-    AttentionTensors,
-    KeepAttention,
-    ModuleRun,
-    cannot_follow,
-    capture_attention,
-    find_attention_tensors,
-    find_blocks,
-    find_enclosing_block,
-    find_last,
-    keep_differentiable,
-    keep_values,
-    remember_last,
-    require_all,
-)
+from gradcam.cam.methods import attention_capture as capture
 from gradcam.cam.methods.rerun import reproduces_first_pass, run_again, score_rows
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks import pytorch
@@ -50,7 +33,7 @@ from gradcam.targets.classes import compute_scores
 MAX_CLASSES_AT_ALL_TOKENS = 4
 
 
-def rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
+def rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute attention rollout: how much of each patch is mixed into the token that the head reads; class-agnostic.
 
     Returns maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block passes on half of
@@ -60,15 +43,15 @@ def rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> T
     the last block's output shows which tokens the head reads. Raises `ModelError` if the attention cannot be followed,
     and `BlindLayerError` if the score has no gradient.
     """
-    blocks = find_blocks(log, recorded)
-    with _run_rollout(recorded, blocks, budget, keep_values) as (scored, tokens, attentions):
+    blocks = capture.find_blocks(log, recorded)
+    with _run_rollout(recorded, blocks, budget, capture.keep_values) as (scored, tokens, attentions):
         ((gradient,),) = _compute_jacobian(recorded, _make_any_score(scored), [tokens])
     row = find_read_tokens(gradient, blocks)
     mixture = roll_out([at_least_float32(attention).mean(1) for attention in attentions], row)
     return blocks.to_grid(mixture)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
 
 
-def gradient_rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
+def gradient_rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute gradient-weighted rollout: attention is weighted by how much an increase would raise the score.
 
     Returns non-negative maps (N,K,h,w). Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: R starts as the
@@ -77,9 +60,9 @@ def gradient_rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBud
     every patch that the head reads. Raises `ModelError` if the attention cannot be followed, and `BlindLayerError` if
     its gradient is exactly zero.
     """
-    blocks = find_blocks(log, recorded)
+    blocks = capture.find_blocks(log, recorded)
     parts = []
-    with _run_rollout(recorded, blocks, budget, keep_differentiable) as (scored, tokens, attentions):
+    with _run_rollout(recorded, blocks, budget, capture.keep_differentiable) as (scored, tokens, attentions):
         for token_gradient, *gradients in _compute_jacobian(recorded, scored.values, [tokens, *attentions]):
             row = find_read_tokens(token_gradient, blocks)
             weighted = [weigh(attention, gradient) for attention, gradient in zip(attentions, gradients)]
@@ -129,7 +112,7 @@ def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
     return (at_least_float32(gradient) * at_least_float32(attention.detach())).relu().mean(2)
 
 
-def find_read_tokens(gradient: Tensor | None, blocks: AttentionBlocks) -> Tensor:
+def find_read_tokens(gradient: Tensor | None, blocks: capture.AttentionBlocks) -> Tensor:
     """Return equal weights (T,), with sum 1, for the tokens that the head reads, and zero for other tokens.
 
     The head reads a token if any gradient (k,*shape) at the last block's output is nonzero at this token.
@@ -152,17 +135,17 @@ def blind_attention(name: str) -> BlindLayerError:
 
 @contextlib.contextmanager
 def _run_rollout(
-    recorded: RecordedPass, blocks: AttentionBlocks, budget: RerunBudget, keep: KeepAttention
+    recorded: RecordedPass, blocks: capture.AttentionBlocks, budget: RerunBudget, keep: capture.KeepAttention
 ) -> Iterator[tuple[TargetScores, Tensor, list[Tensor]]]:
     """Run another pass; yield its scores, the last block's output, and the attention of all blocks."""
     name, last = blocks.last
-    with capture_attention(blocks, recorded, keep) as attentions:
+    with capture.capture_attention(blocks, recorded, keep) as attentions:
         with TargetLayer(last, name=name) as layer:
             output = run_again(recorded, budget, 1)
             scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
             if not _make_any_score(scored).requires_grad:
                 raise no_gradient_error([name])
-        require_all(attentions, blocks)
+        capture.require_all(attentions, blocks)
         budget.report(1, 1)
         yield scored, layer.activations, attentions
 
@@ -176,7 +159,7 @@ def _make_any_score(scored: TargetScores) -> Tensor:
         return (scored.logits * weights).sum(1, keepdim=True)
 
 
-def legrad(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
+def legrad(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute LeGrad: where more attention would raise the score, separately in every block.
 
     Returns non-negative maps (N,K,h,w). Bousselham et al., ICCV 2025, equations 5 to 8: the score of a block is the
@@ -186,16 +169,19 @@ def legrad(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Te
     their outputs enter the head as one larger batch. Raises `ModelError` if the attention cannot be followed, or if the
     head also reads earlier blocks, and `BlindLayerError` if all gradients are exactly zero.
     """
-    blocks = find_blocks(log, recorded)
-    with capture_attention(blocks, recorded, keep_differentiable) as attentions:
-        maps = _run_blocks_together(recorded, blocks, budget, attentions)
-        return blocks.to_grid(_run_blocks_one_by_one(recorded, blocks, budget, attentions) if maps is None else maps)
+    blocks = capture.find_blocks(log, recorded)
+    with capture.capture_attention(blocks, recorded, capture.keep_differentiable) as attentions:
+        arguments = recorded, blocks, budget, attentions
+        values, has_gradient = _run_blocks_together(*arguments) or _run_blocks_one_by_one(*arguments)
+    if not has_gradient:
+        raise blind_attention(blocks.last[0])
+    return blocks.to_grid(values)
 
 
 def _run_blocks_together(
-    recorded: RecordedPass, blocks: AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
-) -> Tensor | None:
-    """Return maps (N,K,T) from one forward and one backward pass; None if the head mixes the rows of a batch."""
+    recorded: RecordedPass, blocks: capture.AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
+) -> tuple[Tensor, bool] | None:
+    """Return maps (N,K,T), and whether any gradient is nonzero; None if the head mixes the rows of a batch."""
     count = len(blocks.modules)
     # The last block comes first and last: both copies have to reproduce the recorded pass.
     blocks_in_batch = [count - 1, *range(count)]
@@ -210,26 +196,25 @@ def _run_blocks_together(
     budget.report(1, 1)
     with torch.enable_grad():
         total = torch.stack(list(scores[1:])).sum(0)
-    gradients, has_gradient = _differentiate(recorded, total, attentions)
-    return _require_gradient(gradients / count, has_gradient, blocks)
+    values, has_gradient = _differentiate(recorded, total, attentions)
+    return values / count, has_gradient
 
 
 def _run_blocks_one_by_one(
-    recorded: RecordedPass, blocks: AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
-) -> Tensor:
-    """Return maps (N,K,T) from one forward and one backward pass per block."""
+    recorded: RecordedPass, blocks: capture.AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
+) -> tuple[Tensor, bool]:
+    """Return maps (N,K,T) from a forward and a backward pass per block, and whether any gradient is nonzero."""
     results, count = [], len(blocks.modules)
     for block in range(count):
         scores, _ = _run_legrad(recorded, blocks, budget, attentions, [block])
         results.append(_differentiate(recorded, scores[0], attentions[block : block + 1]))
         budget.report(block + 1, count)
-    total = torch.stack([values for values, _ in results]).mean(0)
-    return _require_gradient(total, any(has_gradient for _, has_gradient in results), blocks)
+    return torch.stack([values for values, _ in results]).mean(0), any(has_gradient for _, has_gradient in results)
 
 
 def _run_legrad(
     recorded: RecordedPass,
-    blocks: AttentionBlocks,
+    blocks: capture.AttentionBlocks,
     budget: RerunBudget,
     attentions: list[Tensor],
     blocks_in_batch: Sequence[int],
@@ -240,9 +225,8 @@ def _run_legrad(
     the score only through its own block's output.
     """
     attentions.clear()
-    outputs: list[Tensor] = []
-    gates: list[Tensor] = []  # The next block's inputs, detached, so that gradients stop there.
-    joined: list[Node | None] = []
+    outputs, joined = list[Tensor](), list[Node | None]()
+    gates = list[Tensor]()  # The next block's inputs, detached, so that gradients stop there.
 
     def pass_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         tensor: Any = find_floating_tensor(output)  # A block returns one tensor.
@@ -262,7 +246,7 @@ def _run_legrad(
         for module in blocks.modules.values():
             hooks.after_forward(module, pass_on)
         output = run_again(recorded, budget, 1)
-        require_all(attentions, blocks)
+        capture.require_all(attentions, blocks)
         scores = score_rows(recorded, output, len(blocks_in_batch), range(len(blocks_in_batch)))
         if not scores.requires_grad:
             raise no_gradient_error([blocks.last[0]])
@@ -275,7 +259,7 @@ def _run_legrad(
         return scores.unbind(), output
 
 
-def _join(outputs: Sequence[Tensor], blocks: AttentionBlocks) -> Tensor:
+def _join(outputs: Sequence[Tensor], blocks: capture.AttentionBlocks) -> Tensor:
     for shape in (tuple(output.shape) for output in outputs if output.shape != blocks.shape):
         raise ModelError(
             f"An attention block returns {shape}, but the last block returns {blocks.shape}, so one output cannot replace "
@@ -307,13 +291,7 @@ def _differentiate(recorded: RecordedPass, scores: Tensor, attentions: Sequence[
     return torch.cat(parts).transpose(0, 1), has_gradient
 
 
-def _require_gradient(values: Tensor, has_gradient: bool, blocks: AttentionBlocks) -> Tensor:
-    if not has_gradient:
-        raise blind_attention(blocks.last[0])
-    return values
-
-
-def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Tensor:
+def grad_eclip(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute Grad-ECLIP: the values that the last attention takes from each patch, weighted by channel gradients.
 
     Returns non-negative maps (N,K,h,w). Zhao et al., ICML 2024: the map at patch i is ReLU(sum over channels c of w_c
@@ -328,29 +306,25 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
     pass is needed. The first time with a model, another pass is needed to find the last attention. Raises `ModelError`
     if there is no attention over the image, and `BlindLayerError` if the gradient is exactly zero.
     """
-    number, layout = find_last(log, recorded)
-    attention, scores = find_attention_tensors(log, number), recorded.scored.values
+    number, layout = capture.find_last(log, recorded)
+    attention, scores = capture.find_attention_tensors(log, number), recorded.scored.values
     if attention is None or not scores.requires_grad or not find_dependence(scores, [attention.output])[0]:
-        remember_last(log, number, recorded)
+        capture.remember_last(log, number, recorded)
         log, attention, scores = _attend_again(recorded, budget, number)
     budget.report(1, 1)
     looseness = loosen(_split_heads(attention.query, recorded), _split_heads(attention.key, recorded), layout)
-    values = _split_heads(attention.value, recorded)[..., layout.list_cells(), :]
+    values = _join_heads(_split_heads(attention.value, recorded)[..., layout.list_cells(), :])
+    output = _join_heads(_split_heads(attention.output.detach(), recorded))
     parts, shares, has_gradient = [], [], False
     # In the backward pass, checkpoints repeat forward operations, and need the same attention patch.
-    repeated = AttentionLog().record(
-        attention.enclosing_runs[-1].module if attention.enclosing_runs else recorded.model
-    )
-    with repeated, torch.autograd.set_multithreading_enabled(False):
+    module = attention.enclosing_runs[-1].module if attention.enclosing_runs else recorded.model
+    with capture.AttentionLog().record(module), torch.autograd.set_multithreading_enabled(False):
         for gradient, row in _compute_query_gradients(recorded, attention, log, scores):
             has_gradient = read_range(gradient, "The gradients at the last attention are") != (0, 0) or has_gradient
             rows = slice(None) if row is None else slice(row, row + 1)
             slopes = _join_heads(gradient)
-            contribution = slopes @ _join_heads(values).transpose(-2, -1)
-            share = (
-                (slopes * _join_heads(_split_heads(attention.output.detach(), recorded))[:, rows]).abs().sum((-2, -1))
-            )
-            shares.append(share)
+            contribution = slopes @ values.transpose(-2, -1)
+            shares.append((slopes * output[:, rows]).abs().sum((-2, -1)))
             parts.append((contribution * looseness[:, rows]).sum(-2).relu().unflatten(-1, layout.grid))
     if not has_gradient:
         raise blind_attention(log.attentions[number].where)
@@ -385,33 +359,31 @@ def _split_heads(tensor: Tensor, recorded: RecordedPass, ndim: int = 4) -> Tenso
 
 def _attend_again(
     recorded: RecordedPass, budget: RerunBudget, number: int
-) -> tuple[AttentionLog, AttentionTensors, Tensor]:
+) -> tuple[capture.AttentionLog, capture.AttentionTensors, Tensor]:
     """Run another pass, with gradients after the last attention; return its log, attention tensors, and scores."""
-    log = AttentionLog()
+    log = capture.AttentionLog()
     with grad_mode_off(), log.record(recorded.model):
         output = run_again(recorded, budget, 1)
         scores = compute_scores(recorded.scored.target, output, recorded.batch.images).values
-        attention = find_attention_tensors(log, number)
+        attention = capture.find_attention_tensors(log, number)
         if attention is None:
             where = log.attentions[number].where if number < len(log.attentions) else ""
-            raise cannot_follow(recorded, f"the queries and keys of the attention in '{where}' were not found")
+            raise capture.cannot_follow(recorded, f"the queries and keys of the attention in '{where}' were not found")
         if not scores.requires_grad:
             raise no_gradient_error([log.attentions[number].where])
         return log, attention, scores
 
 
 def _compute_query_gradients(
-    recorded: RecordedPass, attention: AttentionTensors, log: AttentionLog, scores: Tensor
+    recorded: RecordedPass, attention: capture.AttentionTensors, log: capture.AttentionLog, scores: Tensor
 ) -> Iterator[tuple[Tensor, int | None]]:
     """Yield, for a few classes at a time, gradients (k,N,heads,Q,d) at the attention's output, and the query's index.
 
     The index is None if the gradients are for all queries.
     """
-    rows = (
-        _compute_single_query_gradients(recorded, attention, log, scores)
-        if scores.shape[1] > MAX_CLASSES_AT_ALL_TOKENS
-        else None
-    )
+    rows = None
+    if scores.shape[1] > MAX_CLASSES_AT_ALL_TOKENS:
+        rows = _compute_single_query_gradients(recorded, attention, log, scores)
     if rows is not None:
         yield from rows
         return
@@ -421,7 +393,7 @@ def _compute_query_gradients(
 
 
 def _compute_single_query_gradients(
-    recorded: RecordedPass, attention: AttentionTensors, log: AttentionLog, scores: Tensor
+    recorded: RecordedPass, attention: capture.AttentionTensors, log: capture.AttentionLog, scores: Tensor
 ) -> list[tuple[Tensor, int | None]] | None:
     """Return the gradients for a head that reads one token, at a fraction of the cost; None for other heads.
 
@@ -430,7 +402,7 @@ def _compute_single_query_gradients(
     the copies, each class would need a backward pass for all tokens, at nearly all of which the gradient is zero. Every
     copy has to reproduce the token's output.
     """
-    enclosing_block = find_enclosing_block(attention, log, recorded)
+    enclosing_block = capture.find_enclosing_block(attention, log, recorded)
     if enclosing_block is None or _is_scaled(recorded):
         return None
     block_run, layout = enclosing_block
@@ -446,7 +418,9 @@ def _compute_single_query_gradients(
         if len(read) > 1:
             return None
         row = read[0] if read else 0
-        at_query = _run_block_on_copies(recorded, attention, block_run, (axis, row), gradient.select(1 + axis, row))
+        at_query = _run_block_on_copies(
+            recorded, attention.output, block_run, (axis, row), gradient.select(1 + axis, row)
+        )
         if at_query is None:
             return None
         parts.append((at_query, row))
@@ -454,33 +428,29 @@ def _compute_single_query_gradients(
 
 
 def _run_block_on_copies(
-    recorded: RecordedPass, attention: AttentionTensors, block_run: ModuleRun, token: tuple[int, int], gradients: Tensor
+    recorded: RecordedPass, attended: Tensor, block_run: capture.ModuleRun, token: tuple[int, int], gradients: Tensor
 ) -> Tensor | None:
-    """Run a block on copies of one token; return the gradients (k,N,heads,1,d) at its attention's output.
+    """Run a block on copies of one token; return the gradients (k,N,heads,1,d) at its attention's output, `attended`.
 
     `token` is the axis and the index of the token. `gradients` (k,N,D) are those at the block's output. Return None if
     the block does not treat each token separately.
     """
     (axis, row), block_output = token, cast("Tensor", block_run.output)
-    block_input = next(
-        (tensor for tensor in list_tensors((block_run.args, block_run.kwargs)) if tensor.shape == block_output.shape),
-        None,
-    )
-    query = _split_heads(attention.output.detach(), recorded)[..., row : row + 1, :]
-    expected = block_output.detach().select(axis, row).unsqueeze(axis)
+    inputs = list_tensors((block_run.args, block_run.kwargs))
+    block_input = next((tensor for tensor in inputs if tensor.shape == block_output.shape), None)
+    query = _split_heads(attended.detach(), recorded)[..., row : row + 1, :]
+    expected = block_output.detach().narrow(axis, row, 1)
     # The second count is for a block that accepts only its usual number of tokens.
-    counts = (len(gradients), block_output.shape[axis])
-    for count in counts:
+    for count in (len(gradients), block_output.shape[axis]):
         if block_input is None or count < len(gradients):
             return None
-        sizes = [count if i == axis else -1 for i in range(3)]
-        copies = block_input.detach().select(axis, row).unsqueeze(axis).expand(sizes)
+        copies = block_input.detach().narrow(axis, row, 1).repeat_interleave(count, axis)
         leaf = query.expand(-1, -1, count, -1).clone().requires_grad_()
         with torch.enable_grad():
-            attended = leaf if attention.output.ndim == 4 else leaf.flatten(0, 1)
-        with torch.enable_grad(), AttentionPatch(lambda _: None, partial(_return_attended, attended)):
+            replacement = leaf if attended.ndim == 4 else leaf.flatten(0, 1)
+        with torch.enable_grad(), capture.AttentionPatch(lambda _: None, partial(_return_first, replacement)):
             try:
-                output = _run_block(recorded, block_run, block_input, copies.clone())
+                output = _run_block(recorded, block_run, block_input, copies)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # The block may raise any error for a different number of tokens.
@@ -494,16 +464,16 @@ def _run_block_on_copies(
     return None
 
 
-def _return_attended(attended: Tensor, *_: Tensor) -> Tensor:
-    return attended
+def _return_first(replacement: Tensor, *_: Tensor) -> Tensor:
+    return replacement
 
 
-def _run_block(recorded: RecordedPass, block_run: ModuleRun, block_input: Tensor, replacement: Tensor) -> Tensor:
+def _run_block(
+    recorded: RecordedPass, block_run: capture.ModuleRun, block_input: Tensor, replacement: Tensor
+) -> Tensor:
     """Return the block's output for `replacement` instead of its input tokens."""
-    args, kwargs = map_tensors(
-        (block_run.args, block_run.kwargs), lambda tensor: replacement if tensor is block_input else tensor
-    )
-    device, autocast = recorded.scored.values.device.type, recorded.autocast
-    with pytorch.autocast(device, autocast):
+    inputs = block_run.args, block_run.kwargs
+    args, kwargs = map_tensors(inputs, lambda tensor: replacement if tensor is block_input else tensor)
+    with pytorch.autocast(recorded.scored.values.device.type, recorded.autocast):
         output: Any = find_floating_tensor(block_run.module(*args, **kwargs))
     return output

@@ -30,10 +30,8 @@ from gradcam.layers.token_layout import find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
-FUNCTIONS_WITH_ATTENTION = (
-    F.multi_head_attention_forward,
-    torch.autograd.grad,
-)  # Functions that compute attention; `torch.autograd.grad` repeats it for checkpoints.
+# Functions that compute attention; `torch.autograd.grad` repeats it for checkpoints.
+FUNCTIONS_WITH_ATTENTION = (F.multi_head_attention_forward, torch.autograd.grad)
 NO_ATTENTION = (
     "no attention was found. The model has none, or uses a custom kernel such as flash_attn (load Hugging Face models with "
     "attn_implementation='eager')"
@@ -76,17 +74,7 @@ class AttentionPatch(TorchFunctionMode):
             with self:  # The mode is inactive while it handles a function.
                 return _copy_without_override_check(func)(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            transform = self._on_attention(_get_attention_shape(*args, **kwargs))
-            result = (
-                func(*args, **kwargs)
-                if transform is None
-                else _compute_unfused_attention(*args, **kwargs, transform=transform)
-            )
-            return (
-                result
-                if self._on_result is None
-                else self._on_result(*_select_query_key_value(*args, **kwargs), result)
-            )
+            return self._attend(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in SOFTMAXES and result.ndim > 2 and _get_axis(*args, **kwargs) in (-1, result.ndim - 1):
             transform = self._on_attention(tuple(result.shape))
@@ -97,6 +85,14 @@ class AttentionPatch(TorchFunctionMode):
             return self._follow_product(args[-2], args[-1], result)
         return result
 
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        transform = self._on_attention((*query.shape[:-1], key.shape[-2]))
+        if transform is None:
+            result = F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+        else:
+            result = _compute_unfused_attention(query, key, value, *args, **kwargs, transform=transform)
+        return result if self._on_result is None else self._on_result(query, key, value, result)
+
     def _follow_product(self, first: Tensor, second: Tensor, result: Tensor) -> Tensor:
         """Detect an unfused attention: queries and keys in one product, and values in the next."""
         factors, shape, self._shape = self._factors, self._shape, None
@@ -106,16 +102,6 @@ class AttentionPatch(TorchFunctionMode):
         query, key = factors[0], factors[1].transpose(-2, -1)
         is_attention = query.shape[-2] == shape[-2] and key.shape[-2] == shape[-1]
         return self._on_result(query, key, second, result) if is_attention else result
-
-
-def _select_query_key_value(
-    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return query, key, value
-
-
-def _get_attention_shape(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[int, ...]:
-    return (*query.shape[:-1], key.shape[-2])
 
 
 def _get_axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> int | None:
@@ -129,10 +115,8 @@ def _copy_without_override_check(function: Any) -> Callable[..., Any]:
     # never end. While the mode is inactive, the softmax or the fused attention inside the function is not observed.
     # Changing the check in torch.nn.functional would affect other threads too. So the function is copied, with globals
     # of its own.
-    function_globals = {**function.__globals__, OVERRIDE_CHECK: lambda _: False}
-    return FunctionType(
-        function.__code__, function_globals, function.__name__, function.__defaults__, function.__closure__
-    )
+    new_globals = {**function.__globals__, OVERRIDE_CHECK: lambda _: False}
+    return FunctionType(function.__code__, new_globals, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _compute_unfused_attention(  # noqa: PLR0917  # The signature of scaled_dot_product_attention.
@@ -261,10 +245,8 @@ class AttentionLog:
             start = output if output.requires_grad else output.detach().requires_grad_()
             torch.set_grad_enabled(True)
             if not is_backward_running():  # In a backward pass, a checkpoint repeats what was recorded before.
-                detached = (query.detach(), key.detach(), value.detach())
-                self.attention_tensors[:] = [
-                    AttentionTensors(*detached, start, len(self.attentions) - 1, running.copy())
-                ]
+                inputs = query.detach(), key.detach(), value.detach()
+                self.attention_tensors[:] = [AttentionTensors(*inputs, start, len(self.attentions) - 1, running.copy())]
             return start.clone()  # Clone, because the model may change the tensor in place.
 
         with Hooks() as hooks, AttentionPatch(observe, on_result):
@@ -311,14 +293,15 @@ def find_blocks(log: AttentionLog, recorded: RecordedPass) -> AttentionBlocks:
     attention, if a block's attention is not between all tokens of the image, or if the number of tokens changes between
     blocks.
     """
-    attentions = _list_image_attention(log, recorded)
-    owners = [_find_block(attentions, index, log, recorded) for index in range(len(attentions))]
-    shape = log.outputs[owners[-1]]
-    modules = {name: log.modules[name] for name in owners}
-    layout = _find_layout(shape, recorded, modules[owners[-1]])
-    if layout is None:  # Unreachable, because `_find_block` requires a layout.
-        raise cannot_follow(recorded, "its tokens form no grid")
-    return AttentionBlocks(modules, _put_in_order(layout, attentions[-1].keys, log, recorded), shape)
+    attentions, modules = _list_image_attention(log, recorded), {}
+    for index, attention in enumerate(attentions):
+        owner = _find_owner(attentions, index, log, recorded)
+        if owner is None:
+            reason = f"contains only this attention and returns its {attention.keys} tokens, as a block does"
+            raise cannot_follow(recorded, f"no module around '{attention.where}' {reason}")
+        name, layout = owner
+        modules[name] = log.modules[name]
+    return AttentionBlocks(modules, _put_in_order(layout, attention.keys, log, recorded), log.outputs[name])
 
 
 def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: RecordedPass) -> Layout:
@@ -337,9 +320,14 @@ def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Reco
 
 def is_over_image(shape: Sequence[int], recorded: RecordedPass) -> bool:
     """Return whether an attention (N,...,T,T), or (N*heads,T,T), is between tokens that form a grid on each image."""
-    rows, queries, keys, images = shape[0], shape[-2], shape[-1], recorded.batch.images
+    return shape[-2] == shape[-1] and _find_key_layout(shape, recorded) is not None
+
+
+def _find_key_layout(shape: Sequence[int], recorded: RecordedPass) -> Layout | None:
+    """Return the layout of the keys of an attention (N,...,Q,T), or (N*heads,Q,T); None if they form no grid."""
+    rows, keys, images = shape[0], shape[-1], recorded.batch.images
     are_images = rows == images if len(shape) == 4 else rows % images == 0 and len(shape) == 3
-    return are_images and queries == keys and _find_layout((images, keys, 1), recorded) is not None
+    return _find_layout((images, keys, 1), recorded) if are_images else None
 
 
 def _find_layout(shape: Sequence[int], recorded: RecordedPass, module: nn.Module | None = None) -> Layout | None:
@@ -350,15 +338,12 @@ def _find_layout(shape: Sequence[int], recorded: RecordedPass, module: nn.Module
 
 
 def _list_image_attention(log: AttentionLog, recorded: RecordedPass) -> list[ObservedAttention]:
-    all_attentions = log.attentions
-    if not all_attentions:
+    if not log.attentions:
         raise cannot_follow(recorded, NO_ATTENTION)
-    fitting_indices = [
-        index for index, attention in enumerate(all_attentions) if is_over_image(attention.shape, recorded)
-    ]
-    attentions = all_attentions[: fitting_indices[-1] + 1] if fitting_indices else all_attentions
-    for index, attention in enumerate(attentions):
-        if index not in fitting_indices:
+    fits = [is_over_image(attention.shape, recorded) for attention in log.attentions]
+    attentions = log.attentions[: len(fits) - fits[::-1].index(True) if any(fits) else None]
+    for attention, fit in zip(attentions, fits):
+        if not fit:
             raise cannot_follow(recorded, _describe_misfit(attention, recorded.batch))
     counts = list(dict.fromkeys(attention.keys for attention in attentions))
     if len(counts) > 1:
@@ -372,16 +357,11 @@ def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
     The queries may be the same tokens or others, such as a class token or the probe of attention pooling. Raises
     `ModelError` if there is none.
     """
-    images = recorded.batch.images
     for number, attention in reversed(list(enumerate(log.attentions))):
-        rows = attention.shape[0]
-        are_images = rows == images if len(attention.shape) == 4 else rows % images == 0 and len(attention.shape) == 3
-        layout = _find_layout((images, attention.keys, 1), recorded) if are_images else None
-        if layout is not None:
+        if (layout := _find_key_layout(attention.shape, recorded)) is not None:
             return number, _put_in_order(layout, attention.keys, log, recorded)
-    raise cannot_follow(
-        recorded, _describe_misfit(log.attentions[-1], recorded.batch) if log.attentions else NO_ATTENTION
-    )
+    reason = _describe_misfit(log.attentions[-1], recorded.batch) if log.attentions else NO_ATTENTION
+    raise cannot_follow(recorded, reason)
 
 
 def find_attention_tensors(log: AttentionLog, number: int) -> AttentionTensors | None:
@@ -399,20 +379,9 @@ def find_enclosing_block(
     attended: AttentionTensors, log: AttentionLog, recorded: RecordedPass
 ) -> tuple[ModuleRun, Layout] | None:
     """Return the outermost module that ran only this attention and returned its tokens; None if there is none."""
-    other_modules = {
-        name
-        for number, attention in enumerate(log.attentions)
-        if number != attended.number
-        for name in attention.running
-    }
-    for running in attended.enclosing_runs:
-        output = running.output
-        if running.name in other_modules or output is None or output.ndim != 3:
-            continue
-        layout = _find_layout(output.shape, recorded, running.module)
-        if layout is not None and output.shape[1 - layout.image_axis] == attended.key.shape[-2]:
-            return running, layout
-    return None
+    name, layout = _find_owner(log.attentions, attended.number, log, recorded) or (None, None)
+    block_run = next((run for run in attended.enclosing_runs if run.name == name), None)
+    return None if layout is None or block_run is None else (block_run, layout)
 
 
 def _describe_misfit(attention: ObservedAttention, batch: Batch) -> str:
@@ -425,23 +394,19 @@ def _describe_misfit(attention: ObservedAttention, batch: Batch) -> str:
     return f"{shape}, and {attention.keys} tokens form no grid on images of {size} (it may be channel attention)"
 
 
-def _find_block(attentions: Sequence[ObservedAttention], index: int, log: AttentionLog, recorded: RecordedPass) -> str:
-    """Return the outermost module that ran only this attention and returned its tokens."""
+def _find_owner(
+    attentions: Sequence[ObservedAttention], index: int, log: AttentionLog, recorded: RecordedPass
+) -> tuple[str, Layout] | None:
+    """Return the outermost module that ran only this attention and returned its tokens, and their layout."""
     tokens = attentions[index].keys
-    other_modules = {
-        name for number, attention in enumerate(attentions) if number != index for name in attention.running
-    }
+    other_modules = {name for i, attention in enumerate(attentions) if i != index for name in attention.running}
     for name in attentions[index].running:
         shape = log.outputs.get(name, ())
-        if name in other_modules or len(shape) != 3:
-            continue
-        layout = _find_layout(shape, recorded, log.modules[name])
-        if layout is not None and shape[1 - layout.image_axis] == tokens:
-            return name
-    reason = (
-        f"no module around '{attentions[index].where}' contains only this attention and returns its {tokens} tokens"
-    )
-    raise cannot_follow(recorded, f"{reason}, as a block does")
+        if name not in other_modules and len(shape) == 3:
+            layout = _find_layout(shape, recorded, log.modules[name])
+            if layout is not None and shape[1 - layout.image_axis] == tokens:
+                return name, layout
+    return None
 
 
 def cannot_follow(recorded: RecordedPass, reason: str) -> ModelError:
