@@ -13,14 +13,14 @@ from torch.nn import functional as F
 from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import GridActivations, blind_layer
 from gradcam.cam.methods.one_pass import Join, add_up
-from gradcam.cam.methods.rerun import Variants, layer_output, require_effect, score_input, score_layer
+from gradcam.cam.methods.rerun import Variants, layer_output, score_input, score_layer
 from gradcam.cam.rounding import NUM_PERTURBATIONS, DenoisedMaps, Perturb, denoise, perturb, remove_noise
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.containers import Batch
 from gradcam.hooks.memory import RerunBudget
-from gradcam.options import check_count
+from gradcam.options import MAX_COUNT, check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.
 MAX_SEED = 2**62 - 1  # The largest seed for which seed + number still fits a torch generator.
@@ -48,7 +48,6 @@ def ablationcam(
         site.layout.change_channels(copies, switch_off)
 
     variant_scores = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), budget)
-    require_effect(variant_scores, site, recorded)
     ablated_scores = variant_scores.values.permute(1, 2, 0)  # (N,K,C)
 
     def weigh(perturb: Perturb) -> Tensor:
@@ -70,16 +69,14 @@ def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudge
     the class, and a negative value evidence against it. For volumes, the window is the product of (1 2 1) / 4 along the
     three axes. Extra tokens such as class tokens stay unchanged. Raises as `ablationcam` does.
     """
-    output, lengths = layer_output(site), site.grid.shape[2:]
-    cells = lengths.numel()
+    lengths = site.grid.shape[2:]
 
     def apply_window(copies: Tensor, numbers: range) -> None:
         windows = _make_windows(numbers, lengths).to(copies)[:, None, None]
         site.layout.change_grid(copies, lambda grid: grid.unflatten(0, (len(numbers), -1)).mul_(windows))
 
-    variant_scores = score_layer(recorded, site, Variants(output, cells + 1, apply_window), budget)
-    require_effect(variant_scores, site, recorded)
-    scores = variant_scores.values.permute(1, 2, 0)  # (N,K,V)
+    variants = Variants(layer_output(site), lengths.numel() + 1, apply_window)
+    scores = score_layer(recorded, site, variants, budget).values.permute(1, 2, 0)  # (N,K,V)
 
     def subtract(perturb: Perturb) -> Tensor:
         perturbed = perturb(scores, 2)
@@ -119,7 +116,7 @@ def scorecam(
     excluded from the softmax, because it could only add a constant to the map or scale it. Raises `GradcamError` if the
     memory budget does not hold a single variant.
     """
-    return _join(recorded, site, _compute_weights(recorded, site, budget, max_channels=site.grid.shape[1]), join)
+    return _mask_channels(recorded, site, budget, join)
 
 
 def fasterscorecam(
@@ -131,7 +128,7 @@ def fasterscorecam(
     is no paper. Raises as `scorecam` does, and `GradcamError` for fewer than one channel.
     """
     check_count(channels, "fasterscorecam: channels", "an int, 1 or more.")
-    return _join(recorded, site, _compute_weights(recorded, site, budget, max_channels=channels), join)
+    return _mask_channels(recorded, site, budget, join, max_channels=channels)
 
 
 def sscam(
@@ -158,8 +155,7 @@ def sscam(
         noise_maps = torch.stack([_sample_noise(masks.shape[3:], seed + number) for number in numbers])
         return masks + noise * noise_maps.to(masks)[:, None, None]
 
-    weights = _compute_weights(recorded, site, budget, max_channels=site.grid.shape[1], rounds=samples, alter=add_noise)
-    return _join(recorded, site, weights, join)
+    return _mask_channels(recorded, site, budget, join, rounds=samples, alter=add_noise)
 
 
 def _sample_noise(shape: Sequence[int], seed: int) -> Tensor:
@@ -180,8 +176,7 @@ def iscam(
         shares = [(number % steps + 1) / steps for number in numbers]
         return masks * torch.tensor(shares, dtype=masks.dtype, device=masks.device).reshape(-1, *[1] * (masks.ndim - 1))
 
-    weights = _compute_weights(recorded, site, budget, max_channels=site.grid.shape[1], rounds=steps, alter=scale)
-    return _join(recorded, site, weights, join)
+    return _mask_channels(recorded, site, budget, join, rounds=steps, alter=scale)
 
 
 def _join(recorded: RecordedPass, site: GridActivations, weights: Tensor, join: Join) -> DenoisedMaps:
@@ -189,16 +184,17 @@ def _join(recorded: RecordedPass, site: GridActivations, weights: Tensor, join: 
     return denoise(lambda perturb: join(perturb(site.grid, 1), weights), recorded.tolerance)
 
 
-def _compute_weights(
+def _mask_channels(
     recorded: RecordedPass,
     site: GridActivations,
     budget: RerunBudget,
+    join: Join,
     *,
-    max_channels: int,
+    max_channels: int = MAX_COUNT,
     rounds: int = 1,
-    alter: Callable[[Tensor, range], Tensor] | None = None,
-) -> Tensor:
-    """Return weights (N,K,C), which are zero except for the `max_channels` channels of each image that vary most.
+    alter: Callable[[Tensor, range], Tensor] = lambda masks, _: masks,
+) -> DenoisedMaps:
+    """Return the sum of the `max_channels` channels of each image that vary most, weighted by scores of masked images.
 
     Scores are means over `rounds`. `alter(masks, numbers)` changes masks (v,N,1,...) in [0,1]; each mask has `rounds`
     consecutive numbers.
@@ -206,22 +202,20 @@ def _compute_weights(
     channels, is_valid = _rank_channels(site.grid, max_channels, recorded.tolerance)
     count = channels.shape[1]
     if count == 0:  # All channels are constant.
-        return site.grid.new_zeros(*recorded.scored.values.shape, site.grid.shape[1])
+        return _join(recorded, site, site.grid.new_zeros(*recorded.scored.values.shape, site.grid.shape[1]), join)
 
     def apply_masks(copies: Tensor, numbers: range) -> None:
         masks = _make_masks(site.grid, channels[:, [number // rounds for number in numbers]], budget.batch.size)
-        masks = masks if alter is None else alter(masks, numbers)
-        copies.mul_(masks.flatten(0, 1).to(copies))
+        copies.mul_(alter(masks, numbers).flatten(0, 1).to(copies))
 
-    variant_scores = score_input(recorded, Variants(budget.batch.pictures, rounds * count, apply_masks), budget)
+    scores = score_input(recorded, Variants(budget.batch.pictures, rounds * count, apply_masks), budget).values
     # A model on several devices may return its scores on a different device than the layer's.
-    scores = (
-        variant_scores.values.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)
-    )  # (N,K,V)
+    means = scores.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
     # For an image without masks, the softmax is NaN.
-    shares = scores.masked_fill(~is_valid[:, None], -torch.inf).softmax(2).nan_to_num(0)
+    shares = means.masked_fill(~is_valid[:, None], -torch.inf).softmax(2).nan_to_num(0)
     weights = shares.new_zeros(*shares.shape[:2], site.grid.shape[1])
-    return weights.scatter_(2, channels[:, None].expand_as(shares), shares).to(site.grid.dtype)
+    weights = weights.scatter_(2, channels[:, None].expand_as(shares), shares)
+    return _join(recorded, site, weights.to(site.grid.dtype), join)
 
 
 def _rank_channels(grid: Tensor, max_channels: int, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -267,8 +261,7 @@ def rise(
     pictures, size = budget.batch.pictures, budget.batch.size
 
     def make_masks(numbers: range) -> Tensor:
-        mask_list = [_sample_mask(size, cells, probability, seed + number) for number in numbers]
-        return torch.stack(mask_list).to(pictures.device)
+        return torch.stack([_sample_mask(size, cells, probability, seed + i) for i in numbers]).to(pictures.device)
 
     def apply_masks(copies: Tensor, numbers: range) -> None:
         copies.unflatten(0, (len(numbers), -1)).mul_(make_masks(numbers).to(copies)[:, None, None])
@@ -281,9 +274,8 @@ def rise(
     total = deviations.new_zeros((*deviations.shape[1:], *size))
     for start in range(0, masks, MASKS_PER_STEP):
         numbers = range(start, min(start + MASKS_PER_STEP, masks))
-        total += torch.tensordot(
-            deviations[numbers.start : numbers.stop], make_masks(numbers).to(deviations), dims=([0], [0])
-        )
+        values = deviations[numbers.start : numbers.stop]
+        total += torch.tensordot(values, make_masks(numbers).to(deviations), dims=([0], [0]))
     maps, *perturbed_maps = total.div_(masks * probability).unbind()
     return remove_noise(maps, perturbed_maps)
 
@@ -294,9 +286,8 @@ def _sample_mask(size: Sequence[int], cells: int, probability: float, seed: int)
     is_open = torch.rand([cells] * len(size), generator=generator, dtype=torch.float32, device="cpu") < probability
     lengths = [math.ceil(length / cells) for length in size]  # Side lengths of a cell.
     size_with_margin = [(cells + 1) * length for length in lengths]
-    mask = F.interpolate(
-        is_open.float()[None, None], size=size_with_margin, mode=MODES[len(size)], align_corners=False
-    )[0, 0]
+    grid = is_open.float()[None, None]
+    mask = F.interpolate(grid, size=size_with_margin, mode=MODES[len(size)], align_corners=False)[0, 0]
     for axis, (length, cell) in enumerate(zip(size, lengths)):
         start = int(torch.randint(cell, (1,), generator=generator, dtype=torch.int64, device="cpu"))
         mask = mask.narrow(axis, start, length)
@@ -339,17 +330,13 @@ def smooth_gradcam_pp(
     denominators = 2 * second + site.grid.flatten(2).sum(2)[:, None, :, None] * third
     coefficients = (second / denominators).masked_fill(denominators == 0, 0)
     weights = (coefficients * first.relu()).sum(3)
-    return denoise(lambda perturb: join(perturb(site.grid, 1), weights), recorded.tolerance)
+    return _join(recorded, site, weights, join)
 
 
 def _compute_gradients(recorded: RecordedPass, site: GridActivations, batch: Batch) -> Tensor:
-    layer = site.layer
-    device, autocast = recorded.scored.values.device.type, recorded.autocast
-    with (
-        pytorch.autocast(device, autocast),
-        recorded_pass(recorded.model, batch, [recorded.outlets[layer]], recorded.scored.target) as noisy,
-    ):
-        chunks = jacobian(noisy.scored.values, [noisy.activations[layer]], scaled=noisy.has_float16)
+    noisy_pass = recorded_pass(recorded.model, batch, [recorded.outlets[site.layer]], recorded.scored.target)
+    with pytorch.autocast(recorded.scored.values.device.type, recorded.autocast), noisy_pass as noisy:
+        chunks = jacobian(noisy.scored.values, [noisy.activations[site.layer]], scaled=noisy.has_float16)
         return torch.cat([site.to_grid(gradient, "gradients")[0] for (gradient,) in chunks], 1)
 
 

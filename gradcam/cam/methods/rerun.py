@@ -13,7 +13,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float3
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks import pytorch
 from gradcam.hooks.containers import (
-    LayerInput,
     copy_inputs,
     floating_tensors_by_keys,
     list_tensors,
@@ -103,12 +102,9 @@ class VariantScores:
     unchanged: Tensor
 
 
-@dataclass(frozen=True)
-class _RerunStrategy:
-    """A way to compute the model's output from flattened variants, and the memory that one variant takes."""
-
-    run: Callable[[Tensor, int], Any]
-    measure_bytes: Callable[[], int]
+# A way to compute the model's output from flattened variants and their number per image, and a function that measures
+# the memory that one variant takes.
+RerunStrategy = tuple[Callable[[Tensor, int], Any], Callable[[], int]]
 
 
 def score_layer(
@@ -116,7 +112,8 @@ def score_layer(
 ) -> VariantScores:
     """Return the scores of variants of a layer's output; `variants.base` is `layer_output(site)`.
 
-    Raises `GradcamError` if the memory budget does not hold a single variant.
+    Raises `LayerError` if no variant changes any score by more than rounding, and `GradcamError` if the memory budget
+    does not hold a single variant.
     """
     layout, outlet = site.layout, recorded.outlets[site.layer]
 
@@ -130,17 +127,19 @@ def score_layer(
             return run_again(recorded, budget, count)
 
     tail = budget.meter.peak(outlet.module)
-    strategies = [
-        _RerunStrategy(run_tail, lambda: 2 * variants.bytes_per_variant + tail),
-        _RerunStrategy(run_model, lambda: 2 * variants.bytes_per_variant + _measure(recorded, budget)),
+    strategies: list[RerunStrategy] = [
+        (run_tail, lambda: 2 * variants.bytes_per_variant + tail),
+        (run_model, lambda: 2 * variants.bytes_per_variant + _measure(recorded, budget)),
     ]
-    return _score(recorded, variants, strategies, budget)
+    scores = _score(recorded, variants, strategies, budget)
+    _require_effect(scores, site, recorded)
+    return scores
 
 
 def score_input(recorded: RecordedPass, variants: Variants, budget: RerunBudget) -> VariantScores:
     """Return the scores of variants of the images; `variants.base` is `budget.batch.pictures`.
 
-    Raises as `score_layer` does.
+    Raises `GradcamError` if the memory budget does not hold a single variant.
     """
 
     def run(rows: Tensor, count: int) -> Any:
@@ -150,10 +149,10 @@ def score_input(recorded: RecordedPass, variants: Variants, budget: RerunBudget)
         return run_again(recorded, budget, count, rows.contiguous(memory_format=torch.channels_last))
 
     pass_bytes = _measure(recorded, budget)
-    strategies = [_RerunStrategy(run, lambda: 3 * variants.bytes_per_variant + pass_bytes)]
+    strategies: list[RerunStrategy] = [(run, lambda: 3 * variants.bytes_per_variant + pass_bytes)]
     # On a CPU, convolutions are faster with channels last, but not every model accepts that.
     if variants.base.device.type == "cpu" and variants.base.ndim == 4:
-        strategies.insert(0, _RerunStrategy(run_channels_last, lambda: 4 * variants.bytes_per_variant + pass_bytes))
+        strategies.insert(0, (run_channels_last, lambda: 4 * variants.bytes_per_variant + pass_bytes))
     return _score(recorded, variants, strategies, budget)
 
 
@@ -162,7 +161,7 @@ def layer_output(site: GridActivations) -> Tensor:
     return site.layout.to_rows(site.recorded.detach())
 
 
-def require_effect(scores: VariantScores, site: GridActivations, recorded: RecordedPass) -> None:
+def _require_effect(scores: VariantScores, site: GridActivations, recorded: RecordedPass) -> None:
     """Raise `LayerError` if no variant of a layer's output changes any score by more than rounding."""
     # Without variants, or with zero activations, there is nothing to change.
     if not len(scores.values) or not site.grid.any():
@@ -176,52 +175,43 @@ def require_effect(scores: VariantScores, site: GridActivations, recorded: Recor
 
 
 def _score(
-    recorded: RecordedPass, variants: Variants, strategies: Sequence[_RerunStrategy], budget: RerunBudget
+    recorded: RecordedPass, variants: Variants, strategies: Sequence[RerunStrategy], budget: RerunBudget
 ) -> VariantScores:
-    for strategy in strategies:
-        bytes_per_variant = strategy.measure_bytes()
-        if strategy is strategies[0]:
+    for number, (run, measure_bytes) in enumerate(strategies):
+        bytes_per_variant = measure_bytes()
+        if number == 0:
             budget.require_one(bytes_per_variant)
         max_rows = budget.fitting(bytes_per_variant)
-        scores = _score_together(recorded, variants, strategy, budget, max_rows) if max_rows >= MIN_ROWS else None
-        if scores is not None:
+        chunks = plan_chunks(variants.count, max_rows) if max_rows >= MIN_ROWS else []
+        if chunks and (scores := _score_chunks(recorded, variants, run, budget, chunks)) is not None:
             return scores
-    return _score_one_by_one(recorded, variants, strategies[-1], budget)
+    chunks = [Chunk(range(number, number + 1), 1) for number in range(variants.count)]
+    # Without a guarded chunk, there is no test that may fail.
+    return cast("VariantScores", _score_chunks(recorded, variants, run, budget, chunks))
 
 
-def _score_together(
-    recorded: RecordedPass, variants: Variants, strategy: _RerunStrategy, budget: RerunBudget, max_rows: int
+def _score_chunks(
+    recorded: RecordedPass,
+    variants: Variants,
+    run: Callable[[Tensor, int], Any],
+    budget: RerunBudget,
+    chunks: list[Chunk],
 ) -> VariantScores | None:
-    parts: list[Tensor] = []
-    unchanged = recorded.scored.values.detach()
-    for chunk in plan_chunks(variants.count, max_rows):
-        rows = variants.make(chunk)
-        if chunk.is_guarded:
-            try:
-                output = strategy.run(rows, chunk.rows)
-            except torch.OutOfMemoryError:
+    """Return the scores of all chunks; None if the guarded chunk shows that rows are not independent."""
+    parts, unchanged = [], recorded.scored.values.detach()
+    for chunk in chunks:
+        try:
+            output = run(variants.make(chunk), chunk.rows)
+        except Exception as error:  # The model may raise any error for a batch of a different size.
+            if isinstance(error, torch.OutOfMemoryError) or not chunk.is_guarded:
                 raise
-            except Exception:  # The model may raise any error for a batch of a different size.
-                return None
+            return None
+        if chunk.is_guarded:
             if output is None or not reproduces_first_pass(recorded, output, chunk.rows):
                 return None
             (unchanged,) = score_rows(recorded, output, chunk.rows, range(1))
-        else:
-            output = strategy.run(rows, chunk.rows)
         parts.append(score_rows(recorded, output, chunk.rows, chunk.positions))
         budget.report(chunk.numbers.stop, variants.count)
-    return VariantScores(torch.cat(parts), unchanged)
-
-
-def _score_one_by_one(
-    recorded: RecordedPass, variants: Variants, strategy: _RerunStrategy, budget: RerunBudget
-) -> VariantScores:
-    parts = []
-    for number in range(variants.count):
-        output = strategy.run(variants.make(Chunk(range(number, number + 1), 1)), 1)
-        parts.append(score_rows(recorded, output, 1, range(1)))
-        budget.report(number + 1, variants.count)
-    unchanged = recorded.scored.values.detach()
     return VariantScores(torch.cat(parts) if parts else unchanged[None][:0], unchanged)
 
 
@@ -242,17 +232,14 @@ def run_again(recorded: RecordedPass, budget: RerunBudget, count: int, pictures:
         return tensor.repeat(count, *[1] * (tensor.ndim - 1)) if has_image_rows else tensor.clone()
 
     batch = budget.batch.copy(repeat, pictures)
-    device, autocast = recorded.scored.values.device.type, recorded.autocast
-    with pytorch.autocast(device, autocast):
+    with pytorch.autocast(recorded.scored.values.device.type, recorded.autocast):
         return batch.run(recorded.model)
 
 
 @contextlib.contextmanager
 def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Iterator[None]:
     """Replace the module's output by `rows`, wherever the output tensor is used."""
-    inputs: list[LayerInput] = []
-    runs = itertools.count()
-    swapped: list[tuple[Tensor, Tensor]] = []
+    inputs, runs, swapped = list[Any](), itertools.count(), list[tuple[Tensor, Tensor]]()
 
     def record_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs[:], arguments = copy_inputs(args, kwargs)
@@ -317,26 +304,17 @@ def reproduces_first_pass(recorded: RecordedPass, output: Any, count: int) -> bo
             return False
     else:
         recorded_outputs, outputs = list_tensors(recorded.output), list_tensors(output)
-    if len(recorded_outputs) != len(outputs):
-        return False
-    tolerance = recorded.tolerance
-    return all(
-        _has_rows(recorded_tensor, tensor, images, count, tolerance)
-        for recorded_tensor, tensor in zip(recorded_outputs, outputs)
+    return len(recorded_outputs) == len(outputs) and all(
+        _has_rows(expected, tensor, images, count, recorded.tolerance)
+        for expected, tensor in zip(recorded_outputs, outputs)
     )
 
 
-def _has_rows(recorded_tensor: Tensor, tensor: Tensor, images: int, count: int, tolerance: float) -> bool:
-    if (
-        recorded_tensor.ndim == 0
-        or len(recorded_tensor) != images
-        or tensor.shape != (count * images, *recorded_tensor.shape[1:])
-    ):
+def _has_rows(expected: Tensor, tensor: Tensor, images: int, count: int, tolerance: float) -> bool:
+    if expected.shape[:1] != (images,) or tensor.shape != (count * images, *expected.shape[1:]):
         return False
-    if not recorded_tensor.is_floating_point():
+    if not expected.is_floating_point():
         return True
-    recorded_tensor, tensor = at_least_float32(recorded_tensor.detach()), at_least_float32(tensor)
-    max_difference = tolerance * recorded_tensor.abs().amax()
-    return all(
-        bool((rows - recorded_tensor).abs().amax() <= max_difference) for rows in (tensor[:images], tensor[-images:])
-    )
+    expected, tensor = at_least_float32(expected.detach()), at_least_float32(tensor)
+    limit = tolerance * expected.abs().amax()
+    return all(bool((rows - expected).abs().amax() <= limit) for rows in (tensor[:images], tensor[-images:]))
