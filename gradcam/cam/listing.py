@@ -125,22 +125,14 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     usable = [name for name in with_grid if reasons[name] is None]
     suggested = suggest(usable, recorder.list_output_info(model), paths, recorder.output) if usable else None
     first, positive = (None, None) if suggested is None else (suggested.layers[0], suggested.behind_activation)
-    order = [
-        row_name
-        for name in layers
-        for row_name in (name, *(run for run in last_runs if run.rpartition("#")[0] == name))
-    ]
-    return tuple(
-        replace(
-            recorder.make_row(name, (layers | last_runs)[name], reasons[name]),
-            is_suggested=name == first,
-            suggested_for_positive=name == positive != first,
-            guessed=name in guesses,
-            places=places.get(name),
-        )
-        for name in order
-        if name in layers or name in (first, positive)
-    )
+    rows = []
+    for layer, module in layers.items():
+        suggested_runs = [run for run in last_runs if run in (first, positive) and run.rpartition("#")[0] == layer]
+        for name in (layer, *suggested_runs):
+            row = recorder.make_row(name, module, reasons[name])
+            suggestion = {"is_suggested": name == first, "suggested_for_positive": name == positive != first}
+            rows.append(replace(row, **suggestion, guessed=name in guesses, places=places.get(name)))
+    return tuple(rows)
 
 
 def _to_images(model: nn.Module, images: Any) -> Any:
@@ -213,13 +205,10 @@ class _ListingRecorder:
     def _describe_output(self, tensor: Tensor, module: nn.Module) -> _LayerOutput:
         shape = tuple(tensor.shape)
         layout = self._axes.find_layout(shape, module)
-        is_text = layout is None and self._axes.holds_text(shape, module)
-        is_attention = layout is not None and tensor.ndim > 3 and is_guess(layout, module, shape, self._batch.size)
-        is_attention = is_attention and (
-            is_softmax(tensor.grad_fn, tensor.ndim) if tensor.is_meta else are_attention_weights(tensor)
-        )
-        reason = "its tokens include text" if is_text else "it returns attention weights" if is_attention else None
-        layout = None if reason else layout
+        reason = "its tokens include text" if layout is None and self._axes.holds_text(shape, module) else None
+        guessed = layout is not None and tensor.ndim > 3 and is_guess(layout, module, shape, self._batch.size)
+        if guessed and (is_softmax(tensor.grad_fn, tensor.ndim) if tensor.is_meta else are_attention_weights(tensor)):
+            layout, reason = None, "it returns attention weights"
         return _LayerOutput(shape, layout, to_output_info(tensor, layout, self._batch.size), reason)
 
     def select_outputs(self, depends: Mapping[Edge, bool]) -> None:
@@ -228,26 +217,19 @@ class _ListingRecorder:
         This is the first output that has a grid, reaches the score, and is not used to compute another such output.
         """
         for module, other_outputs in self._other_outputs.items():
-            candidates = [
-                output
-                for output in (self._outputs[module], *other_outputs)
-                if output.layout and output.info.edge in depends
-            ]
-            nodes_before = {
-                node for output in candidates if output.info.edge for node in list_ancestor_nodes(output.info.edge[0])
-            }
-            last_outputs = [
-                output for output in candidates if output.info.edge and output.info.edge[0] not in nodes_before
-            ]
-            self._outputs[module] = next(iter([*last_outputs, *candidates]), self._outputs[module])
+            edges = [(output, output.info.edge) for output in (self._outputs[module], *other_outputs) if output.layout]
+            candidates = [(output, edge[0]) for output, edge in edges if edge and edge in depends]
+            nodes_before = {previous for _, node in candidates for previous in list_ancestor_nodes(node)}
+            last_outputs = [output for output, node in candidates if node not in nodes_before]
+            if candidates:
+                self._outputs[module] = last_outputs[0] if last_outputs else candidates[0][0]
 
     def resolve_ambiguous_layouts(self) -> None:
         """After the model has run, measure the layout of outputs whose channels may come first or last."""
         for module, output in self._outputs.items():
             if output.layout is None and output.reason is None and output.shape:
-                layout = choose_layout_by_response(
-                    output.shape, LayerRef(type(module).__name__, module), self._batch, self._model
-                )
+                layer = LayerRef(type(module).__name__, module)
+                layout = choose_layout_by_response(output.shape, layer, self._batch, self._model)
                 if layout is not None:
                     info = replace(output.info, cells=math.prod(layout.grid))
                     self._outputs[module] = replace(output, layout=layout, info=info)
@@ -269,25 +251,15 @@ class _ListingRecorder:
         A layer is left out if another layer returns the same tensor, and the same layout is certain for that layer.
         """
         outputs = {name: self._outputs[module] for name, module in layers.items()}
-        placed_layers = {
-            name: PlacedLayer(LayerRef(name, layers[name]), output.shape, output.layout)
-            for name, output in outputs.items()
-            if output.layout
-        }
-        doubtful = {
-            name: placed
-            for name, placed in placed_layers.items()
-            if placed.is_guess(self._batch) and placed.is_measurable(self._batch)
-        }
-        certain_layouts = {
-            outputs[name].info.edge: placed.layout for name, placed in placed_layers.items() if name not in doubtful
-        }
-        certain_layouts.pop(None, None)
-        return {
-            name: placed
-            for name, placed in doubtful.items()
-            if certain_layouts.get(outputs[name].info.edge) != placed.layout
-        }
+        doubtful, certain = dict[str, PlacedLayer](), dict[Edge | None, Layout]()
+        for name, output in outputs.items():
+            if output.layout:
+                placed = PlacedLayer(LayerRef(name, layers[name]), output.shape, output.layout)
+                if placed.is_guess(self._batch) and placed.is_measurable(self._batch):
+                    doubtful[name] = placed
+                elif output.info.edge is not None:
+                    certain[output.info.edge] = output.layout
+        return {name: layer for name, layer in doubtful.items() if certain.get(outputs[name].info.edge) != layer.layout}
 
     def explain_rejection(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
         """Return why this layer (with `run`, its last run) cannot be a target layer; None if it can."""
@@ -309,21 +281,19 @@ class _ListingRecorder:
         return None if depends[edge] else "only the class token reaches the score"
 
     def make_row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
-        output = self._outputs.get(module)
-        edge = None if output is None else output.info.edge
-        layout = None if output is None else output.layout
+        shape = grid = stride = None
+        both_signs = False
+        if (output := self._outputs.get(module)) is not None:
+            shape, edge = output.shape, output.info.edge
+            both_signs = reason is None and edge is not None and not is_nonnegative(edge)
+            if output.layout is not None:
+                grid = output.layout.grid
+                stride = tuple(map(_stride, self._batch.size, grid))
+        parameters = sum(parameter.numel() for parameter in module.parameters())
         return LayerRow(
-            name=name,
-            type=type(module).__name__,
-            shape=None if output is None else output.shape,
-            grid=None if layout is None else layout.grid,
-            stride=None if layout is None else tuple(map(_stride, self._batch.size, layout.grid)),
-            parameters=sum(parameter.numel() for parameter in module.parameters()),
-            cam=reason is None,
-            reason=reason,
-            is_suggested=False,
-            both_signs=reason is None and edge is not None and not is_nonnegative(edge),
-        )
+            name, type(module).__name__, shape, grid, stride, parameters,
+            cam=reason is None, reason=reason, is_suggested=False, both_signs=both_signs,
+        )  # fmt: skip
 
 
 def _stride(length: int, cells: int) -> float:

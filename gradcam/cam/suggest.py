@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,10 @@ MAX_PATCH_EMBEDDING_SHARE = 0.25
 MAX_LAYERS_TO_SEARCH = 4
 
 
+Reshape = str | tuple[int, ...] | None
+Values = TypeVar("Values")
+
+
 @dataclass(frozen=True)
 class OutputInfo:
     """A layer's output: its edge in the graph, its number of cells, and whether it is a map (not tokens)."""
@@ -88,7 +92,7 @@ def find_suggestion(
     model: nn.Module,
     batch: Batch,
     target: Any = None,
-    reshape: str | tuple[int, ...] | None = None,
+    reshape: Reshape = None,
     *,
     whole_batch: bool = False,
     facts: ModelFacts | None = None,
@@ -127,9 +131,8 @@ def suggest(
     depending = [name for name in names if info[name].edge in paths]
     if not depending:
         names = [*names, *outputs]
-        return Suggestion(
-            names, names[0], OUTPUT_NOTE.format(names[0]) if names[0] in outputs else None, outputs=outputs
-        )
+        note = OUTPUT_NOTE.format(names[0]) if names[0] in outputs else None
+        return Suggestion(names, names[0], note, outputs=outputs)
     inner = _list_inner_layers(depending, info, paths) if is_dense else []
     if inner:
         # The last levels of a feature pyramid have too few cells.
@@ -143,17 +146,15 @@ def suggest(
         best = [name for name in depending if not _is_early(info[name].edge, paths)][:1]
     ordered = list(dict.fromkeys([*best, *depending, *names, *outputs]))
     is_part = not inner and paths.whole and info[ordered[0]].edge not in paths.whole
-    note_on_part = RUN_NOTE if "#" in ordered[0] else BRANCH_NOTE
-    note = (
-        EARLY_NOTE.format(ordered[0]) if is_early and not best else note_on_part.format(ordered[0]) if is_part else None
-    )
+    note = RUN_NOTE if is_part and "#" in ordered[0] else BRANCH_NOTE if is_part else None
+    note = EARLY_NOTE if is_early and not best else note
     # Among the last few layers with as many cells as the best layer, prefer one after an activation function.
     best = best or ordered[:1]
     names_of_grid = [name for name in best if info[name].cells == info[best[0]].cells]
     last_edges = list(dict.fromkeys(info[name].edge for name in names_of_grid))[:MAX_LAYERS_TO_SEARCH]
     edges = {name: info[name].edge for name in names_of_grid if info[name].edge in last_edges}
     activated = next((name for name, edge in edges.items() if edge is not None and is_nonnegative(edge)), best[0])
-    return Suggestion(ordered, activated, note, outputs=outputs)
+    return Suggestion(ordered, activated, note and note.format(ordered[0]), outputs=outputs)
 
 
 def _is_early(edge: Edge | None, paths: GradientPaths) -> bool:
@@ -161,15 +162,15 @@ def _is_early(edge: Edge | None, paths: GradientPaths) -> bool:
     if edge is None:
         return False
     nodes_before, all_nodes = (trace_score_graph(ends, [], None).nodes for ends in ([edge], paths.scores))
-    attention, has_weights = _count_kinds(nodes_before)
+    attention, weights = _count_kinds(nodes_before)
     all_attention, all_weights = _count_kinds(all_nodes)
-    return not attention and all_attention > 1 and has_weights <= MAX_PATCH_EMBEDDING_SHARE * all_weights
+    return not attention and all_attention > 1 and weights <= MAX_PATCH_EMBEDDING_SHARE * all_weights
 
 
 def _count_kinds(nodes: Iterable[Node]) -> tuple[int, int]:
     """Count the attention operations, and the operations with weights."""
-    kinds = [(pytorch.is_attention_operation(node), pytorch.has_weights(node)) for node in nodes]
-    return sum(attends for attends, _ in kinds), sum(has_weights for _, has_weights in kinds)
+    nodes = list(nodes)
+    return sum(map(pytorch.is_attention_operation, nodes)), sum(map(pytorch.has_weights, nodes))
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
@@ -214,9 +215,8 @@ def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: Gradient
         return edge is not None and paths.weights.get(edge) == 0
 
     has_places = any(tensor.ndim > 2 and is_read(get_edge(tensor)) for tensor in list_tensors(output))
-    return has_places and any(
-        output_info.is_map and output_info.cells and is_read(output_info.edge) for output_info in info.values()
-    )
+    maps = (layer_info.edge for layer_info in info.values() if layer_info.is_map and layer_info.cells)
+    return has_places and any(map(is_read, maps))
 
 
 def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], paths: GradientPaths) -> list[str]:
@@ -268,20 +268,12 @@ def _detach_tensors(holder: Any, is_of_this_pass: Callable[[Tensor], bool], dept
 class _SuggestionRecorder:
     """Records the layers' outputs and their graph while a model runs."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        target: Any,
-        reshape: str | tuple[int, ...] | None,
-        facts: ModelFacts | None,
-    ) -> None:
-        self._facts = facts
+    def __init__(self, model: nn.Module, batch: Batch, target: Any, reshape: Reshape, facts: ModelFacts | None) -> None:
         self._modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
-        self._batch, self._target, self._reshape = batch, target, reshape
+        self._batch, self._target, self._reshape, self._facts = batch, target, reshape, facts
         self._patches = find_patches(model.modules())
-        self._info: dict[nn.Module, OutputInfo] = {}
-        self._ambiguous_tokens: dict[nn.Module, tuple[int, ...]] = {}  # Shapes of tokens whose grid is ambiguous.
+        self.info: dict[nn.Module, OutputInfo] = {}
+        self.ambiguous_tokens: dict[nn.Module, tuple[int, ...]] = {}  # Shapes of tokens whose grid is ambiguous.
         self._levels: dict[nn.Module, list[Edge | None]] = {}  # The edges of outputs with several grids.
         self.reads_places = False
         self.pictures: Edge | None = None
@@ -310,12 +302,11 @@ class _SuggestionRecorder:
         return map_tensors((args, kwargs), begin)
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        tensor = find_floating_tensor(output)
-        if tensor is not None:
+        if (tensor := find_floating_tensor(output)) is not None:
             layout = self._find_layout(tensor.shape, module)
-            self._info[module] = to_output_info(tensor, layout, self._batch.size)
+            self.info[module] = to_output_info(tensor, layout, self._batch.size)
             if layout is None and tensor.ndim == 3:
-                self._ambiguous_tokens[module] = tuple(tensor.shape)
+                self.ambiguous_tokens[module] = tuple(tensor.shape)
         maps = [map_tensor for map_tensor in list_tensors(output) if map_tensor.ndim == len(self._batch.size) + 2]
         if len({map_tensor.shape[2:] for map_tensor in maps}) == len(maps) > 1:
             self._levels[module] = [get_edge(map_tensor) for map_tensor in maps]
@@ -331,25 +322,16 @@ class _SuggestionRecorder:
                 return name
         return None
 
-    @property
-    def info(self) -> dict[str, OutputInfo]:
-        return {name: self._info[module] for name, module in self._modules.items() if module in self._info}
-
-    @property
-    def ambiguous_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of tokens whose grid is ambiguous, by name."""
-        return {
-            name: self._ambiguous_tokens[module]
-            for name, module in self._modules.items()
-            if module in self._ambiguous_tokens
-        }
+    def by_name(self, values: Mapping[nn.Module, Values]) -> dict[str, Values]:
+        """Return values of modules by name; a module with several names occurs several times."""
+        return {name: values[module] for name, module in self._modules.items() if module in values}
 
     def has_ambiguous_tokens_after(self, layer: str) -> bool:
         """Return whether all image information passes through ambiguous tokens after a layer."""
-        finished = list(self._info)
+        finished = list(self.info)
         start = finished.index(self._modules[layer if layer in self._modules else layer.rpartition("#")[0]])
-        later = [module for module in finished[start + 1 :] if module in self._ambiguous_tokens]
-        return any(self.paths is not None and self._info[module].edge in self.paths.whole for module in later)
+        later = [module for module in finished[start + 1 :] if module in self.ambiguous_tokens]
+        return any(self.paths is not None and self.info[module].edge in self.paths.whole for module in later)
 
     def _record_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         scores = read_scores(self._target, output, self._batch.images)
@@ -366,7 +348,7 @@ class _SuggestionRecorder:
 
 
 def _record_suggestion(
-    model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None, facts: ModelFacts | None = None
+    model: nn.Module, batch: Batch, target: Any, reshape: Reshape, facts: ModelFacts | None = None
 ) -> Suggestion:
     recorder = _SuggestionRecorder(model, batch, target, reshape, facts)
     with contextlib.ExitStack() as stack:
@@ -377,9 +359,10 @@ def _record_suggestion(
         recorder.watch(model, hooks)
         names = search_batch_for_layers(model, batch, reshape)
     # The model has run to its end, so `recorder.paths` is set.
-    if not names and reshape is None and (measured := _measure_grid(model, batch, target, recorder.ambiguous_tokens)):
+    tokens = recorder.by_name(recorder.ambiguous_tokens)
+    if not names and reshape is None and (measured := _measure_grid(model, batch, target, tokens)):
         return measured
-    paths, info = cast("GradientPaths", recorder.paths), recorder.info
+    paths, info = cast("GradientPaths", recorder.paths), recorder.by_name(recorder.info)
     suggestion = suggest(names, info, paths, recorder.output, covers_all_layers=reshape is None)
     if pyramid := recorder.find_pyramid(names):
         # A level may be computed from another level. In a graph that starts at the images, its gradients would count
@@ -390,7 +373,7 @@ def _record_suggestion(
     suggestion = replace(suggestion, bypassed={name: tail.is_bypassed for name, tail in tails.items()})
     if reshape is not None or not recorder.has_ambiguous_tokens_after(suggestion.layers[0]):
         return suggestion
-    return _measure_grid(model, batch, target, recorder.ambiguous_tokens) or suggestion
+    return _measure_grid(model, batch, target, tokens) or suggestion
 
 
 def _measure_grid(
@@ -402,14 +385,10 @@ def _measure_grid(
         for candidate in find_rival_layouts(shapes[name], modules[name], batch.size, patches):
             suggestion = _record_suggestion(model, batch, target, candidate.grid)
             layer = suggestion.layers[0]
-            layout = (
-                choose_layout_by_response(shapes[layer], LayerRef(layer, modules[layer]), batch, model)
-                if layer in shapes
-                else None
-            )
-            if layout is None:
+            if layer not in shapes:
                 return None
-            return (
-                suggestion if layout.grid == candidate.grid else _record_suggestion(model, batch, target, layout.grid)
-            )
+            layout = choose_layout_by_response(shapes[layer], LayerRef(layer, modules[layer]), batch, model)
+            if layout is not None and layout.grid != candidate.grid:
+                return _record_suggestion(model, batch, target, layout.grid)
+            return suggestion if layout is not None else None
     return None

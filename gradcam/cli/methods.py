@@ -35,7 +35,7 @@ def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
     ]
     if bibtex:
         sources = dict.fromkeys(method.source for method in methods if method.source is not None)
-        click.echo("\n\n".join(source.to_bibtex() for source in sources))
+        click.echo("\n\n".join(source.entry for source in sources))
         return 0
     rows = [TITLES, *((method.name, method.cost, method.summary) for method in methods)]
     name_width, cost_width = (max(len(row[column]) for row in rows) for column in (0, 1))

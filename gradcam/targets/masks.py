@@ -150,20 +150,13 @@ class Mask(Target):
             )
         family = find_family(model, SegmenterAdapter) or GenericSegmenter(model)
         visible = find_image_areas(batch)
-        if self.kind == "point":
-            for visible_mask in visible:
-                check_point(self.mask, find_box(visible_mask))
+        for visible_mask in visible if self.kind == "point" else ():
+            check_point(self.mask, find_box(visible_mask))
         extractor = MaskScoreExtractor(family, batch, self, visible, _find_fixed_masks(self, batch, visible))
         return BoundTarget(
-            family.wrap(model),
-            batch,
-            extractor,
-            family.layer,
-            LOCAL_METHOD,
-            own_output=lambda run: run.output,
-            list_found=extractor.list_classes,
-            has_places=True,
-        )
+            family.wrap(model), batch, extractor, family.layer, LOCAL_METHOD, has_places=True,
+            own_output=lambda run: run.output, list_found=extractor.list_classes,
+        )  # fmt: skip
 
 
 def _is_integer(value: Any) -> bool:
@@ -177,16 +170,11 @@ def _is_number(value: Any) -> bool:
 def find_image_areas(batch: Batch) -> list[Tensor]:
     """Return each image's area in the model's input, bool (H,W): everything except padding."""
     frame = find_frame(batch, [])
-    visible = []
-    for i in range(batch.images):
+    visible = torch.zeros(batch.images, *batch.size, dtype=torch.bool, device=batch.device)
+    for i, visible_mask in enumerate(visible):
         y0, x0, height, width = (0, 0, *batch.size) if frame is None else frame.windows[i]
-        rows, columns = (
-            slice(round(max(0, start)), round(start + length)) for start, length in ((y0, height), (x0, width))
-        )
-        visible_mask = torch.zeros(*batch.size, dtype=torch.bool, device=batch.device)
-        visible_mask[rows, columns] = True
-        visible.append(visible_mask)
-    return visible
+        visible_mask[round(max(0, y0)) : round(y0 + height), round(max(0, x0)) : round(x0 + width)] = True
+    return list(visible)
 
 
 def _find_fixed_masks(target: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[Tensor] | None:
@@ -201,8 +189,8 @@ def _find_fixed_masks(target: Mask, batch: Batch, visible: Sequence[Tensor]) -> 
     else:
         values = read_mask(target.mask) if target.kind == "file" else to_numpy(target.mask)
         mask_pixels = torch.from_numpy(values != 0)
-    if tuple(mask_pixels.shape[-2:]) != tuple(batch.size):
-        height, width = mask_pixels.shape[-2:]
+    height, width = mask_pixels.shape[-2:]
+    if (height, width) != tuple(batch.size):
         raise TargetError(
             f"The mask is {width} pixels wide and {height} high, but the model's input is {batch.size[1]} wide and "
             f"{batch.size[0]} high: resize the mask like the image, without interpolation."
@@ -267,13 +255,11 @@ class MaskScoreExtractor(ScoreExtractor):
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
         """Return the scores. Raise `TargetError` if the model predicts the class at no pixel."""
-        batch = self.batch.take(images)
-        logits = self.family.read(output, batch)
+        logits = self.family.read(output, self.batch.take(images))
         with torch.no_grad():
             instances = [self._find_instances(logits[i : i + 1].detach(), i, images) for i in range(images)]
-        classes = torch.tensor(
-            [[instance.index for instance in row] for row in instances], dtype=torch.int64, device=logits.device
-        )
+        indices = [[instance.index for instance in row] for row in instances]
+        classes = torch.tensor(indices, dtype=torch.int64, device=logits.device)
         masks = torch.stack([torch.stack([instance.mask for instance in row]) for row in instances])  # type: ignore[misc]  # set above
         pixels = PixelScoreExtractor(self.family, self.batch, classes, masks, self.target.reduction)
         return TargetScores(pixels.reduce_logits(logits), classes, None, pixels, instances)
@@ -284,10 +270,8 @@ class MaskScoreExtractor(ScoreExtractor):
         instances = []
         for i in range(len(logits)):
             prediction = self._predict(logits[i : i + 1], i, len(logits))
-            counts = prediction.count(prediction.predicted)
-            shares = (counts / counts.sum()).tolist()
-            order = sorted((index for index, share in enumerate(shares) if share), key=lambda index: -shares[index])
-            instances.append([Instance("mask", prediction.name(index), index, shares[index]) for index in order])
+            shares = prediction.list_shares()
+            instances.append([Instance("mask", prediction.name(index), index, share) for index, share in shares])
         return instances
 
     def _predict(self, output: Tensor, i: int, images: int) -> ImagePrediction:
@@ -302,16 +286,11 @@ class MaskScoreExtractor(ScoreExtractor):
         point = (float(self.target.mask[0]), float(self.target.mask[1])) if self.target.kind == "point" else None
         pixel = None if point is None else (math.floor(point[1]), math.floor(point[0]))
         classes, instances = self.target.classes, []
-        for index in (
-            [prediction.choose(fixed_mask, pixel)]
-            if classes is None
-            else [prediction.to_index(class_) for class_ in classes]
-        ):
+        for class_ in [None] if classes is None else classes:
+            index = prediction.choose(fixed_mask, pixel) if class_ is None else prediction.to_index(class_)
             mask = prediction.find_mask(index, pixel) if fixed_mask is None else fixed_mask
-            score = prediction.measure(index, mask)
-            instances.append(
-                Instance("mask", prediction.name(index), index, score, box=find_box(mask), mask=mask, point=point)
-            )
+            name, score = prediction.name(index), prediction.measure(index, mask)
+            instances.append(Instance("mask", name, index, score, box=find_box(mask), mask=mask, point=point))
         return instances
 
 
@@ -415,6 +394,12 @@ class ImagePrediction:
         """Return the number of pixels that are predicted as each class."""
         return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
+    def list_shares(self) -> list[tuple[int, float]]:
+        """Return the predicted classes with their shares of the image's pixels, in descending order."""
+        counts = self.count(self.predicted)
+        shares = enumerate((counts / counts.sum()).tolist())
+        return sorted((entry for entry in shares if entry[1]), key=lambda entry: -entry[1])
+
     def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
         """Return the pixels (H,W) predicted as a class; with `pixel`, return only the region around `pixel`.
 
@@ -422,23 +407,17 @@ class ImagePrediction:
         """
         is_class = self.predicted == index
         if pixel is not None and not is_class[pixel]:
+            predicted = self.describe(int(self.predicted[pixel]))
             raise TargetError(
-                f"{self.message_prefix}At the point {pixel[::-1]} the model predicts "
-                f"{self.describe(int(self.predicted[pixel]))}, not {self.describe(index)}: "
-                "leave the class out, or pass another point."
+                f"{self.message_prefix}At the point {pixel[::-1]} the model predicts {predicted}, not "
+                f"{self.describe(index)}: leave the class out, or pass another point."
             )
         if pixel is not None:
             _, regions = cv2.connectedComponents(is_class.cpu().numpy().astype(np.uint8), connectivity=CONNECTIVITY)
             return torch.from_numpy(regions == regions[pixel]).to(is_class.device)
         if not is_class.any():
-            counts = self.count(self.predicted)
-            shares = counts / counts.sum()
-            classes = [
-                (int(i), float(shares[i]))
-                for i in shares.argsort(descending=True)[:MAX_CLASSES_IN_MESSAGE]
-                if shares[i]
-            ]
-            summary = ", ".join(f"{self.describe(i)} {100 * share:.1f} %" for i, share in classes)
+            shares = self.list_shares()[:MAX_CLASSES_IN_MESSAGE]
+            summary = ", ".join(f"{self.describe(i)} {100 * share:.1f} %" for i, share in shares)
             raise TargetError(
                 f"{self.message_prefix}No pixel is predicted as {self.describe(index)}. Predicted: {summary} of the image. "
                 "Choose one of these, or pass the expected region: mask=(left, top, right, bottom)."
@@ -448,7 +427,5 @@ class ImagePrediction:
     def measure(self, index: int, mask: Tensor) -> float:
         """Return the mean probability of a class in a mask."""
         inside = self.logits[None][..., mask][..., None]  # (1,C,P,1)
-        class_probabilities = (
-            probabilities(inside, "sigmoid") if self.is_single else self.family.to_probabilities(inside)
-        )
-        return float(class_probabilities[0, index].mean())
+        values = probabilities(inside, "sigmoid") if self.is_single else self.family.to_probabilities(inside)
+        return float(values[0, index].mean())

@@ -143,7 +143,7 @@ def test_the_table_is_keyed_by_name_and_cites_its_papers() -> None:
         assert method.summary
         assert method.cost
         assert method.paper[-4:].isdigit()
-        entry = method.source.to_bibtex()
+        entry = method.source.entry
         assert entry.startswith("@")
         assert entry.count("{") == entry.count("}")
         assert str(method.source.year) in entry

@@ -15,7 +15,8 @@ FIELD = re.compile(r"^  (\w+) = \{+(.*?)\}+,$", re.MULTILINE)
 class Paper:
     """A publication.
 
-    `entry` is its complete BibTeX entry. Authors have the form "Surname, First name and Surname, First name".
+    `entry` is its complete BibTeX entry, with the title protected from lower-casing. Authors have the form "Surname,
+    First name and Surname, First name".
     """
 
     authors: str
@@ -30,10 +31,6 @@ class Paper:
         surnames = [author.partition(",")[0] for author in self.authors.split(" and ")]
         names = " and ".join(surnames) if len(surnames) < 3 else f"{surnames[0]} et al."
         return f"{names}, {self.title}, {self.venue}{',' if self.is_article else ''} {self.year}"
-
-    def to_bibtex(self) -> str:
-        """Return the BibTeX entry, whose title is protected from lower-casing."""
-        return self.entry
 
 
 @cache
