@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -81,9 +82,7 @@ class Box(Target):
     @property
     def numbers(self) -> Sequence[Any] | None:
         """Return the numbers of the boxes; None for all."""
-        if self.number is all or self.number == "all":
-            return None
-        return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
+        return list_numbers(self.number)
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_detector(model)
@@ -156,11 +155,16 @@ class MissedBox(Target):
         for y, x, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
             visible_boxes = [(x1 - x, y1 - y, x2 - x, y2 - y) for x1, y1, x2, y2 in self.boxes]
             check_inside(visible_boxes, (round(height), round(width)))
-        places = [[(box, label) for box in self.boxes]] * batch.images
-        instances = [
-            [Instance("missed", name_class(family, label), label, box=box) for box in self.boxes]
-        ] * batch.images
-        return _bind(family, model, batch, PlaceScoreExtractor(family, batch, places, instances))
+        name = name_class(family, label)
+        instances = [[Instance("missed", name, label, box=box) for box in self.boxes]] * batch.images
+        return _bind(family, model, batch, PlaceScoreExtractor(family, batch, instances))
+
+
+def list_numbers(number: Any) -> Sequence[Any] | None:
+    """Return the numbers that a target selects; None for all."""
+    if number is all or number == "all":
+        return None
+    return list(number) if isinstance(number, (list, tuple, range)) else [number]
 
 
 class NoBoxError(TargetError):
@@ -191,6 +195,11 @@ class NoBoxError(TargetError):
         return error
 
 
+def name_image(batch: Batch, i: int) -> str:
+    """Return how a message names image i of a batch."""
+    return "the image" if batch.images == 1 else f"image {i}"
+
+
 def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
     """Raise `TargetError` for a box that lies outside the image, whose `size` is its height and width."""
     height, width = size
@@ -219,23 +228,13 @@ def name_class(family: DetectorAdapter, label: int | None) -> str:
 
 def _bind(family: DetectorAdapter, model: nn.Module, batch: Batch, extractor: ScoreExtractor) -> BoundTarget:
     def list_found(run: ModelRun) -> list[list[Instance]]:
-        return [
-            [describe(family, detections, k) for k in range(len(detections.scores))]
-            for detections in family.read(run, batch)
-        ]
+        return [[describe(family, image, k) for k in range(len(image.scores))] for image in family.read(run, batch)]
 
+    # ODAM applies the local method at each level of the pyramid.
     return BoundTarget(
-        family.wrap(model),
-        batch,
-        extractor,
-        family.layer,
-        LOCAL_METHOD,  # ODAM applies this method at each level of the pyramid.
-        own_output=lambda run: run.output,
-        list_found=list_found,
-        has_places=True,
-        layers=family.layers,
-        reshape=family.reshape(batch),
-    )
+        family.wrap(model), batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output,
+        list_found=list_found, has_places=True, layers=family.layers, reshape=family.reshape(batch),
+    )  # fmt: skip
 
 
 def describe(family: DetectorAdapter, detections: Detections, k: int, edge: str | None = None) -> Instance:
@@ -261,38 +260,26 @@ class BoxScoreExtractor(ScoreExtractor):
         if not any(box_numbers):
             raise self._make_no_box_error(0, output)
         edge = None if self.target.edge is None else EDGES.index(self.target.edge)
-        values = [
-            [image.scores[k] if edge is None else image.boxes[k, edge] for k in numbers]
-            for image, numbers in zip(detections, box_numbers)
-        ]
-        instances = [
-            [describe(self.family, image, k, self.target.edge) for k in numbers]
-            for image, numbers in zip(detections, box_numbers)
-        ]
-        places = [[(instance.box, instance.index) for instance in image_instances] for image_instances in instances]
-        place_extractor = PlaceScoreExtractor(
-            self.family, self.batch, places, instances, edge, allows_no_candidate=True
-        )
-        explained_detections = [
-            Detections(image.boxes[numbers], image.scores[numbers], image.labels[numbers])
-            for image, numbers in zip(detections, box_numbers)
-        ]
-        differentiate = functools.partial(self.family.differentiate, output, self.batch, explained_detections, edge)
-        return replace(pad_scores(values, instances, place_extractor), differentiate=differentiate)
+        values, instances, explained = [], [], []
+        for image, numbers in zip(detections, box_numbers):
+            values.append([image.scores[k] if edge is None else image.boxes[k, edge] for k in numbers])
+            instances.append([describe(self.family, image, k, self.target.edge) for k in numbers])
+            explained.append(Detections(image.boxes[numbers], image.scores[numbers], image.labels[numbers]))
+        places = PlaceScoreExtractor(self.family, self.batch, instances, edge, allows_no_candidate=True)
+        differentiate = functools.partial(self.family.differentiate, output, self.batch, explained, edge)
+        return replace(pad_scores(values, instances, places), differentiate=differentiate)
 
     def _select_boxes(self, i: int, detections: Detections, output: ModelRun) -> list[int]:
-        min_score, matches = self.target.threshold or 0.0, []
-        for k, (label, score) in enumerate(zip(detections.labels.tolist(), detections.scores.tolist())):
-            if self.label in (None, label) and score >= min_score:
-                matches.append(k)
+        boxes, threshold = zip(detections.labels.tolist(), detections.scores.tolist()), self.target.threshold or 0.0
+        matches = [k for k, (label, score) in enumerate(boxes) if self.label in (None, label) and score >= threshold]
         if self.target.numbers is None:
             return matches
         if missing := [number for number in self.target.numbers if number >= len(matches)]:
             if not matches:
                 raise self._make_no_box_error(i, output)
-            range_hint = f"there are {len(matches)}, 0 to {len(matches) - 1}"
             raise TargetError(
-                f"There is no {self._object_name} {missing[0]} in {self._describe_image(i)}: {range_hint}."
+                f"There is no {self._object_name} {missing[0]} in {name_image(self.batch, i)}: there are {len(matches)}, "
+                f"0 to {len(matches) - 1}."
             )
         return [matches[number] for number in self.target.numbers]
 
@@ -300,51 +287,42 @@ class BoxScoreExtractor(ScoreExtractor):
     def _object_name(self) -> str:
         return "box" if self.label is None else name_class(self.family, self.label)
 
-    def _describe_image(self, i: int) -> str:
-        return "the image" if self.batch.images == 1 else f"image {i}"
-
     def _make_no_box_error(self, i: int, output: ModelRun) -> NoBoxError:
         candidates = self.family.list_candidates(output, self.batch, self.label)[i]
-        top_candidates = candidates.scores.detach().topk(min(MAX_CANDIDATES_IN_MESSAGE, len(candidates.scores)))
-        detections = Detections(
-            candidates.boxes[top_candidates.indices], top_candidates.values, candidates.labels[top_candidates.indices]
-        )
-        instances = [describe(self.family, detections, k) for k in range(len(top_candidates.values))]
-        return NoBoxError.of(f"No {self._object_name} was found in {self._describe_image(i)}", i, instances)
+        scores, indices = candidates.scores.detach().topk(min(MAX_CANDIDATES_IN_MESSAGE, len(candidates.scores)))
+        detections = Detections(candidates.boxes[indices], scores, candidates.labels[indices])
+        instances = [describe(self.family, detections, k) for k in range(len(scores))]
+        return NoBoxError.of(f"No {self._object_name} was found in {name_image(self.batch, i)}", i, instances)
 
 
 @dataclass(frozen=True)
 class PlaceScoreExtractor(ScoreExtractor):
-    """The score extractor for places. A place is a pair of a box and a class; None stands for any class.
+    """The score extractor for places: the boxes and classes of `instances`. The class None stands for any class.
 
     The best candidate has the largest product of class score and overlap with the box. The score is this product or, if
-    `edge` is set, the position of the candidate's edge. `instances` describe the places. `allows_no_candidate` is True
-    for modified images, in which a box may overlap no candidate.
+    `edge` is set, the position of the candidate's edge. `allows_no_candidate` is True for modified images, in which a
+    box may overlap no candidate.
     """
 
     family: DetectorAdapter
     batch: Batch
-    places: Sequence[Sequence[tuple[Any, int | None]]]
     instances: Sequence[Sequence[Instance]]
     edge: int | None = None
     allows_no_candidate: bool = False
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
-        labels = {label for places in self.places for _, label in places}
+        labels = {instance.index for row in self.instances for instance in row}
         candidates = {label: self.family.list_candidates(output, self.batch, label) for label in labels}
         values, instances = [], []
-        for i, (places, image_instances) in enumerate(zip(self.places, self.instances)):
-            best = [self._find_best(candidates[label][i], box) for box, label in places]
+        for i, row in enumerate(self.instances):
+            best = [self._find_best(candidates[instance.index][i], instance.box) for instance in row]
             values.append([value for value, _ in best])
-            is_missed = [instance.kind == "missed" for instance in image_instances]
-            scores = [
-                score if missed else instance.score
-                for missed, instance, (_, score) in zip(is_missed, image_instances, best)
-            ]
-            instances.append([replace(instance, score=score) for instance, score in zip(image_instances, scores)])
+            # The score of a detected box stays that of the detection.
+            scores = [score if instance.kind == "missed" else instance.score for instance, (_, score) in zip(row, best)]
+            instances.append([replace(instance, score=score) for instance, score in zip(row, scores)])
         return pad_scores(values, instances, replace(self, allows_no_candidate=True))
 
-    def _find_best(self, candidates: Candidates, box: Box4) -> tuple[Tensor, float]:
+    def _find_best(self, candidates: Candidates, box: Any) -> tuple[Tensor, float]:
         overlaps = find_overlaps(candidates.boxes, box)
         values = candidates.scores * overlaps
         best = int(values.detach().argmax()) if len(values) else -1
@@ -362,15 +340,10 @@ def pad_scores(
     values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: ScoreExtractor
 ) -> TargetScores:
     """Stack the scores of images as (N,K). Pad those of images with fewer objects with score 0 and class -1."""
-    max_count = max(map(len, values))
-    first = next(value for row in values for value in row)
-    zero = first.detach().new_zeros(())
-    rows = [torch.stack([*row, *[zero] * (max_count - len(row))]) for row in values]
-    indices = [
-        [-1 if instance.index is None else instance.index for instance in row] + [-1] * (max_count - len(row))
-        for row in instances
-    ]
-    scores = torch.stack(rows)
+    zero = next(value for row in values for value in row).detach().new_zeros(())
+    scores = torch.stack([torch.stack(column) for column in zip_longest(*values, fillvalue=zero)], 1)
+    indices = [[-1 if instance.index is None else instance.index for instance in row] for row in instances]
+    indices = [row + [-1] * (scores.shape[1] - len(row)) for row in indices]
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     classes = torch.tensor(indices, dtype=torch.int64, device=scores.device)
     return TargetScores(scores, classes, None, target, instances)

@@ -16,6 +16,7 @@ from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
 from gradcam.options import AXES
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
+from gradcam.targets.boxes import list_numbers, name_image
 from gradcam.targets.object_choice import find_overlaps, is_valid_index
 
 
@@ -86,22 +87,15 @@ class Keypoint(Target):
     @property
     def numbers(self) -> Sequence[Any] | None:
         """Return the numbers of the keypoints; None for all."""
-        if self.number is all or self.number == "all":
-            return None
-        return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
+        return list_numbers(self.number)
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_family(model, PoseAdapter) or GenericPoseFinder(model)
         extractor = KeypointScoreExtractor(family, batch, self)
         return BoundTarget(
-            family.wrap(model),
-            batch,
-            extractor,
-            family.layer,
-            LOCAL_METHOD,
+            family.wrap(model), batch, extractor, family.layer, LOCAL_METHOD, has_places=True,
             own_output=lambda run: run.output,
-            has_places=True,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,30 +131,21 @@ class KeypointScoreExtractor(ScoreExtractor):
         """Select the pose in the target's box, or in the box most similar to the box selected in the first output."""
         number = self.target.box
         if self.boxes is None or poses.scores is None:
-            count, image_name = len(poses.heatmaps), "the image" if self.batch.images == 1 else f"image {i}"
+            count, image = len(poses.heatmaps), name_image(self.batch, i)
             if not count:
-                raise TargetError(
-                    f"No box with keypoints was found in {image_name}: none is above the model's threshold."
-                )
+                raise TargetError(f"No box with keypoints was found in {image}: none is above the model's threshold.")
             if number >= count:
-                range_hint = (
-                    "the keypoint heatmaps cover the whole image, so pass box=0"
-                    if poses.scores is None
-                    else f"there are {count}, 0 to {count - 1}"
-                )
-                raise TargetError(f"There is no box {number} in {image_name}: {range_hint}.")
+                is_whole = poses.scores is None
+                whole_hint = "the keypoint heatmaps cover the whole image, so pass box=0"
+                range_hint = whole_hint if is_whole else f"there are {count}, 0 to {count - 1}"
+                raise TargetError(f"There is no box {number} in {image}: {range_hint}.")
         else:
             similarities = find_overlaps(poses.regions, self.boxes[i]) * poses.scores
             if not len(similarities) or not float(similarities.max()) > 0:
                 empty = poses.heatmaps.new_zeros(1, *poses.heatmaps.shape[1:])
                 return Poses(empty, empty.new_tensor([self.boxes[i]]), poses.scores.new_zeros(1))
             number = int(similarities.argmax())
-        selection = slice(number, number + 1)
-        return Poses(
-            poses.heatmaps[selection],
-            poses.regions[selection],
-            None if poses.scores is None else poses.scores[selection],
-        )
+        return Poses(*(None if values is None else values[number : number + 1] for values in poses))
 
     def _compute_scores(self, pose: Poses) -> Tensor:
         """Return the scores (P,) of all keypoints."""
@@ -175,17 +160,17 @@ class KeypointScoreExtractor(ScoreExtractor):
 
     def _describe(self, pose: Poses, numbers: Sequence[int]) -> list[Instance]:
         peaks, indices = pose.heatmaps[0].detach().flatten(1).max(1)
-        rows, columns = (indices // pose.heatmaps.shape[-1]).tolist(), (indices % pose.heatmaps.shape[-1]).tolist()
-        across, down = find_centres(pose, 0).tolist(), find_centres(pose, 1).tolist()
+        width, labels = pose.heatmaps.shape[-1], self.family.labels
+        across, down = find_centres(pose, 0)[indices % width].tolist(), find_centres(pose, 1)[indices // width].tolist()
+        box = None if pose.scores is None else to_box(pose)
         instances = []
         for number in numbers:
-            labels, peak = self.family.labels, float(peaks[number])
             name = labels[number] if labels and number < len(labels) else f"keypoint {number}"
+            name = name if self.target.axis is None else f"{name}, {self.target.axis}"
+            peak = float(peaks[number])
             confidence = self.family.to_confidence(peak) if pose.scores is None else float(pose.scores[0])
-            box = None if pose.scores is None else to_box(pose)
-            point = (across[columns[number]], down[rows[number]])
-            full_name = name if self.target.axis is None else f"{name}, {self.target.axis}"
-            instances.append(Instance("keypoint", full_name, None, confidence, number, box, point=point))
+            point = across[number], down[number]
+            instances.append(Instance("keypoint", name, None, confidence, number, box, point=point))
         return instances
 
 
