@@ -61,14 +61,13 @@ class Like(Target):
     name: str | Sequence[str] = "reference"
 
     def __post_init__(self) -> None:
-        reference = self.reference
-        is_tensor = isinstance(reference, Tensor)
-        if is_tensor and (
-            not reference.is_floating_point() or reference.ndim not in (1, 2, 3, 4) or not reference.numel()
-        ):
+        if not isinstance(self.reference, Tensor):
+            return
+        shape = tuple(self.reference.shape)
+        if not self.reference.is_floating_point() or len(shape) not in (1, 2, 3, 4) or not self.reference.numel():
             raise TargetError(
-                f"The reference is {reference.dtype} {tuple(reference.shape)}, expected a floating-point image (C,H,W), or "
-                "an embedding (D,)."
+                f"The reference is {self.reference.dtype} {shape}, expected a floating-point image (C,H,W), or an "
+                "embedding (D,)."
             )
 
     @property
@@ -86,12 +85,12 @@ class Like(Target):
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family, references = find_embedder(model), self.images
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
-        if references is not None and references.ndim != batch.pictures.ndim:
-            raise TargetError(
-                f"The reference is an image {tuple(references.shape[1:])}, but the images are "
-                f"{tuple(batch.pictures.shape)}: pass the embedding (D,) of the reference instead."
-            )
         if references is not None:
+            if references.ndim != batch.pictures.ndim:
+                raise TargetError(
+                    f"The reference is an image {tuple(references.shape[1:])}, but the images are "
+                    f"{tuple(batch.pictures.shape)}: pass the embedding (D,) of the reference instead."
+                )
             vectors = embed(family, model, to_batch(references.to(batch.device)))
         names = self.name
         if isinstance(names, str):
@@ -100,9 +99,8 @@ class Like(Target):
             raise TargetError(
                 f"There are {len(vectors)} references, but {len(names)} names: pass one name per reference."
             )
-        extractor = CosineScoreExtractor(
-            family, batch, *to_directions(vectors), [Instance("like", name) for name in names]
-        )
+        instances = [Instance("like", name) for name in names]
+        extractor = CosineScoreExtractor(family, batch, *to_directions(vectors), instances)
 
         def mirror(scored: TargetScores) -> tuple[Any, Any]:
             embedded = getattr(scored.target, "embedded", None)  # None for a target that covers augmented views.
@@ -128,10 +126,8 @@ def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor
     """Bind the cosine scores to the model, with the default layer and method of its image tower."""
     family = extractor.family
     method = ATTENTION_METHOD if family.is_transformer and not family.takes_mean else MEAN_POOLING_METHOD
-    image_batch = narrow(family, batch)
-    return BoundTarget(
-        family.wrap(model), image_batch, extractor, family.layer, method, own_output=lambda run: run.output
-    )
+    module, images = family.wrap(model), narrow(family, batch)
+    return BoundTarget(module, images, extractor, family.layer, method, own_output=lambda run: run.output)
 
 
 def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -190,10 +186,9 @@ class CosineScoreExtractor(ScoreExtractor):
         normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
         directions = self.directions.to(normalised)
         values, is_constant = normalised @ directions.T, _is_parallel(normalised, directions)
-        cosines = (normalised.detach() @ self.units.to(normalised).T).tolist()
         instances = [
-            [replace(instance, score=cosine) for instance, cosine in zip(self.instances, row)] for row in cosines
+            [replace(instance, score=cosine) for instance, cosine in zip(self.instances, cosines)]
+            for cosines in (normalised.detach() @ self.units.to(normalised).T).tolist()
         ]
-        return TargetScores(
-            values, None, None, replace(self, embedded=vectors.detach()), instances, settled=is_constant
-        )
+        target = replace(self, embedded=vectors.detach())
+        return TargetScores(values, None, None, target, instances, settled=is_constant)

@@ -12,6 +12,7 @@ from gradcam.adapters.base import Embedder
 from gradcam.adapters.embedding import TwoTowers, find_embedder
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
+from gradcam.options import argument_error
 from gradcam.targets.base import BoundTarget, Instance, Target
 from gradcam.targets.likeness import CosineScoreExtractor, bind_cosines, to_directions
 
@@ -65,20 +66,16 @@ class Text(Target):
         for name, value in (("text", self.text), ("against", self.against)):
             if isinstance(value, Tensor):
                 if value.ndim not in (1, 2) or not value.is_floating_point() or not value.numel():
-                    raise TargetError(
-                        f"{name} is {value.dtype} {tuple(value.shape)}, expected embeddings (D,) or (T,D)."
-                    )
+                    shape = tuple(value.shape)
+                    raise TargetError(f"{name} is {value.dtype} {shape}, expected embeddings (D,) or (T,D).")
                 continue
-            sentences = to_sentences(value)
-            if sentences is None:
-                raise TargetError(
-                    f"{name} is {shorten(value)}, expected one or several sentences, or their embeddings."
-                )
-            if any(not sentence.strip() for sentence in sentences) or (name == "text" and not sentences):
+            if (sentences := to_sentences(value)) is None:
+                raise argument_error(value, name, "one or several sentences, or their embeddings.", TargetError)
+            if not all(sentence.strip() for sentence in sentences) or (name == "text" and not sentences):
                 raise TargetError(f"{name} is {shorten(value)}: a sentence is empty. Describe what to look for.")
         if self.tokenizer is not None and not callable(self.tokenizer):
-            raise TargetError(
-                f"The tokenizer is {shorten(self.tokenizer)}, expected a function that takes a list of sentences."
+            raise argument_error(
+                self.tokenizer, "The tokenizer", "a function that takes a list of sentences.", TargetError
             )
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:

@@ -106,9 +106,9 @@ class Token(Target):
         """
         if self.position is None:
             return list(range(len(tokens)))
-        if missing := [position for position in self.positions if position >= len(tokens)]:
-            range_hint = f"the caption has {len(tokens)}, 0 to {len(tokens) - 1}"
-            raise TargetError(f"There is no token at position {missing[0]}: {range_hint}.")
+        count = len(tokens)
+        if missing := [position for position in self.positions if position >= count]:
+            raise TargetError(f"There is no token at position {missing[0]}: the caption has {count}, 0 to {count - 1}.")
         return [int(position) for position in self.positions]
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
@@ -159,19 +159,15 @@ class WordScoreExtractor(ScoreExtractor):
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
         logits = self.family.read(output, self.batch, self.tokens)[:, list(self.positions)]  # (N,K,V)
-        token_ids = torch.tensor(
-            [self.tokens[position] for position in self.positions], dtype=torch.int64, device=logits.device
-        )
+        tokens = [self.tokens[position] for position in self.positions]
+        token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
         values = logits.gather(2, token_ids[None, :, None].expand(len(logits), -1, 1))[..., 0]
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         log_normalizers = logits.detach().to(values.dtype).logsumexp(2)
-        probabilities = (values.detach() - log_normalizers).exp().tolist()
+        words = [(self.names[position], self.tokens[position], position) for position in self.positions]
         instances = [
-            [
-                Instance("word", self.names[position], self.tokens[position], score, position)
-                for position, score in zip(self.positions, row)
-            ]
-            for row in probabilities
+            [Instance("word", name, token, score, position) for (name, token, position), score in zip(words, row)]
+            for row in (values.detach() - log_normalizers).exp().tolist()
         ]
         return TargetScores(values, token_ids.expand(len(logits), -1), None, self, instances)
 
