@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from gradcam.cam.candidates import find_layers_with_grid, search_batch_for_layers
 from gradcam.cam.grid import order_key
@@ -161,16 +160,10 @@ def _is_early(edge: Edge | None, paths: GradientPaths) -> bool:
     """Return whether a layer is a patch embedding: no attention and few weights before it, blocks after it."""
     if edge is None:
         return False
-    nodes_before, all_nodes = (trace_score_graph(ends, [], None).nodes for ends in ([edge], paths.scores))
-    attention, weights = _count_kinds(nodes_before)
-    all_attention, all_weights = _count_kinds(all_nodes)
+    graphs = [list(trace_score_graph(ends, [], None).nodes) for ends in ([edge], paths.scores)]
+    attention, all_attention = (sum(map(pytorch.is_attention_operation, nodes)) for nodes in graphs)
+    weights, all_weights = (sum(map(pytorch.has_weights, nodes)) for nodes in graphs)
     return not attention and all_attention > 1 and weights <= MAX_PATCH_EMBEDDING_SHARE * all_weights
-
-
-def _count_kinds(nodes: Iterable[Node]) -> tuple[int, int]:
-    """Count the attention operations, and the operations with weights."""
-    nodes = list(nodes)
-    return sum(map(pytorch.is_attention_operation, nodes)), sum(map(pytorch.has_weights, nodes))
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
@@ -376,9 +369,7 @@ def _record_suggestion(
     return _measure_grid(model, batch, target, tokens) or suggestion
 
 
-def _measure_grid(
-    model: nn.Module, batch: Batch, target: Any, shapes: Mapping[str, tuple[int, ...]]
-) -> Suggestion | None:
+def _measure_grid(model: nn.Module, batch: Batch, target: Any, shapes: dict[str, tuple[int, ...]]) -> Suggestion | None:
     """Return a suggestion for ambiguous tokens, with the grid that the model's responses show; None if unclear."""
     modules, patches = dict(model.named_modules()), find_patches(model.modules())
     for name in reversed(list(shapes)):

@@ -334,9 +334,7 @@ class ParameterAliases(TorchFunctionMode):
         for parameter, _ in used:
             self._on_use(parameter)
         if used:
-            args, kwargs = map_tensors(
-                (args, kwargs), lambda tensor: self._aliases.get(id(tensor), (tensor, tensor))[1]
-            )
+            args, kwargs = map_tensors((args, kwargs), lambda value: self._aliases.get(id(value), (value, value))[1])
         return function(*args, **kwargs)
 
     def differentiate(self, score: Tensor, other_leaves: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:

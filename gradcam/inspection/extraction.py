@@ -70,9 +70,8 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
         groups.append({name: module for name, module in group.items() if _has_forward(module)} or group)
     args, kwargs = to_inputs(images)
     with preserve_state(model) as modules, grad_mode_off():
-        must_end = nn.modules.module._global_forward_hooks_always_called or any(
-            module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules
-        )
+        must_end = any(module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules)
+        must_end = must_end or bool(nn.modules.module._global_forward_hooks_always_called)
         extraction = _Extraction(groups, ends_early=not must_end)
         return extraction.run(model, *map_tensors((args, kwargs), detach_input))
 
@@ -88,9 +87,8 @@ class _Stop(BaseException):
     """
 
 
-_innermost: ContextVar[_Extraction | None] = ContextVar(
-    "innermost", default=None
-)  # This thread's innermost extraction.
+# The innermost extraction of this thread.
+_innermost: ContextVar[_Extraction | None] = ContextVar("innermost", default=None)
 
 
 class _Extraction:

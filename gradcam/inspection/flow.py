@@ -415,9 +415,7 @@ class GradientObserver:
             self._scale = scale
             self._activations.clear()
             gradients = aliases.differentiate(score * scale, leaves)
-            self._parameters = {
-                parameter: self._measure(gradient) for parameter, gradient in gradients.items() if gradient.numel()
-            }
+            self._parameters = {key: self._measure(gradient) for key, gradient in gradients.items() if gradient.numel()}
             measurements = chain(*self._activations.values(), self._parameters.values())
             if is_scaled and all(to_statistics(*measurement).is_finite for measurement in measurements):
                 break

@@ -24,6 +24,7 @@ from gradcam.layers.find import find_layer, unwrap
 
 Layers = str | nn.Module | Sequence[str | nn.Module]
 Value = TypeVar("Value")
+ERRORS = {"layer": LayerError, "parameter": GradientError}
 
 
 def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
@@ -57,12 +58,14 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
 
 def to_layer_list(layers: Layers) -> list[str | nn.Module]:
     """Return names, patterns and modules as a list. Raises `LayerError` if the list is empty."""
-    requested = [layers] if isinstance(layers, (str, nn.Module)) else layers
-    if not isinstance(requested, Iterable) or not (requested := list(requested)):
-        raise LayerError(
-            f"The layers are {shorten(layers)}, expected a dotted name, a pattern such as 'layer*.conv1', or several."
-        )
-    return requested
+    return _to_list(layers, "layer", "a dotted name, a pattern such as 'layer*.conv1', or several")
+
+
+def _to_list(value: Any, kind: str, expected: str) -> list[Any]:
+    values = [value] if isinstance(value, (str, nn.Module)) else value
+    if not isinstance(values, Iterable) or not (values := list(values)):
+        raise ERRORS[kind](f"The {kind}s are {shorten(value)}, expected {expected}.")
+    return values
 
 
 def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
@@ -71,14 +74,9 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
     Raises `GradientError` if `parameters` is empty, if a parameter does not exist or requires no gradient, or if a
     pattern matches no parameter that requires gradients.
     """
-    requested = [parameters] if isinstance(parameters, str) else parameters
-    if not isinstance(requested, Iterable) or not (requested := list(requested)):
-        raise GradientError(
-            f"The parameters are {shorten(parameters)}, expected a name such as 'fc.bias', a pattern, or several."
-        )
     all_parameters = dict(unwrap(model).named_parameters())
     parameters_by_name: dict[str, nn.Parameter] = {}
-    for name in requested:
+    for name in _to_list(parameters, "parameter", "a name such as 'fc.bias', a pattern, or several"):
         if not isinstance(name, str):
             raise GradientError(f"The parameter is {shorten(name)}, expected a name such as 'fc.bias', or a pattern.")
         matches = _match_pattern(name, all_parameters, "parameter")
@@ -104,8 +102,7 @@ def _match_pattern(pattern: str, entries: Mapping[str, Value], kind: str) -> dic
     if not matches:
         offers = find_similar_names(pattern.translate(str.maketrans("", "", "*?[]")), entries)
         hint = f" Nearest: {join_names(offers)}." if offers else ""
-        error_class = LayerError if kind == "layer" else GradientError
-        raise error_class(f"No {kind} matches {shorten(pattern)}.{hint}")
+        raise ERRORS[kind](f"No {kind} matches {shorten(pattern)}.{hint}")
     return matches
 
 

@@ -87,17 +87,13 @@ class Discovery:
 
     def __str__(self) -> str:
         values = "" if self.count is None else f" in {self.count} value{'' if self.count == 1 else 's'}"
-        place = "at the output" if self.tensor == OUTPUT else f"at the parameter '{self.tensor}'"
-        where = f"{place} of {_layer_text(self.layer)} is {self.kind}{values}"
-        start = f"Step {self.step}: the gradient {where}, the first such gradient in the backward pass."
+        place, layer = "output" if self.tensor == OUTPUT else f"parameter '{self.tensor}'", _layer_text(self.layer)
+        fact = f"the gradient at the {place} of {layer} is {self.kind}{values}"
+        start = f"Step {self.step}: {fact}, the first such gradient in the backward pass."
         if self.cause is not None:
             return f"{start} It began in the forward pass: the first non-finite output is that of {_layer_text(self.cause)}."
-        where = (
-            f"between {_layer_text(self.layer)} and the loss"
-            if self.tensor == OUTPUT
-            else f"inside {_layer_text(self.layer)}"
-        )
-        return f"{start} The forward pass was finite: check the operations {where}."
+        location = f"between {layer} and the loss" if self.tensor == OUTPUT else f"inside {layer}"
+        return f"{start} The forward pass was finite: check the operations {location}."
 
 
 class Watch:
@@ -175,10 +171,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
         raise argument_error(on_nonfinite, "on_nonfinite", f"one of {', '.join(REACTIONS)}.", GradientError)
     refuse_compiled(model)
     model = unwrap(model)
-    all_modules = {
-        name: module for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)
-    }
-    modules = all_modules if layers is None else select_layers(model, layers)
+    modules = dict(model.named_modules()) if layers is None else select_layers(model, layers)
+    modules = {name: module for name, module in modules.items() if not isinstance(module, torch.jit.ScriptModule)}
     # Without `layers`, no layer was requested, so none has to run.
     run_check = RunCheck(model, () if layers is None else layers)
     watcher = StepWatcher(on_nonfinite)
@@ -191,9 +185,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
             watcher.note_run()
             run_check.note_run(name)
         for tensor in list_tensors(output):
-            if not tensor.is_floating_point() or pytorch.is_functorch_tensor(tensor):
-                continue
-            if watcher.is_previous_output(tensor):  # A block may return the output of its last part.
+            is_usual = tensor.is_floating_point() and not pytorch.is_functorch_tensor(tensor)
+            if not is_usual or watcher.is_previous_output(tensor):  # A block may return the output of its last part.
                 continue
             if not is_repeated and (module.training or torch.is_grad_enabled()):
                 watcher.note_output(name, tensor)
@@ -317,17 +310,14 @@ def _find_first(inspections: Sequence[_Inspection]) -> tuple[int, str | None]:
 
     Waits once per device.
     """
-    pending: dict[torch.device, list[Tensor]] = defaultdict(list)
-    for inspection in inspections:
+    kinds = [inspection.kind for inspection in inspections]
+    pending: dict[torch.device, dict[int, Tensor]] = defaultdict(dict)
+    for index, inspection in enumerate(inspections):
         if inspection.extremes is not None:
-            pending[inspection.extremes.device].append(inspection.extremes)
-    extremes_by_device = {device: iter(torch.stack(extremes).tolist()) for device, extremes in pending.items()}
-    kinds = [
-        inspection.kind
-        if inspection.extremes is None
-        else _find_kind(next(extremes_by_device[inspection.extremes.device]))
-        for inspection in inspections
-    ]
+            pending[inspection.extremes.device][index] = inspection.extremes
+    for extremes in pending.values():
+        for index, numbers in zip(extremes, torch.stack(list(extremes.values())).tolist()):
+            kinds[index] = _find_kind(numbers)
     return next(((index, kind) for index, kind in enumerate(kinds) if kind is not None), (-1, None))
 
 

@@ -15,7 +15,7 @@ from gradcam.adapters import find_family
 from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, ModelRun
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
-from gradcam.options import EDGES
+from gradcam.options import EDGES, argument_error
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
 from gradcam.targets.object_choice import find_overlaps, is_valid_index, to_label
 
@@ -74,15 +74,12 @@ class Box(Target):
     def __post_init__(self) -> None:
         if self.edge is not None and self.edge not in EDGES:
             raise TargetError(f"There is no edge {shorten(self.edge)}: choose one of {', '.join(EDGES)}.")
-        if self.numbers is not None and not all(is_valid_index(number) for number in self.numbers):
-            raise TargetError(
-                f"The box is {shorten(self.number)}, expected its number from 0, several numbers, or 'all'."
-            )
+        _ = self.numbers
 
     @property
     def numbers(self) -> Sequence[Any] | None:
         """Return the numbers of the boxes; None for all."""
-        return list_numbers(self.number)
+        return list_numbers(self.number, "The box")
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_detector(model)
@@ -160,11 +157,14 @@ class MissedBox(Target):
         return _bind(family, model, batch, PlaceScoreExtractor(family, batch, instances))
 
 
-def list_numbers(number: Any) -> Sequence[Any] | None:
-    """Return the numbers that a target selects; None for all."""
+def list_numbers(number: Any, name: str) -> Sequence[Any] | None:
+    """Return the numbers that a target selects; None for all. Raise `TargetError` if there is none, or an invalid one."""
     if number is all or number == "all":
         return None
-    return list(number) if isinstance(number, (list, tuple, range)) else [number]
+    numbers = list(number) if isinstance(number, (list, tuple, range)) else [number]
+    if not numbers or not all(map(is_valid_index, numbers)):
+        raise argument_error(number, name, "its number from 0, several numbers, or 'all'.", TargetError)
+    return numbers
 
 
 class NoBoxError(TargetError):

@@ -75,10 +75,7 @@ class Keypoint(Target):
     def __post_init__(self) -> None:
         if self.axis is not None and self.axis not in AXES:
             raise TargetError(f"There is no axis {shorten(self.axis)}: choose x, y, or None for the heatmap's maximum.")
-        if self.numbers is not None and not (self.numbers and all(map(is_valid_index, self.numbers))):
-            raise TargetError(
-                f"The keypoint is {shorten(self.number)}, expected its number from 0, several numbers, or 'all'."
-            )
+        _ = self.numbers
         if not is_valid_index(self.box):
             raise TargetError(f"The box is {shorten(self.box)}, expected its number from 0, the highest-scoring box.")
         if self.temperature is not None and not self.temperature > 0:
@@ -87,7 +84,7 @@ class Keypoint(Target):
     @property
     def numbers(self) -> Sequence[Any] | None:
         """Return the numbers of the keypoints; None for all."""
-        return list_numbers(self.number)
+        return list_numbers(self.number, "The keypoint")
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_family(model, PoseAdapter) or GenericPoseFinder(model)

@@ -25,7 +25,7 @@ from gradcam.hooks.containers import Batch
 from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_label_mask, to_numpy
 from gradcam.layers.frames import find_frame
-from gradcam.options import check_choice
+from gradcam.options import argument_error, check_choice
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
 from gradcam.targets.classes import check_class_range, probabilities, to_two_classes
 from gradcam.targets.object_choice import to_label
@@ -107,8 +107,8 @@ class Mask(Target):
         _ = self.kind
         for class_ in self.classes or ():
             if not isinstance(class_, str) and not _is_integer(class_):
-                raise TargetError(
-                    f"The class is {shorten(self.class_)}, expected its index or its label, or several of them."
+                raise argument_error(
+                    self.class_, "The class", "its index or its label, or several of them.", TargetError
                 )
 
     @property
@@ -128,11 +128,10 @@ class Mask(Target):
             raise TargetError(f"The mask is {mask.dtype}, expected bools or integers: pass mask > 0.5, for example.")
         if isinstance(mask, (tuple, list)) and len(mask) in (2, 4) and all(map(_is_number, mask)):
             if len(mask) == 4 and (mask[0] >= mask[2] or mask[1] >= mask[3]):
-                raise TargetError(
-                    f"The box is {tuple(mask)}, expected left, top, right and bottom, such as (4, 6, 22, 40)."
-                )
+                expected = "left, top, right and bottom, such as (4, 6, 22, 40)."
+                raise argument_error(tuple(mask), "The box", expected, TargetError)
             return "point" if len(mask) == 2 else "box"
-        raise TargetError(f"The mask is {shorten(mask)}, expected {FORMS}.")
+        raise argument_error(mask, "The mask", f"{FORMS}.", TargetError)
 
     @property
     def classes(self) -> list[Any] | None:

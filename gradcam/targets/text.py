@@ -74,9 +74,8 @@ class Text(Target):
             if not all(sentence.strip() for sentence in sentences) or (name == "text" and not sentences):
                 raise TargetError(f"{name} is {shorten(value)}: a sentence is empty. Describe what to look for.")
         if self.tokenizer is not None and not callable(self.tokenizer):
-            raise argument_error(
-                self.tokenizer, "The tokenizer", "a function that takes a list of sentences.", TargetError
-            )
+            expected = "a function that takes a list of sentences."
+            raise argument_error(self.tokenizer, "The tokenizer", expected, TargetError)
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = find_embedder(model)

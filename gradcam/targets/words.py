@@ -14,6 +14,7 @@ from gradcam.adapters import find_family
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
+from gradcam.options import argument_error
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
 
@@ -74,9 +75,8 @@ class Token(Target):
 
     def __post_init__(self) -> None:
         if not self.positions or not all(_is_integer(position) and position >= 0 for position in self.positions):
-            raise TargetError(
-                f"The position is {shorten(self.position)}, expected a token number from 0, several, or None for all."
-            )
+            expected = "a token number from 0, several, or None for all."
+            raise argument_error(self.position, "The position", expected, TargetError)
         if self.ids is not None:
             self.choose(to_tokens(self.ids))
 

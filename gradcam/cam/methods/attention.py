@@ -31,6 +31,7 @@ from gradcam.targets.classes import compute_scores
 
 # Up to this number of classes, gradients at all tokens cost less than another run of a block.
 MAX_CLASSES_AT_ALL_TOKENS = 4
+Gradients = Sequence[Tensor | None]
 
 
 def rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
@@ -70,9 +71,7 @@ def gradient_rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: 
     return torch.cat(parts).transpose(0, 1)
 
 
-def _compute_jacobian(
-    recorded: RecordedPass, scores: Tensor, inputs: Sequence[Tensor]
-) -> Iterator[Sequence[Tensor | None]]:
+def _compute_jacobian(recorded: RecordedPass, scores: Tensor, inputs: Sequence[Tensor]) -> Iterator[Gradients]:
     yield from jacobian(scores, inputs, scaled=_is_scaled(recorded), most_bytes=MAX_GRADIENT_BYTES // len(inputs))
 
 
@@ -418,12 +417,10 @@ def _compute_single_query_gradients(
         if len(read) > 1:
             return None
         row = read[0] if read else 0
-        at_query = _run_block_on_copies(
-            recorded, attention.output, block_run, (axis, row), gradient.select(1 + axis, row)
-        )
-        if at_query is None:
+        part = _run_block_on_copies(recorded, attention.output, block_run, (axis, row), gradient.select(1 + axis, row))
+        if part is None:
             return None
-        parts.append((at_query, row))
+        parts.append((part, row))
     return parts
 
 
@@ -468,12 +465,10 @@ def _return_first(replacement: Tensor, *_: Tensor) -> Tensor:
     return replacement
 
 
-def _run_block(
-    recorded: RecordedPass, block_run: capture.ModuleRun, block_input: Tensor, replacement: Tensor
-) -> Tensor:
-    """Return the block's output for `replacement` instead of its input tokens."""
+def _run_block(recorded: RecordedPass, block_run: capture.ModuleRun, block_input: Tensor, tokens: Tensor) -> Tensor:
+    """Return the block's output for `tokens` instead of its input."""
     inputs = block_run.args, block_run.kwargs
-    args, kwargs = map_tensors(inputs, lambda tensor: replacement if tensor is block_input else tensor)
+    args, kwargs = map_tensors(inputs, lambda tensor: tokens if tensor is block_input else tensor)
     with pytorch.autocast(recorded.scored.values.device.type, recorded.autocast):
         output: Any = find_floating_tensor(block_run.module(*args, **kwargs))
     return output

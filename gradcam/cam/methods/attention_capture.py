@@ -277,10 +277,6 @@ class AttentionBlocks:
         """Return the axis of the tokens in a block's output."""
         return 1 - self.layout.image_axis
 
-    @property
-    def tokens(self) -> int:
-        return self.shape[self.token_axis]
-
     def to_grid(self, values: Tensor) -> Tensor:
         """Return values of tokens (...,T) on the grid of the image (...,h,w), without extra tokens."""
         return values[..., self.layout.list_cells()].unflatten(-1, self.layout.grid)
@@ -443,13 +439,13 @@ def capture_attention(blocks: AttentionBlocks, recorded: RecordedPass, keep: Kee
     attention takes N x heads x T x T numbers per block, 1.8 MB for one image and one block of ViT-B/16. The graph after
     it takes as much memory as a training step.
     """
-    batch, attentions = recorded.batch, list[Tensor]()
+    images, tokens, attentions = recorded.batch.images, blocks.shape[blocks.token_axis], list[Tensor]()
 
     def on_attention(shape: tuple[int, ...]) -> KeepAttention | None:
-        return capture if shape[-1] == blocks.tokens and is_over_image(shape, recorded) else None
+        return capture if shape[-1] == tokens and is_over_image(shape, recorded) else None
 
     def capture(probabilities: Tensor) -> Tensor:
-        by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (batch.images, -1))
+        by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (images, -1))
         captured = keep(by_head)
         if not is_backward_running():
             attentions.append(captured)

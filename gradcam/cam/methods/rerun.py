@@ -66,10 +66,6 @@ class Variants:
     count: int
     change: Callable[[Tensor, range], None]
 
-    @property
-    def bytes_per_variant(self) -> int:
-        return self.base.numel() * self.base.element_size()
-
     def make(self, chunk: Chunk) -> Tensor:
         """Return the rows of a chunk, flattened to (rows*N,...)."""
         stack = self.base.expand(chunk.rows, *self.base.shape).clone(memory_format=torch.contiguous_format)
@@ -128,8 +124,8 @@ def score_layer(
 
     tail = budget.meter.peak(outlet.module)
     strategies: list[RerunStrategy] = [
-        (run_tail, lambda: 2 * variants.bytes_per_variant + tail),
-        (run_model, lambda: 2 * variants.bytes_per_variant + _measure(recorded, budget)),
+        (run_tail, lambda: 2 * variants.base.nbytes + tail),
+        (run_model, lambda: 2 * variants.base.nbytes + _measure(recorded, budget)),
     ]
     scores = _score(recorded, variants, strategies, budget)
     _require_effect(scores, site, recorded)
@@ -149,10 +145,10 @@ def score_input(recorded: RecordedPass, variants: Variants, budget: RerunBudget)
         return run_again(recorded, budget, count, rows.contiguous(memory_format=torch.channels_last))
 
     pass_bytes = _measure(recorded, budget)
-    strategies: list[RerunStrategy] = [(run, lambda: 3 * variants.bytes_per_variant + pass_bytes)]
+    strategies: list[RerunStrategy] = [(run, lambda: 3 * variants.base.nbytes + pass_bytes)]
     # On a CPU, convolutions are faster with channels last, but not every model accepts that.
     if variants.base.device.type == "cpu" and variants.base.ndim == 4:
-        strategies.insert(0, (run_channels_last, lambda: 4 * variants.bytes_per_variant + pass_bytes))
+        strategies.insert(0, (run_channels_last, lambda: 4 * variants.base.nbytes + pass_bytes))
     return _score(recorded, variants, strategies, budget)
 
 
@@ -254,9 +250,8 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
             raise LayerError(
                 f"The layer returned {description} in the second pass, expected {tuple(expected)} as in the first."
             )
-        if is_parameter_or_buffer(tensor, module) or any(
-            layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs
-        ):
+        is_input = any(layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs)
+        if is_input or is_parameter_or_buffer(tensor, module):
             return replace_tensor(output, tensor, rows)  # Other code that uses the tensor still gets the original.
         replacement = rows.detach()
         if swap_contents(tensor, replacement):
