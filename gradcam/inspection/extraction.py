@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -72,8 +72,8 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     with preserve_state(model) as modules, grad_mode_off():
         must_end = any(module._forward_hooks_always_called or "_hf_hook" in vars(module) for module in modules)
         must_end = must_end or bool(nn.modules.module._global_forward_hooks_always_called)
-        extraction = _Extraction(groups, ends_early=not must_end)
-        return extraction.run(model, *map_tensors((args, kwargs), detach_input))
+        args, kwargs = map_tensors((args, kwargs), detach_input)
+        return _extract(partial(model, *args, **kwargs), groups, ends_early=not must_end)
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -81,63 +81,61 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 class _Stop(BaseException):
-    """The signal that ends a forward pass; its argument is the `_Extraction` that no longer needs this pass.
+    """The signal that ends a forward pass; its argument identifies the extraction that no longer needs this pass.
 
     Not an `Exception`, because many models catch exceptions.
     """
 
 
-# The innermost extraction of this thread.
-_innermost: ContextVar[_Extraction | None] = ContextVar("innermost", default=None)
+# The innermost extraction of this thread: with nested passes, only this one records.
+_innermost: ContextVar[object] = ContextVar("innermost", default=None)
 
 
-class _Extraction:
-    """One forward pass and the outputs recorded in it. With nested passes, only the innermost one records."""
+def _extract(
+    run_model: Callable[[], Any], groups: Sequence[Mapping[str, nn.Module]], *, ends_early: bool
+) -> dict[str, Tensor]:
+    """Run the model, and return the outputs of layers; each group needs at least one floating-point output."""
+    layers = {name: module for group in groups for name, module in group.items()}
+    outputs: dict[str, Tensor | None] = {}
+    extraction, outer = object(), _innermost.get()
 
-    def __init__(self, groups: Sequence[Mapping[str, nn.Module]], *, ends_early: bool) -> None:
-        self._groups = groups
-        self._layers = {name: module for group in groups for name, module in group.items()}
-        self._ends_early = ends_early
-        self._has_stopped = False
-        self._outputs: dict[str, Tensor | None] = {}
+    def has_all() -> bool:
+        return ends_early and len(outputs) == len(layers)
 
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        outer = _innermost.get()
-        try:
-            _innermost.set(self)
-            with Hooks() as hooks:
-                for name, module in self._layers.items():
-                    hooks.after_forward(module, partial(self._record, name))
-                model(*args, **kwargs)
-        except _Stop as stop:
-            if stop.args != (self,):
-                raise
-        except Exception:
-            if not self._has_stopped:  # A model that caught the stop may fail because the layer's output is missing.
-                raise
-        finally:
-            _innermost.set(outer)
-        outputs = {name: tensor for name in self._layers if (tensor := self._outputs.get(name)) is not None}
-        for group in self._groups:
-            if group.keys() & outputs.keys():
-                continue
-            if ran := [name for name in group if name in self._outputs]:
-                raise no_floating_tensor_error(ran[:3])
-            raise LayerError(
-                f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the path from the "
-                "input to the output. (Hooks are skipped in modules whose forward() is called directly.)"
-            )
-        return outputs
-
-    def _record(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if name in self._outputs or _innermost.get() is not self:
+    def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if name in outputs or _innermost.get() is not extraction:
             return
         if (tensor := find_floating_tensor(output)) is not None:
             refuse_vmap(tensor)
             # If the model turned inference mode on, the clone would be an inference tensor.
             with torch.inference_mode(False):
                 tensor = tensor.detach().clone()
-        self._outputs[name] = tensor
-        if self._ends_early and len(self._outputs) == len(self._layers):
-            self._has_stopped = True
-            raise _Stop(self)
+        outputs[name] = tensor
+        if has_all():
+            raise _Stop(extraction)
+
+    try:
+        _innermost.set(extraction)
+        with Hooks() as hooks:
+            for name, module in layers.items():
+                hooks.after_forward(module, partial(record, name))
+            run_model()
+    except _Stop as stop:
+        if stop.args != (extraction,):
+            raise
+    except Exception:
+        if not has_all():  # A model that caught the stop may fail because the layer's output is missing.
+            raise
+    finally:
+        _innermost.set(outer)
+    tensors = {name: tensor for name in layers if (tensor := outputs.get(name)) is not None}
+    for group in groups:
+        if group.keys() & tensors.keys():
+            continue
+        if ran := [name for name in group if name in outputs]:
+            raise no_floating_tensor_error(ran[:3])
+        raise LayerError(
+            f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the path from the "
+            "input to the output. (Hooks are skipped in modules whose forward() is called directly.)"
+        )
+    return tensors

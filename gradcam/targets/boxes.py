@@ -6,13 +6,13 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gradcam.adapters import find_family
-from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, ModelRun
+from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, Family, ModelRun
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
 from gradcam.options import EDGES, argument_error
@@ -20,6 +20,7 @@ from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, Scor
 from gradcam.targets.object_choice import find_overlaps, is_valid_index, to_label
 
 MAX_CANDIDATES_IN_MESSAGE = 3
+AnyFamily = TypeVar("AnyFamily", bound=Family)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Box(Target):
         return list_numbers(self.number, "The box")
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
-        family = find_detector(model)
+        family = require_family(model, DetectorAdapter, "detector")
         if self.threshold is not None and hasattr(family, "threshold"):
             family.threshold = self.threshold
         extractor = BoxScoreExtractor(family, batch, self, to_label(self.class_, family.labels))
@@ -147,7 +148,7 @@ class MissedBox(Target):
         return [tuple(map(float, box)) for box in (self.box if has_several else [self.box])]  # type: ignore[misc]  # of four
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
-        family = find_detector(model)
+        family = require_family(model, DetectorAdapter, "detector")
         label = to_label(self.class_, family.labels)
         for y, x, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
             visible_boxes = [(x1 - x, y1 - y, x2 - x, y2 - y) for x1, y1, x2, y2 in self.boxes]
@@ -208,12 +209,12 @@ def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
             raise TargetError(f"The box {(x0, y0, x1, y1)} is outside the image, {width} x {height} pixels.")
 
 
-def find_detector(model: nn.Module) -> DetectorAdapter:
-    """Return the detector family of a model. Raise `TargetError` if the model is not a supported detector."""
-    family = find_family(model, DetectorAdapter)
+def require_family(model: nn.Module, adapter: type[AnyFamily], kind: str) -> AnyFamily:
+    """Return the family of a model. Raise `TargetError` if the model is not of a supported family of this kind."""
+    family = find_family(model, adapter)
     if family is None:
         raise TargetError(
-            f"{type(model).__name__} is not a supported detector. Pass target=, a function from the model's output to one "
+            f"{type(model).__name__} is not a supported {kind}. Pass target=, a function from the model's output to one "
             "score per image."
         )
     return family

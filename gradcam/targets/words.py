@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.adapters import find_family
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
 from gradcam.options import argument_error
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
+from gradcam.targets.boxes import require_family
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ class Token(Target):
         return [int(position) for position in self.positions]
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
-        family = find_captioner(model)
+        family = require_family(model, CaptionerAdapter, "captioning model")
         tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
         module, text_batch = family.bind(model, batch, tokens)
         try:
@@ -134,17 +134,6 @@ def to_tokens(ids: Any) -> list[int]:
     if not values:
         raise TargetError("The caption has no tokens, so there is no word to explain.")
     return [int(token) for token in values]
-
-
-def find_captioner(model: nn.Module) -> CaptionerAdapter:
-    """Return the captioner of a model. Raise `TargetError` if the model is not supported."""
-    family = find_family(model, CaptionerAdapter)
-    if family is None:
-        raise TargetError(
-            f"{type(model).__name__} is not a supported captioning model. Pass target=, a function from the model's output "
-            "to one score per image."
-        )
-    return family
 
 
 @dataclass(frozen=True)

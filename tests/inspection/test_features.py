@@ -603,7 +603,7 @@ def test_nested_calls_do_not_disturb_one_another() -> None:
 
 
 def test_a_foreign_stop_is_passed_on() -> None:
-    stop = extraction._Stop(extraction._Extraction([], ends_early=True))
+    stop = extraction._Stop(object())
 
     def foreign(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
         raise stop

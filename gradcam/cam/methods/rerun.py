@@ -98,9 +98,8 @@ class VariantScores:
     unchanged: Tensor
 
 
-# A way to compute the model's output from flattened variants and their number per image, and a function that measures
-# the memory that one variant takes.
-RerunStrategy = tuple[Callable[[Tensor, int], Any], Callable[[], int]]
+Run = Callable[[Tensor, int], Any]  # Takes flattened variants and their number per image; returns the model's output.
+RerunStrategy = tuple[Run, Callable[[], int]]  # A way to run variants, and a measurement of the bytes that one takes.
 
 
 def score_layer(
@@ -187,11 +186,7 @@ def _score(
 
 
 def _score_chunks(
-    recorded: RecordedPass,
-    variants: Variants,
-    run: Callable[[Tensor, int], Any],
-    budget: RerunBudget,
-    chunks: list[Chunk],
+    recorded: RecordedPass, variants: Variants, run: Run, budget: RerunBudget, chunks: Sequence[Chunk]
 ) -> VariantScores | None:
     """Return the scores of all chunks; None if the guarded chunk shows that rows are not independent."""
     parts, unchanged = [], recorded.scored.values.detach()
