@@ -6,7 +6,7 @@ Rollout, gradient rollout and LeGrad use all blocks; Grad-ECLIP uses the last at
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -169,46 +169,36 @@ def legrad(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudge
     head also reads earlier blocks, and `BlindLayerError` if all gradients are exactly zero.
     """
     blocks = capture.find_blocks(log, recorded)
+    results, count = [], len(blocks.modules)
     with capture.capture_attention(blocks, recorded, capture.keep_differentiable) as attentions:
-        arguments = recorded, blocks, budget, attentions
-        values, has_gradient = _run_blocks_together(*arguments) or _run_blocks_one_by_one(*arguments)
-    if not has_gradient:
+        run = partial(_run_legrad, recorded, blocks, budget, attentions)
+        total = _score_blocks_together(recorded, run, count)
+        if total is not None:
+            budget.report(1, 1)
+            results.append(_differentiate(recorded, total, attentions))
+        for block in range(count) if total is None else ():
+            (scores,), _ = run([block])
+            results.append(_differentiate(recorded, scores, attentions[block : block + 1]))
+            budget.report(block + 1, count)
+    if not any(has_gradient for _, has_gradient in results):
         raise blind_attention(blocks.last[0])
-    return blocks.to_grid(values)
+    return blocks.to_grid(torch.stack([values for values, _ in results]).sum(0) / count)
 
 
-def _run_blocks_together(
-    recorded: RecordedPass, blocks: capture.AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
-) -> tuple[Tensor, bool] | None:
-    """Return maps (N,K,T), and whether any gradient is nonzero; None if the head mixes the rows of a batch."""
-    count = len(blocks.modules)
+def _score_blocks_together(recorded: RecordedPass, run: Callable[..., Any], count: int) -> Tensor | None:
+    """Return the sum of all blocks' scores (N,K) from one pass; None if the head mixes the rows of a batch."""
     # The last block comes first and last: both copies have to reproduce the recorded pass.
     blocks_in_batch = [count - 1, *range(count)]
     try:
-        scores, output = _run_legrad(recorded, blocks, budget, attentions, blocks_in_batch)
+        scores, output = run(blocks_in_batch)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # The model may raise any error for a batch of a different size.
         return None
     if not reproduces_first_pass(recorded, output, len(blocks_in_batch)):
         return None
-    budget.report(1, 1)
     with torch.enable_grad():
-        total = torch.stack(list(scores[1:])).sum(0)
-    values, has_gradient = _differentiate(recorded, total, attentions)
-    return values / count, has_gradient
-
-
-def _run_blocks_one_by_one(
-    recorded: RecordedPass, blocks: capture.AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
-) -> tuple[Tensor, bool]:
-    """Return maps (N,K,T) from a forward and a backward pass per block, and whether any gradient is nonzero."""
-    results, count = [], len(blocks.modules)
-    for block in range(count):
-        scores, _ = _run_legrad(recorded, blocks, budget, attentions, [block])
-        results.append(_differentiate(recorded, scores[0], attentions[block : block + 1]))
-        budget.report(block + 1, count)
-    return torch.stack([values for values, _ in results]).mean(0), any(has_gradient for _, has_gradient in results)
+        return torch.stack(list(scores[1:])).sum(0)
 
 
 def _run_legrad(
