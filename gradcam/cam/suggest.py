@@ -108,19 +108,14 @@ def find_suggestion(
 
 
 def suggest(
-    names: Sequence[str],
-    info: Mapping[str, OutputInfo],
-    paths: GradientPaths,
-    output: Any,
-    *,
-    covers_all_layers: bool = True,
+    names: Sequence[str], info: Mapping[str, OutputInfo], paths: GradientPaths, output: Any, *, covers_all: bool = True
 ) -> Suggestion:
     """Order layers with a grid by preference. `names` are in the order in which the layers finish, the last first.
 
     The best layer is the last one through which all image information reaches the score: one of several branches
     carries only a part of the information. If the score reads positions of the output, as in segmentation, maps near
     the output would repeat the output. The best layer is then the last one with the coarsest grid, the end of the
-    encoder. `covers_all_layers`: False if layers may be missing because they do not fit a layout from the user.
+    encoder. `covers_all`: False if layers may be missing because they do not fit a layout from the user.
     """
     info = {name: info[name.rpartition("#")[0] if name not in info else name] for name in names}
     is_dense = _is_dense_score(output, info, paths)
@@ -140,7 +135,7 @@ def suggest(
     else:
         max_cells = MAX_CELL_RATIO * info[depending[0]].cells
         best = [name for name in depending if info[name].edge in paths.whole and info[name].cells <= max_cells]
-    is_early = covers_all_layers and not inner and _is_early(info[(best or depending)[0]].edge, paths)
+    is_early = covers_all and not inner and _is_early(info[(best or depending)[0]].edge, paths)
     if is_early:
         best = [name for name in depending if not _is_early(info[name].edge, paths)][:1]
     ordered = list(dict.fromkeys([*best, *depending, *names, *outputs]))
@@ -344,11 +339,9 @@ def _record_suggestion(
     model: nn.Module, batch: Batch, target: Any, reshape: Reshape, facts: ModelFacts | None = None
 ) -> Suggestion:
     recorder = _SuggestionRecorder(model, batch, target, reshape, facts)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(release_graph(model, lambda: recorder.pictures))
-        discard: Any = lambda _: None  # noqa: E731  # Without saved tensors, the graph takes hardly any memory.
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(discard, discard))
-        hooks = stack.enter_context(Hooks())
+    discard: Any = lambda _: None  # noqa: E731  # Without saved tensors, the graph takes hardly any memory.
+    discarded = torch.autograd.graph.saved_tensors_hooks(discard, discard)
+    with release_graph(model, lambda: recorder.pictures), discarded, Hooks() as hooks:
         recorder.watch(model, hooks)
         names = search_batch_for_layers(model, batch, reshape)
     # The model has run to its end, so `recorder.paths` is set.
@@ -356,7 +349,7 @@ def _record_suggestion(
     if not names and reshape is None and (measured := _measure_grid(model, batch, target, tokens)):
         return measured
     paths, info = cast("GradientPaths", recorder.paths), recorder.by_name(recorder.info)
-    suggestion = suggest(names, info, paths, recorder.output, covers_all_layers=reshape is None)
+    suggestion = suggest(names, info, paths, recorder.output, covers_all=reshape is None)
     if pyramid := recorder.find_pyramid(names):
         # A level may be computed from another level. In a graph that starts at the images, its gradients would count
         # twice.

@@ -283,12 +283,8 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         name: layer for name, layer in model.named_modules() if not layer._modules or [*layer.parameters(recurse=False)]
     }
     observer = GradientObserver(leaf_layers if layers is None else select_layers(model, layers))
-    with (
-        preserve_state(model) as modules,
-        torch.enable_grad(),
-        translate_torch_errors(ADVICE_IN_MODEL),
-        Hooks() as hooks,
-    ):
+    translated = translate_torch_errors(ADVICE_IN_MODEL)
+    with preserve_state(model) as modules, torch.enable_grad(), translated, Hooks() as hooks:
         copy = batch.copy(to_leaf)
         observer.attach(hooks)
         with ParameterAliases(model.parameters(), observer.note_use) as aliases:

@@ -142,7 +142,6 @@ class Recorder(Generic[Value]):
                 "This recorder is already open: leave its context first, or call record() for a second recorder."
             )
         refuse_compiled(self._model)
-        self._current = None
         self._hooks = Hooks().__enter__()
         self._hooks.before_forward(unwrap(self._model), self._begin_step)
         follow_layers(self._hooks, self._layers, self._on_activations)
@@ -232,8 +231,7 @@ class Recorder(Generic[Value]):
         if in_own_pass():
             return None
         self._run_check.note_run(name)
-        step = self._current
-        if step is None:
+        if (step := self._current) is None:
             return None
         run = step.runs[name]
         step.runs[name] += 1
@@ -319,12 +317,12 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
             offers = find_similar_names(str(key.layer), step.layers) or step.layers[:3]
             reason = f"Layer {shorten(key.layer)} is not recorded. Nearest: {join_names(offers)}."
         elif key.run >= runs:
-            fact = f"Layer '{key.layer}' ran {runs} times in step {number}"
-            reason = f"{fact}: there is no run {key.run}, counted from 0."
-        elif not step.is_differentiable:
             reason = (
-                f"Step {number} was a pass without gradients (torch.no_grad() or similar): it has activations only."
+                f"Layer '{key.layer}' ran {runs} times in step {number}: there is no run {key.run}, counted from 0."
             )
+        elif not step.is_differentiable:
+            cause = "torch.no_grad() or similar"
+            reason = f"Step {number} was a pass without gradients ({cause}): it has activations only."
         else:
             reason = (
                 f"No gradient reached layer '{key.layer}' in step {number}: call backward() inside the context. A layer "

@@ -157,23 +157,17 @@ class RunCheck:
 
 
 def _describe(layer: str | nn.Module, names: set[str], predicate: str, group_predicate: str) -> str:
-    return (
-        f"Layer {join_names(names)} {predicate}"
-        if len(names) == 1
-        else f"None of the {len(names)} layers of '{layer}' {group_predicate}"
-    )
+    if len(names) == 1:
+        return f"Layer {join_names(names)} {predicate}"
+    return f"None of the {len(names)} layers of '{layer}' {group_predicate}"
 
 
 ActivationHook = Callable[[str, Tensor], GradientHook | None]
-GradientAttacher = Callable[[Tensor, GradientHook], Tensor]
+Attacher = Callable[[Tensor, GradientHook], Tensor]
 
 
 def follow_layers(
-    hooks: Hooks,
-    layers: Mapping[str, nn.Module],
-    on_activations: ActivationHook,
-    *,
-    attach: GradientAttacher | None = None,
+    hooks: Hooks, layers: Mapping[str, nn.Module], on_activations: ActivationHook, *, attach: Attacher | None = None
 ) -> None:
     """Call `on_activations(name, activations)` at each run of a layer, and the returned hook with the gradient.
 

@@ -132,9 +132,9 @@ class KeypointScoreExtractor(ScoreExtractor):
             if not count:
                 raise TargetError(f"No box with keypoints was found in {image}: none is above the model's threshold.")
             if number >= count:
-                is_whole = poses.scores is None
-                whole_hint = "the keypoint heatmaps cover the whole image, so pass box=0"
-                range_hint = whole_hint if is_whole else f"there are {count}, 0 to {count - 1}"
+                range_hint = f"there are {count}, 0 to {count - 1}"
+                if poses.scores is None:
+                    range_hint = "the keypoint heatmaps cover the whole image, so pass box=0"
                 raise TargetError(f"There is no box {number} in {image}: {range_hint}.")
         else:
             similarities = find_overlaps(poses.regions, self.boxes[i]) * poses.scores
@@ -142,7 +142,7 @@ class KeypointScoreExtractor(ScoreExtractor):
                 empty = poses.heatmaps.new_zeros(1, *poses.heatmaps.shape[1:])
                 return Poses(empty, empty.new_tensor([self.boxes[i]]), poses.scores.new_zeros(1))
             number = int(similarities.argmax())
-        return Poses(*(None if values is None else values[number : number + 1] for values in poses))
+        return Poses._make(None if values is None else values[number : number + 1] for values in poses)
 
     def _compute_scores(self, pose: Poses) -> Tensor:
         """Return the scores (P,) of all keypoints."""

@@ -66,9 +66,7 @@ class AttentionPatch(TorchFunctionMode):
         self._factors: tuple[Tensor, Tensor] | None = None
         self._shape: torch.Size | None = None  # The shape of the last softmax's result, until the next product.
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in FUNCTIONS_WITH_ATTENTION and OVERRIDE_CHECK in func.__code__.co_names:
             with self:  # The mode is inactive while it handles a function.

@@ -15,12 +15,11 @@ from gradcam.cam.grid import GridActivations, blind_layer
 from gradcam.cam.methods.one_pass import Join, add_up
 from gradcam.cam.methods.rerun import Variants, layer_output, score_input, score_layer
 from gradcam.cam.rounding import NUM_PERTURBATIONS, DenoisedMaps, Perturb, denoise, perturb, remove_noise
-from gradcam.errors import GradcamError, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.containers import Batch
 from gradcam.hooks.memory import RerunBudget
-from gradcam.options import MAX_COUNT, check_count
+from gradcam.options import MAX_COUNT, argument_error, check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.
 MAX_SEED = 2**62 - 1  # The largest seed for which seed + number still fits a torch generator.
@@ -99,10 +98,9 @@ def _make_windows(numbers: range, lengths: torch.Size) -> Tensor:
 
 def check_number(method: str, option: str, value: Any, most: float = math.inf) -> None:
     """Raise `GradcamError` unless the value is a finite number above 0 and below `most`."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < most:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < most:
         limit = "" if most == math.inf else f" and below {most:g}"
-        raise GradcamError(f"{method}: {option} is {shorten(value)}, expected a number above 0{limit}.")
+        raise argument_error(value, f"{method}: {option}", f"a number above 0{limit}.")
 
 
 def scorecam(

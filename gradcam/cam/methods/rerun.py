@@ -207,8 +207,7 @@ def _score_chunks(
 
 
 def _measure(recorded: RecordedPass, budget: RerunBudget) -> int:
-    meter = Meter()
-    with meter:
+    with Meter() as meter:
         meter.mark("all of it")
         run_again(recorded, budget, 1)
     return meter.peak("all of it")
