@@ -302,10 +302,9 @@ class _SuggestionRecorder:
     def find_pyramid(self, names: Sequence[str]) -> str | None:
         """Return the last of these layers that returns a feature pyramid, if the same head reads all levels."""
         paths = cast("GradientPaths", self.paths)
+        levels = self.by_name(self._levels)  # Without the runs of a layer that runs several times.
         for name in names if self.reads_places else ():
-            module = self._modules.get(name)  # None for one of several runs.
-            edges = [] if module is None else self._levels.get(module, [])
-            weights = {paths.weights[edge] for edge in edges if edge is not None and edge in paths}
+            weights = {paths.weights[edge] for edge in levels.get(name, []) if edge is not None and edge in paths}
             if len(weights) == 1 and min(weights) >= MIN_WEIGHTS_AFTER_LAYER:
                 return name
         return None

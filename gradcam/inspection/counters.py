@@ -47,8 +47,7 @@ class MultiplyAdds(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
-        self.unknown = 0
+        self.total = self.unknown = 0
 
     supports_higher_order_operators = True
 
@@ -98,10 +97,8 @@ FORMULAS: dict[str, Formula] = {
     "aten.linear": lambda values, weight, *_, **__: (
         (values.values() if values.is_nested else values).numel() * weight.shape[0]
     ),
-    "aten.mv": lambda matrix, *_, **__: matrix.numel(),
+    **dict.fromkeys(["aten.mv", "aten.dot", "aten.vdot"], lambda values, *_, **__: values.numel()),
     "aten.addmv": lambda bias, matrix, *_, **__: matrix.numel(),
-    "aten.dot": lambda vector, *_, **__: vector.numel(),
-    "aten.vdot": lambda vector, *_, **__: vector.numel(),
     "aten._native_multi_head_attention": _count_attention,
     "aten._scaled_dot_product_flash_attention_for_cpu": _count_scaled_products,
     "aten._cudnn_rnn": _count_recurrence,

@@ -169,17 +169,15 @@ def _edit_tensors(tensors_by_place: Mapping[str, Tensor], function: GradientHook
 def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
     modules = selection.select_layers(model, layers)
     run_check = RunCheck(model, layers)
-    edits = {name: partial(replace_gradient, f"layer '{name}'", function) for name in modules}
-    names: dict[GradientHook, str] = {edit: name for name, edit in edits.items()}
 
     def choose_edit(name: str, activations: Tensor) -> GradientHook | None:
         if in_own_pass():  # This package's own passes are not edited.
             return None
         run_check.note_run(name)
-        return edits[name]
+        return partial(replace_gradient, f"layer '{name}'", function)
 
-    def attach_edit(tensor: Tensor, edit: GradientHook) -> Tensor:
-        run_check.differentiable.add(names[edit])
+    def attach_edit(name: str, tensor: Tensor, edit: GradientHook) -> Tensor:
+        run_check.differentiable.add(name)
         return hooks.edit_gradient(tensor, edit)
 
     with _open_hooks() as hooks:

@@ -163,7 +163,7 @@ def _describe(layer: str | nn.Module, names: set[str], predicate: str, group_pre
 
 
 ActivationHook = Callable[[str, Tensor], GradientHook | None]
-Attacher = Callable[[Tensor, GradientHook], Tensor]
+Attacher = Callable[[str, Tensor, GradientHook], Tensor]
 
 
 def follow_layers(
@@ -175,8 +175,8 @@ def follow_layers(
     after the call. The hook gets the gradient with respect to this tensor, as in `Hooks.observe_gradient`. Nothing else
     changes for the model. If a checkpoint repeats a run in the backward pass, the run is not reported again.
 
-    `attach` is called instead of `hooks.observe_gradient`. The hooks raise `LayerError` if a layer returns no
-    floating-point tensor.
+    `attach(name, tensor, hook)` is called instead of `hooks.observe_gradient`. The hooks raise `LayerError` if a layer
+    returns no floating-point tensor.
     """
     checkpoint_hooks = _CheckpointHooks()
 
@@ -184,7 +184,7 @@ def follow_layers(
         if not tensor.requires_grad:
             checkpoint_hooks.add(name, function)
         elif function is not None:
-            passed_on = (attach or hooks.observe_gradient)(tensor, function)
+            passed_on = attach(name, tensor, function) if attach else hooks.observe_gradient(tensor, function)
             return None if passed_on is tensor else replace_tensor(output, tensor, passed_on)
         return None
 

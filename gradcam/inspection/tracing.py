@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isnan, nan
@@ -276,7 +276,8 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
 
     If the model raises an error, a note in the error names the layer.
     """
-    with _open_pass(subject) as (args, kwargs, hooks):
+    with preserve_state(subject.model), torch.no_grad(), Hooks() as hooks:
+        args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
         counter = MultiplyAdds()
         storages = Storages([*subject.model.parameters(), *subject.model.buffers(), *list_tensors((args, kwargs))])
 
@@ -305,18 +306,12 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
 
 def run_timed_pass(subject: TracedModel, clock: Clock) -> tuple[CallLog, list[float]]:
     """Run one pass, and return its calls and the seconds that each call took; NaN if the call did not end."""
-    with _open_pass(subject) as (args, kwargs, hooks):
+    with preserve_state(subject.model), torch.no_grad(), Hooks() as hooks:
+        args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
         log = CallLog(hooks, subject.names, lambda _: clock.read(), lambda _: clock.read())
         subject.model(*args, **kwargs)
     clock.wait()
     return log, [nan if entry.end is None else clock.between(entry.start, entry.end) for entry in log.entries]
-
-
-@contextlib.contextmanager
-def _open_pass(subject: TracedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
-    with preserve_state(subject.model), torch.no_grad(), Hooks() as hooks:
-        args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
-        yield args, kwargs, hooks
 
 
 def _shape(tensor: Tensor) -> Shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import traceback
 import warnings
 import weakref
 from collections import defaultdict
@@ -331,10 +332,7 @@ def _layer_text(layer: str) -> str:
 
 def _find_caller_level() -> int:
     """Return the stack level of the code that called backward(): the first outside PyTorch and this package."""
-    level, frame = 1, sys._getframe(1).f_back
-    while frame is not None:
-        level += 1
+    for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), 1):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gradcam"):
             return level
-        frame = frame.f_back
     return 1  # In a thread of autograd.

@@ -107,9 +107,8 @@ class Mask(Target):
         _ = self.kind
         for class_ in self.classes or ():
             if not isinstance(class_, str) and not _is_integer(class_):
-                raise argument_error(
-                    self.class_, "The class", "its index or its label, or several of them.", TargetError
-                )
+                expected = "its index or its label, or several of them."
+                raise argument_error(self.class_, "The class", expected, TargetError)
 
     @property
     def kind(self) -> str:

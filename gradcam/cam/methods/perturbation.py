@@ -46,12 +46,12 @@ def ablationcam(
 
         site.layout.change_channels(copies, switch_off)
 
-    variant_scores = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), budget)
-    ablated_scores = variant_scores.values.permute(1, 2, 0)  # (N,K,C)
+    variants = Variants(layer_output(site), site.grid.shape[1], ablate)
+    ablated_scores, unchanged_scores = score_layer(recorded, site, variants, budget)
 
     def weigh(perturb: Perturb) -> Tensor:
-        unchanged = perturb(variant_scores.unchanged, 2)[..., None]
-        loss = unchanged - perturb(ablated_scores, 2)
+        unchanged = perturb(unchanged_scores, 2)[..., None]
+        loss = unchanged - perturb(ablated_scores.permute(1, 2, 0), 2)  # (N,K,C)
         weights = torch.where(unchanged == 0, loss, loss / unchanged.abs())
         return join(site.grid, weights.to(site.grid))  # The layer and the scores may be on different devices.
 
@@ -75,7 +75,7 @@ def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudge
         site.layout.change_grid(copies, lambda grid: grid.unflatten(0, (len(numbers), -1)).mul_(windows))
 
     variants = Variants(layer_output(site), lengths.numel() + 1, apply_window)
-    scores = score_layer(recorded, site, variants, budget).values.permute(1, 2, 0)  # (N,K,V)
+    scores = score_layer(recorded, site, variants, budget)[0].permute(1, 2, 0)  # (N,K,V)
 
     def subtract(perturb: Perturb) -> Tensor:
         perturbed = perturb(scores, 2)
@@ -206,7 +206,7 @@ def _mask_channels(
         masks = _make_masks(site.grid, channels[:, [number // rounds for number in numbers]], budget.batch.size)
         copies.mul_(alter(masks, numbers).flatten(0, 1).to(copies))
 
-    scores = score_input(recorded, Variants(budget.batch.pictures, rounds * count, apply_masks), budget).values
+    scores, _ = score_input(recorded, Variants(budget.batch.pictures, rounds * count, apply_masks), budget)
     # A model on several devices may return its scores on a different device than the layer's.
     means = scores.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
     # For an image without masks, the softmax is NaN.
@@ -264,7 +264,7 @@ def rise(
     def apply_masks(copies: Tensor, numbers: range) -> None:
         copies.unflatten(0, (len(numbers), -1)).mul_(make_masks(numbers).to(copies)[:, None, None])
 
-    scores = score_input(recorded, Variants(pictures, masks, apply_masks), budget).values
+    scores, _ = score_input(recorded, Variants(pictures, masks, apply_masks), budget)
     tolerance, class_scores = recorded.score_tolerance, scores.permute(1, 2, 0)
     perturbed = [perturb(class_scores, 2, tolerance, i).permute(2, 0, 1) for i in range(NUM_PERTURBATIONS)]
     # (V, 1 + perturbations, N, K)

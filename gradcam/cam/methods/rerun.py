@@ -90,14 +90,7 @@ def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
     return [Chunk(range(first), rows, is_guarded=True), *(Chunk(numbers, rows) for numbers in later_numbers)]
 
 
-@dataclass(frozen=True)
-class VariantScores:
-    """Scores of variants (V,N,K), and of the unchanged images (N,K) in a batch of the same size."""
-
-    values: Tensor
-    unchanged: Tensor
-
-
+VariantScores = tuple[Tensor, Tensor]  # Of variants (V,N,K), and of unchanged images (N,K) in a batch of this size.
 Run = Callable[[Tensor, int], Any]  # Takes flattened variants and their number per image; returns the model's output.
 RerunStrategy = tuple[Run, Callable[[], int]]  # A way to run variants, and a measurement of the bytes that one takes.
 
@@ -126,9 +119,9 @@ def score_layer(
         (run_tail, lambda: 2 * variants.base.nbytes + tail),
         (run_model, lambda: 2 * variants.base.nbytes + _measure(recorded, budget)),
     ]
-    scores = _score(recorded, variants, strategies, budget)
-    _require_effect(scores, site, recorded)
-    return scores
+    values, unchanged = _score(recorded, variants, strategies, budget)
+    _require_effect(values, unchanged, site)
+    return values, unchanged
 
 
 def score_input(recorded: RecordedPass, variants: Variants, budget: RerunBudget) -> VariantScores:
@@ -156,13 +149,13 @@ def layer_output(site: GridActivations) -> Tensor:
     return site.layout.to_rows(site.recorded.detach())
 
 
-def _require_effect(scores: VariantScores, site: GridActivations, recorded: RecordedPass) -> None:
+def _require_effect(scores: Tensor, unchanged: Tensor, site: GridActivations) -> None:
     """Raise `LayerError` if no variant of a layer's output changes any score by more than rounding."""
     # Without variants, or with zero activations, there is nothing to change.
-    if not len(scores.values) or not site.grid.any():
+    if not len(scores) or not site.grid.any():
         return
-    rounding = 4 * torch.finfo(scores.unchanged.dtype).eps * scores.unchanged.abs().amax()
-    if (scores.values - scores.unchanged).abs().amax() <= rounding:
+    rounding = 4 * torch.finfo(unchanged.dtype).eps * unchanged.abs().amax()
+    if (scores - unchanged).abs().amax() <= rounding:
         problem = f"Changes on the grid of layer '{site.layer}' do not reach the score."
         if "tokens" in site.layout.kind:
             raise BlindPatchesError(problem)
@@ -203,7 +196,7 @@ def _score_chunks(
             (unchanged,) = score_rows(recorded, output, chunk.rows, range(1))
         parts.append(score_rows(recorded, output, chunk.rows, chunk.positions))
         budget.report(chunk.numbers.stop, variants.count)
-    return VariantScores(torch.cat(parts) if parts else unchanged[None][:0], unchanged)
+    return torch.cat(parts) if parts else unchanged[None][:0], unchanged
 
 
 def _measure(recorded: RecordedPass, budget: RerunBudget) -> int:
