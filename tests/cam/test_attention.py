@@ -85,6 +85,11 @@ def open_timm(read: list[int], **options: Any) -> AttentionCase:
     return timm_vit(True, **options), IMAGES, slow.open_timm(timm_vit(False, **options), IMAGES), read, (2, 3)
 
 
+def open_hugging_face(attention: str) -> AttentionCase:
+    anatomy = slow.open_hugging_face(hugging_face_vit("eager"), SQUARE)
+    return hugging_face_vit(attention), SQUARE, anatomy, [0], (4, 4)
+
+
 MODELS: dict[str, Callable[[], AttentionCase]] = {
     "a class token": lambda: open_vit("class", 1, [0]),
     "registers behind the class token": lambda: open_vit("class", 4, [0]),
@@ -93,20 +98,8 @@ MODELS: dict[str, Callable[[], AttentionCase]] = {
     "a mean over all tokens": lambda: open_vit("all", 1, [0, 1, 2, 3, 4, 5, 6]),
     "one block": lambda: open_vit("class", 1, [0], blocks=1),
     "torchvision": lambda: (torchvision_vit(), SQUARE, slow.open_torchvision(torchvision_vit(), SQUARE), [0], (4, 4)),
-    "transformers, eager": lambda: (
-        hugging_face_vit("eager"),
-        SQUARE,
-        slow.open_hugging_face(hugging_face_vit("eager"), SQUARE),
-        [0],
-        (4, 4),
-    ),
-    "transformers, fused": lambda: (
-        hugging_face_vit("sdpa"),
-        SQUARE,
-        slow.open_hugging_face(hugging_face_vit("eager"), SQUARE),
-        [0],
-        (4, 4),
-    ),
+    "transformers, eager": lambda: open_hugging_face("eager"),
+    "transformers, fused": lambda: open_hugging_face("sdpa"),
     "timm, plain": lambda: (timm_vit(False), IMAGES, slow.open_timm(timm_vit(False), IMAGES), [0], (2, 3)),
     "timm, fused": lambda: open_timm([0]),
     "timm, registers": lambda: open_timm([0], reg_tokens=4),
@@ -208,16 +201,6 @@ def test_values_much_smaller_than_one_are_not_lost() -> None:
     assert accumulate([small, small], torch.tensor([0.5, 0.5])).tolist() == pytest.approx([0.0, 2e-20], rel=1e-6)
 
 
-def test_gradient_rollout_of_one_block_is_its_attention_times_its_gradient() -> None:
-    model = OpenViT(blocks=1)
-    anatomy = model.open(IMAGES)
-    (attention,) = anatomy.attentions
-    (gradient,) = torch.autograd.grad(anatomy.head(anatomy.outputs[0])[:, 2].sum(), attention)
-    expected = (attention * gradient).relu().mean(1)[:, 0, 1:].detach()
-    explanation = gradcam.explain(model, IMAGES, method="gradient-rollout", target=2)
-    assert_maps(explanation.maps, expected.reshape(2, 1, 2, 3))
-
-
 # Targets, outputs, other options
 
 
@@ -287,9 +270,8 @@ def test_views_are_averaged(name: str) -> None:
 
 def test_all_attention_methods_beside_layers_in_one_comparison() -> None:
     model = OpenViT()
-    explanations = gradcam.compare(
-        model, IMAGES, layers=["blocks.1"], methods=["gradcam", *METHODS, "eigencam"], target=1
-    )
+    methods = ["gradcam", *METHODS, "eigencam"]
+    explanations = gradcam.compare(model, IMAGES, layers=["blocks.1"], methods=methods, target=1)
     places = [("blocks.1", "gradcam"), *(("attention", name) for name in METHODS), ("blocks.1", "eigencam")]
     assert set(explanations) == set(places)
     for (layer, name), item in explanations.items():
@@ -602,16 +584,10 @@ class Coarser(OpenViT):
 
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (tiny_model, "Sequential cannot be traced back to the image: no attention was found. The model has none"),
-    (
-        lambda: OpenViT("patches", 0, block=Windows),
-        r"in 'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it covers only",
-    ),
+    (lambda: OpenViT("patches", 0, block=Windows), r"'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it covers only"),
     (first_in_windows, r"in 'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it covers only windows"),
     (lambda: OpenViT(block=Twice), "no module around 'blocks.0' contains only this attention and returns its 7 tokens"),
-    (
-        lambda: OpenViT(block=OverChannels),
-        "no module around 'blocks.0' contains only this attention and returns its 8 tokens",
-    ),
+    (lambda: OpenViT(block=OverChannels), "no module around 'blocks.0' contains only this .* returns its 8 tokens"),
     (lambda: OpenViT(block=OverHeadsChannels), r"is \(2, 2, 4, 4\), and 4 tokens form no grid on images of 16 x 24"),
     (lambda: OpenViT(block=PooledKeys), r"\(2, 1, 7, 4\): its queries and keys are different tokens"),
     (Coarser, "the number of tokens changes from 7 to 6"),
@@ -626,14 +602,6 @@ def test_attention_that_cannot_be_followed(make: Callable[[], nn.Module], messag
     with pytest.raises(ModelError, match=message) as caught:
         gradcam.explain(model, images, method=name, target=1)
     assert "Choose a method that explains a layer, such as 'gradcam'" in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["swin_t", "swin_v2_t", "maxvit_t", "resnet18"])
-def test_torchvisions_models_with_windows_or_without_attention(name: str) -> None:
-    model = torchvision.models.get_model(name).eval()
-    with pytest.raises(ModelError, match="cannot be traced back to the image"):
-        gradcam.explain(model, torch.randn(1, 3, 224, 224), method="rollout", target=1)
 
 
 class SideBySide(nn.Module):
@@ -667,9 +635,7 @@ def test_legrad_refuses_a_score_that_reads_earlier_blocks(make: Callable[[], nn.
 def test_a_constant_score(name: str) -> None:
     model = OpenViT()
     nn.init.zeros_(model.classify.weight)
-    with pytest.raises(
-        BlindLayerError, match=r"The gradient at the last attention block, 'blocks\.2', is exactly zero"
-    ):
+    with pytest.raises(BlindLayerError, match=r"last attention block, 'blocks\.2', is exactly zero"):
         gradcam.explain(model, IMAGES, method=name, target=1)
 
 
@@ -801,12 +767,9 @@ def test_the_command_line_reports_a_network_without_attention(
 def test_attention_methods_take_no_layer_on_the_command_line(
     run: Command, folder: Path, photo: Callable[[str], Path], classifier: gradcam.Classifier, monkeypatch: Any
 ) -> None:
-    model = torchvision.models.VisionTransformer(
-        image_size=224, patch_size=32, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16
-    )
-    vit = dataclasses.replace(
-        classifier, model=randomise_attention(model).float(), layer="encoder.layers.encoder_layer_1.ln_1"
-    )
+    options = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 16}
+    model = randomise_attention(torchvision.models.VisionTransformer(224, 32, **options)).float()
+    vit = dataclasses.replace(classifier, model=model, layer="encoder.layers.encoder_layer_1.ln_1")
     monkeypatch.setattr("gradcam.models.load.load_model", lambda *_, layer, **__: dataclasses.replace(vit, layer=layer))
     layers = [option for block in (0, 1) for option in ("-l", f"encoder.layers.encoder_layer_{block}.ln_1")]
     outcome = run(photo("chelsea.jpg"), *layers, "--method", "rollout", "--method", "gradcam", "-c", "281")
@@ -815,14 +778,6 @@ def test_attention_methods_take_no_layer_on_the_command_line(
     assert names[-1] == "chelsea-rollout-281-tabby.png"
     assert len(names) == 3
     assert "rollout at attention (7 x 7)" in outcome.out
-
-
-def test_the_methods_are_listed_with_their_cost(gradcam_command: Command) -> None:
-    out = gradcam_command("methods", "gradient-rollout", "rollout", "legrad", "--verbose").out
-    assert f"gradient-rollout  {gradcam.METHODS['gradient-rollout'].cost}  " in out
-    assert "Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020" in out
-    assert "Chefer et al., Generic Attention-model Explainability" in out
-    assert "Bousselham et al., LeGrad" in out
 
 
 def test_no_panel_is_made_of_attention(gradcam_command: Command, photo: Callable[[str], Path]) -> None:

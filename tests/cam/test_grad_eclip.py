@@ -192,20 +192,12 @@ def test_grad_eclip_equals_the_loops(kind: str, classes: Sequence[Sequence[int]]
     assert explanation.heatmaps.shape == (2, len(classes[0]), *images.shape[2:])
 
 
-def test_attention_pooling_uses_the_query_of_its_probe() -> None:
-    (attention, *_), _ = look(lambda: make_timm_case(0, global_pool="map", class_token=False)[0](IMAGES))
-    assert attention.query.shape[2] == 6  # these are the blocks; the explained attention is that of the pooling
-    last, _ = look_at_last(timm_vit(True, global_pool="map", class_token=False), IMAGES)
-    assert (last.query.shape[2], last.key.shape[2]) == (1, 6)
-
-
 def test_pooling_without_a_module_of_its_own() -> None:
     class Pooled(OpenViT):
         def head(self, tokens: Tensor) -> Tensor:
             query = self.classify.weight[None, None, :1].expand(len(tokens), -1, -1, -1)
-            return self.classify(
-                F.scaled_dot_product_attention(query, tokens[:, None], self.norm(tokens)[:, None])[:, 0, 0]
-            )
+            pooled = F.scaled_dot_product_attention(query, tokens[:, None], self.norm(tokens)[:, None])
+            return self.classify(pooled[:, 0, 0])
 
     attentions, scores = look(lambda: Pooled()(IMAGES))
     explained = gradcam.explain(Pooled(), IMAGES, method="grad-eclip", target=ALL_CLASSES)
@@ -219,9 +211,8 @@ def test_equal_keys_are_all_attended_to() -> None:
     class Alike(Block):
         def forward(self, tokens: Tensor) -> Tensor:
             query, _, value = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            return tokens + F.scaled_dot_product_attention(query, torch.ones_like(query), value).transpose(
-                1, 2
-            ).flatten(2)
+            attended = F.scaled_dot_product_attention(query, torch.ones_like(query), value)
+            return tokens + attended.transpose(1, 2).flatten(2)
 
     model = OpenViT(block=Alike)
     attentions, scores = look(lambda: model(IMAGES))
@@ -244,13 +235,12 @@ def test_the_first_explanation_takes_two_passes_more() -> None:
     model = OpenViT()
     fronts, lasts = count_runs(model.patches), count_runs(model.blocks[-1])
     calls: list[tuple[int, int]] = []
+    options = {"method": "grad-eclip", "progress": lambda *progress: calls.append(progress)}
     for classes, passes, blocks in ((TWO_CLASSES, 3, 3), (TWO_CLASSES, 1, 1), (ALL_CLASSES, 1, 2), (ALL_CLASSES, 1, 2)):
         fronts.clear()
         lasts.clear()
         calls.clear()
-        gradcam.explain(
-            model, IMAGES, method="grad-eclip", target=classes, progress=lambda *progress: calls.append(progress)
-        )
+        gradcam.explain(model, IMAGES, target=classes, **options)
         # With many classes, the last block runs again on copies of one token.
         assert (len(fronts), len(lasts)) == (passes, blocks)
         assert calls == [(1, 1)]

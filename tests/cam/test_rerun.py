@@ -171,13 +171,8 @@ def test_inputs_beside_the_images_are_repeated_with_them() -> None:
             return super().forward(images * scale[:, None, None, None])
 
     model, scale = Two(lambda before, after: before + after).double(), torch.tensor([1.0, 2.0, -1.0]).double()
-    explanation = gradcam.explain(
-        model,
-        {"scale": scale, "images": IMAGES.double(), "table": torch.ones(4, 2)},
-        "layer",
-        method="ablationcam",
-        target=1,
-    )
+    inputs = {"scale": scale, "images": IMAGES.double(), "table": torch.ones(4, 2)}
+    explanation = gradcam.explain(model, inputs, "layer", method="ablationcam", target=1)
     assert model.batches[-1] == (27, 27)
     plain = Model(lambda before, after: before + after).double()
     scaled = IMAGES.double() * scale[:, None, None, None]
@@ -301,9 +296,8 @@ class TestMemory:
     def test_a_budget_that_not_even_one_variant_fits(self, method: str) -> None:
         model = tiny_model()
         before = traces(model)
-        with pytest.raises(
-            GradcamError, match=r"memory_budget is 10 bytes, but one perturbed copy of the 3 image\(s\) takes \d+"
-        ):
+        message = r"memory_budget is 10 bytes, but one perturbed copy of the 3 image\(s\) takes \d+"
+        with pytest.raises(GradcamError, match=message):
             gradcam.explain(model, TINY, "4", method=method, memory_budget=10)
         assert_same(before, traces(model))
 
@@ -349,10 +343,9 @@ class TestNoTrace:
             calls.append((count, total))
             raise KeyboardInterrupt
 
+        options = {"method": with_few_samples(name), "progress": interrupt, "memory_budget": budget}
         with pytest.raises(KeyboardInterrupt):
-            gradcam.explain(
-                model, TINY, "4", method=with_few_samples(name), target=1, progress=interrupt, memory_budget=budget
-            )
+            gradcam.explain(model, TINY, "4", target=1, **options)
         ((count, total),) = calls
         assert 0 < count < total
         assert_same(before, traces(model))
@@ -373,14 +366,8 @@ class TestNoTrace:
 
 def test_progress_counts_up_to_the_total_for_each_layer_and_method() -> None:
     calls: list[tuple[int, int]] = []
-    gradcam.compare(
-        tiny_model(),
-        TINY,
-        layers=["2", "4"],
-        methods=["ablationcam", "reciprocam", "gradcam"],
-        target=1,
-        progress=lambda *both: calls.append(both),
-    )
+    options = {"target": 1, "progress": lambda *both: calls.append(both)}
+    gradcam.compare(tiny_model(), TINY, layers=["2", "4"], methods=["ablationcam", "reciprocam", "gradcam"], **options)
     assert [call for call in calls if call[0] == call[1]] == [(4, 4), (6, 6), (193, 193), (49, 49)]
 
 
@@ -438,11 +425,8 @@ def test_a_vector_layer_has_no_grid(method: str) -> None:
 
 def test_classes_and_scores_of_all_kinds_are_those_of_the_plain_pass() -> None:
     model = tiny_model().eval()
-    for target in (
-        None,
-        ClassTarget(top=2, score="probability"),
-        ClassTarget([[1], [2], [3]], score="contrast", against=[0]),
-    ):
+    contrast = ClassTarget([[1], [2], [3]], score="contrast", against=[0])
+    for target in (None, ClassTarget(top=2, score="probability"), contrast):
         plain = gradcam.explain(model, TINY, "4", target=target)
         explanation = gradcam.explain(model, TINY, "4", method="ablationcam", target=target)
         assert torch.equal(explanation.classes, plain.classes)

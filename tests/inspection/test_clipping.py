@@ -55,9 +55,8 @@ def test_each_parameter_by_itself(norm: float | None, limit: float) -> None:
         elif torch.linalg.vector_norm(gradient, norm) <= limit:
             assert torch.equal(clipped_gradients[name], gradient)
         else:
-            assert torch.linalg.vector_norm(clipped_gradients[name].double(), norm).item() == pytest.approx(
-                limit, rel=1e-6
-            )
+            clipped_norm = torch.linalg.vector_norm(clipped_gradients[name].double(), norm).item()
+            assert clipped_norm == pytest.approx(limit, rel=1e-6)
     assert changed > 0
     assert_same(gradients(model), plain)
 
@@ -165,10 +164,8 @@ def test_second_derivatives() -> None:
         size = plain.pow(2).sum().add(1e-300).sqrt()
         expected = plain * (0.25 / size) if size > 0.25 else plain * 1
         torch.testing.assert_close(gradient, expected)
-        pairs = [
-            torch.autograd.grad((item * torch.tensor([1.0, 2.0])).sum(), weight)[0] for item in (gradient, expected)
-        ]
-        torch.testing.assert_close(*pairs)
+        sums = [(values * torch.tensor([1.0, 2.0])).sum() for values in (gradient, expected)]
+        torch.testing.assert_close(*(torch.autograd.grad(total, weight)[0] for total in sums))
 
 
 @pytest.mark.parametrize("limit", [0, -1, math.nan, math.inf, True, "1", None, torch.tensor(1.0), np.float64(-1)])
@@ -182,9 +179,7 @@ def test_wrong_limits_are_errors(limit: Any) -> None:
 
 @pytest.mark.parametrize("norm", [0, -2, math.nan, True, "2", -math.inf])
 def test_wrong_norms_are_errors(norm: Any) -> None:
-    with pytest.raises(
-        GradientError, match="The norm is .*, expected a positive number such as 2.0, math.inf, or None"
-    ):
+    with pytest.raises(GradientError, match="The norm is .*, expected a positive number such as 2.0, math.inf"):
         clip_gradients(tiny_model(), 1, norm=norm)
 
 

@@ -15,19 +15,8 @@ from gradcam.errors import GradcamError, ImageError
 from gradcam.images import draw as drawing
 from gradcam.images.draw import GAP_PIXELS
 from gradcam.images.sheets import INK, LINE_HEIGHT, MARGIN
-from gradcam.inspection.sheets import (
-    BAR,
-    BAR_HEIGHT,
-    CAPTION,
-    CAPTION_COLOUR,
-    HEADING,
-    LABEL,
-    TEXT,
-    TITLE,
-    draw_activations,
-    draw_cell,
-    find_largest,
-)
+from gradcam.inspection import draw_activations, sheets
+from gradcam.inspection.sheets import BAR, BAR_HEIGHT, CAPTION, CAPTION_COLOUR, HEADING, LABEL, TEXT, TITLE
 
 BLACK, MAGENTA = (0, 0, 0), (255, 0, 255)
 MAX_COLOUR, MIN_COLOUR = (255, 245, 215), (235, 250, 255)  # the colours at both ends of a signed scale
@@ -121,14 +110,14 @@ def test_the_largest_is_the_99th_percentile_of_what_is_not_zero(count: int) -> N
     ranked = sorted(abs(value) for value in values)
     expected = ranked[math.ceil(0.99 * (count - 1))]
     odd = np.concatenate([values, np.zeros(5000), [np.nan, np.inf, -np.inf]])
-    assert find_largest(odd) == expected
+    assert sheets.find_largest(odd) == expected
     assert (expected == ranked[-1]) == (count <= 100)
-    assert find_largest(np.zeros(9)) == find_largest(np.array([np.nan])) == 0
+    assert sheets.find_largest(np.zeros(9)) == sheets.find_largest(np.array([np.nan])) == 0
 
 
 def test_values_above_the_largest_have_the_last_colour() -> None:
     values = np.array([[[3.0, 1.0, 0.5], [-3.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
-    pixels = draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
+    pixels = sheets.draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
     assert is_all(pixels[0, :2], MAX_COLOUR)
     assert is_all(pixels[1, :2], MIN_COLOUR)
 
@@ -148,10 +137,6 @@ def test_nan_and_infinity_are_magenta_and_do_not_fade_the_rest(texts: list[str])
     assert texts.count("3.00") == 1  # the end of the colour bar
 
 
-def test_a_layer_that_is_nothing_but_nan() -> None:
-    assert is_all(cell(draw_activations(flat(float("nan")), size=8), 0, size=8), MAGENTA)
-
-
 @pytest.mark.parametrize("values", [(1, 0), (-1, 0)])
 def test_a_dead_channel_is_black_and_labelled(values: tuple[float, ...], texts: list[str]) -> None:
     sheet = draw_activations(flat(*values), size=64)
@@ -166,7 +151,7 @@ def test_of_a_map_larger_than_its_cell_the_mean_is_coloured() -> None:
     values[:2, 2:] = [[1, 0], [1, 0]]
     values[2:, :2] = [[-1, 0], [-1, 0]]
     values[2:, 2:] = [[1, 1], [np.nan, 1]]
-    pixels = draw_cell(values, 2, largest=1, signed=True, colormap="inferno")
+    pixels = sheets.draw_cell(values, 2, largest=1, signed=True, colormap="inferno")
     assert tuple(pixels[0, 0]) == BLACK
     assert np.abs(pixels[0, 1].astype(int) - HALF).max() <= 1
     assert np.abs(pixels[1, 0].astype(int) - MINUS_HALF).max() <= 1
@@ -176,7 +161,7 @@ def test_of_a_map_larger_than_its_cell_the_mean_is_coloured() -> None:
 @pytest.mark.parametrize(("cells", "size"), [(1, 7), (3, 10), (14, 100), (28, 100), (7, 7)])
 def test_where_values_meet_inside_a_pixel_it_has_the_mean_of_their_colours(cells: int, size: int) -> None:
     values = np.random.default_rng(0).random((cells, cells))
-    pixels = draw_cell(values, size, largest=1, signed=False, colormap="inferno")
+    pixels = sheets.draw_cell(values, size, largest=1, signed=False, colormap="inferno")
     colours = np.array([[colour(value) for value in row] for row in values], float)
     covers = np.zeros((size, cells))  # the fraction of each pixel that each value covers
     for pixel in range(size):
@@ -191,7 +176,7 @@ def test_where_values_meet_inside_a_pixel_it_has_the_mean_of_their_colours(cells
     ("grid", "sides"), [((2, 4), (8, 16)), ((4, 2), (16, 8)), ((1, 100), (1, 16)), ((40, 20), (16, 8))]
 )
 def test_the_longer_side_has_the_size_and_the_aspect_is_kept(grid: tuple[int, int], sides: tuple[int, int]) -> None:
-    assert draw_cell(np.ones(grid), 16, largest=1, signed=False, colormap="bone").shape == (*sides, 3)
+    assert sheets.draw_cell(np.ones(grid), 16, largest=1, signed=False, colormap="bone").shape == (*sides, 3)
 
 
 # Positions
@@ -234,9 +219,8 @@ def test_one_image_of_a_batch_is_drawn() -> None:
     for image, shares in enumerate(((0.25, 1), (1, 0.5))):
         sheet = draw_activations({"a": batch}, image=image, order="index", scale="layer", size=8)
         assert [is_all(cell(sheet, k, size=8), colour(share)) for k, share in enumerate(shares)] == [True, True]
-    assert np.array_equal(
-        draw_activations(batch[0].to(torch.bfloat16).requires_grad_()), draw_activations(flat(1, 4).astype(np.float64))
-    )
+    expected = draw_activations(flat(1, 4).astype(np.float64))
+    assert np.array_equal(draw_activations(batch[0].to(torch.bfloat16).requires_grad_()), expected)
 
 
 # Text
@@ -323,12 +307,6 @@ def test_the_image_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
     assert beside.min() >= MARGIN  # the text does not touch the image
 
 
-def test_a_sheet_can_be_drawn_on() -> None:
-    sheet = draw_activations(flat(1), size=8)
-    assert sheet.flags.writeable
-    assert sheet.dtype == np.uint8
-
-
 # Errors
 
 
@@ -336,17 +314,14 @@ def test_a_sheet_can_be_drawn_on() -> None:
     ("maps", "options", "message"),
     [
         (flat(1), {"channels": 0}, "channels is 0, expected a whole number, 1 or more"),
-        (flat(1), {"channels": -3}, "channels is -3"),
         (flat(1), {"channels": True}, "channels is True"),
         (flat(1), {"columns": 2.0}, "columns is 2.0"),
         (flat(1), {"size": 0}, "size is 0"),
         (flat(1), {"order": "weakest"}, "order is 'weakest', expected one of 'strongest', 'index'"),
         (flat(1), {"scale": "image"}, "scale is 'image', expected one of 'channel', 'layer'"),
         (flat(1), {"colormap": "infernal"}, "no colour map 'infernal'. Nearest: 'inferno'"),
-        (flat(-1), {"colormap": "infernal"}, "no colour map"),
         (flat(1), {"image": 1}, "There is no image 1: there are 1, counted from 0"),
         (flat(1), {"image": -1}, "There is no image -1"),
-        (flat(1), {"image": False}, "There is no image False"),
         (flat(1), {"input_image": np.zeros((2, 2, 2))}, "expected an array"),
         (flat(1), {"size": 20000}, "1 cells of 20000 x 20000 pixels exceed the limit"),
         ({}, {}, "There are no activations"),

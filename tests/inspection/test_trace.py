@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchvision import models, ops
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks.pytorch import VERSION
 from gradcam.inspection.tracing import Call, Trace, trace
-from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
+from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
 def trace_on_meta(name: str, side: int = 224) -> Trace:
@@ -43,13 +42,6 @@ class FunctionModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
-
-
-def test_resnet34_has_36_convolutions() -> None:
-    report = trace_on_meta("resnet34")
-    convolutions = [call for call in report.calls if call.type == "Conv2d"]
-    assert len(convolutions) == 36
-    assert all(len(call.outputs) == 1 and len(call.outputs[0]) == 4 for call in convolutions)
 
 
 def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
@@ -128,11 +120,6 @@ CLIP = torch.ones(1, 4, 5, 6, 7)
         (nn.LSTMCell(8, 3), X[0], 5 * (8 * 12 + 3 * 12)),
         (nn.MultiheadAttention(8, 2, batch_first=True), (X, X, X), 10 * 8 * 24 + 2 * 2 * 25 * 8 + 10 * 64),
         (nn.MultiheadAttention(8, 2, batch_first=True), (X, X + 1, X), 10 * 8 * 24 + 2 * 2 * 25 * 8 + 10 * 64),
-        (
-            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-            X,
-            10 * 8 * 24 + 2 * 2 * 25 * 8 + 10 * 64 + 2 * 10 * 8 * 16,
-        ),
         (FunctionModule(lambda self, x: F.linear(x, torch.ones(3, 8))), X, 10 * 24),
         (FunctionModule(lambda self, x: x @ x.transpose(1, 2)), X, 2 * 25 * 8),
         (FunctionModule(lambda self, x: torch.einsum("bij,bkj->bik", x, x)), X, 2 * 25 * 8),
@@ -175,13 +162,11 @@ def test_memory_is_that_of_outputs_kept_side_by_side() -> None:
     model = models.resnet18(weights=None, num_classes=7).eval()
     images = torch.zeros(2, 3, 64, 64)
     outputs: list[Tensor] = []  # holding all outputs keeps their addresses distinct
-    handles = [
-        module.register_forward_hook(lambda _, args, output: outputs.append(output)) for module in model.modules()
-    ]
-    with torch.no_grad():
+    with (
+        nn.modules.module.register_module_forward_hook(lambda _, args, output: outputs.append(output)),
+        torch.no_grad(),
+    ):
         model(images)
-    for handle in handles:
-        handle.remove()
     expected = {tensor.data_ptr(): tensor.numel() * 4 for tensor in outputs}
     assert trace(model, images, rounds=0).activation_bytes == sum(expected.values())
 
@@ -218,14 +203,10 @@ def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
     assert [call.name for call in report.calls] == names
     assert [call.depth for call in report.calls] == [0, 1, 2, 1, 1, 2, 1, 1, 2, 1]
     assert [(call.run, call.runs) for call in report.calls if call.name == "act.0"] == [(1, 3), (2, 3), (3, 3)]
-    assert [(call.run, call.runs, call.other_names) for call in report.calls if call.name == "one"] == [
-        (1, 2, ("alias",)),
-        (2, 2, ("alias",)),
-    ]
-    assert {call.name: call.tied for call in report.calls if call.tied} == {
-        "one": ("other.weight",),
-        "other": ("one.weight",),
-    }
+    runs = [(call.run, call.runs, call.other_names) for call in report.calls if call.name == "one"]
+    assert runs == [(1, 2, ("alias",)), (2, 2, ("alias",))]
+    tied = {call.name: call.tied for call in report.calls if call.tied}
+    assert tied == {"one": ("other.weight",), "other": ("one.weight",)}
     assert report.parameters == 64 + 8 + 8  # the tied weight counts once
     assert find_call(report, "other").parameters == 64 + 8
     assert report.multiply_adds == 3 * 10 * 64
@@ -243,17 +224,6 @@ def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
     assert call.activation_bytes == 16 + 4  # the mask is an input of the caller, so it does not count
 
 
-def test_hugging_faces_outputs() -> None:
-    transformers = pytest.importorskip("transformers")
-    model = transformers.ViTForImageClassification(tiny_vit())
-    report = trace(model, {"pixel_values": torch.zeros(2, 3, 32, 32), "output_hidden_states": True}, rounds=0)
-    assert report.calls[0].outputs == ((2, 2), *[(2, 17, 16)] * 3)
-    assert report.parameters == sum(parameter.numel() for parameter in model.parameters())
-    tokens = 2 * 17
-    block = tokens * 16 * 16 * 4 + 2 * 2 * 17 * 17 * 16 + 2 * tokens * 16 * 32
-    assert report.multiply_adds == 2 * 16 * 16 * 192 + 2 * block + 2 * 16 * 2
-
-
 def test_token_ids_and_a_bfloat16_model() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)).bfloat16()
     report = trace(model, torch.zeros(2, 3, dtype=torch.long), rounds=1)
@@ -269,9 +239,8 @@ def test_nested_tensors_are_ragged_and_unknown() -> None:
     assert (call.inputs, call.outputs) == (((2, -1, 8),), ((2, -1, 3),))
     assert (call.multiply_adds, call.activation_bytes) == (5 * 24, 5 * 3 * 4)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = FunctionModule(
-        lambda self, x, mask: self.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 2)
-    )
+    encoder = nn.TransformerEncoder(layer, 2)
+    model = FunctionModule(lambda self, x, mask: self.encoder(x, src_key_padding_mask=mask), encoder=encoder)
     padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     report = trace(model, (X, padded), rounds=0)
     if VERSION < (2, 5):
@@ -381,13 +350,6 @@ def test_compiled_models_and_torchscript_inside() -> None:
     assert [call.name for call in trace(itself, X).calls] == ["", "0"]
 
 
-def test_a_table_for_pandas() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(trace(tiny_model(), TINY).calls)
-    assert list(frame["type"][1:4]) == ["Conv2d", "BatchNorm2d", "ReLU"]
-    assert frame.loc[frame["depth"] == 1, "parameters"].sum() == 377
-
-
 def test_nothing_is_left_on_the_model() -> None:
     model = tiny_model().train()
     model[1].eval()
@@ -476,12 +438,6 @@ def test_one_clear_error(model: Any, images: Any, rounds: Any, error: type[Excep
     candidate = model() if "TorchScript" in message else model
     with pytest.raises(error, match=message):
         trace(candidate, images, rounds=rounds)
-
-
-def test_no_warning_is_given() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trace(tiny_model(), TINY)
 
 
 @pytest.mark.cuda

@@ -72,11 +72,7 @@ def test_what_is_not_there(model: nn.Module, pictures: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tail", "message"),
-    [
-        (nn.Flatten(), r"Sequential returned a tensor \(2, 384\)"),
-        (nn.Linear(12, 2), None),
-    ],
+    ("tail", "message"), [(nn.Flatten(), r"Sequential returned a tensor \(2, 384\)"), (nn.Linear(12, 2), None)]
 )
 def test_a_model_without_heatmaps(tail: nn.Module, message: str | None, pictures: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 4, 1), nn.ReLU(), tail).eval()
