@@ -21,15 +21,7 @@ from torch import Tensor, nn
 from gradcam.cam.forward import RecordedPass
 from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
 from gradcam.errors import BlindLayerError, LayerError, TargetError
-from gradcam.hooks import pytorch
-from gradcam.hooks.containers import (
-    copy_inputs,
-    floating_tensors_by_keys,
-    list_tensors,
-    replace_tensor,
-    swap_contents,
-    take_rows,
-)
+from gradcam.hooks import containers, pytorch
 from gradcam.hooks.hooks import Hooks, is_parameter_or_buffer
 from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.layers.find import LayerRef
@@ -225,13 +217,13 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
     inputs, runs, swapped = list[Any](), itertools.count(), list[tuple[Tensor, Tensor]]()
 
     def record_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs[:], arguments = copy_inputs(args, kwargs)
+        inputs[:], arguments = containers.copy_inputs(args, kwargs)
         return arguments
 
     def hand_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if next(runs) != (outlet.run or 0):
             return None
-        tensor = floating_tensors_by_keys(output).get(outlet.keys)
+        tensor = containers.floating_tensors_by_keys(output).get(outlet.keys)
         if tensor is None or tensor.shape != expected:
             description = "no floating tensor" if tensor is None else tuple(tensor.shape)
             raise LayerError(
@@ -239,9 +231,9 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
             )
         is_input = any(layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs)
         if is_input or is_parameter_or_buffer(tensor, module):
-            return replace_tensor(output, tensor, rows)  # Other code that uses the tensor still gets the original.
+            return containers.replace_tensor(output, tensor, rows)  # Other users of the tensor still get the original.
         replacement = rows.detach()
-        if swap_contents(tensor, replacement):
+        if containers.swap_contents(tensor, replacement):
             swapped.append((tensor, replacement))
         elif tensor.shape == rows.shape:
             tensor.copy_(rows)
@@ -256,7 +248,7 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
         hooks.after_forward(outlet.module, hand_on)
         yield
     for tensor, replacement in swapped:  # The model may keep the tensor for its next pass.
-        swap_contents(tensor, replacement)
+        containers.swap_contents(tensor, replacement)
 
 
 def score_rows(recorded: RecordedPass, output: Any, count: int, positions: range) -> Tensor:
@@ -270,7 +262,7 @@ def score_rows(recorded: RecordedPass, output: Any, count: int, positions: range
     parts = []
     for position in positions:
         rows = slice(position * images, (position + 1) * images)
-        variant_output = take_rows(output, rows, count * images) if count > 1 else output
+        variant_output = containers.take_rows(output, rows, count * images) if count > 1 else output
         parts.append(compute_scores(scored.target, variant_output, images).values)
     return torch.stack(parts) if parts else scored.values.detach()[None][:0]
 
@@ -285,7 +277,7 @@ def reproduces_first_pass(recorded: RecordedPass, output: Any, count: int) -> bo
         except TargetError:
             return False
     else:
-        recorded_outputs, outputs = list_tensors(recorded.output), list_tensors(output)
+        recorded_outputs, outputs = containers.list_tensors(recorded.output), containers.list_tensors(output)
     return len(recorded_outputs) == len(outputs) and all(
         _has_rows(expected, tensor, images, count, recorded.tolerance)
         for expected, tensor in zip(recorded_outputs, outputs)
