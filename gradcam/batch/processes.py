@@ -23,9 +23,7 @@ from types import FunctionType
 from typing import Any
 
 from gradcam import plugins
-from gradcam.batch.compute import LogEvent
-from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
-from gradcam.batch.ray.actor import (
+from gradcam.batch.actor import (
     Actor,
     ActorJob,
     Load,
@@ -35,7 +33,9 @@ from gradcam.batch.ray.actor import (
     to_job,
     yield_reports,
 )
-from gradcam.batch.ray.end_processes import end_local_processes
+from gradcam.batch.compute import LogEvent
+from gradcam.batch.end_processes import end_local_processes
+from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError, to_pip_command
 from gradcam.options import count_cores

@@ -26,12 +26,7 @@ import torch
 
 import gradcam
 from gradcam import plugins
-from gradcam.batch.engine import BatchWork, explain_locally
-from gradcam.batch.image_results import ExplainRequest
-from gradcam.batch.pool import cut_batches
-from gradcam.batch.ray import session
-from gradcam.batch.ray import session as addresses
-from gradcam.batch.ray.actor import (
+from gradcam.batch.actor import (
     BLOCKS_PER_ACTOR,
     Actor,
     ActorJob,
@@ -42,7 +37,12 @@ from gradcam.batch.ray.actor import (
     to_job,
     unpack_block,
 )
-from gradcam.batch.ray.end_processes import _find_registry_folder, end_local_processes
+from gradcam.batch.end_processes import _find_registry_folder, end_local_processes
+from gradcam.batch.engine import BatchWork, explain_locally
+from gradcam.batch.image_results import ExplainRequest
+from gradcam.batch.pool import cut_batches
+from gradcam.batch.ray import session
+from gradcam.batch.ray import session as addresses
 from gradcam.batch.ray.engine import pickle_job
 from gradcam.batch.ray.session import SILENT_LEVEL, ActorLayout, check_address, find_layout, import_ray, quiet_ray
 from gradcam.batch.result_names import OutputOptions
@@ -532,7 +532,7 @@ def test_objects_from_a_users_file_are_pickled_with_their_code(tmp_path: Path) -
 
 REGISTERED_PROCESS = """
 import sys, time
-from gradcam.batch.ray.end_processes import register_process
+from gradcam.batch.end_processes import register_process
 lock = register_process(sys.argv[1])
 print("signed in", flush=True)
 time.sleep(60)

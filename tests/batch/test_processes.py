@@ -22,10 +22,10 @@ import pytest
 import gradcam
 from gradcam import plugins
 from gradcam.batch import processes
+from gradcam.batch.end_processes import _find_registry_folder, end_local_processes
 from gradcam.batch.engine import BatchWork, explain_locally
 from gradcam.batch.image_results import ExplainRequest
 from gradcam.batch.processes import ProcessEngine
-from gradcam.batch.ray.end_processes import _find_registry_folder, end_local_processes
 from gradcam.batch.result_names import OutputOptions
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError

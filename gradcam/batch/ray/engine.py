@@ -10,9 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from gradcam.batch.compute import LogEvent
-from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
-from gradcam.batch.ray.actor import (
+from gradcam.batch.actor import (
     Actor,
     ActorJob,
     ActorReply,
@@ -23,7 +21,9 @@ from gradcam.batch.ray.actor import (
     to_job,
     yield_reports,
 )
-from gradcam.batch.ray.end_processes import end_all_processes
+from gradcam.batch.compute import LogEvent
+from gradcam.batch.end_processes import end_local_processes
+from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
 from gradcam.batch.ray.session import ActorLayout, shows_tracebacks
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, describe_unexpected, shorten
@@ -34,6 +34,7 @@ from gradcam.plugins import USER_MODULE_PREFIX
 MAX_RETRIES = 3
 # The number of blocks that are sent to an actor in advance, so that it never waits for the next block.
 MAX_BLOCKS_PER_ACTOR = 2
+REMOTE_TIMEOUT_SECONDS = 30  # The time for other machines to end their processes.
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,23 @@ class RayEngine:
         with contextlib.closing(iter(batches)) as row_batches:
             for batch in row_batches:
                 yield from batch["answer"]
+
+
+def end_all_processes(ray: Any, run: str) -> None:
+    """End the processes of the run on all machines of the cluster that can be reached."""
+    end_local_processes(run)
+    with contextlib.suppress(ray.exceptions.RayError):
+        this_node = ray.get_runtime_context().get_node_id()
+        other_nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != this_node]
+        if other_nodes:
+            node_affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            end_remotely = ray.remote(num_cpus=0, max_retries=0)(end_local_processes)
+            calls = [
+                end_remotely.options(scheduling_strategy=node_affinity(node, soft=False)).remote(run)
+                for node in other_nodes
+            ]
+            # A machine that is gone has no running processes.
+            ray.wait(calls, num_returns=len(calls), timeout=REMOTE_TIMEOUT_SECONDS)
 
 
 def pickle_job(ray: Any, job: ActorJob) -> bytes:

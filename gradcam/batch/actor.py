@@ -22,11 +22,11 @@ from gradcam import errors
 from gradcam._version import __version__
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.device import open_device_pixels
+from gradcam.batch.end_processes import register_process
 from gradcam.batch.engine import BatchWork, OnLeftover, Reports
 from gradcam.batch.image_results import explain_batch
 from gradcam.batch.pipeline import compute_items, log_unanswered
 from gradcam.batch.pool import ItemBatch, cut_batches
-from gradcam.batch.ray.end_processes import register_process
 from gradcam.batch.save import Saver, describe_weights
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, describe_unexpected
 from gradcam.models.classifier import Classifier

@@ -1,4 +1,4 @@
-"""End the processes of a run on every machine, so that none of them writes results after the run has ended."""
+"""End the processes of a run on this machine, so that none of them writes results after the run has ended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 KILL_SIGNAL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and its SIGTERM kills the process.
 EXIT_TIMEOUT_SECONDS = 10  # The time for a killed process to exit.
-REMOTE_TIMEOUT_SECONDS = 30  # The time for other machines to end their processes.
 
 
 def register_process(run: str) -> FileLock:
@@ -33,23 +31,6 @@ def end_local_processes(run: str) -> None:
         for entry in list(folder.iterdir()):
             _end_process(FileLock(entry), int(entry.name))
         shutil.rmtree(folder)
-
-
-def end_all_processes(ray: Any, run: str) -> None:
-    """End the processes of the run on all machines of the cluster that can be reached."""
-    end_local_processes(run)
-    with contextlib.suppress(ray.exceptions.RayError):
-        this_node = ray.get_runtime_context().get_node_id()
-        other_nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != this_node]
-        if other_nodes:
-            node_affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-            end_remotely = ray.remote(num_cpus=0, max_retries=0)(end_local_processes)
-            calls = [
-                end_remotely.options(scheduling_strategy=node_affinity(node, soft=False)).remote(run)
-                for node in other_nodes
-            ]
-            # A machine that is gone has no running processes.
-            ray.wait(calls, num_returns=len(calls), timeout=REMOTE_TIMEOUT_SECONDS)
 
 
 def _find_registry_folder(run: str) -> Path:
