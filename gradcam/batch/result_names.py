@@ -19,15 +19,14 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
 from gradcam.images.files import MAX_NAME_BYTES, join_name, to_safe_name, truncate_bytes
 from gradcam.options import FORMATS, OUTPUT_KINDS, check_choice, check_count, check_number
-from gradcam.sources.contents import InputImage, get_store_url
-from gradcam.storage.output import to_reader
 from gradcam.storage.records import Explained
-from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
     from gradcam.attributions.table import AttributionMethod
     from gradcam.batch.image_results import ExplainRequest, ExplanationResult
     from gradcam.cam.methods.base import Method
+    from gradcam.sources.contents import InputImage
+    from gradcam.storage.store import Store
 
 COMPARISON_NAME = "compare"  # In the name of a panel, this replaces the method.
 
@@ -209,6 +208,8 @@ def check_outputs(
     Also raises the error of `check_panel`. `stems` is the return value of `plan_stems`. `others` are input files that are
     not images, such as lists.
     """
+    from gradcam.storage.output import to_reader  # Imported here, because names are needed without stores as well.
+
     check_panel(saving, request)
     methods: list[Method | AttributionMethod] = [*_list_map_methods(request), *request.attributions]
     method_names = [method.name.casefold() for method in methods]
@@ -229,7 +230,7 @@ def check_outputs(
                 )
     output_folders: dict[str, list[str]] = {}  # The keys are real paths, because folders may be symbolic links.
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
-        output_folder = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
+        output_folder = os.path.realpath(folder / parent) if isinstance(folder, Path) else folder.below(parent).url
         output_folders.setdefault(output_folder.casefold(), []).append(parent.casefold())
     starts = (*method_names, COMPARISON_NAME) if "panel" in saving.kinds else tuple(method_names)
     suffixes = {MAP_SUFFIX if kind == "map" else saving.suffix for kind in saving.kinds}
@@ -260,6 +261,8 @@ def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
 def _list_places(
     items: Iterable[InputImage], folder: Path | Store, others: Sequence[Path]
 ) -> Iterator[tuple[Path | str, str, str]]:
+    from gradcam.sources.contents import get_store_url
+
     for url in () if isinstance(folder, Path) else filter(None, map(get_store_url, items)):
         input_folder, _, name = url.rpartition("/")
         yield url, input_folder.casefold(), name.casefold()

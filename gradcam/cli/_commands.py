@@ -19,10 +19,10 @@ from gradcam.cli._terminal import quote_command
 from gradcam.errors import GradcamError, find_similar_names, join_names, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
 from gradcam.options import LAYOUTS, MAX_MAGNITUDE
-from gradcam.storage.store import EXTRAS_BY_PROTOCOL, Store, parse_location
 
 if TYPE_CHECKING:
     from gradcam.cli._help import CommandHelp
+    from gradcam.storage.store import Store
 
 # Sections of the long help, in this order, and their options. All other options come first, in the section "Options".
 SECTIONS = {
@@ -106,6 +106,8 @@ def to_size(text: str) -> int | tuple[int, ...]:
 
 def to_folder(text: str) -> Path | Store:
     """Return the path of a local folder, or the store of a URL. Raise `GradcamError` if a URL lacks a slash."""
+    from gradcam.storage.store import EXTRAS_BY_PROTOCOL, parse_location
+
     scheme, colon, remainder = text.partition(":/")
     if colon and scheme in EXTRAS_BY_PROTOCOL and not remainder.startswith("/"):
         raise GradcamError(f"{text!r} is not a URL: write {scheme}:// with two slashes.")

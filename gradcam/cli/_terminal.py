@@ -30,7 +30,6 @@ from gradcam.cli._settings import OutputMode
 from gradcam.errors import CONTROL_CHARACTERS, GradcamWarning, ModelError, describe_unexpected, escape_controls
 from gradcam.models.labels import name_class
 from gradcam.storage.records import ImageOutcome, Prediction, Record
-from gradcam.storage.retry import WAIT_LOG
 
 if TYPE_CHECKING:
     from gradcam.options import Progress
@@ -576,11 +575,11 @@ def import_torch() -> None:
 def report_waits(output: OutputMode) -> Iterator[None]:
     """Print the log messages about waits and retries on standard error, unless `--quiet` is given."""
     handler = logging.NullHandler() if output.quiet else _PrintAboveBarHandler()
-    WAIT_LOG.addHandler(handler)
+    logging.getLogger("gradcam").addHandler(handler)
     try:
         yield
     finally:
-        WAIT_LOG.removeHandler(handler)
+        logging.getLogger("gradcam").removeHandler(handler)
 
 
 class _PrintAboveBarHandler(logging.Handler):

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gradcam.errors import StoreError
 
-WAIT_LOG = logging.getLogger("gradcam")
+LOG = logging.getLogger("gradcam")
 NOTICE_SECONDS = 5.0  # Requests that take longer are reported.
 POLL_SECONDS = 0.5  # interval between two checks of the open requests
 RETRY_SECONDS = 60.0  # A store that fails for this long counts as down.
@@ -138,7 +138,7 @@ class StoreWatch:
                 problem = f"no complete answer from the store for {NOTICE_SECONDS:.0f} s"
                 if request.reason is not None:
                     problem = f"the store does not answer correctly ({request.reason})"
-                WAIT_LOG.warning("%s: %s; still waiting", request.url, problem)
+                LOG.warning("%s: %s; still waiting", request.url, problem)
 
 
 WATCH = StoreWatch()

@@ -13,14 +13,16 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradcam._version import __version__
 from gradcam.errors import OutputError, shorten
 from gradcam.images.files import read_text_file
 from gradcam.plugins import fingerprint
 from gradcam.renames import RUN, add_new_keys, add_old_keys
-from gradcam.storage.store import Store
+
+if TYPE_CHECKING:
+    from gradcam.storage.store import Store
 
 SCHEMA = 1
 NON_LAYER_NAMES = ("input", "attention")
@@ -287,8 +289,8 @@ def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None
 
     If the root is in a store, return its URL. If only the output is in a store, return an absolute path.
     """
-    if root is None or isinstance(root, Store):
-        return root.url if root else None
+    if not isinstance(root, Path):
+        return root and root.url
     path = os.path.realpath(root)
     if isinstance(folder, Path):
         with contextlib.suppress(ValueError):  # On Windows, folders on different drives have no relative path.
