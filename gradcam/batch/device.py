@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -40,7 +40,6 @@ CPU_BUDGET_BYTES = 2**30
 # several times as much memory for intermediate results.
 STAGE_BUDGET_BYTES = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
 JPEG_SUFFIXES = (".jpg", ".jpeg")
-RESIZER = "PyTorch"
 # Replaces heatmaps that are no longer needed, because their overlays are drawn.
 EMPTY_HEATMAP = torch.empty(0, dtype=torch.float32, device="cpu")
 
@@ -82,11 +81,8 @@ def _find_device_obstacle(classifier: Classifier, request: ExplainRequest | None
 
 def describe_image_processing(codec: Codec, saving: OutputOptions) -> dict[str, str]:
     """Return the image libraries for run.json, because they influence the last digits of results."""
-    return {
-        "decoder": codec.name,
-        "resizer": RESIZER,
-        "encoder": codec.name if _encodes_on_device(saving) else "OpenCV",
-    }
+    encoder = codec.name if _encodes_on_device(saving) else "OpenCV"
+    return {"decoder": codec.name, "resizer": "PyTorch", "encoder": encoder}
 
 
 def _encodes_on_device(saving: OutputOptions | None) -> bool:
@@ -158,10 +154,9 @@ class Stage:
         """
         outputs: list[OutputT] = []
         while len(outputs) < len(items):
-            part_size = max(
-                1, min(self.max_images, STAGE_BUDGET_BYTES[self.name] // max(1, count_bytes(items[len(outputs)])))
-            )
-            outputs += self._run_part(process, items[len(outputs) : len(outputs) + part_size], fallback)
+            start = len(outputs)
+            part_size = min(self.max_images, STAGE_BUDGET_BYTES[self.name] // max(1, count_bytes(items[start])))
+            outputs += self._run_part(process, items[start : start + max(1, part_size)], fallback)
         return outputs
 
     def _run_part(
@@ -200,23 +195,19 @@ class DevicePixels:
         *,
         log_event: LogEvent,
         saving: OutputOptions | None = None,
-        budget: int | None = None,
     ) -> None:
         self._classifier, self._codec, self._saving = classifier, codec, saving
         self._device = classifier.device
-        self._preprocess = cast(Preprocessing, classifier.preprocess)
         is_gpu = self._device.type == "cuda"
         self._streams = {
             name: torch.cuda.Stream(self._device) if is_gpu else None for name in ("prepare", "model", "draw")
         }
         self._locks = {name: threading.Lock() for name in self._streams}
         self._stages = {name: Stage(name, self._device, log_event) for name in ("decode", "resize", "draw", "encode")}
-        default_budget = (
-            torch.cuda.get_device_properties(self._device).total_memory // DEVICE_MEMORY_DIVISOR
-            if is_gpu
-            else CPU_BUDGET_BYTES
-        )
-        self.memory_gate = MemoryGate(default_budget if budget is None else budget)
+        budget = CPU_BUDGET_BYTES
+        if is_gpu:
+            budget = torch.cuda.get_device_properties(self._device).total_memory // DEVICE_MEMORY_DIVISOR
+        self.memory_gate = MemoryGate(budget)
 
     @contextlib.contextmanager
     def on_stream(self, name: str) -> Iterator[None]:
@@ -242,26 +233,19 @@ class DevicePixels:
         """
         pending = [read.pending for read in reads if read.pending is not None]
         with self.on_stream("prepare"):
-            prepared = iter(self._prepare(pending))
+            decoded = _map_groups(pending, lambda item: item.header and item.header.is_grey, self._decode_group)
+            pairs = list(zip(pending, decoded))
+            prepared = iter(_map_groups(pairs, lambda pair: getattr(pair[1], "shape", None), self._resize_group))
         return [read if read.pending is None else replace(read, picture=next(prepared), pending=None) for read in reads]
 
-    def _prepare(self, pending: Sequence[PendingImage]) -> list[Any]:
-        prepared: dict[int, Any] = {}
-        groups: dict[object, list[tuple[int, Tensor | None]]] = {}
-        for same_kind in _group(
-            pending, key=lambda item: (item.header is None, item.header is not None and item.header.is_grey)
-        ):
-            items = [item for _, item in same_kind]
-            decoded = self._stages["decode"].run(self._decode, items, lambda item: None, lambda item: item.size)
-            for (position, _), pixels in zip(same_kind, decoded):
-                groups.setdefault(None if pixels is None else tuple(pixels.shape), []).append((position, pixels))
-        for position, _ in groups.pop(None, []):
-            prepared[position] = prepare_on_cpu(self._classifier, pending[position])
-        for group in groups.values():
-            group_pixels = [cast(Tensor, pixels) for _, pixels in group]
-            outputs = self._stages["resize"].run(self._resize, group_pixels, self._resize_on_cpu, Tensor.numel)
-            prepared |= {position: item for (position, _), item in zip(group, outputs)}
-        return [prepared[position] for position in range(len(pending))]
+    def _decode_group(self, pending: Sequence[PendingImage]) -> list[Tensor | None]:
+        return self._stages["decode"].run(self._decode, pending, lambda item: None, lambda item: item.size)
+
+    def _resize_group(self, pairs: Sequence[tuple[PendingImage, Tensor | None]]) -> list[Any]:
+        images = [pixels for _, pixels in pairs if pixels is not None]
+        if not images:
+            return [prepare_on_cpu(self._classifier, item) for item, _ in pairs]
+        return self._stages["resize"].run(self._resize, images, self._resize_on_cpu, Tensor.numel)
 
     def _decode(self, part: Sequence[PendingImage]) -> list[Tensor | None]:
         """Return the images on the device, as upright RGB tensors, uint8 (3,H,W)."""
@@ -279,7 +263,7 @@ class DevicePixels:
         return pixels.permute(2, 0, 1)
 
     def _resize(self, decoded: Sequence[Tensor]) -> list[Prepared]:
-        preprocess = self._preprocess
+        preprocess = cast(Preprocessing, self._classifier.preprocess)
         top, left, height, width = preprocess.find_part(*decoded[0].shape[1:])
         box = (left, top, left + width, top + height)
         images = on_device.resize(torch.stack(list(decoded)), preprocess.size, box, preprocess.interpolation).div_(255)
@@ -298,52 +282,33 @@ class DevicePixels:
         If the run saves only overlays, the device draws them, and also encodes them if they are JPEG files. Otherwise
         images and heatmaps are copied to the CPU.
         """
-        image_results = [result for result in results if isinstance(result, ExplainedImage)]
         with self.on_stream("draw"):
-            drawn = self._draw(image_results) if _draws_on_device(self._saving) else {}
-            finished = iter(
-                [_move_result_to_cpu(result, drawn.get(position)) for position, result in enumerate(image_results)]
-            )
-        return [next(finished) if isinstance(result, ExplainedImage) else result for result in results]
+            drawn = self._draw(results) if _draws_on_device(self._saving) else {}
+            return [
+                _move_result_to_cpu(result, drawn.get(position)) if isinstance(result, ExplainedImage) else result
+                for position, result in enumerate(results)
+            ]
 
-    def _draw(self, results: Sequence[ExplainedImage]) -> Mapping[int, Sequence[DrawnImage]]:
+    def _draw(self, results: Sequence[Any]) -> Mapping[int, Sequence[DrawnImage]]:
         """Return the overlays of each result by position. Results that the device cannot draw are left out."""
-        jobs = [
-            (position, map_result)
-            for position, result in enumerate(results)
-            if _is_drawable(result)
-            for map_result in result.results
-        ]
-        overlays_by_position: dict[int, list[DrawnImage | None]] = {position: [] for position, _ in jobs}
-        slots = []
-        for position, _ in jobs:
-            slots.append(len(overlays_by_position[position]))
-            overlays_by_position[position].append(None)
-        for group in _group([map_result for _, map_result in jobs], key=_find_overlay_group):
-            map_results = [map_result for _, map_result in group]
-            overlays = self._stages["draw"].run(self._overlay, map_results, lambda map_result: None, _count_bytes)
-            finished = [(number, overlay) for (number, _), overlay in zip(group, overlays) if overlay is not None]
-            images: Sequence[DrawnImage] = []
-            if _encodes_on_device(self._saving):
-                images = self._stages["encode"].run(
-                    self._encode, [overlay for _, overlay in finished], _to_pixels, Tensor.numel
-                )
-            else:
-                images = [_to_pixels(overlay) for _, overlay in finished]
-            for (number, _), image in zip(finished, images):
-                overlays_by_position[jobs[number][0]][slots[number]] = image
-        complete = {
-            position: image_overlays
-            for position, image_overlays in overlays_by_position.items()
-            if all(overlay is not None for overlay in image_overlays)
-        }
-        return cast(Mapping[int, Sequence[DrawnImage]], complete)
+        drawable = {position: result.results for position, result in enumerate(results) if _is_drawable(result)}
+        map_results = [map_result for image_results in drawable.values() for map_result in image_results]
+        images = iter(_map_groups(map_results, _find_overlay_group, self._draw_group))
+        overlays = {position: [next(images) for _ in image_results] for position, image_results in drawable.items()}
+        return {position: row for position, row in overlays.items() if all(image is not None for image in row)}  # type: ignore[misc]
+
+    def _draw_group(self, map_results: Sequence[ExplanationResult]) -> list[DrawnImage | None]:
+        overlays = self._stages["draw"].run(self._overlay, map_results, lambda map_result: None, _count_bytes)
+        drawn = [overlay for overlay in overlays if overlay is not None]
+        images: Iterable[DrawnImage] = map(_to_pixels, drawn)
+        if _encodes_on_device(self._saving):
+            images = self._stages["encode"].run(self._encode, drawn, _to_pixels, Tensor.numel)
+        remaining = iter(images)
+        return [None if overlay is None else next(remaining) for overlay in overlays]
 
     def _overlay(self, results: Sequence[ExplanationResult]) -> list[Tensor | None]:
-        sources, saving = (
-            [cast(ImageExplanation, result.source) for result in results],
-            cast(OutputOptions, self._saving),
-        )
+        sources = [cast(ImageExplanation, result.source) for result in results]
+        saving = cast(OutputOptions, self._saving)
         images = torch.stack([cast(Tensor, source.images[0]).permute(2, 0, 1) for source in sources])
         heatmaps = torch.stack([source.heatmaps[0, result.k] for source, result in zip(sources, results)])
         style: Any = {"alpha": saving.alpha, "colormap": saving.colormap, "outline": True}
@@ -377,17 +342,23 @@ def _to_channel_tensor(values: tuple[float, ...], device: torch.device) -> Tenso
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
 
 
-def _group(items: Sequence[ItemT], key: Callable[[ItemT], object]) -> list[list[tuple[int, ItemT]]]:
-    """Return the items grouped by key, each item with its position in the input."""
-    groups: dict[object, list[tuple[int, ItemT]]] = {}
+def _map_groups(
+    items: Sequence[ItemT], key: Callable[[ItemT], object], process: Callable[[Sequence[ItemT]], Sequence[OutputT]]
+) -> list[OutputT]:
+    """Return the output of `process` for each item. `process` receives all items with the same key at once."""
+    groups: dict[object, list[int]] = {}
     for position, item in enumerate(items):
-        groups.setdefault(key(item), []).append((position, item))
-    return list(groups.values())
+        groups.setdefault(key(item), []).append(position)
+    outputs: dict[int, OutputT] = {}
+    for positions in groups.values():
+        outputs.update(zip(positions, process([items[position] for position in positions])))
+    return [outputs[position] for position in range(len(items))]
 
 
-def _is_drawable(result: ExplainedImage) -> bool:
-    sources = [map_result.source for map_result in result.results]
-    return all(isinstance(source, ImageExplanation) and isinstance(source.images[0], Tensor) for source in sources)
+def _is_drawable(result: Any) -> bool:
+    sources = [map_result.source for map_result in result.results] if isinstance(result, ExplainedImage) else []
+    is_on_device = (isinstance(item, ImageExplanation) and isinstance(item.images[0], Tensor) for item in sources)
+    return bool(sources) and all(is_on_device)
 
 
 def _find_overlay_group(result: ExplanationResult) -> object:
@@ -410,16 +381,12 @@ def _move_result_to_cpu(result: ExplainedImage, overlays: Sequence[DrawnImage] |
     If `overlays` are given, the heatmaps are dropped, and a placeholder of the same size replaces the image.
     """
     if overlays is None:
-        maps = {key: _move_explanation_to_cpu(explanation) for key, explanation in result.maps.items()}
-        attributions = [
-            replace(explanation, images=[*map(to_numpy, explanation.images)]) for explanation in result.attributions
-        ]
+        maps = {key: _move_explanation_to_cpu(item) for key, item in result.maps.items()}
+        attributions = [replace(item, images=[*map(to_numpy, item.images)]) for item in result.attributions]
         return replace(result, maps=maps, attributions=attributions)
     shape = np.broadcast_to(np.uint8(0), tuple(result.picture.shape))
-    maps = {
-        key: replace(explanation, images=[shape], heatmaps=EMPTY_HEATMAP) for key, explanation in result.maps.items()
-    }
-    sources = {id(explanation): maps[key] for key, explanation in result.maps.items()}
+    maps = {key: replace(item, images=[shape], heatmaps=EMPTY_HEATMAP) for key, item in result.maps.items()}
+    sources = {id(item): maps[key] for key, item in result.maps.items()}
     drawn_results = [
         replace(map_result, source=sources[id(map_result.source)], drawn_overlay=overlay)
         for map_result, overlay in zip(result.results, overlays)

@@ -40,6 +40,8 @@ MakePage = Callable[[Classifier, Prepared], Page]
 DrawnImage = Pixels | bytes  # An image, or the bytes of an encoded image file.
 # Kinds of instances that the model detects by itself, independently of the target.
 DETECTED_KINDS = ("box", "word", "keypoint")
+# The field of a target that has an item for each score, or a single item.
+EXPLAINED_FIELDS = {Box: "numbers", Keypoint: "numbers", MissedBox: "boxes", Text: "text", Token: "position"}
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,9 @@ class ExplainRequest(Plan):
         return (sum(layers_per_method) or len(self.layers) or 1) * (score_count + isinstance(self.target, Like))
 
     def list_layers(self, classifier: Classifier) -> list[str]:
-        default_layers = [classifier.layer_for(method) for method in self.methods]
-        layers = list(self.layers) or [
-            *default_layers,
-            *([classifier.layer] if self.attributions or not default_layers else []),
-        ]
+        layers = list(self.layers) or [classifier.layer_for(method) for method in self.methods]
+        if not layers or (self.attributions and not self.layers):
+            layers.append(classifier.layer)
         return list(dict.fromkeys(filter(None, layers)))
 
     def to_layer_fields(self, classifier: Classifier, layers: Sequence[str]) -> dict[str, Any]:
@@ -97,20 +97,12 @@ def count_scores(target: Any) -> int | None:
     """Return how many scores a target has per image, or None if that depends on the image or on a function."""
     if isinstance(target, ClassTarget):
         return target.top if target.classes is None else len(target.classes[0])
-    explained: Any = None
-    if isinstance(target, (Box, Keypoint)):
-        explained = target.numbers
-    elif isinstance(target, MissedBox):
-        explained = target.boxes
-    elif isinstance(target, Mask):
-        explained = target.classes or [None]
-    elif isinstance(target, Text):
-        explained = [target.text] if isinstance(target.text, str) else target.text
-    elif isinstance(target, Like):
-        explained = [target]
-    elif isinstance(target, Token):
-        explained = [target.position] if isinstance(target.position, int) else target.position
-    return None if explained is None else len(explained)
+    if isinstance(target, Like):
+        return 1
+    if isinstance(target, Mask):
+        return len(target.classes or [None])
+    explained = getattr(target, EXPLAINED_FIELDS.get(type(target), ""), None)
+    return 1 if isinstance(explained, (str, int)) else None if explained is None else len(explained)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,25 +133,23 @@ class ExplanationResult:
             return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
         return self.source.draw(0, self.k)
 
-    def draw_kinds(
-        self, overlay: DrawnImage | None, kinds: Sequence[str], colormap: str
-    ) -> list[tuple[str, DrawnImage]]:
-        """Return each requested kind except the panel, as an image or as file bytes. The caller draws the overlay."""
-        outputs: list[tuple[str, DrawnImage]] = []
-        if "overlay" in kinds and overlay is not None:
-            outputs.append(("overlay", overlay))
+    def draw_kinds(self, kinds: Sequence[str], *, alpha: float, colormap: str) -> dict[str, DrawnImage]:
+        """Return each requested kind except the panel, as an image or as file bytes."""
+        outputs: dict[str, DrawnImage] = {}
+        if "overlay" in kinds:
+            outputs["overlay"] = self.draw(alpha=alpha, colormap=colormap)
         if "heatmap" in kinds:
             source = self.source
             if isinstance(source, ImageExplanation):
                 black, signed = np.zeros_like(source.images[0]), source.evidence == "signed"
                 options: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
-                outputs.append(("heatmap", draw_overlay(black, source.heatmaps[0, self.k], **options)))
+                outputs["heatmap"] = draw_overlay(black, source.heatmaps[0, self.k], **options)
             else:
-                outputs.append(("heatmap", source.draw(0, self.k)))
+                outputs["heatmap"] = source.draw(0, self.k)
         if "map" in kinds:
             file = io.BytesIO()
             np.save(file, np.ascontiguousarray(self.values.float().cpu().numpy()))
-            outputs.append(("map", file.getvalue()))
+            outputs["map"] = file.getvalue()
         return outputs
 
 
@@ -198,28 +188,22 @@ class ExplainedImage:
         """Return all results: first the results on the image, then the results on reference images."""
         if self.drawn_results is not None:
             return list(self.drawn_results)
-        results = [
-            _to_result(source, k, self.target) for source in self._sources for k in range(source.scores.shape[1])
+        references = [item.reference for item in self.maps.values() if isinstance(item.reference, ImageExplanation)]
+        return [
+            _to_result(source, k, self.target, on)
+            for on, sources in ((None, self._sources), ("reference", references))
+            for source in sources
+            for k in range(source.scores.shape[1])
         ]
-        references = [
-            explanation.reference
-            for explanation in self.maps.values()
-            if isinstance(explanation.reference, ImageExplanation)
-        ]
-        for reference in references:
-            reference_results = [_to_result(reference, k, self.target) for k in range(reference.scores.shape[1])]
-            results += [replace(result, entry=replace(result.entry, on="reference")) for result in reference_results]
-        return results
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
-        height, width = self.picture.shape[:2]
         return Record(
             image=image,
             model=model,
             predictions=tuple(self.predictions),
             explained=tuple(replace(result.entry, **names) for result, names in zip(self.results, files)),
             note=self.note,
-            size=(height, width),
+            size=tuple(self.picture.shape[:2]),
             region=self.region,
             fit=self._sources[0].fit,
         )
@@ -294,16 +278,21 @@ def explain_batch(
         if image_predictions is None:
             results.append(GradcamError("The model's output contains NaN or infinite values: check its weights."))
             continue
-        result = ExplainedImage(maps, attributions, image_predictions, request.target)
-        if len(pictures) > 1:
-            maps_of_image = {key: explanation.select(i) for key, explanation in maps.items()}
-            result = replace(
-                result, maps=maps_of_image, attributions=[attribution.select(i) for attribution in attributions]
-            )
-        is_empty = not result.results and len(pictures) > 1
-        results.append(_explain_alone(classifier, request, pictures[i], classes) if is_empty else result)
-        if request.make_page is not None and isinstance(results[i], ExplainedImage):
-            results[i] = _with_page(classifier, request.make_page, pictures[i], result)
+        result: ExplainedImage | GradcamError
+        result = image_result = ExplainedImage(maps, attributions, image_predictions, request.target)
+        try:
+            if len(pictures) > 1:
+                maps_of_image = {key: explanation.select(i) for key, explanation in maps.items()}
+                selected = [attribution.select(i) for attribution in attributions]
+                result = image_result = replace(image_result, maps=maps_of_image, attributions=selected)
+                if not image_result.results:  # The error of a single image says why there is nothing to explain.
+                    result = explain_batch(classifier, request, [pictures[i]], classes=classes)[0]
+            if request.make_page is not None and isinstance(result, ExplainedImage):
+                result = replace(image_result, page=request.make_page(classifier, pictures[i]))
+        except GradcamError as error:
+            # Return a new error, because the traceback of the original would keep tensors alive.
+            result = GradcamError(str(error))
+        results.append(result)
     return results
 
 
@@ -314,16 +303,6 @@ def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
     tensors = {name: value for name, value in vars(explanation).items() if isinstance(value, Tensor)}
     moved: dict[str, Any] = {name: tensors[name].cpu() for name in tensors.keys() - {"heatmaps", "output"}}
     return replace(explanation, **moved)
-
-
-def _with_page(
-    classifier: Classifier, make_page: MakePage, prepared: Prepared, result: ExplainedImage
-) -> ExplainedImage | GradcamError:
-    try:
-        return replace(result, page=make_page(classifier, prepared))
-    except GradcamError as error:
-        # Return a new error, because the traceback of the original would keep tensors alive.
-        return GradcamError(str(error))
 
 
 def _requires_single_images(classifier: Classifier, classes: Sequence[int] | None) -> bool:
@@ -348,17 +327,6 @@ def _to_target(target: Any, classes: Sequence[int] | None, image_count: int) -> 
         return classes[0] if target is None else replace(target, class_=classes[0])
     target_name = "a function" if not isinstance(target, Target) else f"a {type(target).__name__}"
     raise TargetError(f"A class is given, but the target is {target_name}: give only one of them.")
-
-
-def _explain_alone(
-    classifier: Classifier, request: ExplainRequest, prepared: Prepared, classes: Sequence[int] | None
-) -> ExplainedImage | GradcamError:
-    """Explain one image alone, so that the error says why there is nothing to explain."""
-    try:
-        return explain_batch(classifier, request, [prepared], classes=classes)[0]
-    except GradcamError as error:
-        # Return a new error, because the traceback of the original would keep tensors alive.
-        return GradcamError(str(error))
 
 
 def _predict_all(
@@ -406,7 +374,9 @@ def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | 
     return predictions
 
 
-def _to_result(source: ImageExplanation | ImageAttribution, k: int, target: Any) -> ExplanationResult:
+def _to_result(
+    source: ImageExplanation | ImageAttribution, k: int, target: Any, on: str | None = None
+) -> ExplanationResult:
     instance = source.instances[0][k] if isinstance(source, ImageExplanation) and source.instances is not None else None
     name = name_target_function(target) if source.scores.shape[1] == 1 else f"{name_target_function(target)} {k}"
     index = None if source.classes is None else int(source.classes[0, k])
@@ -423,6 +393,7 @@ def _to_result(source: ImageExplanation | ImageAttribution, k: int, target: Any)
         overlay=None,
         blank=not values[0, k].any().item(),
         evidence=source.evidence if isinstance(source, ImageExplanation) else "signed",
+        on=on,
         **({} if instance is None else describe_instance(instance, target)),
     )
     return ExplanationResult(entry, tuple(values.shape[2:]), source, k)
@@ -445,11 +416,8 @@ def describe_instance(instance: Instance, target: Any) -> dict[str, Any]:
         "text": {"text": instance.name, "against": tuple(instance.against) or None},
         "like": {"like": _name_like(target) or instance.name},
         "word": {"word": number},
-        "keypoint": {
-            "keypoint": number,
-            "axis": getattr(target, "axis", None),
-            "point": round_to_tenths(instance.point),
-        },
+        "keypoint": {"keypoint": number, "axis": getattr(target, "axis", None)}
+        | {"point": round_to_tenths(instance.point)},
     }
     return {"box": round_to_tenths(instance.box), **kinds[instance.kind]}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcam.batch.image_results import ExplainedImage, ExplainRequest, ExplanationResult
+from gradcam.batch.image_results import DrawnImage, ExplainedImage, ExplainRequest, ExplanationResult
 from gradcam.batch.result_names import OutputOptions, list_endings, name_kinds, name_page, name_result, panel_suffix
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
 from gradcam.images.files import OutputNames
@@ -68,29 +68,30 @@ class Saver:
 
     def _save(self, item: InputImage, result: ExplainedImage) -> tuple[Record, Mapping[str, bytes]]:
         stem, saving = self.stems[item.name], self.saving
-        needs_overlay = "overlay" in saving.kinds or saving.views
         # The panel does not contain results on a reference image, so a panel alone does not need them.
         results = [
             map_result for map_result in result.results if map_result.entry.on is None or saving.kinds != ("panel",)
         ]
-        overlays = [
-            map_result.draw(alpha=saving.alpha, colormap=saving.colormap) if needs_overlay else None
-            for map_result in results
-        ]
         files: dict[str, bytes] = {}  # All files are encoded before the first one is written.
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
+        appearance: Any = {"alpha": saving.alpha, "colormap": saving.colormap}
         if "panel" in saving.kinds:
             panel_name = name_result(stem, panel_suffix(self.request.options["evidence"], suffix=saving.suffix))
-            files[panel_name] = encode(panel(result.maps, alpha=saving.alpha, colormap=saving.colormap))
+            files[panel_name] = encode(panel(result.maps, **appearance))
         names_per_result: list[dict[str, str | None]] = []
-        for map_result, name, overlay in zip(results, self._name(stem, results), overlays):
+        overlays: list[DrawnImage | None] = []
+        for map_result, name in zip(results, self._name(stem, results)):
             names = name_kinds(name, saving)
-            for kind, output in map_result.draw_kinds(overlay, saving.kinds, saving.colormap):
+            outputs = map_result.draw_kinds([*saving.kinds, *["overlay"] * saving.views], **appearance)
+            overlays.append(outputs.get("overlay"))
+            for kind in names:
+                output = outputs[kind]
                 files[names[kind]] = output if isinstance(output, bytes) else encode(output)
             has_part = isinstance(map_result.source, ImageExplanation) and map_result.entry.on is None
             names_per_result.append({**names, "panel": panel_name if has_part else None})
-        page = None if result.page is None else name_page(stem)
-        if page is not None and result.page is not None:
+        page = None
+        if result.page is not None:
+            page = name_page(stem)
             link = f"{'../' * page.count('/')}{PAGE}" if saving.views else None
             files[page] = replace(result.page, name=PurePosixPath(item.name).name, link=link).to_html().encode()
         if self.place is not None:

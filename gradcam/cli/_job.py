@@ -204,10 +204,9 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
         names.append(join_name(image.stem, panel_suffix(job.request.options["evidence"], suffix=suffix)))
     paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
     paths_by_kind = []
-    for result, kinds in zip(results, names_by_kind):
-        overlay = result.draw(**appearance) if "overlay" in kinds else None
-        drawings = result.draw_kinds(overlay, saving.kinds, saving.colormap)
-        paths_by_kind.append({kind: _write(next(paths), content) for kind, content in drawings})
+    for result in results:
+        drawings = result.draw_kinds(saving.kinds, **appearance)
+        paths_by_kind.append({kind: _write(next(paths), content) for kind, content in drawings.items()})
     if "panel" in saving.kinds:
         path = _write(next(paths), panel(image_result.maps, **appearance))
         paths_by_kind = [

@@ -351,7 +351,9 @@ class TestInFlight:
         assert started == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize("workers", [1, 4])
-    def test_pixels_in_flight_stay_within_the_budget(self, photo: Photo, workers: int) -> None:
+    def test_pixels_in_flight_stay_within_the_budget(
+        self, photo: Photo, monkeypatch: pytest.MonkeyPatch, workers: int
+    ) -> None:
         classifier, lock, held_bytes = tiny(), threading.Lock(), [0, 0]
         image_bytes = 3 * 400 * 600
 
@@ -367,7 +369,8 @@ class TestInFlight:
                     held_bytes[0] -= len(findings) * image_bytes
                 return super().finish(findings)
 
-        counted = Counted(classifier, CODEC, log_event=lambda event, **details: None, budget=4 * image_bytes)
+        monkeypatch.setattr(device, "CPU_BUDGET_BYTES", 4 * image_bytes)
+        counted = Counted(classifier, CODEC, log_event=lambda event, **details: None)
         items = copies(photo, 20)
         request = ExplainRequest(layers=["inner.4"])
         names = within(
