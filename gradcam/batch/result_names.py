@@ -8,7 +8,7 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -41,18 +41,16 @@ def list_endings(
     """
     entries = [result.entry for result in results]
     includes_target = _names_target(request.target) or len({_identify_target(entry) for entry in entries}) > 1
-    maps = _list_map_methods(request)
-    methods: list[Method | AttributionMethod] = [*maps, *request.attributions]
-    methods_with_layer = {method.name for method in methods if method.has_layer} if len(request.layers) > 1 else set()
-    map_methods = {method.name for method in maps}
+    methods_with_layer = {method.name for method in _list_methods(request) if method.has_layer}
+    attributions = {method.name for method in request.attributions}
     names = []
     for entry in entries:
-        evidence = name_evidence(entry.evidence) if entry.method in map_methods else None
         words = [entry.method, *(_describe_target(entry, stem) if includes_target else [])]
-        words += [to_safe_name(entry.layer)] if entry.method in methods_with_layer else []
-        words += [] if evidence is None else [evidence]
+        if len(request.layers) > 1 and entry.method in methods_with_layer:
+            words.append(to_safe_name(entry.layer))
+        evidence = "" if entry.method in attributions else name_evidence(entry.evidence)
         entry_stem = PurePath(entry.like or "").stem if entry.on and stem else stem
-        names.append(join_name(entry_stem, "".join(f"-{word}" for word in words) + suffix))
+        names.append(join_name(entry_stem, "".join(f"-{word}" for word in words) + evidence + suffix))
     return names
 
 
@@ -75,9 +73,9 @@ def _names_target(target: Any) -> bool:
     return target is not None and not (isinstance(target, Token) and target.position is None)
 
 
-def _list_map_methods(request: ExplainRequest) -> list[Method]:
-    """Return the requested map methods. If no method is requested, return all, because the target chooses one."""
-    return list(request.methods) or ([] if request.attributions else list(METHODS.values()))
+def _list_methods(request: ExplainRequest) -> list[Method | AttributionMethod]:
+    """Return the requested methods. If no method is requested, return all maps, because the target chooses one."""
+    return request.all_methods or [*METHODS.values()]
 
 
 def _identify_target(entry: Explained) -> tuple[object, ...]:
@@ -94,18 +92,12 @@ def _describe_target(entry: Explained, stem: str = "") -> list[str]:
     stem of the reference image.
     """
     if entry.kind == "class":
-        parts = [
-            None if entry.index is None else str(entry.index),
-            None if entry.label is None else to_safe_name(entry.label),
-        ]
-        return [part for part in parts if part is not None]
+        index, label = entry.index, entry.label
+        return [*([] if index is None else [str(index)]), *([] if label is None else [to_safe_name(label)])]
+    if entry.kind == "like" and entry.on and stem:
+        return ["like", to_safe_name(stem)]
     if entry.kind == "like":
-        reference = to_safe_name(PurePath(entry.like or "").stem)
-        return (
-            ["like", to_safe_name(stem)]
-            if entry.on and stem
-            else ["like", reference, *([entry.on] if entry.on else [])]
-        )
+        return ["like", to_safe_name(PurePath(entry.like or "").stem), *([entry.on] if entry.on else [])]
     number = next((value for value in (entry.number, entry.word, entry.keypoint) if value is not None), "")
     label = "" if entry.kind == "keypoint" else entry.text or entry.label
     place = ",".join(f"{side:.0f}" for side in entry.box or ()) if entry.missed else entry.mask
@@ -115,13 +107,12 @@ def _describe_target(entry: Explained, stem: str = "") -> list[str]:
 
 def panel_suffix(evidence: str, *, suffix: str) -> str:
     """Return the part of a panel's name after the stem."""
-    kind = name_evidence(evidence)
-    return f"-{COMPARISON_NAME}-{kind}{suffix}" if kind else f"-{COMPARISON_NAME}{suffix}"
+    return f"-{COMPARISON_NAME}{name_evidence(evidence)}{suffix}"
 
 
-def name_evidence(evidence: str) -> str | None:
-    """Return the evidence kind for a file name; None for "positive", the default."""
-    return None if evidence == "positive" else evidence
+def name_evidence(evidence: str) -> str:
+    """Return the last word of a file name, after a dash: the evidence kind, or nothing for "positive", the default."""
+    return "" if evidence == "positive" else f"-{evidence}"
 
 
 def name_result(stem: str, ending: str) -> str:
@@ -130,17 +121,13 @@ def name_result(stem: str, ending: str) -> str:
     A name that is too long is shortened and gets a hash of the full name, so that it stays unique.
     """
     folders, slash, name = stem.rpartition("/")
-    max_bytes = MAX_NAME_BYTES - len(os.fsencode(ending))
-    if len(os.fsencode(name)) > max_bytes:
-        hash_ending = "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
-        name = truncate_bytes(name, max_bytes - len(hash_ending)) + hash_ending
-    return folders + slash + name + ending
+    max_bytes, digest = MAX_NAME_BYTES - len(os.fsencode(ending)), hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
+    return folders + slash + _shorten(name, max_bytes, lambda _: digest) + ending
 
 
 def name_page(stem: str) -> str:
     """Return the name of an image's page. It differs from `index.html`, the name of the gallery."""
-    is_gallery = stem.casefold() == "index"
-    return name_result(stem, "-page.html" if is_gallery else ".html")
+    return name_result(stem, "-page.html" if stem.casefold() == "index" else ".html")
 
 
 HEATMAP_ENDING = "heatmap"  # Appended to the name of an overlay.
@@ -186,14 +173,6 @@ def name_kinds(overlay: str, saving: OutputOptions) -> dict[str, str]:
     return {kind: name for kind, name in names.items() if kind in saving.kinds}
 
 
-def name_files(
-    stem: str, request: ExplainRequest, results: Sequence[ExplanationResult], saving: OutputOptions, *, suffix: str
-) -> list[dict[str, str]]:
-    """Return the file names of each result of one image, by kind, as `name_kinds` does."""
-    overlays = list_endings(request, results, stem=stem, suffix=suffix)
-    return [name_kinds(overlay, saving) for overlay in overlays]
-
-
 def check_outputs(
     folder: Path | Store,
     items: Sequence[InputImage],
@@ -211,8 +190,7 @@ def check_outputs(
     from gradcam.storage.output import to_reader  # Imported here, because names are needed without stores as well.
 
     check_panel(saving, request)
-    methods: list[Method | AttributionMethod] = [*_list_map_methods(request), *request.attributions]
-    method_names = [method.name.casefold() for method in methods]
+    method_names = [method.name.casefold() for method in _list_methods(request)]
     names = {stems[item.name].casefold(): item.name for item in items}
     # The image "cat-guided" explained by "gradcam" would have the same name as "cat" explained by "guided-gradcam".
     nested_endings = {
@@ -232,15 +210,14 @@ def check_outputs(
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
         output_folder = os.path.realpath(folder / parent) if isinstance(folder, Path) else folder.below(parent).url
         output_folders.setdefault(output_folder.casefold(), []).append(parent.casefold())
-    starts = (*method_names, COMPARISON_NAME) if "panel" in saving.kinds else tuple(method_names)
+    panel_names = [COMPARISON_NAME] * ("panel" in saving.kinds)
+    starts = tuple(f"{name}-" for name in (*method_names, *panel_names))
     suffixes = {MAP_SUFFIX if kind == "map" else saving.suffix for kind in saving.kinds}
     for path, input_folder, file in _list_places(items, folder, others):
-        for parent in output_folders.get(input_folder, ()):
-            stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
-            endings = (
-                [ending for prefix, ending in _split_at_dashes(stem) if prefix in names] if suffix in suffixes else []
-            )
-            if any(ending == start or ending.startswith(f"{start}-") for ending in endings for start in starts):
+        for parent in output_folders.get(input_folder.casefold(), ()):
+            stem, suffix = posixpath.splitext(posixpath.join(parent, file.casefold()))
+            endings = (f"{ending}-" for prefix, ending in _split_at_dashes(stem) if prefix in names)
+            if suffix in suffixes and any(ending.startswith(starts) for ending in endings):
                 raise OutputError(
                     f"{path}: a result in {to_reader(folder).show()} would replace this image; choose another --output"
                 )
@@ -248,9 +225,8 @@ def check_outputs(
 
 def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
     """Raise `GradcamError` if a panel is requested and there are no maps for it."""
-    unsuitable = [
-        method.name for method in request.methods or request.attributions if not request.methods or not method.has_layer
-    ]
+    methods = request.methods or request.attributions
+    unsuitable = [method.name for method in methods if not request.methods or not method.has_layer]
     if "panel" in saving.kinds and unsuitable:
         raise GradcamError(
             f"A panel needs heatmaps at a layer, but {unsuitable[0]} has no layer: leave out the panel, or "
@@ -264,15 +240,13 @@ def _list_places(
     from gradcam.sources.contents import get_store_url
 
     for url in () if isinstance(folder, Path) else filter(None, map(get_store_url, items)):
-        input_folder, _, name = url.rpartition("/")
-        yield url, input_folder.casefold(), name.casefold()
+        yield url, *url.rpartition("/")[::2]
     resolve = cache(os.path.realpath)  # Resolve each folder only once.
     input_paths = [*others, *filter(None, (item.content.path for item in items))]
     for path in input_paths if isinstance(folder, Path) else ():
-        yield path, resolve(path.parent).casefold(), path.name.casefold()
+        yield path, resolve(path.parent), path.name
         if path.is_symlink():
-            input_folder, name = os.path.split(os.path.realpath(path))
-            yield path, input_folder.casefold(), name.casefold()
+            yield path, *os.path.split(os.path.realpath(path))
 
 
 def _split_at_dashes(stem: str) -> Iterator[tuple[str, str]]:
@@ -285,27 +259,26 @@ def _split_at_dashes(stem: str) -> Iterator[tuple[str, str]]:
 # The length of the part of a name after the stem: method, class, layer, kind and suffix.
 MAX_ENDING_BYTES = 150
 MAX_NUMBER_BYTES = 8  # A dash and a number.
+MAX_STEM_BYTES = MAX_NAME_BYTES - MAX_ENDING_BYTES - MAX_NUMBER_BYTES
 MAX_FOLDERS_BYTES = 700  # Some systems limit paths to 1024 bytes.
 # Characters that Windows and its file systems reject, control characters, and surrogates of bytes that are not UTF-8.
 UNSAFE_CHARACTERS = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
 
 
-def plan_stems(items: Iterable[InputImage], *, ending: int = MAX_ENDING_BYTES) -> dict[str, str]:
+def plan_stems(items: Iterable[InputImage]) -> dict[str, str]:
     """Return the stem of each item: the beginning of the names of its results, relative to the output folder.
 
     A stem is `<folders>/<name without suffix>`. If two stems would be equal, ignoring case and Unicode forms, each
     becomes `<stem>-<suffix>`. If that is also taken, a number from 2 is added. The order of the items and images with
     other stems do not influence a stem. Stems and folders that are too long are shortened, and end in a hash of the
-    full name. `ending` is the number of bytes that may follow a stem without further shortening.
+    full name.
     """
-    max_bytes = MAX_NAME_BYTES - ending - MAX_NUMBER_BYTES
-    stems = {item.name: _to_stem(item.name, max_bytes, with_suffix=False) for item in items}
+    stems = {item.name: _to_stem(item.name, with_suffix=False) for item in items}
     collisions = _find_collisions(stems)
     used_stems = {_fold_case(stem) for name, stem in stems.items() if name not in collisions} if collisions else set()
-    unique = {name: _to_stem(name, max_bytes, with_suffix=True) for name in collisions}
-    still_colliding = _find_collisions(unique) | {
-        name for name, stem in unique.items() if _fold_case(stem) in used_stems
-    }
+    unique = {name: _to_stem(name, with_suffix=True) for name in collisions}
+    still_colliding = {name for name, stem in unique.items() if _fold_case(stem) in used_stems}
+    still_colliding |= _find_collisions(unique)
     used_stems |= {_fold_case(unique[name]) for name in collisions - still_colliding}
     numbers = {_fold_case(unique[name]): count(2) for name in still_colliding}
     for name in sorted(still_colliding):
@@ -331,7 +304,7 @@ def _fold_case(text: str) -> str:
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
 
 
-def _to_stem(name: str, max_bytes: int, *, with_suffix: bool) -> str:
+def _to_stem(name: str, *, with_suffix: bool) -> str:
     *folders, file = [part for part in name.split("/") if part] or [""]
     stem, suffix = posixpath.splitext(file)
     if with_suffix and suffix:
@@ -339,7 +312,7 @@ def _to_stem(name: str, max_bytes: int, *, with_suffix: bool) -> str:
     path = "/".join(_shorten(_make_safe(folder).rstrip(". ") or "_", MAX_NAME_BYTES) for folder in folders)
     if len(path.encode()) > MAX_FOLDERS_BYTES:
         path = _hash(path)
-    return posixpath.join(path, _shorten(_make_safe(stem), max_bytes))
+    return posixpath.join(path, _shorten(_make_safe(stem), MAX_STEM_BYTES))
 
 
 def _make_safe(part: str) -> str:
@@ -347,13 +320,12 @@ def _make_safe(part: str) -> str:
     return "_" if plain in ("", ".", "..") else plain
 
 
-def _shorten(text: str, max_bytes: int) -> str:
+def _shorten(text: str, max_bytes: int, hash_text: Callable[[str], str] | None = None) -> str:
     """Shorten the text to this many bytes, without splitting a character, and end it in a hash of the full text."""
-    encoded = text.encode()
-    if len(encoded) <= max_bytes:
+    if len(os.fsencode(text)) <= max_bytes:
         return text
-    hash_ending = f"-{_hash(text)}"
-    return encoded[: max_bytes - len(hash_ending)].decode(errors="ignore") + hash_ending
+    hash_ending = f"-{(hash_text or _hash)(text)}"
+    return truncate_bytes(text, max_bytes - len(hash_ending)) + hash_ending
 
 
 def _hash(text: str) -> str:
