@@ -23,14 +23,13 @@ from gradcam._version import __version__
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.device import open_device_pixels
 from gradcam.batch.end_processes import register_process
-from gradcam.batch.engine import BatchWork, OnLeftover, Reports
+from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
 from gradcam.batch.image_results import explain_batch
 from gradcam.batch.pipeline import compute_items, log_unanswered
 from gradcam.batch.pool import ItemBatch, cut_batches
 from gradcam.batch.save import Saver, describe_weights
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, describe_unexpected
 from gradcam.models.classifier import Classifier
-from gradcam.sources.contents import InputImage
 from gradcam.storage.output import DiskWriter
 from gradcam.storage.records import ImageOutcome
 
@@ -95,29 +94,12 @@ def yield_reports(reply: ActorReply, log_event: LogEvent, on_leftover: OnLeftove
             on_leftover(outcomes.popleft())
 
 
-def pack_block(block: Block) -> bytes:
-    """Pickle and compress a block.
-
-    Compression saves memory, because all blocks exist before the first one runs, and image names are similar.
-    """
-    return zlib.compress(pickle.dumps(block, pickle.HIGHEST_PROTOCOL), 1)
-
-
 def pack_retry_blocks(work: BatchWork, saver: Saver, names: Collection[str]) -> list[bytes]:
     """Pack the batches of images whose stores did not answer, one batch per block."""
     if names:
         log_unanswered(len(names))
     actor_count = len(work.items)  # With as many actors as items, every block holds one batch.
-    return [
-        pack_block(block)
-        for block in to_blocks(work, saver.stems, lambda item: item.name in names, actor_count, skip_slow_stores=False)
-    ]
-
-
-def unpack_block(packed: bytes) -> Block:
-    """Return the block that `pack_block` packed."""
-    block: Block = pickle.loads(zlib.decompress(packed))
-    return block
+    return pack_blocks(work, saver, lambda item: item.name in names, actor_count, skip_slow_stores=False)
 
 
 @dataclass(frozen=True)
@@ -162,20 +144,22 @@ def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int 
     )
 
 
-def to_blocks(
-    work: BatchWork,
-    stems: Mapping[str, str],
-    is_needed: Callable[[InputImage], bool],
-    actors: int,
-    *,
-    skip_slow_stores: bool = True,
-) -> Iterator[Block]:
-    """Yield blocks of several batches. Batches are cut at the same positions as in all other engines."""
+def pack_blocks(
+    work: BatchWork, saver: Saver, is_needed: IsNeeded, actors: int, *, skip_slow_stores: bool = True
+) -> list[bytes]:
+    """Return pickled and compressed blocks of several batches. All engines cut batches at the same positions.
+
+    Compression saves memory, because all blocks exist before the first one runs, and image names are similar.
+    """
     batches = list(cut_batches(work.items, work.batch_size, is_needed))
     size = max(1, min(MAX_BATCHES_PER_BLOCK, len(batches) // (BLOCKS_PER_ACTOR * actors)))
+    packed = []
     for start in range(0, len(batches), size):
-        block = batches[start : start + size]
-        yield Block(block, {item.name: stems[item.name] for batch in block for item in batch.items}, skip_slow_stores)
+        part = batches[start : start + size]
+        stems = {item.name: saver.stems[item.name] for batch in part for item in batch.items}
+        block = pickle.dumps(Block(part, stems, skip_slow_stores), pickle.HIGHEST_PROTOCOL)
+        packed.append(zlib.compress(block, 1))
+    return packed
 
 
 def list_needed(batches: Iterable[ItemBatch]) -> set[str]:
@@ -209,7 +193,7 @@ class Actor:
         for packed in rows["block"]:
             try:
                 error_replies = None if self._error is None else [ActorReply(error=self._error)]
-                for reply in error_replies or self._explain(unpack_block(packed)):
+                for reply in error_replies or self._explain(pickle.loads(zlib.decompress(packed))):
                     yield {"answer": [pickle.dumps(reply)]}
             except Exception as error:  # noqa: PERF203  (an error ends only its own block)
                 yield {"answer": [pickle.dumps(ActorReply(error=self._report_error(error)))]}
@@ -224,19 +208,19 @@ class Actor:
 
         needed = list_needed(block.batches)
         unanswered: list[ItemBatch] = []
+        saver = replace(self._job.saver, stems=block.stems, classifier=self._classifier)
+        options: Any = {"log_event": log_event, "saving": saver.saving}
         outcomes = compute_items(
             self._classifier,
             functools.partial(explain_batch, self._classifier, work.request),
             [item for batch in block.batches for item in batch.items],
-            finish=replace(self._job.saver, stems=block.stems, classifier=self._classifier).save,
+            finish=saver.save,
             is_needed=lambda item: item.name in needed,
             batch_size=work.batch_size,
             workers=work.workers or self._cores,
             log_event=log_event,
             audit=work.audit,
-            pixels=open_device_pixels(
-                work.pixels, self._classifier, work.request, log_event=log_event, saving=self._job.saver.saving
-            ),
+            pixels=open_device_pixels(work.pixels, self._classifier, work.request, **options),
             skip_slow_stores=block.skip_slow_stores,
             unanswered=unanswered,
         )
@@ -261,9 +245,8 @@ class Actor:
             )
         for folder in (job.folder, *job.shared_folders) if job.shared_folders else ():
             if not folder.is_dir():
-                raise ClusterError(
-                    f"{folder} does not exist on {node}: use a folder that all machines share, or a store."
-                )
+                advice = "use a folder that all machines share, or a store"
+                raise ClusterError(f"{folder} does not exist on {node}: {advice}.")
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
 

@@ -173,10 +173,8 @@ class FeatureFile:
 
         Raises `OutputError` if they cannot be written, and `LayerError` if a shape differs from that of earlier images.
         """
-        tensors = {
-            layer: tensor.to(tensor.dtype if tensor.dtype in self._dtype_names else torch.float32)
-            for layer, tensor in row.items()
-        }
+        dtypes = self._dtype_names
+        tensors = {layer: item if item.dtype in dtypes else item.float() for layer, item in row.items()}
         for layer, tensor in tensors.items():
             spool = self._spools.get(layer)
             if spool is not None and spool.shape != tuple(tensor.shape):
@@ -244,10 +242,8 @@ def check_layer_names(path: Path, layers: Sequence[str]) -> None:
     name, is_npz = RESERVED_NAMES[path.suffix.lower()], path.suffix.lower() == ".npz"
     if name in layers:
         meaning, other_suffix = ("the image names", ".safetensors") if is_npz else ("the metadata", ".npz")
-        raise GradcamError(
-            f"The layer name '{name}' is reserved for {meaning} in a {path.suffix} file: write a "
-            f"{other_suffix} file instead."
-        )
+        reason = f"The layer name '{name}' is reserved for {meaning} in a {path.suffix} file"
+        raise GradcamError(f"{reason}: write a {other_suffix} file instead.")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -29,6 +28,8 @@ from gradcam.sources.contents import InputImage, get_store_url
 from gradcam.storage.retry import limit_retries
 
 T = TypeVar("T")
+Read = Callable[[InputImage], ReadItem]
+Finish = Callable[[HashedItem, Any], T]
 LOG = logging.getLogger("gradcam")
 
 # The number of batches that are read while the model runs on another batch. With only one batch, the reading threads
@@ -66,18 +67,12 @@ def compute_items(
     the store still does not answer. If the list `unanswered` is given, the batches of these images are appended to the
     list instead, and are not read again. `skip_slow_stores=False` waits for stores from the start.
     """
-    batch_size_range, workers_range = (
-        f"a number of images, from 1 to {MAX_BATCH_SIZE}.",
-        f"a number of threads, from 1 to {MAX_WORKERS}.",
-    )
-    check_count(batch_size, "batch_size", batch_size_range, most=MAX_BATCH_SIZE)
-    check_count(workers, "workers", workers_range, most=MAX_WORKERS)
+    check_count(batch_size, "batch_size", f"a number of images, from 1 to {MAX_BATCH_SIZE}.", most=MAX_BATCH_SIZE)
+    check_count(workers, "workers", f"a number of threads, from 1 to {MAX_WORKERS}.", most=MAX_WORKERS)
     log_event = log_event or (lambda event, **details: None)
     explainer = BatchExplainer(run_batch, classifier.device, max_size=batch_size, log_event=log_event)
     upload = find_upload(classifier.device)
-    read: Callable[[InputImage], ReadItem] = partial(
-        read_item, classifier, audit=audit, upload=upload, waits=pixels is not None
-    )
+    read: Read = partial(read_item, classifier, audit=audit, upload=upload, waits=pixels is not None)
     finishing: deque[Future[T]] = deque()
     reads = [partial(_read_quickly if skip_slow_stores else _read_patiently, read)]
     if unanswered is None:
@@ -91,9 +86,8 @@ def compute_items(
                 batches = unanswered if is_retry else cut_batches(items, batch_size, is_needed)
                 started_batches = (_StartedBatch(pool, batch, next(numbers), read, pixels) for batch in batches)
                 for started_batch in _look_ahead(started_batches):
-                    yield from _yield_finished(
-                        finishing, max_results=MAX_BATCHES_BEHIND * batch_size, until=started_batch.reading
-                    )
+                    max_results = MAX_BATCHES_BEHIND * batch_size
+                    yield from _yield_finished(finishing, max_results=max_results, until=started_batch.reading)
                     start, batch = perf_counter(), started_batch.batch
                     unanswered += started_batch.explain(explainer, finish, finishing)
                     log_event("batch", start=batch.start, pictures=len(batch.items), seconds=perf_counter() - start)
@@ -111,7 +105,7 @@ def log_unanswered(images: int) -> None:
     LOG.warning("Reading %d image(s) again, because their object store did not answer", images)
 
 
-def _read_quickly(read: Callable[[InputImage], ReadItem], item: InputImage) -> ReadItem:
+def _read_quickly(read: Read, item: InputImage) -> ReadItem:
     """Read an item. If its store does not answer quickly, return an item with the error."""
     try:
         with limit_retries():
@@ -120,7 +114,7 @@ def _read_quickly(read: Callable[[InputImage], ReadItem], item: InputImage) -> R
         return ReadItem(HashedItem(item), error)
 
 
-def _read_patiently(read: Callable[[InputImage], ReadItem], item: InputImage) -> ReadItem:
+def _read_patiently(read: Read, item: InputImage) -> ReadItem:
     """Read an item, with the full time for retries. If its store does not answer, return an item with an error."""
     try:
         return read(item)
@@ -144,25 +138,17 @@ class _StartedBatch:
     `reading` holds one future per image, or a single future for all images if a device prepares them.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        batch: ItemBatch,
-        number: int,
-        read: Callable[[InputImage], ReadItem],
-        pixels: DevicePixels | None,
-    ) -> None:
+    def __init__(self, pool: Pool, batch: ItemBatch, number: int, read: Read, pixels: DevicePixels | None) -> None:
         self.batch, self._pool, self._pixels, self._size = batch, pool, pixels, 0
         futures = [pool.submit(LATER, partial(read, item)) for item in batch.items]
         self.reading: list[Future[Any]] = [*futures]
         if pixels is not None:
             self.reading = [Future()]
-            _call_when_done(futures, partial(self._prepare, pixels, number, futures, self.reading[0]))
+            _call_when_done(futures, partial(self._prepare, pixels, number, futures))
 
-    def _prepare(
-        self, pixels: DevicePixels, number: int, futures: list[Future[ReadItem]], prepared: Future[Any]
-    ) -> None:
+    def _prepare(self, pixels: DevicePixels, number: int, futures: list[Future[ReadItem]]) -> None:
         """Submit a task that prepares all images on the device, once there is memory for them."""
+        prepared = self.reading[0]
 
         def prepare() -> list[ReadItem]:
             reads = [future.result() for future in futures]
@@ -180,10 +166,7 @@ class _StartedBatch:
         pixels.memory_gate.enter(number, self._size, start)
 
     def explain(
-        self,
-        explainer: BatchExplainer[ResultT],
-        finish: Callable[[HashedItem, ResultT | GradcamError], T],
-        finishing: deque[Future[T]],
+        self, explainer: BatchExplainer[ResultT], finish: Finish[T], finishing: deque[Future[T]]
     ) -> list[ItemBatch]:
         """Explain the images. For each needed image, append a future to `finishing` that receives the finished output.
 
@@ -194,24 +177,21 @@ class _StartedBatch:
         read_results = [future.result() for future in self.reading]
         reads = read_results if self._pixels is None else read_results[0]
         self.reading.clear()  # Otherwise the images would stay in memory while the next batches are read.
-        needed = self.batch.needed
-        has_answer = [not isinstance(read.picture, StoreError) for read in reads]
-        unanswered = replace(
-            self.batch, needed=[is_needed and not answer for is_needed, answer in zip(needed, has_answer)]
-        )
-        self.batch = replace(self.batch, needed=[is_needed and answer for is_needed, answer in zip(needed, has_answer)])
-        has_images = any(
-            is_needed and isinstance(read.picture, Prepared) for is_needed, read in zip(self.batch.needed, reads)
-        )
+        is_late = [isinstance(read.picture, StoreError) for read in reads]
+        unanswered = replace(self.batch, needed=[needed and late for needed, late in zip(self.batch.needed, is_late)])
+        needed = [is_needed and not late for is_needed, late in zip(self.batch.needed, is_late)]
+        self.batch = replace(self.batch, needed=needed)
         if self._pixels is None:
-            results = explainer.explain(reads) if has_images else [read.picture for read in reads]
+            pictures = [read.picture for read in reads]
+            has_images = any(is_needed and isinstance(item, Prepared) for is_needed, item in zip(needed, pictures))
+            results = explainer.explain(reads) if has_images else pictures
             for task in self._list_tasks(reads, results, finish):
                 finishing.append(Future())
                 self._pool.submit(URGENT, task, finishing[-1])
             return [unanswered] * any(unanswered.needed)
         with self._pixels.on_stream("model"):
             results = explainer.explain(reads)
-        futures: list[Future[T]] = [Future() for is_needed in self.batch.needed if is_needed]
+        futures: list[Future[T]] = [Future() for _ in range(sum(needed))]
         finishing.extend(futures)
         fetched = [replace(read, picture=IMAGE_NOT_LOADED) for read in reads]
         self._pool.submit(URGENT, partial(self._finish, self._pixels, fetched, results, finish, futures))
@@ -222,7 +202,7 @@ class _StartedBatch:
         pixels: DevicePixels,
         reads: Sequence[ReadItem],
         results: list[Any],
-        finish: Callable[[HashedItem, Any], T],
+        finish: Finish[T],
         futures: Sequence[Future[T]],
     ) -> None:
         try:
@@ -236,22 +216,17 @@ class _StartedBatch:
                 if not future.done():
                     future.set_exception(error)
 
-    def _list_tasks(
-        self, reads: Sequence[ReadItem], results: Sequence[Any], finish: Callable[[HashedItem, Any], T]
-    ) -> list[Callable[[], T]]:
+    def _list_tasks(self, reads: Sequence[ReadItem], results: Sequence[Any], finish: Finish[T]) -> list[partial[T]]:
         reads_with_results = zip(reads, results, self.batch.needed)
         return [partial(finish, read.fetched, result) for read, result, is_needed in reads_with_results if is_needed]
 
 
 def _call_when_done(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> None:
     """Call `callback` once, in the thread that completes the last of the futures."""
-    remaining, lock = [len(futures)], threading.Lock()
+    numbers = itertools.count(1)  # Only one thread at a time can take the next number.
 
     def count(_: Future[Any]) -> None:
-        with lock:
-            remaining[0] -= 1
-            is_last = remaining[0] == 0
-        if is_last:
+        if next(numbers) == len(futures):
             callback()
 
     for future in futures:

@@ -23,16 +23,7 @@ from types import FunctionType
 from typing import Any
 
 from gradcam import plugins
-from gradcam.batch.actor import (
-    Actor,
-    ActorJob,
-    Load,
-    pack_block,
-    pack_retry_blocks,
-    to_blocks,
-    to_job,
-    yield_reports,
-)
+from gradcam.batch.actor import Actor, ActorJob, Load, pack_blocks, pack_retry_blocks, to_job, yield_reports
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.end_processes import end_local_processes
 from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
@@ -72,7 +63,7 @@ class ProcessEngine:
 
         If the run stops early, a resumed run repeats the images whose reports have not reached this process.
         """
-        blocks = [pack_block(block) for block in to_blocks(work, saver.stems, is_needed, len(self.devices))]
+        blocks = pack_blocks(work, saver, is_needed, len(self.devices))
         if not blocks:
             return
         job = to_job(self.load, work, saver, self.devices[0], self.workers)
@@ -153,8 +144,7 @@ def pickle_job(job: ActorJob) -> bytes:
                 f"Your own code in several processes needs cloudpickle: {to_pip_command('processes')} ({error})"
             ) from None
         return file.getvalue()
-    packed: bytes = cloudpickle.dumps(job)
-    return packed
+    return bytes(cloudpickle.dumps(job))
 
 
 class _Pickler(pickle.Pickler):
@@ -192,11 +182,8 @@ def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Ge
     sent = current = 0
     while current < len(blocks):
         for worker in processes:
-            while (
-                sent < len(blocks)
-                and len(worker.blocks) < MAX_BLOCKS_PER_PROCESS
-                and sent < current + MAX_BLOCKS_AHEAD * len(processes)
-            ):
+            max_sent = min(len(blocks), current + MAX_BLOCKS_AHEAD * len(processes))
+            while sent < max_sent and len(worker.blocks) < MAX_BLOCKS_PER_PROCESS:
                 worker.blocks.append(sent)
                 with contextlib.suppress(OSError):  # If the process has ended, `receive` raises an error below.
                     worker.connection.send_bytes(blocks[sent])

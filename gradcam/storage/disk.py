@@ -150,10 +150,11 @@ def find_line_end(path: Path) -> int:
     return 0
 
 
-def is_nonempty_file(path: Path) -> bool:
-    """Return whether the path is a file that is not empty."""
+def has_nonempty_file(folder: Path, name: str) -> bool:
+    """Return whether the named file lies in the folder and is not empty."""
+    path = join_inside(folder, name)
     try:
-        return path.stat().st_size > 0 and path.is_file()
+        return path is not None and path.stat().st_size > 0 and path.is_file()
     except OSError:
         return False
 

@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,11 +33,9 @@ from gradcam.batch.actor import (
     Actor,
     ActorJob,
     ActorReply,
-    pack_block,
+    pack_blocks,
     pack_retry_blocks,
-    to_blocks,
     to_job,
-    unpack_block,
 )
 from gradcam.batch.end_processes import _find_registry_folder, end_local_processes
 from gradcam.batch.engine import BatchWork, explain_locally
@@ -109,8 +109,8 @@ def act() -> Iterator[Callable[[ActorJob], Actor]]:
 
 
 def ask(actor: Actor, work: BatchWork, stems: dict[str, str]) -> list[ActorReply]:
-    blocks = to_blocks(work, stems, lambda item: True, actors=1)
-    rows = [row for block in blocks for row in actor({"block": [pack_block(block)]})]
+    blocks = pack_blocks(work, SimpleNamespace(stems=stems), lambda item: True, actors=1)  # type: ignore[arg-type]
+    rows = [row for block in blocks for row in actor({"block": [block]})]
     return [pickle.loads(answer) for row in rows for answer in row["answer"]]
 
 
@@ -129,7 +129,8 @@ def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> 
     def is_needed(item: InputImage) -> bool:
         return not 8 <= int(item.name[:-4]) < 17
 
-    blocks = list(to_blocks(work, stems, is_needed, actors))
+    packed = pack_blocks(work, SimpleNamespace(stems=stems), is_needed, actors)  # type: ignore[arg-type]
+    blocks = [pickle.loads(zlib.decompress(block)) for block in packed]
     assert [batch for block in blocks for batch in block.batches] == list(cut_batches(work.items, 4, is_needed))
     assert all(
         block.stems[item.name] == stems[item.name]
@@ -147,9 +148,8 @@ def test_two_million_images_fit_into_memory() -> None:
     names = [f"2024-03/{i % 1000:04}/IMG_{i:08}_{i * 7919 % 99991:05}" for i in range(20_000)]
     pictures = [InputImage(f"{name}.jpg", StoreImage(f"memory://bucket/photos/{name}.jpg")) for name in names]
     work = BatchWork(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
-    blocks = list(to_blocks(work, {item.name: item.name[:-4] for item in pictures}, lambda item: True, actors=2))
-    packed = [pack_block(block) for block in blocks]
-    assert [unpack_block(item) for item in packed] == blocks
+    saver = SimpleNamespace(stems={item.name: item.name[:-4] for item in pictures})
+    packed = pack_blocks(work, saver, lambda item: True, actors=2)  # type: ignore[arg-type]
     assert sum(map(len, packed)) / len(pictures) < 60
 
 

@@ -24,6 +24,7 @@ import pytest
 from PIL import Image
 
 import gradcam
+from gradcam.batch.formats import Opening
 from gradcam.batch.formats import webdataset as tar_results
 from gradcam.batch.formats.webdataset import TarResults, name_field, plan_keys
 from gradcam.errors import GradcamError, InputError, OutputError
@@ -32,7 +33,7 @@ from gradcam.sources.collect import list_inputs
 from gradcam.storage.clear import ExistingRunMode
 from gradcam.storage.output import DiskWriter, OutputWriter, StoreWriter, to_reader
 from gradcam.storage.records import Explained, Record
-from gradcam.storage.run_file import ShardFiles
+from gradcam.storage.run_file import RunSettings, ShardFiles
 from gradcam.storage.store import Store
 from tests.cli.test_cli import Command, Photo, folder, gradcam_command
 from tests.stores import objects
@@ -398,17 +399,18 @@ def failed(number: int) -> Record:
 @pytest.fixture(params=["disk", "store"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputWriter]:
     if request.param == "disk":
-        yield DiskWriter(tmp_path, tmp_path)
+        (tmp_path / ShardFiles().temporary).mkdir()
+        yield DiskWriter(tmp_path)
     else:
         with objects():
             yield StoreWriter(Store("objects://bucket/out"))
 
 
 def start(
-    place: Any, mode: ExistingRunMode = "new", done: frozenset[str] = frozenset()
+    place: Any, mode: ExistingRunMode = "new", done: frozenset[str] = frozenset(), stems: dict[str, str] = STEMS
 ) -> tuple[TarResults, RunInMemory]:
-    run = RunInMemory(done)
-    return TarResults(run, place, ShardFiles(), STEMS, mode), run
+    records, run = RunInMemory(done), RunSettings("cpu", "m", {}, {}, [], None, 1, 0)
+    return TarResults(Opening(place.root, mode, records=records, run=run, stems=stems)), records
 
 
 def test_records_are_written_after_their_tar(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,8 +547,7 @@ def test_fields_are_the_part_after_a_stem() -> None:
 
 def test_long_and_non_ascii_names_are_preserved(place: Any) -> None:
     stem = "ordner/" * 20 + "猫é" * 20
-    run = RunInMemory()
-    results = TarResults(run, place, ShardFiles(), {"x.jpg": stem}, "new")
+    results, _ = start(place, stems={"x.jpg": stem})
     entry = Explained(1, "x", 1.0, "l", "gradcam", f"{stem}-gradcam.jpg", False)
     results.append(Record("x.jpg", "m", explained=(entry,)), {f"{stem}-gradcam.jpg": b"data"})
     results.close()

@@ -174,7 +174,7 @@ FORMATS = {
     format_.name: format_
     for format_ in (
         Format("files", "one file per result", "records:open_records", has_files=True),
-        Format("webdataset", "WebDataset shards (.tar)", "webdataset:open_tars", "webdataset:check_tars"),
+        Format("webdataset", "WebDataset shards (.tar)", "webdataset:TarResults", "webdataset:check_tars"),
     )
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class OutputFolder:
         """
         part = to_shard_files(shard)
         with disk.translate_disk_errors(path), contextlib.ExitStack() as stack:
-            _check_no_file(path)
+            check_folder(path, part)
             path.mkdir(parents=True, exist_ok=True)
             release = _lock(path, part)
             stack.callback(release)
@@ -69,7 +70,6 @@ class OutputFolder:
                     for other_part in filter(part.__ne__, earlier):
                         locks.callback(_lock(path, other_part))
                     remove_runs(DiskWriter(path), earlier, inputs, report=not part.of)
-            _check_own_files(path, part)
             folder = cls(path, part, release, notes)
             folder._start(fields, stack, stems or {})
             stack.pop_all()
@@ -90,9 +90,8 @@ class OutputFolder:
         self._join_pieces(manifest)
         if manifest.exists():
             model = fields["model"]["name"]
-            self.done = frozenset(
-                remove_unfinished_lines(manifest, lambda record: self._is_done(record, model, stems), self.temporary)
-            )
+            is_done = partial(self._is_done, model=model, stems=stems)
+            self.done = frozenset(remove_unfinished_lines(manifest, is_done, self.temporary))
             self._old_failures = {name: record for name, record in self._old_failures.items() if name not in self.done}
             self.failed = frozenset(self._old_failures)
         self._manifest = ManifestWriter(manifest)
@@ -162,10 +161,8 @@ class OutputFolder:
     def _is_done(self, record: Record, model: str, stems: Mapping[str, str]) -> bool:
         if record.error is not None:
             self._old_failures[record.image] = record
-        paths = [disk.join_inside(self.path, name) for name in record.files]
-        return is_finished_by(record, model, stems) and all(
-            path is not None and disk.is_nonempty_file(path) for path in paths
-        )
+        has_files = (disk.has_nonempty_file(self.path, name) for name in record.files)
+        return is_finished_by(record, model, stems) and all(has_files)
 
     def _remove_unfinished(self) -> None:
         for path in self.temporary.glob(TEMPORARY_NAME.format("*")):
@@ -178,19 +175,11 @@ def check_folder(path: Path, part: ShardFiles) -> bool:
     Raises `OutputError` if the path is not a folder, or if a path inside it that the run needs is not a regular file.
     Also raises `OSError`.
     """
-    _check_no_file(path)
-    _check_own_files(path, part)
-    return path.exists()
-
-
-def _check_no_file(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path}: is a file, expected a folder for the results; choose another --output")
-
-
-def _check_own_files(folder: Path, part: ShardFiles) -> None:
     for name in (part.run, part.manifest, part.log):
-        disk.check_regular_file(folder / name)
+        disk.check_regular_file(path / name)
+    return path.exists()
 
 
 def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:

@@ -58,17 +58,15 @@ def open_results(
             records = StoreResults.open(destination.place, run, inputs=urls, **options)
             stack.callback(records.close)
         else:
-            files = [item.content.path for item in listing.items] + [
-                Path(archive) for archive in listing.archives if not is_url(archive)
-            ]
+            files = [item.content.path for item in listing.items]
+            files += [Path(archive) for archive in listing.archives if not is_url(archive)]
             # Otherwise a signal could arrive between the opening of the folder and the registration of its `close`.
             with delay_signals():
                 records = OutputFolder.open(destination.place, run, inputs=filter(None, files), **options)
                 stack.callback(records.close)
+        opening = Opening(**vars(destination), records=records, run=run, stems=stems)
         with _convert_errors(output_format.name, "cannot be opened"):
-            results = import_function(output_format.open, __package__)(
-                Opening(**vars(destination), records=records, run=run, stems=stems)
-            )
+            results = import_function(output_format.open, __package__)(opening)
         if not hasattr(results, "append") and not is_writer(results):
             raise OutputError(
                 f"The format {output_format.name} returned {shorten(results)}, expected an object with "
@@ -154,15 +152,13 @@ def check_recorded_classes(place: Path | Store, items: Iterable[InputImage], cla
     for record in read_manifest(place):
         if record.model != classifier.name:
             return  # A run with a different model is rejected elsewhere, with a better message.
-        if (
-            record.explained
-            and record.image in requested
-            and not _matches_class(record, requested[record.image], classifier)
-        ):
-            entry = record.explained[0]
+        if not record.explained or record.image not in requested:
+            continue
+        entry, class_ = record.explained[0], requested[record.image]
+        if not _matches_class(record, class_, classifier):
             raise OutputError(
                 f"{reader.show()}: the earlier run explained '{entry.label or entry.index}' in {record.image}, but now the "
-                f"list gives '{requested[record.image] or 'the top class'}'. Give the same list, start again with "
+                f"list gives '{class_ or 'the top class'}'. Give the same list, start again with "
                 "--overwrite, or choose another --output"
             )
 

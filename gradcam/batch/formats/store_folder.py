@@ -69,9 +69,8 @@ class StoreResults:
         self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
         if self._pieces:
-            self.done, self._retried = find_finished_images(
-                reader, self._pieces, self._store.find(), fields["model"]["name"], stems
-            )
+            sizes, model = self._store.find(), fields["model"]["name"]
+            self.done, self._retried = find_finished_images(reader, self._pieces, sizes, model, stems)
             self.failed = frozenset(name for name, is_failed in self._retried.items() if is_failed)
         self._manifest = PieceWriter(self._store, part.records, run_file.find_last_piece_number(names, part.records))
         self._log = PieceWriter(self._store, part.events, run_file.find_last_piece_number(names, part.events))

@@ -9,15 +9,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gradcam.batch.formats import Destination, Opening, OpenRun
+from gradcam.batch.formats import Destination, Opening
 from gradcam.batch.formats.records import RecordsWrapper, check_records, rename_files
 from gradcam.errors import GradcamError, OutputError
 from gradcam.sources.archives import check_webdataset
-from gradcam.storage.clear import ExistingRunMode
 from gradcam.storage.disk import delay_signals, translate_disk_errors
-from gradcam.storage.output import OutputWriter, to_reader, to_writer, translate_output_errors
+from gradcam.storage.output import to_reader, to_writer, translate_output_errors
 from gradcam.storage.records import Record
-from gradcam.storage.run_file import ShardFiles
 from gradcam.storage.store import Store
 
 RECORD_FIELD = "json"
@@ -61,18 +59,17 @@ class TarResults(RecordsWrapper):
     complete. Raises `OutputError` if the folder contains tar files that belong to no recorded run.
     """
 
-    def __init__(
-        self, records: OpenRun, place: OutputWriter, part: ShardFiles, stems: Mapping[str, str], mode: ExistingRunMode
-    ) -> None:
-        super().__init__(records, self._finish_tar)
-        self._tars, self._part, self._stems = place, part, stems
-        self._keys = plan_keys(stems)
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening.records, self._finish_tar)
+        temporary = opening.place / opening.part.temporary if isinstance(opening.place, Path) else None
+        self._tars, self._part = to_writer(opening.place, temporary), opening.part
+        self._stems, self._keys = opening.stems, plan_keys(opening.stems)
         # Records whose tar file is still open.
         self._pending: deque[Record] = deque()
         self._tar: _OpenTar | None = None
-        numbers = _list_tars(place.root, part)
-        if numbers and mode != "resume":
-            _refuse_tars(place.root, part)
+        numbers = _list_tars(opening)
+        if opening.mode != "resume":
+            _refuse_tars(opening, numbers)
         # The number of the last complete tar file.
         self._number = max(numbers, default=0)
         self._recover(numbers)
@@ -93,11 +90,8 @@ class TarResults(RecordsWrapper):
         renamed = rename_files(record, {name: f"{tar}/{key}.{field}" for name, field in fields.items()}, tar=tar)
         if self._tar is None:
             self._tar = _OpenTar(self._tars.begin())
-        sample = {
-            "__key__": key,
-            RECORD_FIELD: renamed.to_json().encode(),
-            **{fields[name]: files[name] for name in files},
-        }
+        sample = {"__key__": key, RECORD_FIELD: renamed.to_json().encode()}
+        sample |= {fields[name]: files[name] for name in files}
         with delay_signals():
             self._tar.add(sample)
             self._pending.append(renamed)
@@ -145,38 +139,26 @@ def check_tars(destination: Destination) -> None:
     check_records(destination)
     check_webdataset()
     if destination.mode == "new":
-        _refuse_tars(destination.place, destination.part)
+        _refuse_tars(destination, _list_tars(destination))
 
 
-def open_tars(opening: Opening) -> TarResults:
-    """Return results that are stored in tar files. Their records are stored like the records of other formats."""
-    temporary = opening.place / opening.part.temporary if isinstance(opening.place, Path) else None
-    writer = to_writer(opening.place, temporary)
-    return TarResults(opening.records, writer, opening.part, opening.stems, opening.mode)
-
-
-def _list_tars(place: Path | Store, part: ShardFiles) -> list[int]:
+def _list_tars(destination: Destination) -> list[int]:
+    place = destination.place
     with translate_output_errors(place):
-        is_there = isinstance(place, Store) or place.is_dir()
-        return part.find_tars(to_reader(place).list_names()) if is_there else []
+        exists = isinstance(place, Store) or place.is_dir()
+        return destination.part.find_tars(to_reader(place).list_names()) if exists else []
 
 
-def _refuse_tars(place: Path | Store, part: ShardFiles) -> None:
-    numbers = _list_tars(place, part)
+def _refuse_tars(destination: Destination, numbers: Sequence[int]) -> None:
     if numbers:
-        raise OutputError(
-            f"{to_reader(place).show()}: contains {part.tar(numbers[0])}, which belongs to no recorded run; move it, or "
-            "choose another --output"
-        )
+        problem = f"contains {destination.part.tar(numbers[0])}, which belongs to no recorded run"
+        advice = "move it, or choose another --output"
+        raise OutputError(f"{to_reader(destination.place).show()}: {problem}; {advice}")
 
 
 def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
     try:
-        with (
-            translate_output_errors(place),
-            to_reader(place).open(name) as file,
-            tarfile.open(fileobj=file, mode="r:") as tar,
-        ):
+        with translate_output_errors(place), to_reader(place).open(name) as file, tarfile.open(None, "r:", file) as tar:
             for member in tar:
                 content = tar.extractfile(member) if member.name.endswith(f".{RECORD_FIELD}") else None
                 if content is not None:

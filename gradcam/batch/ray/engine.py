@@ -10,17 +10,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from gradcam.batch.actor import (
-    Actor,
-    ActorJob,
-    ActorReply,
-    Load,
-    pack_block,
-    pack_retry_blocks,
-    to_blocks,
-    to_job,
-    yield_reports,
-)
+from gradcam.batch import actor
+from gradcam.batch.actor import Actor, ActorJob, ActorReply
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.end_processes import end_local_processes
 from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
@@ -47,7 +38,7 @@ class RayEngine:
 
     ray: Any
     layout: ActorLayout
-    load: Load
+    load: actor.Load
     workers: int | None = None
 
     def __call__(
@@ -57,10 +48,10 @@ class RayEngine:
 
         If the run stops early, a resumed run repeats the images whose reports have not reached this process.
         """
-        blocks = [pack_block(block) for block in to_blocks(work, saver.stems, is_needed, self.layout.actors)]
+        blocks = actor.pack_blocks(work, saver, is_needed, self.layout.actors)
         if not blocks:
             return
-        job = to_job(self.load, work, saver, self.layout.device, self.workers)
+        job = actor.to_job(self.load, work, saver, self.layout.device, self.workers)
         log_event("engine", engine="ray", actors=self.layout.actors, cores=self.layout.cores, gpus=self.layout.gpus)
         unanswered: set[str] = set()
         while blocks:
@@ -68,8 +59,8 @@ class RayEngine:
                 for reply in replies:
                     if reply.error is not None and shows_tracebacks():
                         sys.stderr.write(reply.error.traceback)
-                    yield from yield_reports(reply, log_event, on_leftover, unanswered)
-            blocks = pack_retry_blocks(work, saver, unanswered)
+                    yield from actor.yield_reports(reply, log_event, on_leftover, unanswered)
+            blocks = actor.pack_retry_blocks(work, saver, unanswered)
             unanswered.clear()
 
     def _stream_replies(self, blocks: list[bytes], job: ActorJob) -> Generator[ActorReply, None, None]:
@@ -89,12 +80,9 @@ class RayEngine:
         context.execution_options.preserve_order = True
         context.target_max_block_size = 1  # Output blocks of one byte make each reply arrive as soon as it exists.
         # By default, Ray restarts actors and retries blocks without limit. Newer versions of Ray accept no limit here.
-        kinds = [
-            parameter.kind for parameter in inspect.signature(self.ray.data.Dataset.map_batches).parameters.values()
-        ]
-        retries = (
-            {"max_restarts": -1, "max_task_retries": MAX_RETRIES} if inspect.Parameter.VAR_KEYWORD in kinds else {}
-        )
+        parameters = inspect.signature(self.ray.data.Dataset.map_batches).parameters.values()
+        takes_options = inspect.Parameter.VAR_KEYWORD in {parameter.kind for parameter in parameters}
+        retries = {"max_restarts": -1, "max_task_retries": MAX_RETRIES} if takes_options else {}
         rows = self.ray.data.from_items([{"block": block} for block in blocks], override_num_blocks=len(blocks))
         actors = min(self.layout.actors, len(blocks))
         replies = rows.map_batches(
@@ -121,10 +109,8 @@ def end_all_processes(ray: Any, run: str) -> None:
         if other_nodes:
             node_affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
             end_remotely = ray.remote(num_cpus=0, max_retries=0)(end_local_processes)
-            calls = [
-                end_remotely.options(scheduling_strategy=node_affinity(node, soft=False)).remote(run)
-                for node in other_nodes
-            ]
+            strategies = [node_affinity(node, soft=False) for node in other_nodes]
+            calls = [end_remotely.options(scheduling_strategy=strategy).remote(run) for strategy in strategies]
             # A machine that is gone has no running processes.
             ray.wait(calls, num_returns=len(calls), timeout=REMOTE_TIMEOUT_SECONDS)
 
@@ -133,17 +119,14 @@ def pickle_job(ray: Any, job: ActorJob) -> bytes:
     """Pickle the job. It includes the code of user files, because other processes cannot import these by name."""
     for module in [module for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]:
         ray.cloudpickle.register_pickle_by_value(module)
-    packed: bytes = ray.cloudpickle.dumps(job)
-    return packed
+    return bytes(ray.cloudpickle.dumps(job))
 
 
 def _describe_ray_error(ray: Any, error: BaseException) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     if "No module named 'gradcam" in str(error):
-        return (
-            "gradcam is missing on a machine of the cluster. On every machine, run in a clone of gradcam: "
-            'pip install ".[ray]"'
-        )
+        remedy = 'On every machine, run in a clone of gradcam: pip install ".[ray]"'
+        return f"gradcam is missing on a machine of the cluster. {remedy}"
     actor_errors = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
     if isinstance(error, actor_errors):
         return (

@@ -55,9 +55,8 @@ def check_address(address: str) -> None:
         )
     match = re.fullmatch(r"\[?([^\s/]+?)\]?:(\d{1,5})", address)
     if match is None:
-        raise ClusterError(
-            f"The Ray address is {shorten(address)}, expected HOST:PORT, such as 10.0.0.1:6379, or auto."
-        )
+        expected = "HOST:PORT, such as 10.0.0.1:6379, or auto"
+        raise ClusterError(f"The Ray address is {shorten(address)}, expected {expected}.")
     try:
         with socket.create_connection((match[1], int(match[2])), timeout=CONNECT_TIMEOUT_SECONDS) as connection:
             connection.sendall(HTTP2_GREETING)
@@ -69,9 +68,8 @@ def check_address(address: str) -> None:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
         raise ClusterError(f"{address}: no answer ({reason}). Start the head with `ray start --head`.") from error
     if len(first_frame) < 9 or first_frame[3] != HTTP2_SETTINGS_FRAME:
-        raise ClusterError(
-            f"{address}: the server at this address is not Ray. Give the port of the head, usually 6379."
-        )
+        advice = "Give the port of the head, usually 6379."
+        raise ClusterError(f"{address}: the server at this address is not Ray. {advice}")
 
 
 def shows_tracebacks() -> bool:
@@ -195,14 +193,12 @@ def _init_ray(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     # Ray raises ConnectionError, RuntimeError, ValueError, and errors of processes that end immediately.
     except Exception as error:
         reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+        is_local, advice = address == "local", ""
         problem = (
-            "Ray cannot be started on this machine"
-            if address == "local"
-            else f"{address}: the Ray cluster cannot be joined"
+            "Ray cannot be started on this machine" if is_local else f"{address}: the Ray cluster cannot be joined"
         )
-        advice = ""
         # Ray's message does not mention tokens, and Ray sends no token unless RAY_AUTH_MODE is set.
-        if address != "local" and "RAY_AUTH_MODE" not in os.environ:
+        if not is_local and "RAY_AUTH_MODE" not in os.environ:
             advice = " If the cluster needs a token (`ray start` reports that), set RAY_AUTH_MODE=token."
         raise ClusterError(f"{problem} ({reason}).{advice}") from error
     finally:  # Ray installs its own SIGTERM handler, so restore the earlier handler.
