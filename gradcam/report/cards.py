@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class CardPage:
     summary: Facts
     lines: Sequence[str] = ()
     facts: Sequence[tuple[str, Facts]] = ()
-    failures: Sequence[str] = field(default=())
+    failures: Sequence[str] = ()
 
     def write(self, path: Path, cards: Iterable[Card]) -> None:
         """Write the page with these cards to one self-contained file, which needs no network. Raises `OutputError`."""
@@ -62,10 +62,8 @@ def _clean(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _to_card(card: Card) -> dict[str, Any]:
-    encoded_images = {
-        caption: encode_image(shrink_to_fit(pixels, CARD_IMAGE_PIXELS), ".jpg", JPEG_QUALITY)
-        for caption, pixels in card.figures.items()
-    }
-    figures = [(escape_controls(caption), to_data_url(data)) for caption, data in encoded_images.items()]
+    images = ((caption, shrink_to_fit(pixels, CARD_IMAGE_PIXELS)) for caption, pixels in card.figures.items())
+    encoded_images = ((caption, encode_image(image, ".jpg", JPEG_QUALITY)) for caption, image in images)
+    figures = [(escape_controls(caption), to_data_url(data)) for caption, data in encoded_images]
     fields = {"title": escape_controls(card.title), "badge": card.badge, "is_bad": card.is_bad}
     return fields | {"facts": _clean(card.facts), "figures": figures}

@@ -40,9 +40,7 @@ class Privacy:
     def __init__(self, run: ReportRun) -> None:
         replacements = {str(Path.home()) + os.sep: f"~{os.sep}"}
         for place in (run.files.place, run.root or run.files.place):
-            replacements |= (
-                {f"{place.url}/": "", place.url: place.name} if isinstance(place, Store) else _shorten(place)
-            )
+            replacements |= _shorten(place)
         # Longer paths first, so that a parent folder never matches before its subfolders.
         self._replacements = dict(sorted(replacements.items(), key=lambda pair: -len(pair[0])))
 
@@ -68,9 +66,11 @@ class Privacy:
         return escape_controls(PurePath(value).name) if is_absolute else self.clean(value)
 
 
-def _shorten(place: Path) -> dict[str, str]:
-    forms = {os.path.abspath(place), os.path.realpath(place)}
-    return {f"{form}{os.sep}": "" for form in forms} | {form: os.path.basename(form) for form in forms}
+def _shorten(place: Path | Store) -> dict[str, str]:
+    """Return the replacements of all forms of a place: nothing for a folder in front of a name, else the last part."""
+    forms = {place.url} if isinstance(place, Store) else {os.path.abspath(place), os.path.realpath(place)}
+    separator = "/" if isinstance(place, Store) else os.sep
+    return {f"{form}{separator}": "" for form in forms} | {form: os.path.basename(form) for form in forms}
 
 
 def to_url(path: str | None) -> str | None:
@@ -94,15 +94,11 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
     counts = Counter(classes[0][:2] for classes in classes_per_image if classes)
     counts.update(dict.fromkeys((class_[:2] for classes in classes_per_image for class_ in classes[1:]), 0))
     positions = {key: i for i, key in enumerate(counts)}
-    positions_per_image = [
-        list(dict.fromkeys(positions[class_[:2]] for class_ in classes)) for classes in classes_per_image
-    ]
+    rows = ((positions[class_[:2]] for class_ in classes) for classes in classes_per_image)
+    positions_per_image = [list(dict.fromkeys(row)) for row in rows]
     return {
         "names": names,
-        "classes": [
-            [escape_controls(index) if isinstance(index, str) else index, escape_controls(label)]
-            for index, label in counts
-        ],
+        "classes": [[escape_controls(i) if isinstance(i, str) else i, escape_controls(label)] for i, label in counts],
         "top": [row[0] if row else -1 for row in positions_per_image],
         "others": {i: row[1:] for i, row in enumerate(positions_per_image) if row[1:]},
         "confidence": [round(classes[0][2], 4) if classes else 0 for classes in classes_per_image],
@@ -120,39 +116,28 @@ def _list_classes(record: Record) -> list[tuple[int | str, str, float]]:
     """
     explained = [entry for entry in record.explained if entry.kind != "class" and entry.on is None]
     if not explained:
-        top_predictions = record.predictions[:1]
-        return [
-            (prediction.index, name_class(prediction.index, prediction.label), prediction.probability)
-            for prediction in top_predictions
-        ]
-    return [(*_name_target(entry), _find_confidence(record, entry)) for entry in explained]
-
-
-def _name_target(entry: Explained) -> tuple[int | str, str]:
-    name = entry.title if entry.kind in ("text", "like") else name_class(entry.index, entry.label)
-    return name if entry.index is None else entry.index, name
+        return [(item.index, name_class(item.index, item.label), item.probability) for item in record.predictions[:1]]
+    classes = []
+    for entry in explained:
+        name = entry.title if entry.kind in ("text", "like") else name_class(entry.index, entry.label)
+        index = name if entry.index is None else entry.index
+        classes.append((index, name, _find_confidence(record, entry)))
+    return classes
 
 
 def _find_confidence(record: Record, entry: Explained) -> float:
     number = next((value for value in (entry.number, entry.word, entry.keypoint) if value is not None), None)
-    matches = [
-        prediction
-        for prediction in record.predictions
-        if prediction.number == number and (number is not None or prediction.index == entry.index)
-    ]
-    confidence = matches[0].probability if matches and entry.kind != "missed" else entry.score
-    return min(max(confidence, 0.0), 1.0)
+    candidates = [] if entry.kind == "missed" else [item for item in record.predictions if item.number == number]
+    matches = [item.probability for item in candidates if number is not None or item.index == entry.index]
+    return min(max([*matches, entry.score][0], 0.0), 1.0)
 
 
 def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, Any]:
     """Return the details of one image, which the page shows when the image is opened."""
     stem = find_stem(record)
-    predictions = (
-        (prediction.index, escape_controls(_name_prediction(prediction)), prediction.probability)
-        for prediction in record.predictions[:MAX_PREDICTIONS]
-    )
+    predictions = record.predictions[:MAX_PREDICTIONS]
     return {
-        "predictions": [[index, name, round(probability, 6)] for index, name, probability in predictions],
+        "predictions": [[item.index, _name_prediction(item), round(item.probability, 6)] for item in predictions],
         "explained": [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)],
         "note": privacy.clean(record.note) if record.note else None,
         "size": record.size,
@@ -162,7 +147,7 @@ def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, An
 
 
 def _name_prediction(prediction: Prediction) -> str:
-    name = name_class(prediction.index, prediction.label)
+    name = escape_controls(name_class(prediction.index, prediction.label))
     return name if prediction.number is None else f"{prediction.number} {name}"
 
 
@@ -172,11 +157,7 @@ def _to_entry(files: ReportFolder, entry: Explained, stem: str | None, k: int) -
     return {
         "index": entry.title if entry.kind != "class" else entry.index,
         "label": escape_controls(entry.title),
-        "score": entry.score,
-        "layer": entry.layer,
-        "method": entry.method,
-        "evidence": entry.evidence,
-        "blank": entry.blank,
+        **{name: getattr(entry, name) for name in ("score", "layer", "method", "evidence", "blank")},
         **({} if entry.on is None else {"on": entry.on}),
         "small": to_url(overlay_view) if overlay_view and files.has_file(overlay_view) else None,
         "files": {kind: to_url(path) for kind, path in results.items() if to_url(path)},

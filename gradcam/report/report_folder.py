@@ -67,14 +67,12 @@ class ReportFolder:
 
     def write(self, name: str, data: bytes) -> None:
         self._writer.put(name, data)
-        self._update_size(name, data)
+        if self._sizes is not None:
+            self._sizes[name] = len(data)
 
     def write_view(self, name: str, data: bytes) -> None:
         """Write a view without waiting for the disk, because a lost view can be drawn again."""
         self._writer.put_view(name, data)
-        self._update_size(name, data)
-
-    def _update_size(self, name: str, data: bytes) -> None:
         if self._sizes is not None:
             self._sizes[name] = len(data)
 
@@ -156,15 +154,12 @@ def read_run(files: ReportFolder) -> ReportRun:
     reader = files.reader
     tar = next((record.tar for record in records.values() if record.tar is not None), None)
     if tar is not None:
+        problem = f"the results are in tar files such as {tar}, which a report cannot read"
         advice = "Run gradcam batch again without --output-format webdataset, and give a new folder with --output."
-        raise OutputError(
-            f"{reader.show()}: the results are in tar files such as {tar}, which a report cannot read. {advice}"
-        )
-    names = reader.list_names()
-    has_whole_manifest = bool(list_manifests(names, ShardFiles()))
-    ordered = (
-        list(records.values()) if has_whole_manifest else sorted(records.values(), key=lambda record: record.image)
-    )
+        raise OutputError(f"{reader.show()}: {problem}. {advice}")
+    names, ordered = reader.list_names(), list(records.values())
+    if not list_manifests(names, ShardFiles()):
+        ordered.sort(key=lambda record: record.image)
     for part in find_shards(names):
         # The page can be written without run.json.
         with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):

@@ -86,11 +86,8 @@ def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | No
     if picture is not None:
         large = shrink_to_fit(picture, LARGE_VIEW_PIXELS)
         views += [(names.large, large), (names.small, shrink_to_fit(large, THUMBNAIL_PIXELS))]
-    views += [
-        (names.overlay(k), shrink_to_fit(overlay, THUMBNAIL_PIXELS))
-        for k, overlay in enumerate(overlays)
-        if overlay is not None
-    ]
+    drawn = ((k, overlay) for k, overlay in enumerate(overlays) if overlay is not None)
+    views += [(names.overlay(k), shrink_to_fit(overlay, THUMBNAIL_PIXELS)) for k, overlay in drawn]
     return {name: encode_image(view, ".jpg", JPEG_QUALITY) for name, view in views}
 
 
@@ -103,9 +100,9 @@ def provide_views(files: ReportFolder, record: Record, root: Path | Store | None
     sources = [entry.overlay for entry in record.explained]
     image_views_are_current = all(files.is_current(name, sources[0]) for name in (names.large, names.small))
     image = None if image_views_are_current or root is None else read_pixels(root, record.image)
-    overlays = [
-        None if source is None or files.is_current(names.overlay(k), source) else read_pixels(files.place, source)
-        for k, source in enumerate(sources)
-    ]
+    overlays: list[Pixels | None] = [None] * len(sources)
+    for k, source in enumerate(sources):
+        if source is not None and not files.is_current(names.overlay(k), source):
+            overlays[k] = read_pixels(files.place, source)
     for name, data in draw_views(stem, image, overlays).items():
         files.write_view(name, data)

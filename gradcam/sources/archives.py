@@ -29,12 +29,8 @@ from gradcam.sources.contents import Archive, ArchiveFile, ImageContent, TarCont
 from gradcam.sources.folders import has_image_suffix, is_hidden
 from gradcam.storage.fetch import StoreArchive, translate_input_store_errors
 
-# The keys are the first bytes of compressed files.
-OPENERS_BY_MAGIC: dict[bytes, Callable[[Any], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\0": lzma.open,
-}
+Opener = Callable[[Any], Any]
+OPENERS_BY_MAGIC: dict[bytes, Opener] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 # A process that receives images keeps at most this many archives unpacked. Few are enough, because images mostly come
 # one archive after another.
 MAX_UNPACKED_ARCHIVES = 4
@@ -90,7 +86,7 @@ def _reuse_unpacked(packed: ArchiveFile | StoreArchive) -> UnpackedArchive:
         return archive
 
 
-def find_opener(file: BinaryIO) -> Callable[[Any], Any] | None:
+def find_opener(file: BinaryIO) -> Opener | None:
     """Return the function that can decompress a file, or None, based on the first bytes. Rewinds the file."""
     start = file.read(8)
     file.seek(0)
@@ -112,10 +108,8 @@ def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
     except BaseException as error:
         file.close()
         if isinstance(error, OSError) and error.errno is not None:
-            raise InputError(
-                f"{name}: cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to another "
-                "folder"
-            ) from error
+            problem = f"cannot be unpacked in {tempfile.gettempdir()} ({error.strerror})"
+            raise InputError(f"{name}: {problem}; set TMPDIR to another folder") from error
         raise
     return file
 
@@ -150,8 +144,8 @@ def list_archive(location: str) -> Members:
                 images.append((name, UnreadableContent(OUTSIDE_PATH_REASON) if leads_out else content))
             else:
                 other_files[name if is_zip else _strip_suffixes(name)] += 1
-    for key in set() if is_zip or not other_files else {_strip_suffixes(name) for name, _ in images}:
-        del other_files[key]
+    for name, _ in images if other_files and not is_zip else ():
+        del other_files[_strip_suffixes(name)]  # A counter ignores missing keys.
     return Members(_make_unique(images), sum(other_files.values()))
 
 
@@ -199,12 +193,8 @@ def _list_zip(_: str, file: BinaryIO, container: Archive) -> Iterator[tuple[str,
 
 def _find_problem(problems: dict[str, bool], size: int) -> UnreadableContent | None:
     too_large = f"declares {size} bytes, but the limit for an image in an archive is {MAX_MEMBER_BYTES}"
-    reasons = (
-        reason
-        for reason, applies in {**problems, too_large: size > MAX_MEMBER_BYTES, "is empty": not size}.items()
-        if applies
-    )
-    return next(map(UnreadableContent, reasons), None)
+    problems = {**problems, too_large: size > MAX_MEMBER_BYTES, "is empty": not size}
+    return next((UnreadableContent(reason) for reason, applies in problems.items() if applies), None)
 
 
 def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive) -> Iterator[tuple[str, ImageContent]]:
@@ -234,9 +224,7 @@ def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive)
 def _to_safe_name(name: str) -> tuple[str, bool]:
     """Return a member's name as a safe relative path, and whether the name leads out of the archive."""
     path = posixpath.normpath(name.replace("\\", "/"))
-    is_rooted = path.startswith("/") or re.match("[A-Za-z]:/", path) is not None
-    inside = re.sub("^([A-Za-z]:)?/+", "", path) if is_rooted else path
-    safe_name = re.sub(r"^(\.\./)+", "", inside)
+    safe_name = re.sub(r"^(\.\./)+", "", re.sub("^([A-Za-z]:)?/+", "", path))
     return safe_name, safe_name != path
 
 
@@ -248,13 +236,12 @@ def _make_unique(images: list[tuple[str, ImageContent]]) -> list[tuple[str, Imag
     numbers: dict[str, Iterator[int]] = {}
     unique = []
     for name, content in images:
+        stem, suffix = posixpath.splitext(name)
         unique_name = name
-        if name in numbers:
-            stem, suffix = posixpath.splitext(name)
-            unique_name = next(free for number in numbers[name] if (free := f"{stem}-{number}{suffix}") not in names)
-            names.add(unique_name)
-        else:
-            numbers[name] = count(2)
+        while name in numbers and unique_name in names:
+            unique_name = f"{stem}-{next(numbers[name])}{suffix}"
+        numbers.setdefault(name, count(2))
+        names.add(unique_name)
         unique.append((unique_name, content))
     return unique
 
@@ -279,10 +266,9 @@ def check_webdataset() -> None:
     try:
         import webdataset  # noqa: F401 (only tests the import)
     except ImportError as error:
-        raise GradcamError(
-            f"WebDatasets need the webdataset library, which cannot be imported ({' '.join(str(error).split())}): "
-            + to_pip_command("webdataset")
-        ) from error
+        problem = f"which cannot be imported ({' '.join(str(error).split())})"
+        remedy = to_pip_command("webdataset")
+        raise GradcamError(f"WebDatasets need the webdataset library, {problem}: {remedy}") from error
 
 
 def expand_shards(text: str) -> list[str]:

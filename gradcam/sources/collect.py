@@ -49,8 +49,7 @@ class InputCollector:
         elif source.archive is not None:
             images = self._list_archive(source.archive)
         else:
-            item = source.item
-            images = iter(() if item is None else [(item.content, item.name, item.content)])
+            images = iter([(item.content, item.name, item.content) for item in [source.item] if item is not None])
             self.left_out += source.left_out
         for key, name, content in images:
             self.items.setdefault(key, InputImage(name, content))
@@ -124,9 +123,7 @@ class InputCollector:
         if is_url(path):
             return path
         folder, name = os.path.split(path)
-        if folder not in self._resolved:
-            self._resolved[folder] = os.path.realpath(folder)
-        resolved = self._resolved[folder]
+        resolved = self._resolved[folder] = self._resolved.get(folder) or os.path.realpath(folder)
         return path if resolved == folder else os.path.join(resolved, name)
 
 
@@ -164,7 +161,6 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Input
     there are no images. Raises `StoreError` if a store fails.
     """
     arguments = _to_texts(inputs)
-    texts = [text for text in arguments if isinstance(text, str)]
     excluded = exclude if exclude is None or isinstance(exclude, Store) else os.path.realpath(exclude)
     sources = [source for argument in arguments for source in _expand(argument, excluded)]
     roots = Roots(source for source in sources if not _is_output(source, excluded))
@@ -174,9 +170,9 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Input
             collection.add(source)
     left_out = collection.left_out
     if not collection.items:
-        names = join_names(texts[:MAX_INPUTS_IN_MESSAGE]) + (
-            f" and {len(texts) - MAX_INPUTS_IN_MESSAGE} more" if len(texts) > MAX_INPUTS_IN_MESSAGE else ""
-        )
+        texts = [text for text in arguments if isinstance(text, str)]
+        count = len(texts) - MAX_INPUTS_IN_MESSAGE
+        names = join_names(texts[:MAX_INPUTS_IN_MESSAGE]) + (f" and {count} more" if count > 0 else "")
         subject, verb = ("file", "was") if left_out == 1 else ("files", "were")
         files = f"; {left_out} {subject} without an image suffix {verb} left out" if left_out else ""
         is_output = any(_is_output(source, excluded) for source in sources)
@@ -194,10 +190,9 @@ def _to_texts(inputs: Any) -> list[str | InputImage]:
     if not values:
         raise InputError("There is nothing to explain: give files, folders, globs, lists or archives.")
     arguments = [_to_text(value, index) for index, value in enumerate(values)]
-    if arguments.count("-") > 1:
-        raise InputError(
-            f"'-' is given {arguments.count('-')} times, but {STANDARD_INPUT} can be read only once: give '-' once."
-        )
+    count = arguments.count("-")
+    if count > 1:
+        raise InputError(f"'-' is given {count} times, but {STANDARD_INPUT} can be read only once: give '-' once.")
     return arguments
 
 

@@ -56,10 +56,8 @@ def _scan(path: str) -> list[os.DirEntry[str]]:
         with os.scandir(path) as entries:
             return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(
-            f"{path}: this folder cannot be read ({error.strerror}); change its permissions, or give only folders that "
-            "can be read"
-        ) from error
+        advice = "change its permissions, or give only folders that can be read"
+        raise InputError(f"{path}: this folder cannot be read ({error.strerror}); {advice}") from error
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -116,12 +114,10 @@ def _match(folder: str, parts: tuple[str, ...], exclude: str | None) -> Iterator
         visited = set() if exclude is None or exclude == os.path.realpath(folder or os.curdir) else {exclude}
         for subfolder in walk_folder(folder or os.curdir, visited):
             path = os.path.join(folder, subfolder.name)
-            # "**" at the end of a pattern matches files as well.
-            yield from (
-                _match(path, remaining, exclude)
-                if remaining
-                else (os.path.join(path, name) for name in subfolder.files)
-            )
+            if remaining:
+                yield from _match(path, remaining, exclude)
+            else:  # "**" at the end of a pattern matches files as well.
+                yield from (os.path.join(path, name) for name in subfolder.files)
     elif not glob.has_magic(part):
         path = os.path.join(folder, part)
         if os.path.lexists(path):

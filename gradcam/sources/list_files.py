@@ -42,11 +42,8 @@ def read_list(path: str) -> list[ListEntry]:
     try:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
-        hint = (
-            "; to read a list from a pipe, give - as the input, and redirect standard input with <"
-            if isinstance(error, NotAFileError)
-            else ""
-        )
+        hint = "; to read a list from a pipe, give - as the input, and redirect standard input with <"
+        hint = hint if isinstance(error, NotAFileError) else ""
         raise InputError(f"{path}: this list cannot be opened ({error.strerror}){hint}") from error
     return list(_to_entries(_read_rows(text, path), os.path.dirname(path), path))
 
@@ -86,9 +83,8 @@ def decode_text(data: bytes, source: str) -> str:
     try:
         return data.decode("utf-16")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{source}: starts like UTF-16, but is not valid ({error.reason}); save it as UTF-8"
-        ) from error
+        problem = f"starts like UTF-16, but is not valid ({error.reason})"
+        raise InputError(f"{source}: {problem}; save it as UTF-8") from error
 
 
 def _read_rows(text: str, source: str) -> Iterator[Row]:
@@ -144,15 +140,13 @@ def _normalise(cell: str) -> str:
 def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEntry]:
     for line, path, text in rows:
         class_name = text.strip()
-        if not path.strip():
-            if class_name:
-                raise InputError(
-                    f"{source}, line {line}: gives the class '{class_name}' without an image; add its path"
-                )
-            continue
         if "\0" in path:
             raise InputError(f"{source}, line {line}: has a zero byte in its path; check that the file is a list")
-        yield ListEntry(_look_up(path, base), sys.intern(class_name) or None, line)
+        if path.strip():
+            yield ListEntry(_look_up(path, base), sys.intern(class_name) or None, line)
+        elif class_name:
+            problem = f"gives the class '{class_name}' without an image"
+            raise InputError(f"{source}, line {line}: {problem}; add its path")
 
 
 def _look_up(text: str, base: str) -> str:

@@ -33,9 +33,8 @@ def parse_failure_limit(text: str) -> FailureLimit:
     """Parse a limit such as "10" images or "2.5%" of the images. Raises `GradcamError` for other texts."""
     match = re.fullmatch(r"(\d{1,12})|(\d{1,3}(?:\.\d+)?)\s*%", text.strip(), re.ASCII)
     if match is None or (match[2] is not None and float(match[2]) > 100):
-        raise GradcamError(
-            f"{text!r} is not a failure limit: expected a number of images, such as 10, or a percentage, such as 5%."
-        )
+        expected = "a number of images, such as 10, or a percentage, such as 5%"
+        raise GradcamError(f"{text!r} is not a failure limit: expected {expected}.")
     return FailureLimit(float(match[1])) if match[1] else FailureLimit(float(match[2]), is_share=True)
 
 
@@ -48,9 +47,8 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.index <= self.of:
-            raise InputError(
-                f"The shard {self.index}/{self.of} does not exist: expected I/N, with I from 1 to N, such as 2/8."
-            )
+            expected = "I/N, with I from 1 to N, such as 2/8"
+            raise InputError(f"The shard {self.index}/{self.of} does not exist: expected {expected}.")
 
     def takes(self, name: str) -> bool:
         # Python's own hash differs between processes. Surrogates stand for the bytes of names that are not UTF-8.

@@ -64,10 +64,10 @@ def _drop_excluded(store: Store, names: Iterable[str], exclude: Store | None) ->
         return all_names or None
     if store.url == exclude.url:
         return []
-    excluded_prefix = f"{exclude.url[len(store.url) + 1 :]}/" if exclude.url.startswith(f"{store.url}/") else None
-    return (
-        all_names if excluded_prefix is None else [name for name in all_names if not name.startswith(excluded_prefix)]
-    )
+    if not exclude.url.startswith(f"{store.url}/"):
+        return all_names
+    prefix = f"{exclude.url[len(store.url) + 1 :]}/"
+    return [name for name in all_names if not name.startswith(prefix)]
 
 
 def _to_folder(store: Store, names: Iterable[str]) -> Source:

@@ -22,15 +22,8 @@ from gradcam.storage.store import Store
 ExistingRunMode = Literal["new", "resume", "overwrite"]  # how to treat an earlier run
 
 PAGE, REPORT = "index.html", "report"  # the page of a report, and the folder of its other files
-STATIC_FILES = (
-    "style.css",
-    "theme.js",
-    "common.js",
-    "records.js",
-    "grid.js",
-    "detail.js",
-    "gallery.js",
-)  # These are the same in every report.
+# These are the same in every report.
+STATIC_FILES = ("style.css", "theme.js", "common.js", "records.js", "grid.js", "detail.js", "gallery.js")
 # The names, inside the folder REPORT, of the files of a report.
 REPORT_FILES = re.compile(
     rf"{'|'.join(map(re.escape, STATIC_FILES))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
@@ -78,10 +71,8 @@ def _check_same_settings(
 ) -> list[str]:
     """Raise `OutputError` unless the shard was written with the same settings; return notes for the user."""
     if shard.run not in names:
-        raise OutputError(
-            f"{reader.show()}: contains {list_manifests(names, shard)[0]}, but not {shard.run} with the run's "
-            "settings; start again with --overwrite"
-        )
+        problem = f"contains {list_manifests(names, shard)[0]}, but not {shard.run} with the run's settings"
+        raise OutputError(f"{reader.show()}: {problem}; start again with --overwrite")
     earlier_run = _read_run(reader, names, shard)
     differences = run_file.list_differences(earlier_run, current_run)
     if differences:
@@ -100,9 +91,8 @@ def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -
     if not fields["resolved"] and "task" in fields["settings"]:
         pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, shard))
         results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
-        fields["resolved"] = (
-            run_file.list_layers_and_methods((result.layer, result.method) for result in results) if results else {}
-        )
+        if results:
+            fields["resolved"] = run_file.list_layers_and_methods((item.layer, item.method) for item in results)
     return fields
 
 
@@ -111,12 +101,9 @@ def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingR
     reader = to_reader(folder)
     with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
-        shards = [
-            earlier
-            for earlier in find_shards(names)
-            if earlier.of == shard.of and (earlier != shard or mode == "resume")
-        ]
-        fields = next((_read_run(reader, names, earlier) for earlier in shards if earlier.run in names), {})
+        shards = [other for other in find_shards(names) if other.of == shard.of and other.run in names]
+        earlier = [other for other in shards if other != shard or mode == "resume"]
+        fields = _read_run(reader, names, earlier[0]) if earlier else {}
     layers = {**fields.get("settings", {}), **fields.get("resolved", {})}.get("layers")
     return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
 
@@ -145,14 +132,13 @@ def remove_runs(
                 f"{reader.locate(name)}: is an input image, but also a result of the earlier run, which --overwrite "
                 "would remove; choose another --output"
             )
-    run_files = [
-        name for shard in shard_list for name in (shard.log, *run_file.list_pieces(names, shard.events), shard.run)
-    ]
     writer.remove(results)
     if report:
         report_files = [name for name in reader.find(REPORT) if REPORT_FILES.fullmatch(name.removeprefix(f"{REPORT}/"))]
         writer.remove([*report_files, PAGE] if _has_report(reader) else report_files)
-    writer.remove(name for name in run_files if name in names)
+    for shard in shard_list:
+        run_files = [shard.log, *run_file.list_pieces(names, shard.events), shard.run]
+        writer.remove(name for name in run_files if name in names)
     writer.remove(name for shard in shard_list for name in list_manifests(names, shard))
     if not isinstance(writer.root, Path):
         return
@@ -183,10 +169,8 @@ def check_page(reader: OutputReader) -> None:
     Also raises `OSError` and `StoreError` if the page cannot be read.
     """
     if _has_report(reader) is False:
-        raise OutputError(
-            f"{reader.locate(PAGE)}: is not a gradcam report, but a report would replace it; move it, or choose "
-            "another --output"
-        )
+        problem = "is not a gradcam report, but a report would replace it"
+        raise OutputError(f"{reader.locate(PAGE)}: {problem}; move it, or choose another --output")
 
 
 def _has_report(reader: OutputReader) -> bool | None:

@@ -61,9 +61,8 @@ def delay_signals() -> Iterator[None]:
         pending.append(number)
 
     # Python runs signal handlers in the main thread only.
-    receives_signals = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in INTERRUPT_SIGNALS} if receives_signals else {}
-    saved_handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    signals = INTERRUPT_SIGNALS if threading.current_thread() is threading.main_thread() else []
+    saved_handlers = {number: handler for number in signals if callable(handler := signal.getsignal(number))}
     try:
         for number in saved_handlers:
             signal.signal(number, defer)
@@ -86,10 +85,8 @@ def open_lines(path: Path) -> Iterator[bytes]:
     with open_file(path) as file:
         while line := file.readline(MAX_LINE_BYTES):
             if len(line) == MAX_LINE_BYTES:
-                raise OutputError(
-                    f"{path}: has a line of over {MAX_LINE_BYTES} bytes, longer than any line of a run; start again "
-                    "with --overwrite"
-                )
+                problem = f"has a line of over {MAX_LINE_BYTES} bytes, longer than any line of a run"
+                raise OutputError(f"{path}: {problem}; start again with --overwrite")
             yield line
 
 
@@ -121,9 +118,8 @@ class LineFile:
             status = self._path.stat()
             if os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._end:
                 return
-        raise OutputError(
-            f"{self._path}: another program removed or changed this file; check it, then continue with --resume"
-        )
+        problem = "another program removed or changed this file"
+        raise OutputError(f"{self._path}: {problem}; check it, then continue with --resume")
 
     def sync(self) -> None:
         try:

@@ -86,8 +86,7 @@ class RangeFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def tell(self) -> int:
         return self._position
@@ -143,9 +142,8 @@ def translate_input_store_errors(url: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise InputError(
-            f"{url}: the store denies access ({describe_refusal(error)}); use credentials that allow listing and reading it"
-        ) from error
+        advice = "use credentials that allow listing and reading it"
+        raise InputError(f"{url}: the store denies access ({describe_refusal(error)}); {advice}") from error
     except FileNotFoundError as error:
         raise InputError(f"{url}: does not exist ({describe_refusal(error)})") from error
     except OSError as error:

@@ -98,15 +98,12 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
         names = reader.list_names()
         manifests = [list_manifests(names, shard) for shard in find_shards(names)]
         if not any(manifests):
-            raise OutputError(
-                f"{reader.show().rstrip('/')}: contains no manifest.jsonl, expected the output folder of `gradcam "
-                "batch`"
-            )
+            expected = "expected the output folder of `gradcam batch`"
+            raise OutputError(f"{reader.show().rstrip('/')}: contains no manifest.jsonl, {expected}")
         records: list[Record] = []
         for pieces in manifests:
-            piece_records = [
-                record for name in pieces for _, record in pair_lines(reader.read_lines(name), reader.show(name))
-            ]
+            pairs = (pair for name in pieces for pair in pair_lines(reader.read_lines(name), reader.show(name)))
+            piece_records = [record for _, record in pairs]
             # An image that was explained again has another record in a later piece, because objects cannot be edited.
             records += {record.image: record for record in piece_records}.values() if len(pieces) > 1 else piece_records
         return records
@@ -137,10 +134,8 @@ def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], tempo
     for line, record in pair_lines(open_lines(path), path):
         if line.endswith(b"\n") and record.image not in finished and is_done(record):
             finished.add(record.image)
-            if ranges and ranges[-1][1] == size:
-                ranges[-1] = (ranges[-1][0], size + len(line))
-            else:
-                ranges.append((size, size + len(line)))
+            start = ranges.pop()[0] if ranges and ranges[-1][1] == size else size
+            ranges.append((start, size + len(line)))
         size += len(line)
     if sum(end - start for start, end in ranges) < path.stat().st_size:
         write_atomically(path, _read_ranges(path, ranges), beside=temporary)
@@ -152,10 +147,8 @@ def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool
 
     `stems` maps each image to the beginning of the names of its results.
     """
-    stem = stems.get(record.image)
-    has_current_names = (
-        stem is None or record.tar is not None or all(may_have_stem(name, stem) for name in record.files)
-    )
+    stem = None if record.tar is not None else stems.get(record.image)
+    has_current_names = stem is None or all(may_have_stem(name, stem) for name in record.files)
     return record.error is None and record.model == model and bool(record.explained) and has_current_names
 
 
@@ -175,12 +168,9 @@ def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
                 unranked |= dict.fromkeys(_list_separate_files(Record.from_json(line)), position)
             positions.append(position)
             start += len(line)
-    ranked_records = (
-        (record for _, record in pair_lines(open_lines(path), path) if record.image in ranks) if unranked else ()
-    )
-    overwritten = {
-        unranked[name] for record in ranked_records for name in _list_separate_files(record) if name in unranked
-    }
+    lines = pair_lines(open_lines(path), path) if unranked else ()
+    ranked_files = (_list_separate_files(record) for _, record in lines if record.image in ranks)
+    overwritten = {unranked[name] for names in ranked_files for name in names if name in unranked}
     ordered = sorted(position for position in positions if position not in overwritten)
     if positions != ordered:
         write_atomically(path, _read_ranges(path, [(start, end) for _, start, end in ordered]), beside=temporary)
@@ -313,8 +303,7 @@ def sort_pieces(store: Store, shard: ShardFiles, order: Sequence[str], unwanted:
     number, read_cached = find_last_piece_number(names, shard.records), lru_cache(MAX_CACHED_PIECES)(store.read)
     for start in range(position, len(ordered), LINES_PER_PIECE):
         number += 1
-        chunks = (
-            read_cached(pieces[piece])[begin:end] for _, piece, begin, end in ordered[start : start + LINES_PER_PIECE]
-        )
+        lines_of_piece = ordered[start : start + LINES_PER_PIECE]
+        chunks = (read_cached(pieces[piece])[begin:end] for _, piece, begin, end in lines_of_piece)
         store.write(name_piece(shard.records, number), b"".join(chunks))
     store.remove(pieces[unchanged:])

@@ -164,9 +164,8 @@ def translate_output_store_errors(store: Store) -> Iterator[None]:
             "choose another --output"
         ) from error
     except (OSError, NotImplementedError) as error:
-        raise OutputError(
-            f"{store}: cannot be written to ({describe_refusal(error)}); choose another --output"
-        ) from error
+        reason = describe_refusal(error)
+        raise OutputError(f"{store}: cannot be written to ({reason}); choose another --output") from error
 
 
 @dataclass(frozen=True)
@@ -177,12 +176,8 @@ class DiskWriter:
     for unfinished files.
     """
 
-    folder: Path
+    root: Path
     temporary: Path | None = None
-
-    @property
-    def root(self) -> Path:
-        return self.folder
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
         """Write all `files` or none, then the `views` of a report, which need not survive a power cut.
@@ -191,7 +186,7 @@ class DiskWriter:
         written because of its name, and `OutputError` for other failures.
         """
         written: list[str] = []
-        with disk.translate_disk_errors(self.folder):
+        with disk.translate_disk_errors(self.root):
             try:
                 for name, data in files.items():
                     self.put(name, data)
@@ -199,9 +194,8 @@ class DiskWriter:
             except OSError as error:
                 self.remove(written)
                 if error.errno in disk.FILE_NAME_ERRNOS:
-                    raise ImageError(
-                        f"{name}: this result cannot be written ({disk.describe_os_error(error)})"
-                    ) from error
+                    reason = disk.describe_os_error(error)
+                    raise ImageError(f"{name}: this result cannot be written ({reason})") from error
                 raise
             for name, data in views.items():
                 self.put_view(name, data)
@@ -215,18 +209,18 @@ class DiskWriter:
             file.write(data)
 
     def _make_parent(self, name: str) -> Path:
-        path = self.folder / name
+        path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove the files that exist. Raises `OSError`."""
         for name in names:
-            disk.remove(self.folder / name)
+            disk.remove(self.root / name)
 
     def begin(self) -> Path:
         """Return a new path on this machine, for a file to be written step by step."""
-        return (self.temporary or self.folder) / TEMPORARY_NAME.format(secrets.token_hex(8))
+        return (self.temporary or self.root) / TEMPORARY_NAME.format(secrets.token_hex(8))
 
     def keep(self, file: Path, name: str) -> None:
         """Move a finished file of this machine into the output folder. Raises `OSError`.
@@ -235,7 +229,7 @@ class DiskWriter:
         """
         with open(file, "rb+") as unsynced:
             os.fsync(unsynced.fileno())
-        os.replace(file, self.folder / name)
+        os.replace(file, self.root / name)
 
 
 @dataclass(frozen=True)
@@ -245,16 +239,12 @@ class StoreWriter:
     Unfinished files lie in this machine's temporary folder.
     """
 
-    store: Store
-
-    @property
-    def root(self) -> Store:
-        return self.store
+    root: Store
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
         """Write all `files` or none, then the `views`. Incomplete objects never exist."""
         written: list[str] = []
-        with translate_output_store_errors(self.store):
+        with translate_output_store_errors(self.root):
             try:
                 for name, data in files.items():
                     written.append(name)  # An object may exist although its request failed.
@@ -264,22 +254,22 @@ class StoreWriter:
                 if error.errno in disk.FILE_NAME_ERRNOS:
                     raise ImageError(f"{name}: this result cannot be written ({describe_refusal(error)})") from error
                 raise
-            self.store.write_all(views)
+            self.root.write_all(views)
 
     def put(self, name: str, data: bytes) -> None:
-        self.store.write(name, data)
+        self.root.write(name, data)
 
     put_view = put
 
     def remove(self, names: Iterable[str]) -> None:
-        self.store.remove(names)
+        self.root.remove(names)
 
     def begin(self) -> Path:
         return Path(tempfile.gettempdir(), TEMPORARY_NAME.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
         """Upload a finished file of this machine and delete it here. An incomplete object never exists."""
-        self.store.upload(name, str(file))
+        self.root.upload(name, str(file))
         file.unlink()
 
 

@@ -149,10 +149,8 @@ class Record:
         if self.tar is not None:
             yield self.tar
             return
-        groups = (
-            (explained.overlay, explained.heatmap, explained.map, explained.panel) for explained in self.explained
-        )
-        paths = [*(path for paths in groups for path in paths), self.page]
+        paths = [path for item in self.explained for path in (item.overlay, item.heatmap, item.map, item.panel)]
+        paths.append(self.page)
         yield from dict.fromkeys(path for path in paths if path is not None)
 
     def to_json(self) -> str:
@@ -178,24 +176,16 @@ class Record:
                 "use the version that wrote it, or a newer one"
             )
         try:
-            texts = {
-                item: _require_type(fields.get(item), str, type(None))
-                for item in ("error", "note", "fit", "sha256", "tar", "page")
-            }
+            names = ("error", "note", "fit", "sha256", "tar", "page")
+            texts = {name: _require_type(fields.get(name), str, type(None)) for name in names}
             record = Record(
                 image=_require_type(fields["image"], str),
                 model=_require_type(fields["model"], str),
-                predictions=tuple(
-                    _to_entry(Prediction, item) for item in _require_type(fields.get("predictions", []), list)
-                ),
-                explained=tuple(
-                    _to_entry(Explained, item) for item in _require_type(fields.get("explained", []), list)
-                ),
+                predictions=_to_entries(Prediction, fields.get("predictions", [])),
+                explained=_to_entries(Explained, fields.get("explained", [])),
                 size=_to_list(fields.get("size"), 2),
                 region=_to_list(fields.get("region"), 4),
-                edits=None
-                if fields.get("edits") is None
-                else tuple(_require_type(item, str) for item in _require_type(fields["edits"], list)),
+                edits=_to_list(fields.get("edits"), None, (str,)),
                 **texts,
             )
             if fields.get("status", record.status) != record.status:
@@ -241,21 +231,20 @@ LIST_TYPES: dict[str, tuple[int | None, tuple[type, ...]]] = {
 }  # fmt: skip
 
 
-def _to_entry(entry_type: type[Entry], data: Any) -> Entry:
-    """Return an entry with the known fields of a JSON object. Raises `KeyError` if a required field is missing."""
-    values = _require_type(data, dict)
-    present_fields = [
-        attribute for attribute in fields(entry_type) if attribute.name in values or attribute.default is MISSING
-    ]
-    arguments = {}
-    for attribute in present_fields:
-        value, annotation = values[attribute.name], str(attribute.type)
-        arguments[attribute.name] = (
-            _to_list(value, *LIST_TYPES[annotation])
-            if annotation in LIST_TYPES
-            else _require_type(value, *VALUE_TYPES[annotation])
-        )
-    return entry_type(**arguments)
+def _to_entries(entry_type: type[Entry], data: Any) -> tuple[Entry, ...]:
+    """Return entries with the known fields of JSON objects. Raises `KeyError` if a required field is missing."""
+    entries = []
+    for values in _require_type(data, list):
+        entry: dict[str, Any] = {}
+        for attribute in fields(entry_type):
+            name, kind = attribute.name, str(attribute.type)
+            if name in _require_type(values, dict) or attribute.default is MISSING:
+                value, is_list = values[name], kind in LIST_TYPES
+                entry[name] = (
+                    _to_list(value, *LIST_TYPES[kind]) if is_list else _require_type(value, *VALUE_TYPES[kind])
+                )
+        entries.append(entry_type(**entry))
+    return tuple(entries)
 
 
 def _to_list(value: Any, count: int | None, types: tuple[type, ...] = (int,)) -> Any:
@@ -267,10 +256,8 @@ def _to_list(value: Any, count: int | None, types: tuple[type, ...] = (int,)) ->
 
 
 def _require_type(value: Any, *types: type) -> Any:
-    is_invalid = (isinstance(value, bool) and bool not in types) or (
-        isinstance(value, float) and not math.isfinite(value)
-    )
-    if is_invalid or not isinstance(value, types):
+    is_infinite = isinstance(value, float) and not math.isfinite(value)
+    if is_infinite or (isinstance(value, bool) and bool not in types) or not isinstance(value, types):
         raise TypeError(f"{shorten(value)} is not of type {types[0].__name__}")
     return value
 

@@ -56,9 +56,8 @@ class Outage:
     is_silent: bool
 
     def error(self, url: str, now: float) -> StoreError:
-        return StoreError(
-            f"{url}: the store has not answered correctly for {now - self.start:.0f} s ({self.reason}); try again later"
-        )
+        problem = f"the store has not answered correctly for {now - self.start:.0f} s ({self.reason})"
+        return StoreError(f"{url}: {problem}; try again later")
 
 
 # The keys are bucket URLs. All threads share the outages, so that they do not wait for the same outage one by one.
@@ -105,9 +104,7 @@ class StoreWatch:
         with self._lock:
             self._open.add(request)
             if self._thread is None or not self._thread.is_alive():  # A forked process does not inherit the thread.
-                self._thread = threading.Thread(
-                    target=self._warn_about_late_requests, name="gradcam-stores", daemon=True
-                )
+                self._thread = threading.Thread(None, self._warn_about_late_requests, "gradcam-stores", daemon=True)
                 self._thread.start()
         try:
             yield request

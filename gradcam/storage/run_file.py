@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,44 +220,36 @@ def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> 
         # Rounding to another precision changes the hash, although the weights are the same.
         names = [name for name in names if name != "weights"]
     differences = [f"{_truncate(name)}: {_truncate(before.get(name))} → {_truncate(after.get(name))}" for name in names]
-    return (
-        differences
-        if len(differences) <= MAX_DIFFERENCES
-        else [*differences[:MAX_DIFFERENCES], f"and {len(differences) - MAX_DIFFERENCES} more"]
-    )
+    if len(differences) > MAX_DIFFERENCES:
+        differences[MAX_DIFFERENCES:] = [f"and {len(differences) - MAX_DIFFERENCES} more"]
+    return differences
 
 
-def _truncate(value: str | None) -> str:
-    return (
-        "nothing" if value is None else value if len(value) <= MAX_VALUE_CHARS else value[: MAX_VALUE_CHARS - 3] + "..."
-    )
+def _truncate(text: str | None) -> str:
+    if text is None:
+        return "nothing"
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 3] + "..."
 
 
 def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return notes for a user who resumes the earlier run, about differences that do not prevent this."""
-    before = {"gradcam": str(earlier.get("gradcam"))} | {
-        name: str(version) for name, version in _to_dict(earlier.get("versions")).items()
-    }
+    before = {"gradcam": earlier.get("gradcam"), **_to_dict(earlier.get("versions"))}
+    before = {name: str(version) for name, version in before.items()}
     after = {"gradcam": current["gradcam"], **current["versions"]}
-    changed = [
-        f"{name} {_truncate(before.get(name))} → {after[name]}" for name in after if before.get(name) != after[name]
-    ]
+    names = [name for name in after if before.get(name) != after[name]]
+    changed = ", ".join(f"{name} {_truncate(before.get(name))} → {after[name]}" for name in names)
     notes = []
     if changed:
-        notes.append(
-            f"The earlier run used different versions ({', '.join(changed)}): results may differ in the last digits."
-        )
+        notes.append(f"The earlier run used different versions ({changed}): results may differ in the last digits.")
     if earlier.get("images") != current["images"]:
-        notes.append(
-            f"The input had {shorten(earlier.get('images'))} images and now has {current['images']}: new images are "
-            "added, and existing records are kept."
-        )
+        counts = f"The input had {shorten(earlier.get('images'))} images and now has {current['images']}"
+        notes.append(f"{counts}: new images are added, and existing records are kept.")
     return notes
 
 
 def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict[str, str]:
     model = _to_dict(fields.get("model"))
-    settings = {**_to_dict(fields.get("settings")), **{name: fields["resolved"][name] for name in resolved}}
+    settings = _to_dict(fields.get("settings")) | {name: fields["resolved"][name] for name in resolved}
     values = {
         "model": model.get("name"),
         "weights": _to_dict(model.get("weights")).get("sha256"),
@@ -266,10 +259,8 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         # The images' folder is compared, in whatever form it was passed. Without a folder, the inputs are compared.
         "input": fields.get("root") or fields.get("inputs"),
     }
-    return {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in values.items()
-    }
+    dump = partial(json.dumps, ensure_ascii=False)
+    return {name: value if isinstance(value, str) else dump(value) for name, value in values.items()}
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

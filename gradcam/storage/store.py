@@ -19,15 +19,8 @@ from gradcam.storage.retry import call_with_retries, describe_refusal
 
 REQUEST_TIMEOUT_SECONDS = 20.0  # A request fails if no byte arrives for this time.
 MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so many of them can run at once.
-EXTRAS_BY_PROTOCOL = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-}
+EXTRAS_BY_PROTOCOL = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+EXTRAS_BY_PROTOCOL |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
 # The keys under which fsspec's file systems report the state of an object, the most reliable first.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
 
@@ -195,7 +188,8 @@ class Store:
         from fsspec.core import url_to_fs
 
         protocol, options = self.url.partition(":")[0].lower(), {}
-        limits: dict[str, Any] = {"connect_timeout": REQUEST_TIMEOUT_SECONDS, "read_timeout": REQUEST_TIMEOUT_SECONDS}
+        seconds = REQUEST_TIMEOUT_SECONDS
+        limits: dict[str, Any] = {"connect_timeout": seconds, "read_timeout": seconds}
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
                 # By default, botocore silently retries for minutes, which call_with_retries does anyway. Leave botocore
@@ -206,34 +200,20 @@ class Store:
             with contextlib.suppress(ImportError):  # The except clause below reports a missing package.
                 import aiohttp
 
-                limits = {
-                    "timeout": aiohttp.ClientTimeout(
-                        total=None, connect=REQUEST_TIMEOUT_SECONDS, sock_read=REQUEST_TIMEOUT_SECONDS
-                    )
-                }
+                limits = {"timeout": aiohttp.ClientTimeout(total=None, connect=seconds, sock_read=seconds)}
                 options = {"client_kwargs": limits | conf.get(protocol, {}).get("client_kwargs", {})}
         try:
             fs, path = url_to_fs(self.url, **options)
         except ImportError as error:
-            remedy = (
-                to_pip_command(EXTRAS_BY_PROTOCOL[protocol])
-                if protocol in EXTRAS_BY_PROTOCOL
-                else "see the documentation of fsspec"
-            )
-            raise StoreError(
-                f"{self.url}: {protocol}:// needs an additional package: {remedy} ({describe_refusal(error)})"
-            ) from error
+            extra, problem = EXTRAS_BY_PROTOCOL.get(protocol), f"{protocol}:// needs an additional package"
+            remedy = to_pip_command(extra) if extra else "see the documentation of fsspec"
+            raise StoreError(f"{self.url}: {problem}: {remedy} ({describe_refusal(error)})") from error
         except ValueError as error:
-            raise StoreError(
-                f"{self.url}: is not a supported URL ({describe_refusal(error)}); use s3://, gs://, az:// or another "
-                "protocol of fsspec"
-            ) from error
+            advice = "use s3://, gs://, az:// or another protocol of fsspec"
+            raise StoreError(f"{self.url}: is not a supported URL ({describe_refusal(error)}); {advice}") from error
         return fs, str(path).rstrip("/")
 
 
 def parse_location(text: str) -> Path | Store:
     """Return the store for a URL, or the path for any other text, including `file://`."""
     return Store(text) if is_url(text) else Path(to_path(text))
-
-
-__all__ = ["Store", "is_url", "parse_location", "to_path"]

@@ -134,10 +134,8 @@ class MapSet:
         if maps is not None:
             data |= {"grid": list(maps.shape[1:]), "maps": quantise_rows(maps.reshape(len(maps), -1))}
         elif weights is not None and channels is not None:
-            data |= {
-                "weights": quantise_rows(weights, "int16"),
-                "channels": quantise_rows(channels.reshape(len(channels), -1)),
-            }
+            data["weights"] = quantise_rows(weights, "int16")
+            data["channels"] = quantise_rows(channels.reshape(len(channels), -1))
         is_all = self.targets is None or list(self.targets) == list(range(total))
         return data | {"targets": None if is_all else [int(position) for position in self.targets or ()]}
 
@@ -232,16 +230,15 @@ class Page:
         dict
             The image as a JPEG and the quantised maps, both in base64, with all names and settings.
         """
-        view = shrink_to_fit(self.image, MAX_IMAGE_SIDE)
+        view = encode_image(shrink_to_fit(self.image, MAX_IMAGE_SIDE), ".jpg", QUALITY)
         height, width = self.image.shape[:2]
         targets = self.targets
+        shares = (None if share is None or not math.isfinite(share) else share for share in targets.shares)
         target_data: dict[str, Any] = {
             "kind": targets.kind,
             "names": list(map(escape_controls, targets.names)),
             "indices": list(targets.indices),
-            "shares": [
-                None if value is None or not math.isfinite(value) else float(f"{value:.4g}") for value in targets.shares
-            ],
+            "shares": [None if share is None else float(f"{share:.4g}") for share in shares],
         }
         for name in ("boxes", "words", "code"):
             if (values := getattr(targets, name)) is not None:
@@ -249,12 +246,8 @@ class Page:
         data = {
             "schema": SCHEMA,
             "version": __version__,
-            "image": {
-                "name": escape_controls(self.name),
-                "width": width,
-                "height": height,
-                "source": to_data_url(encode_image(view, ".jpg", QUALITY)),
-            },
+            "image": {"name": escape_controls(self.name), "width": width, "height": height}
+            | {"source": to_data_url(view)},
             "region": list(map(int, self.region)),
             "model": {
                 "name": escape_controls(self.model),
@@ -280,16 +273,9 @@ class Page:
         str
             The whole document, including styles, scripts, image and maps.
         """
-        data = self.to_data()
-        tables = {name: encode_colormap(name) for name in COLORMAPS}
-        return render_standalone(
-            "page.html.j2",
-            styles=STYLES,
-            scripts=SCRIPTS,
-            title=escape_controls(os.path.basename(self.name)),
-            data=data,
-            tables=tables,
-        )
+        values = {"data": self.to_data(), "tables": {name: encode_colormap(name) for name in COLORMAPS}}
+        title = escape_controls(os.path.basename(self.name))
+        return render_standalone("page.html.j2", styles=STYLES, scripts=SCRIPTS, title=title, **values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file. A failed write leaves no partial file.

@@ -174,7 +174,7 @@ def test_an_actor_returns_the_results_of_the_local_engine(
         assert [len(answer.outcomes) for answer in answers] == [2, 2, 2]
         assert [outcome.record for outcome in outcomes] == list(expected)
         written = {
-            outcome.record: {name: (disk.folder / name).read_bytes() for name in outcome.record.files}
+            outcome.record: {name: (disk.root / name).read_bytes() for name in outcome.record.files}
             if place
             else outcome.files
             for outcome in outcomes
@@ -267,7 +267,7 @@ def test_an_actor_that_cannot_work_reports_the_reason(
     assert answer.error.kind == kind
     assert re.match(message, answer.error.text), answer.error.text
     assert not answer.outcomes
-    assert not list(disk.folder.glob("*.jpg"))
+    assert not list(disk.root.glob("*.jpg"))
 
 
 def test_another_version_is_reported_before_the_block_is_unpickled(
