@@ -13,12 +13,11 @@ import traceback
 import uuid
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gradcam import errors
 from gradcam._version import __version__
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.device import open_device_pixels
@@ -74,17 +73,46 @@ class Block:
     skip_slow_stores: bool = True
 
 
-def yield_reports(reply: ActorReply, log_event: LogEvent, on_leftover: OnLeftover, unanswered: set[str]) -> Reports:
-    """Log the events of a reply, and yield its reports as an `Engine` does.
+@dataclass(frozen=True)
+class ActorReply:
+    """The reports of a batch, or the error that stops the run and its traceback.
 
-    The names of images that the actor left out are added to `unanswered`. Raises the error of the reply, if there is
-    one.
+    `events` are names and details for the log. `unanswered` are the names of images whose stores did not answer.
     """
-    unanswered.update(reply.unanswered)
+
+    outcomes: Sequence[ImageOutcome] = ()
+    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    error: GradcamError | None = None
+    traceback: str = ""
+    unanswered: Sequence[str] = ()
+
+
+Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # Explains blocks, and yields replies in order.
+
+
+def explain_blocks(
+    work: BatchWork, saver: Saver, blocks: list[bytes], stream: Stream, *, log_event: LogEvent, on_leftover: OnLeftover
+) -> Reports:
+    """Yield the reports of all blocks, then of the images whose stores did not answer, as an `Engine` does."""
+    unanswered: set[str] = set()
+    while blocks:
+        with contextlib.closing(stream(blocks)) as replies:
+            for reply in replies:
+                yield from _yield_reports(reply, log_event, on_leftover)
+                unanswered.update(reply.unanswered)
+        if unanswered:
+            log_unanswered(len(unanswered))
+        actors = len(work.items)  # With as many actors as items, every block holds one batch.
+        blocks = pack_blocks(work, saver, lambda item: item.name in unanswered, actors, skip_slow_stores=False)
+        unanswered.clear()
+
+
+def _yield_reports(reply: ActorReply, log_event: LogEvent, on_leftover: OnLeftover) -> Reports:
+    """Log the events of a reply, and yield its reports. Raises the error of the reply, if there is one."""
     for event, details in reply.events:
         log_event(event, **details)
     if reply.error is not None:
-        raise getattr(errors, reply.error.kind)(reply.error.text)
+        raise reply.error
     outcomes = deque(reply.outcomes)
     try:
         while outcomes:
@@ -94,34 +122,22 @@ def yield_reports(reply: ActorReply, log_event: LogEvent, on_leftover: OnLeftove
             on_leftover(outcomes.popleft())
 
 
-def pack_retry_blocks(work: BatchWork, saver: Saver, names: Collection[str]) -> list[bytes]:
-    """Pack the batches of images whose stores did not answer, one batch per block."""
-    if names:
-        log_unanswered(len(names))
-    actor_count = len(work.items)  # With as many actors as items, every block holds one batch.
-    return pack_blocks(work, saver, lambda item: item.name in names, actor_count, skip_slow_stores=False)
+def pack_blocks(
+    work: BatchWork, saver: Saver, is_needed: IsNeeded, actors: int, *, skip_slow_stores: bool = True
+) -> list[bytes]:
+    """Return pickled and compressed blocks of several batches. All engines cut batches at the same positions.
 
-
-@dataclass(frozen=True)
-class ErrorReport:
-    """An error in a form that can be pickled: the name of its class, its message, and its traceback."""
-
-    kind: str
-    text: str
-    traceback: str
-
-
-@dataclass(frozen=True)
-class ActorReply:
-    """The reports of a batch, or the error that stops the run.
-
-    `events` are names and details for the log. `unanswered` are the names of images whose stores did not answer.
+    Compression saves memory, because all blocks exist before the first one runs, and image names are similar.
     """
-
-    outcomes: Sequence[ImageOutcome] = ()
-    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    error: ErrorReport | None = None
-    unanswered: Sequence[str] = ()
+    batches = list(cut_batches(work.items, work.batch_size, is_needed))
+    size = max(1, min(MAX_BATCHES_PER_BLOCK, len(batches) // (BLOCKS_PER_ACTOR * actors)))
+    packed = []
+    for start in range(0, len(batches), size):
+        part = batches[start : start + size]
+        stems = {item.name: saver.stems[item.name] for batch in part for item in batch.items}
+        block = pickle.dumps(Block(part, stems, skip_slow_stores), pickle.HIGHEST_PROTOCOL)
+        packed.append(zlib.compress(block, 1))
+    return packed
 
 
 def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int | None) -> ActorJob:
@@ -144,24 +160,6 @@ def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int 
     )
 
 
-def pack_blocks(
-    work: BatchWork, saver: Saver, is_needed: IsNeeded, actors: int, *, skip_slow_stores: bool = True
-) -> list[bytes]:
-    """Return pickled and compressed blocks of several batches. All engines cut batches at the same positions.
-
-    Compression saves memory, because all blocks exist before the first one runs, and image names are similar.
-    """
-    batches = list(cut_batches(work.items, work.batch_size, is_needed))
-    size = max(1, min(MAX_BATCHES_PER_BLOCK, len(batches) // (BLOCKS_PER_ACTOR * actors)))
-    packed = []
-    for start in range(0, len(batches), size):
-        part = batches[start : start + size]
-        stems = {item.name: saver.stems[item.name] for batch in part for item in batch.items}
-        block = pickle.dumps(Block(part, stems, skip_slow_stores), pickle.HIGHEST_PROTOCOL)
-        packed.append(zlib.compress(block, 1))
-    return packed
-
-
 def list_needed(batches: Iterable[ItemBatch]) -> set[str]:
     """Return the names of the items whose results are needed."""
     return {item.name for batch in batches for item, is_needed in zip(batch.items, batch.needed) if is_needed}
@@ -176,7 +174,7 @@ class Actor:
     def __init__(self, job: bytes, cores: int) -> None:
         self._cores = cores
         self._location = {"node": socket.gethostname(), "actor": os.getpid()}
-        self._error: ErrorReport | None = None
+        self._failure: ActorReply | None = None
         self._events: list[tuple[str, Mapping[str, Any]]] = []
         start = time.perf_counter()
         try:
@@ -186,17 +184,17 @@ class Actor:
             self._classifier = self._load()
             self._log_event("actor", seconds=time.perf_counter() - start, ready=time.time())
         except (Exception, SystemExit) as error:
-            self._error = self._report_error(error)
+            self._failure = self._fail(error)
 
     def __call__(self, rows: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
         """Yield a reply for each batch of the given blocks, as soon as all images of the batch are done."""
         for packed in rows["block"]:
             try:
-                error_replies = None if self._error is None else [ActorReply(error=self._error)]
-                for reply in error_replies or self._explain(pickle.loads(zlib.decompress(packed))):
+                block = pickle.loads(zlib.decompress(packed))
+                for reply in [self._failure] if self._failure is not None else self._explain(block):
                     yield {"answer": [pickle.dumps(reply)]}
             except Exception as error:  # noqa: PERF203  (an error ends only its own block)
-                yield {"answer": [pickle.dumps(ActorReply(error=self._report_error(error)))]}
+                yield {"answer": [pickle.dumps(self._fail(error))]}
 
     def _explain(self, block: Block) -> Iterator[ActorReply]:
         work = self._job.work
@@ -262,10 +260,10 @@ class Actor:
             )
         return classifier
 
-    def _report_error(self, error: BaseException) -> ErrorReport:
+    def _fail(self, error: BaseException) -> ActorReply:
         """Return the error as the driver will raise it. An unexpected error gets a message that names this machine."""
-        kind, text = type(error).__name__, str(error)
+        lines = traceback.format_exception(error)
         if not isinstance(error, (ClusterError, DeviceError, OutputError, StoreError)):
-            reason = text if isinstance(error, GradcamError) else describe_unexpected(error)
-            kind, text = "ClusterError", f"The actor on {self._location['node']} failed: {reason}"
-        return ErrorReport(kind, text, "".join(traceback.format_exception(error)))
+            reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+            error = ClusterError(f"The actor on {self._location['node']} failed: {reason}")
+        return ActorReply(error=error, traceback="".join(lines))

@@ -18,12 +18,13 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from types import FunctionType
 from typing import Any
 
 from gradcam import plugins
-from gradcam.batch.actor import Actor, ActorJob, Load, pack_blocks, pack_retry_blocks, to_job, yield_reports
+from gradcam.batch.actor import Actor, ActorJob, ActorReply, Load, explain_blocks, pack_blocks, to_job
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.end_processes import end_local_processes
 from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
@@ -72,11 +73,8 @@ class ProcessEngine:
         jobs = [replace(job, device=device) for device in self.devices[: len(blocks)]]
         try:
             with _started_workers(jobs, cores) as processes:
-                unanswered: set[str] = set()
-                for reply in _stream_replies(processes, blocks):
-                    yield from yield_reports(pickle.loads(reply), log_event, on_leftover, unanswered)
-                for reply in _stream_replies(processes, pack_retry_blocks(work, saver, unanswered)):
-                    yield from yield_reports(pickle.loads(reply), log_event, on_leftover, set())
+                stream = partial(_stream_replies, processes)
+                yield from explain_blocks(work, saver, blocks, stream, log_event=log_event, on_leftover=on_leftover)
         finally:
             end_local_processes(job.run)
 
@@ -176,7 +174,7 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Generator[bytes, None, None]:
+def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Generator[ActorReply, None, None]:
     """Yield the replies in the order of the blocks, each as soon as all earlier ones have been yielded."""
     replies: list[deque[bytes]] = [deque() for _ in blocks]
     sent = current = 0
@@ -199,7 +197,7 @@ def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Ge
             if reply == END_OF_BLOCK:
                 current += 1
             else:
-                yield reply
+                yield pickle.loads(reply)
 
 
 def _serve(connection: Connection, job: bytes, device: str, cores: int, files: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gradcam.batch import actor
@@ -53,21 +54,16 @@ class RayEngine:
             return
         job = actor.to_job(self.load, work, saver, self.layout.device, self.workers)
         log_event("engine", engine="ray", actors=self.layout.actors, cores=self.layout.cores, gpus=self.layout.gpus)
-        unanswered: set[str] = set()
-        while blocks:
-            with contextlib.closing(self._stream_replies(blocks, job)) as replies:
-                for reply in replies:
-                    if reply.error is not None and shows_tracebacks():
-                        sys.stderr.write(reply.error.traceback)
-                    yield from actor.yield_reports(reply, log_event, on_leftover, unanswered)
-            blocks = actor.pack_retry_blocks(work, saver, unanswered)
-            unanswered.clear()
+        stream = partial(self._stream_replies, job)
+        yield from actor.explain_blocks(work, saver, blocks, stream, log_event=log_event, on_leftover=on_leftover)
 
-    def _stream_replies(self, blocks: list[bytes], job: ActorJob) -> Generator[ActorReply, None, None]:
+    def _stream_replies(self, job: ActorJob, blocks: list[bytes]) -> Generator[ActorReply, None, None]:
         try:
             with contextlib.closing(self._run_actors(blocks, pickle_job(self.ray, job))) as replies:
-                for reply in replies:
-                    yield pickle.loads(reply)
+                for reply in map(pickle.loads, replies):
+                    if shows_tracebacks():
+                        sys.stderr.write(reply.traceback)
+                    yield reply
         except Exception as error:  # Only Ray itself raises here, because errors in actors are replies.
             raise ClusterError(_describe_ray_error(self.ray, error)) from error
         finally:
