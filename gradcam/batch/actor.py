@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import pickle
@@ -20,11 +19,9 @@ from typing import Any
 
 from gradcam._version import __version__
 from gradcam.batch.compute import LogEvent
-from gradcam.batch.device import open_device_pixels
 from gradcam.batch.end_processes import register_process
-from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports
-from gradcam.batch.image_results import explain_batch
-from gradcam.batch.pipeline import compute_items, log_unanswered
+from gradcam.batch.engine import BatchWork, IsNeeded, OnLeftover, Reports, explain_locally
+from gradcam.batch.pipeline import log_unanswered
 from gradcam.batch.pool import ItemBatch, cut_batches
 from gradcam.batch.save import Saver, describe_weights
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, describe_unexpected
@@ -190,14 +187,17 @@ class Actor:
         """Yield a reply for each batch of the given blocks, as soon as all images of the batch are done."""
         for packed in rows["block"]:
             try:
-                block = pickle.loads(zlib.decompress(packed))
-                for reply in [self._failure] if self._failure is not None else self._explain(block):
+                failures = [] if self._failure is None else [self._failure]
+                for reply in failures or self._explain(pickle.loads(zlib.decompress(packed))):
                     yield {"answer": [pickle.dumps(reply)]}
             except Exception as error:  # noqa: PERF203  (an error ends only its own block)
                 yield {"answer": [pickle.dumps(self._fail(error))]}
 
     def _explain(self, block: Block) -> Iterator[ActorReply]:
-        work = self._job.work
+        items = [item for batch in block.batches for item in batch.items]
+        work = replace(self._job.work, classifier=self._classifier, items=items)
+        work = replace(work, workers=work.workers or self._cores)
+        saver = replace(self._job.saver, stems=block.stems, classifier=self._classifier)
 
         def log_event(event: str, **details: Any) -> None:
             if "start" in details:  # Replace the position in this block by the position in the whole input.
@@ -206,22 +206,8 @@ class Actor:
 
         needed = list_needed(block.batches)
         unanswered: list[ItemBatch] = []
-        saver = replace(self._job.saver, stems=block.stems, classifier=self._classifier)
-        options: Any = {"log_event": log_event, "saving": saver.saving}
-        outcomes = compute_items(
-            self._classifier,
-            functools.partial(explain_batch, self._classifier, work.request),
-            [item for batch in block.batches for item in batch.items],
-            finish=saver.save,
-            is_needed=lambda item: item.name in needed,
-            batch_size=work.batch_size,
-            workers=work.workers or self._cores,
-            log_event=log_event,
-            audit=work.audit,
-            pixels=open_device_pixels(work.pixels, self._classifier, work.request, **options),
-            skip_slow_stores=block.skip_slow_stores,
-            unanswered=unanswered,
-        )
+        options: Any = {"log_event": log_event, "skip_slow_stores": block.skip_slow_stores, "unanswered": unanswered}
+        outcomes = explain_locally(work, saver, is_needed=lambda item: item.name in needed, **options)
         with contextlib.closing(outcomes):
             for batch in block.batches:
                 reports = list(itertools.islice(outcomes, sum(batch.needed)))
@@ -237,10 +223,8 @@ class Actor:
         """Change to the driver's folder. Raises `ClusterError` if a folder is missing or the version differs."""
         job, node = self._job, self._location["node"]
         if job.version != __version__:
-            raise ClusterError(
-                f"gradcam is version {__version__} on {node}, but version {job.version} on the machine that started the "
-                "run: install the same version."
-            )
+            versions = f"version {__version__} on {node}, but version {job.version} on the machine that started the run"
+            raise ClusterError(f"gradcam is {versions}: install the same version.")
         for folder in (job.folder, *job.shared_folders) if job.shared_folders else ():
             if not folder.is_dir():
                 advice = "use a folder that all machines share, or a store"

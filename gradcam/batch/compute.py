@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -16,7 +17,11 @@ from gradcam.models.device import check_device
 from gradcam.models.preprocess import Prepared
 from gradcam.options import count_cores
 
+ItemT = TypeVar("ItemT")
+OutputT = TypeVar("OutputT")
 ResultT = TypeVar("ResultT")
+Process = Callable[[Sequence[ItemT]], Sequence[OutputT]]
+Fallback = Callable[[ItemT, BaseException], OutputT]
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
@@ -34,65 +39,111 @@ class LogEvent(Protocol):
     def __call__(self, event: str, **details: Any) -> None: ...
 
 
+def ignore_event(event: str, **details: Any) -> None:
+    """Log nothing."""
+
+
+@dataclass
+class Stage:
+    """One step of processing on the device. Items are processed in parts that fit into the device's memory.
+
+    If even a single item does not fit, or if its processing fails, a fallback returns the output. A stage with a `name`
+    logs this.
+    """
+
+    name: str
+    device: torch.device
+    log_event: LogEvent
+    max_images: int = 2**10  # Images per part.
+    max_bytes: int = 2**28  # Bytes of pixels per part.
+
+    def run(
+        self,
+        process: Process[ItemT, OutputT],
+        items: Sequence[ItemT],
+        fallback: Fallback[ItemT, OutputT],
+        count_bytes: Callable[[ItemT], int] = lambda item: 0,
+    ) -> list[OutputT]:
+        """Return the output of `process`, or else of `fallback`, for each item.
+
+        `count_bytes` returns the number of bytes of an item. Raises `DeviceError` if the device is lost.
+        """
+        outputs: list[OutputT] = []
+        while len(outputs) < len(items):
+            start = len(outputs)
+            size = min(self.max_images, max(1, self.max_bytes // max(1, count_bytes(items[start]))))
+            outputs += self._run_part(process, items[start : start + size], fallback)
+        return outputs
+
+    def _run_part(
+        self, process: Process[ItemT, OutputT], part: Sequence[ItemT], fallback: Fallback[ItemT, OutputT]
+    ) -> Sequence[OutputT]:
+        names = {"stage": self.name} if self.name else {}
+        try:
+            return process(part)
+        except (Exception, SystemExit) as error:
+            check_device(self.device, error)
+            lacks_memory = is_out_of_memory(error)
+            outputs = [fallback(part[0], error)] if len(part) == 1 else []
+        # Free memory outside the except block, because the error's traceback keeps tensors alive.
+        if lacks_memory:
+            gc.collect()
+            torch.cuda.empty_cache()  # Does nothing without CUDA.
+        if outputs and self.name:
+            self.log_event("moved to the CPU", **names, why="out of memory" if lacks_memory else "refused")
+        elif lacks_memory and not outputs:
+            self.max_images = len(part) // 2
+            self.log_event("out of memory", **names, pictures=len(part), from_now_on=self.max_images)
+            return self._run_part(process, part[: self.max_images], fallback)
+        # Run the items one by one, so that only the item at fault fails.
+        return outputs or [output for item in part for output in self._run_part(process, [item], fallback)]
+
+
 class BatchExplainer(Generic[ResultT]):
     """Explains batches in parts that fit into memory. If a part does not fit, all later parts are smaller."""
 
     def __init__(
         self, run_batch: BatchFunction[ResultT], device: torch.device, *, max_size: int, log_event: LogEvent
     ) -> None:
-        self._run_batch, self._device, self._max_size, self._log_event = run_batch, device, max_size, log_event
-        self._cores = count_cores()
+        self._run_batch, self._device, self._cores = run_batch, device, count_cores()
+        self._stage = Stage("", device, log_event, max_size)
 
     def explain(self, batch: Sequence[ReadItem]) -> list[ResultT | GradcamError]:
         """Return a result or an error for each image, in the order of the batch."""
-        # Group the images that can be stacked. Images with a requested class are separate from images without one.
-        groups: dict[object, list[ReadItem]] = {}
-        for read in batch:
-            if isinstance(read.picture, Prepared):
-                image = read.picture.image
-                groups.setdefault((image.shape, image.dtype, read.wanted is None), []).append(read)
-        results: dict[ReadItem, ResultT | GradcamError] = {}
+        images = [read for read in batch if isinstance(read.picture, Prepared)]
         with contextlib.ExitStack() as stack:
             if (before := torch.get_num_threads()) > self._cores:  # PyTorch ignores container CPU quotas.
                 torch.set_num_threads(self._cores)
                 stack.callback(torch.set_num_threads, before)
-            for group in groups.values():
-                group_results: list[ResultT | GradcamError] = []
-                while len(group_results) < len(group):
-                    group_results += self._run_part(group[len(group_results) : len(group_results) + self._max_size])
-                results.update(zip(group, group_results))
+            outputs = map_groups(images, _find_group, lambda group: self._stage.run(self._run_part, group, _to_error))
+        results = dict(zip(images, outputs))
         return [results[read] if read in results else cast(GradcamError, read.picture) for read in batch]
 
     def _run_part(self, part: Sequence[ReadItem]) -> list[ResultT | GradcamError]:
-        """Return the results of one part of a batch, or an empty list if it does not fit into memory.
+        images = [receive(cast(Prepared, read.picture), self._device) for read in part]
+        # Within a group, either all images request a class or none does.
+        classes = [read.wanted for read in part if read.wanted is not None]
+        pairs = zip(part, self._run_batch(images, classes=classes or None))
+        return [_to_error(read, result) if isinstance(result, GradcamError) else result for read, result in pairs]
 
-        The caller then continues with smaller parts.
-        """
-        try:
-            images = [receive(read.picture, self._device) for read in part if isinstance(read.picture, Prepared)]
-            # Within a group, either all images request a class or none does.
-            classes = [read.wanted for read in part if read.wanted is not None]
-            results = self._run_batch(images, classes=classes or None)
-            return [
-                _to_error(read, result) if isinstance(result, GradcamError) else result
-                for read, result in zip(part, results)
-            ]
-        except (Exception, SystemExit) as error:
-            check_device(self._device, error)
-            lacks_memory = is_out_of_memory(error)
-            failure = _to_error(part[0], error) if len(part) == 1 else None
-        # Free memory outside the except block, because the error's traceback keeps tensors alive.
-        if lacks_memory:
-            gc.collect()
-            torch.cuda.empty_cache()  # Does nothing without CUDA.
-        if failure is not None:
-            return [failure]
-        if lacks_memory:
-            self._max_size = len(part) // 2
-            self._log_event("out of memory", pictures=len(part), from_now_on=self._max_size)
-            return []
-        # Run the images one by one, so that only the image at fault fails.
-        return [result for read in part for result in self._run_part([read])]
+
+def map_groups(
+    items: Sequence[ItemT], key: Callable[[ItemT], object], process: Process[ItemT, OutputT]
+) -> list[OutputT]:
+    """Return the output of `process` for each item. `process` receives all items with the same key at once."""
+    groups: dict[object, list[int]] = {}
+    for position, item in enumerate(items):
+        groups.setdefault(key(item), []).append(position)
+    outputs: dict[int, OutputT] = {}
+    for positions in groups.values():
+        outputs.update(zip(positions, process([items[position] for position in positions])))
+    return [outputs[position] for position in range(len(items))]
+
+
+def _find_group(read: ReadItem) -> object:
+    """Return a key for images that can be stacked. Images with a requested class are separate from images without."""
+    image = cast(Prepared, read.picture).image
+    return image.shape, image.dtype, read.wanted is None
 
 
 def _to_error(read: ReadItem, error: BaseException) -> GradcamError:

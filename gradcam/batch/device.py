@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.batch.compute import LogEvent
+from gradcam.batch.compute import LogEvent, Stage, ignore_event, map_groups
 from gradcam.batch.image_results import DrawnImage, ExplainedImage, ExplainRequest, ExplanationResult
 from gradcam.batch.read_items import PendingImage, ReadItem, prepare_on_cpu
 from gradcam.batch.result_names import OutputOptions
 from gradcam.errors import DeviceError
-from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images import on_device
 from gradcam.images.jpeg import Codec, find_codec, to_tensor
 from gradcam.images.read import Pixels, to_numpy
@@ -59,10 +57,9 @@ def find_device_codec(
     obstacle = _find_device_obstacle(classifier, request)
     codec = find_codec(target_device) if obstacle is None else None
     if codec is None:
-        missing_decoder = (
-            f"JPEG cannot be decoded on {target_device} (this needs CUDA, and torchcodec 0.16 or torchvision)"
-        )
-        raise DeviceError(f"Images cannot be processed on the device: {obstacle or missing_decoder}. Use --pixels cpu.")
+        needs = "this needs CUDA, and torchcodec 0.16 or torchvision"
+        obstacle = obstacle or f"JPEG cannot be decoded on {target_device} ({needs})"
+        raise DeviceError(f"Images cannot be processed on the device: {obstacle}. Use --pixels cpu.")
     return codec
 
 
@@ -129,62 +126,6 @@ class MemoryGate:
             start()
 
 
-@dataclass
-class Stage:
-    """One step of image processing on the device. Items are processed in parts that fit into the device's memory.
-
-    If even a single item does not fit, or if the device rejects it, a fallback processes the item on the CPU.
-    """
-
-    name: str
-    device: torch.device
-    log_event: LogEvent
-    max_images: int = 2**10  # Images per part.
-
-    def run(
-        self,
-        process: Callable[[Sequence[ItemT]], Sequence[OutputT]],
-        items: Sequence[ItemT],
-        fallback: Callable[[ItemT], OutputT],
-        count_bytes: Callable[[ItemT], int],
-    ) -> list[OutputT]:
-        """Return the output of `process`, or else of `fallback`, for each item.
-
-        `count_bytes` returns the number of bytes of an item. Raises `DeviceError` if the device is lost.
-        """
-        outputs: list[OutputT] = []
-        while len(outputs) < len(items):
-            start = len(outputs)
-            part_size = min(self.max_images, STAGE_BUDGET_BYTES[self.name] // max(1, count_bytes(items[start])))
-            outputs += self._run_part(process, items[start : start + max(1, part_size)], fallback)
-        return outputs
-
-    def _run_part(
-        self,
-        process: Callable[[Sequence[ItemT]], Sequence[OutputT]],
-        part: Sequence[ItemT],
-        fallback: Callable[[ItemT], OutputT],
-    ) -> Sequence[OutputT]:
-        try:
-            return process(part)
-        except Exception as error:
-            check_device(self.device, error)
-            lacks_memory = is_out_of_memory(error)
-        # Free memory outside the except block, because the error's traceback keeps tensors alive.
-        if lacks_memory:
-            gc.collect()
-            torch.cuda.empty_cache()  # Does nothing without CUDA.
-        if len(part) == 1:
-            reason = "out of memory" if lacks_memory else "refused"
-            self.log_event("moved to the CPU", stage=self.name, why=reason)
-            return [fallback(part[0])]
-        if lacks_memory:
-            self.max_images = len(part) // 2
-            self.log_event("out of memory", stage=self.name, pictures=len(part), from_now_on=self.max_images)
-            return self._run_part(process, part[: self.max_images], fallback)
-        return [output for item in part for output in self._run_part(process, [item], fallback)]
-
-
 class DevicePixels:
     """Processes the images of a run on the device, each step on its own CUDA stream. Thread-safe."""
 
@@ -192,18 +133,17 @@ class DevicePixels:
         self,
         classifier: Classifier,
         codec: Codec,
-        *,
-        log_event: LogEvent,
+        log_event: LogEvent = ignore_event,
         saving: OutputOptions | None = None,
     ) -> None:
         self._classifier, self._codec, self._saving = classifier, codec, saving
         self._device = classifier.device
         is_gpu = self._device.type == "cuda"
-        self._streams = {
-            name: torch.cuda.Stream(self._device) if is_gpu else None for name in ("prepare", "model", "draw")
-        }
+        names = ("prepare", "model", "draw")
+        self._streams = {name: torch.cuda.Stream(self._device) if is_gpu else None for name in names}
         self._locks = {name: threading.Lock() for name in self._streams}
-        self._stages = {name: Stage(name, self._device, log_event) for name in ("decode", "resize", "draw", "encode")}
+        budgets = STAGE_BUDGET_BYTES.items()
+        self._stages = {name: Stage(name, self._device, log_event, max_bytes=size) for name, size in budgets}
         budget = CPU_BUDGET_BYTES
         if is_gpu:
             budget = torch.cuda.get_device_properties(self._device).total_memory // DEVICE_MEMORY_DIVISOR
@@ -233,13 +173,13 @@ class DevicePixels:
         """
         pending = [read.pending for read in reads if read.pending is not None]
         with self.on_stream("prepare"):
-            decoded = _map_groups(pending, lambda item: item.header and item.header.is_grey, self._decode_group)
+            decoded = map_groups(pending, lambda item: item.header and item.header.is_grey, self._decode_group)
             pairs = list(zip(pending, decoded))
-            prepared = iter(_map_groups(pairs, lambda pair: getattr(pair[1], "shape", None), self._resize_group))
+            prepared = iter(map_groups(pairs, lambda pair: getattr(pair[1], "shape", None), self._resize_group))
         return [read if read.pending is None else replace(read, picture=next(prepared), pending=None) for read in reads]
 
     def _decode_group(self, pending: Sequence[PendingImage]) -> list[Tensor | None]:
-        return self._stages["decode"].run(self._decode, pending, lambda item: None, lambda item: item.size)
+        return self._stages["decode"].run(self._decode, pending, lambda *_: None, lambda item: item.size)
 
     def _resize_group(self, pairs: Sequence[tuple[PendingImage, Tensor | None]]) -> list[Any]:
         images = [pixels for _, pixels in pairs if pixels is not None]
@@ -272,7 +212,7 @@ class DevicePixels:
         hwc_images = [cast(Any, image.permute(1, 2, 0)) for image in decoded]
         return [Prepared(Reading(pixels, pixels), image) for pixels, image in zip(hwc_images, images)]
 
-    def _resize_on_cpu(self, image: Tensor) -> Prepared:
+    def _resize_on_cpu(self, image: Tensor, _: object) -> Prepared:
         pixels = _to_pixels(image)
         return self._classifier.prepare(Reading(pixels, pixels))
 
@@ -284,21 +224,18 @@ class DevicePixels:
         """
         with self.on_stream("draw"):
             drawn = self._draw(results) if _draws_on_device(self._saving) else {}
-            return [
-                _move_result_to_cpu(result, drawn.get(position)) if isinstance(result, ExplainedImage) else result
-                for position, result in enumerate(results)
-            ]
+            return [_move_result_to_cpu(result, drawn.get(position)) for position, result in enumerate(results)]
 
     def _draw(self, results: Sequence[Any]) -> Mapping[int, Sequence[DrawnImage]]:
         """Return the overlays of each result by position. Results that the device cannot draw are left out."""
         drawable = {position: result.results for position, result in enumerate(results) if _is_drawable(result)}
         map_results = [map_result for image_results in drawable.values() for map_result in image_results]
-        images = iter(_map_groups(map_results, _find_overlay_group, self._draw_group))
+        images = iter(map_groups(map_results, _find_overlay_group, self._draw_group))
         overlays = {position: [next(images) for _ in image_results] for position, image_results in drawable.items()}
         return {position: row for position, row in overlays.items() if all(image is not None for image in row)}  # type: ignore[misc]
 
     def _draw_group(self, map_results: Sequence[ExplanationResult]) -> list[DrawnImage | None]:
-        overlays = self._stages["draw"].run(self._overlay, map_results, lambda map_result: None, _count_bytes)
+        overlays = self._stages["draw"].run(self._overlay, map_results, lambda *_: None, _count_bytes)
         drawn = [overlay for overlay in overlays if overlay is not None]
         images: Iterable[DrawnImage] = map(_to_pixels, drawn)
         if _encodes_on_device(self._saving):
@@ -320,39 +257,19 @@ class DevicePixels:
 
 
 def open_device_pixels(
-    pixels: str,
-    classifier: Classifier,
-    request: ExplainRequest,
-    *,
-    log_event: LogEvent | None = None,
-    saving: OutputOptions | None = None,
+    pixels: str, classifier: Classifier, request: ExplainRequest, **options: Any
 ) -> DevicePixels | None:
     """Return a processor of images on the classifier's device, or None if images are processed on the CPU.
 
-    Raises `DeviceError` as `find_device_codec` does.
+    `options` are those of `DevicePixels`. Raises `DeviceError` as `find_device_codec` does.
     """
     codec = find_device_codec(pixels, classifier, request)
-    if codec is None:
-        return None
-    return DevicePixels(classifier, codec, log_event=log_event or (lambda event, **details: None), saving=saving)
+    return None if codec is None else DevicePixels(classifier, codec, **options)
 
 
 @functools.lru_cache(maxsize=16)
 def _to_channel_tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
-
-
-def _map_groups(
-    items: Sequence[ItemT], key: Callable[[ItemT], object], process: Callable[[Sequence[ItemT]], Sequence[OutputT]]
-) -> list[OutputT]:
-    """Return the output of `process` for each item. `process` receives all items with the same key at once."""
-    groups: dict[object, list[int]] = {}
-    for position, item in enumerate(items):
-        groups.setdefault(key(item), []).append(position)
-    outputs: dict[int, OutputT] = {}
-    for positions in groups.values():
-        outputs.update(zip(positions, process([items[position] for position in positions])))
-    return [outputs[position] for position in range(len(items))]
 
 
 def _is_drawable(result: Any) -> bool:
@@ -370,16 +287,18 @@ def _count_bytes(result: ExplanationResult) -> int:
     return cast(Tensor, result.source.images[0]).numel()
 
 
-def _to_pixels(image: Tensor) -> Pixels:
+def _to_pixels(image: Tensor, _: object = None) -> Pixels:
     """Convert an image (3,H,W) to an array (H,W,3)."""
     return np.ascontiguousarray(to_numpy(image.permute(1, 2, 0)))
 
 
-def _move_result_to_cpu(result: ExplainedImage, overlays: Sequence[DrawnImage] | None) -> ExplainedImage:
+def _move_result_to_cpu(result: Any, overlays: Sequence[DrawnImage] | None) -> Any:
     """Return the result with no data on the device.
 
     If `overlays` are given, the heatmaps are dropped, and a placeholder of the same size replaces the image.
     """
+    if not isinstance(result, ExplainedImage):
+        return result
     if overlays is None:
         maps = {key: _move_explanation_to_cpu(item) for key, item in result.maps.items()}
         attributions = [replace(item, images=[*map(to_numpy, item.images)]) for item in result.attributions]

@@ -61,34 +61,21 @@ class Engine(Protocol):
 
 
 def explain_locally(
-    work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+    work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, **options: Any
 ) -> Reports:
-    """Explain images in this process.
+    """Explain images in this process. `options` are those of `compute_items`.
 
     Worker threads read images in advance and write results. The model runs in the caller's thread.
     """
-    return compute_items(
-        work.classifier,
-        partial(explain_batch, work.classifier, work.request),
-        work.items,
-        finish=saver.save,
-        is_needed=is_needed,
-        batch_size=work.batch_size,
-        workers=work.workers,
-        log_event=log_event,
-        audit=work.audit,
-        on_leftover=on_leftover,
-        pixels=open_device_pixels(work.pixels, work.classifier, work.request, log_event=log_event, saving=saver.saving),
-    )
+    classifier, request = work.classifier, work.request
+    pixels = open_device_pixels(work.pixels, classifier, request, log_event=log_event, saving=saver.saving)
+    options |= {"batch_size": work.batch_size, "workers": work.workers, "audit": work.audit, "pixels": pixels}
+    options |= {"finish": saver.save, "is_needed": is_needed, "log_event": log_event}
+    return compute_items(classifier, partial(explain_batch, classifier, request), work.items, **options)
 
 
 def explain_to_run(
-    results: OpenRun,
-    saver: Saver,
-    work: BatchWork,
-    limit: FailureLimit | None = None,
-    *,
-    engine: Engine = explain_locally,
+    results: OpenRun, saver: Saver, work: BatchWork, limit: FailureLimit | None = None, engine: Engine = explain_locally
 ) -> Generator[Record, None, None]:
     """Explain the images that are not done, and yield each record once it is stored.
 
@@ -108,13 +95,8 @@ def explain_to_run(
         results.log("picture", image=record.image, status=record.status, seconds=report.seconds)
         return record
 
-    reports = engine(
-        work,
-        saver,
-        is_needed=lambda item: item.name not in results.done,
-        log_event=results.log,
-        on_leftover=leftovers.append,
-    )
+    callbacks: Any = {"log_event": results.log, "on_leftover": leftovers.append}
+    reports = engine(work, saver, is_needed=lambda item: item.name not in results.done, **callbacks)
     try:
         # Closing the engine ends all writing. The caller may then release the results.
         with contextlib.closing(reports):
@@ -127,10 +109,9 @@ def explain_to_run(
                 if limit and max_failures is not None and failures > max_failures and remaining:
                     times = "1 failure" if failures == 1 else f"{failures} failures"
                     share = f" ({max_failures} of {len(work.items)} images)" if limit.is_share else ""
-                    raise TooManyFailuresError(
-                        f"Stopped after {times}: --max-failures is {limit}{share}. Use --resume to continue. The "
-                        "run then retries the failed images, and does not count them again."
-                    )
+                    advice = "The run then retries the failed images, and does not count them again."
+                    problem = f"Stopped after {times}: --max-failures is {limit}{share}"
+                    raise TooManyFailuresError(f"{problem}. Use --resume to continue. {advice}")
     except BaseException as error:
         records = []
         # If the output cannot be written, `error` already says so.

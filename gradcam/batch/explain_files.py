@@ -129,9 +129,8 @@ def explain_files(
     rocket.jpg missile
     """
     if classifier is not None and not isinstance(classifier, Classifier):
-        raise ModelError(
-            f"classifier is {shorten(classifier)}, expected a model from gradcam.load_classifier or gradcam.load_model."
-        )
+        expected = "a model from gradcam.load_classifier or gradcam.load_model"
+        raise ModelError(f"classifier is {shorten(classifier)}, expected {expected}.")
     classifier = classifier or load_classifier()
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
@@ -148,16 +147,11 @@ def explain_files(
     request = ExplainRequest.of(map_methods, _to_target(classifier, target), options, "explain_files", **extra)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     thread_count = count_cores() if workers is None else workers
-    device_pixels = open_device_pixels(pixels, classifier, request)
-    return compute_items(
-        classifier,
-        partial(explain_batch, classifier, request),
-        list_inputs(inputs).items,
-        finish=_to_result,
-        batch_size=check_count(size, "batch_size", "a number of images, 1 or more."),
-        workers=check_count(thread_count, "workers", "a number of threads, 1 or more."),
-        pixels=device_pixels,
-    )
+    settings: dict[str, Any] = {"pixels": open_device_pixels(pixels, classifier, request), "finish": _to_result}
+    items, run = list_inputs(inputs).items, partial(explain_batch, classifier, request)
+    settings["batch_size"] = check_count(size, "batch_size", "a number of images, 1 or more.")
+    settings["workers"] = check_count(thread_count, "workers", "a number of threads, 1 or more.")
+    return compute_items(classifier, run, items, **settings)
 
 
 def _to_result(fetched: HashedItem, result: ExplainedImage | GradcamError) -> FileResult:
@@ -172,10 +166,9 @@ def _to_target(classifier: Classifier, target: Any) -> Any:
     if classifier.task != "classification" or is_function(target) or isinstance(target, Target):
         return target
     class_target = target if isinstance(target, ClassTarget) else ClassTarget(target)
-    if class_target.top > classifier.classes:
-        raise TargetError(
-            f"The top {class_target.top} classes were requested, but this model has {classifier.classes}."
-        )
+    top, count = class_target.top, classifier.classes
+    if top > count:
+        raise TargetError(f"The top {top} classes were requested, but this model has {count}.")
     if class_target.classes is None:
         return class_target
     classes = class_target.classes.tolist() if hasattr(class_target.classes, "tolist") else class_target.classes
@@ -183,4 +176,4 @@ def _to_target(classifier: Classifier, target: Any) -> Any:
     if len(row) == 1 and isinstance(row[0], (list, tuple)):
         row = list(row[0])
     indices = [classifier.find_class(class_) if isinstance(class_, str) else class_ for class_ in row]
-    return replace(class_target, classes=check_classes([indices], 1, classifier.classes).tolist())
+    return replace(class_target, classes=check_classes([indices], 1, count).tolist())

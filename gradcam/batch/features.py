@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from gradcam.batch.pipeline import compute_items
-from gradcam.batch.read_items import HashedItem
 from gradcam.errors import GradcamError, LayerError, OutputError
 from gradcam.hooks.containers import to_batch
 from gradcam.images.files import open_replacement
@@ -35,6 +34,7 @@ from gradcam.models.probe import make_noise
 from gradcam.sources.contents import InputImage
 from gradcam.storage.disk import describe_os_error
 
+Reshape = str | tuple[int, ...] | None
 Row = dict[str, Tensor]  # The outputs for one image or one batch, by layer name.
 
 
@@ -48,7 +48,7 @@ class Extractor:
     classifier: Classifier
     layers: Sequence[str]
     pools: bool = False
-    reshape: str | tuple[int, ...] | None = None
+    reshape: Reshape = None
 
     def extract(self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None) -> list[Row]:
         """Run the model once on images of equal size, and return each image's layer outputs. `classes` is ignored."""
@@ -65,10 +65,9 @@ class Extractor:
         outputs = features(self.classifier.model, images, self.layers)
         for name, tensor in outputs.items():
             if not tensor.ndim or len(tensor) != len(images):
-                raise LayerError(
-                    f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images: its first dimension is not the "
-                    "batch, so features cannot be assigned to images. Choose a layer whose first dimension is the batch."
-                )
+                problem = "its first dimension is not the batch, so features cannot be assigned to images"
+                advice = "Choose a layer whose first dimension is the batch."
+                raise LayerError(f"{_describe(name, tensor, images)}: {problem}. {advice}")
         return {name: self._pool(name, tensor, images) for name, tensor in outputs.items()} if self.pools else outputs
 
     def _pool(self, name: str, tensor: Tensor, images: Tensor) -> Tensor:
@@ -80,20 +79,17 @@ class Extractor:
         patches = find_patches(model.modules()) if tensor.ndim == 3 else ()
         layout = AxisResolver(model, to_batch(images), patches).find_layout(tensor.shape, module, self.reshape)
         if layout is None:
-            raise LayerError(
-                f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images, and its grid cannot be determined: "
-                "give --reshape, or leave out --pool."
-            )
+            problem = f"{_describe(name, tensor, images)}, and its grid cannot be determined"
+            raise LayerError(f"{problem}: give --reshape, or leave out --pool.")
         return layout.to_grid(tensor).flatten(2).mean(2)
 
 
+def _describe(name: str, tensor: Tensor, images: Tensor) -> str:
+    return f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images"
+
+
 def prepare_extractor(
-    classifier: Classifier,
-    layers: Layers,
-    *,
-    pools: bool = False,
-    reshape: str | tuple[int, ...] | None = None,
-    batch_size: int,
+    classifier: Classifier, layers: Layers, *, pools: bool = False, reshape: Reshape = None, batch_size: int
 ) -> Extractor:
     """Return an extractor for the layers that match the names and patterns, and test it on noise images.
 
@@ -112,13 +108,10 @@ def extract_items(
     extractor: Extractor, items: Iterable[InputImage], *, batch_size: int, workers: int
 ) -> Generator[tuple[str, Row | GradcamError], None, None]:
     """Yield the name of each image with its features or an error, in the order of the items."""
-
-    def to_row(fetched: HashedItem, row: Row | GradcamError) -> tuple[str, Row | GradcamError]:
-        return fetched.item.name, row
-
+    options: Any = {"batch_size": batch_size, "workers": workers}
+    options["finish"] = lambda fetched, row: (fetched.item.name, row)
     items_without_class = (replace(item, wanted=None) for item in items)  # Features do not depend on a class.
-    settings: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
-    return compute_items(extractor.classifier, extractor.extract, items_without_class, finish=to_row, **settings)
+    return compute_items(extractor.classifier, extractor.extract, items_without_class, **options)
 
 
 NAMES_KEY = "names"  # The key of the image names in a file.
@@ -178,10 +171,9 @@ class FeatureFile:
         for layer, tensor in tensors.items():
             spool = self._spools.get(layer)
             if spool is not None and spool.shape != tuple(tensor.shape):
-                raise LayerError(
-                    f"Layer '{layer}' returns {tuple(tensor.shape)} for {name}, but {spool.shape} for earlier images, so "
-                    "the features do not fit into one array: give one --size HEIGHTxWIDTH for all images, or --pool."
-                )
+                shapes = f"{tuple(tensor.shape)} for {name}, but {spool.shape} for earlier images"
+                problem = f"Layer '{layer}' returns {shapes}, so the features do not fit into one array"
+                raise LayerError(f"{problem}: give one --size HEIGHTxWIDTH for all images, or --pool.")
         with _convert_os_errors(self.path):
             for layer, tensor in tensors.items():
                 if layer not in self._spools:
@@ -203,12 +195,12 @@ class FeatureFile:
     def _write_npz(self, file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             for name, spool in self._spools.items():
-                with _entry(archive, name) as entry:
+                with _open_entry(archive, name) as entry:
                     shape = (len(self.names), *spool.shape)
                     header = {"descr": NPZ_DTYPES[spool.dtype], "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_1_0(entry, header)
                     _copy(spool, entry)
-            with _entry(archive, NAMES_KEY) as entry:
+            with _open_entry(archive, NAMES_KEY) as entry:
                 np.lib.format.write_array(entry, np.array(self.names, dtype=np.str_), allow_pickle=False)
 
     def _write_safetensors(self, file: BinaryIO, metadata: Mapping[str, str]) -> None:
@@ -246,11 +238,9 @@ def check_layer_names(path: Path, layers: Sequence[str]) -> None:
         raise GradcamError(f"{reason}: write a {other_suffix} file instead.")
 
 
-@contextlib.contextmanager
-def _entry(archive: zipfile.ZipFile, name: str) -> Iterator[BinaryIO]:
+def _open_entry(archive: zipfile.ZipFile, name: str) -> Any:
     """Open a new entry of the archive for an array. Without a timestamp, equal features give equal bytes."""
-    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-        yield entry  # type: ignore[misc]  # np.lib.format needs only its `write` method.
+    return archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True)
 
 
 def _copy(spool: _Spool, file: BinaryIO) -> None:

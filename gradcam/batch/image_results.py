@@ -36,7 +36,9 @@ from gradcam.web.page import Page
 # The number of most probable classes in the predictions of an image.
 MAX_PREDICTIONS = 5
 NOISE_SIZE = (224, 224)
+AnyResult = ImageExplanation | ImageAttribution
 MakePage = Callable[[Classifier, Prepared], Page]
+Classes = Sequence[int] | None  # One class per image.
 DrawnImage = Pixels | bytes  # An image, or the bytes of an encoded image file.
 # Kinds of instances that the model detects by itself, independently of the target.
 DETECTED_KINDS = ("box", "word", "keypoint")
@@ -63,15 +65,10 @@ class ExplainRequest(Plan):
     def all_methods(self) -> list[Method | AttributionMethod]:
         return [*self.methods, *self.attributions]
 
-    @property
-    def classes(self) -> int | None:
-        """Return the number of scores per image, or None if it depends on the image or on a user-defined function."""
-        return count_scores(self.target)
-
     def count_results(self) -> int:
         """Return the number of results per image. If the number of scores is unknown, assume one or two."""
         layers_per_method = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
-        score_count = self.classes or (2 if isinstance(self.target, Target) else 1)
+        score_count = count_scores(self.target) or (2 if isinstance(self.target, Target) else 1)
         return (sum(layers_per_method) or len(self.layers) or 1) * (score_count + isinstance(self.target, Like))
 
     def list_layers(self, classifier: Classifier) -> list[str]:
@@ -114,7 +111,7 @@ class ExplanationResult:
 
     entry: Explained
     grid: tuple[int, ...]
-    source: ImageExplanation | ImageAttribution = field(repr=False)
+    source: AnyResult = field(repr=False)
     k: int = 0
     drawn_overlay: DrawnImage | None = field(default=None, repr=False)
 
@@ -197,19 +194,13 @@ class ExplainedImage:
         ]
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
-        return Record(
-            image=image,
-            model=model,
-            predictions=tuple(self.predictions),
-            explained=tuple(replace(result.entry, **names) for result, names in zip(self.results, files)),
-            note=self.note,
-            size=tuple(self.picture.shape[:2]),
-            region=self.region,
-            fit=self._sources[0].fit,
-        )
+        explained = tuple(replace(result.entry, **names) for result, names in zip(self.results, files))
+        size, fit = tuple(self.picture.shape[:2]), self._sources[0].fit
+        facts: dict[str, Any] = {"note": self.note, "size": size, "region": self.region, "fit": fit}
+        return Record(image, model, predictions=tuple(self.predictions), explained=explained, **facts)
 
     @property
-    def _sources(self) -> list[ImageExplanation | ImageAttribution]:
+    def _sources(self) -> list[AnyResult]:
         return [*self.maps.values(), *self.attributions]
 
 
@@ -243,23 +234,16 @@ def name_target_function(target: Any) -> str:
 
 
 def explain_batch(
-    classifier: Classifier,
-    request: ExplainRequest,
-    pictures: Sequence[Prepared],
-    *,
-    classes: Sequence[int] | None = None,
+    classifier: Classifier, request: ExplainRequest, pictures: Sequence[Prepared], *, classes: Classes = None
 ) -> list[ExplainedImage | GradcamError]:
     """Explain a batch of images of equal size. An image whose output is NaN or infinite gets an error.
 
     `classes` gives one class per image, and replaces the request's classes. Raises as `Classifier.compare` does.
     """
     if len(pictures) > 1 and _requires_single_images(classifier, classes):
-        classes_per_image = [None] * len(pictures) if classes is None else [[index] for index in classes]
-        return [
-            result
-            for prepared, class_ in zip(pictures, classes_per_image)
-            for result in explain_batch(classifier, request, [prepared], classes=class_)
-        ]
+        rows: list[Classes] = [None] * len(pictures) if classes is None else [[index] for index in classes]
+        pairs = zip(pictures, rows)
+        return [explain_batch(classifier, request, [prepared], classes=row)[0] for prepared, row in pairs]
     target = _to_target(request.target, classes, len(pictures))
     maps: dict[tuple[str, str], ImageExplanation] = {}
     if request.methods or not request.attributions:
@@ -305,7 +289,7 @@ def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
     return replace(explanation, **moved)
 
 
-def _requires_single_images(classifier: Classifier, classes: Sequence[int] | None) -> bool:
+def _requires_single_images(classifier: Classifier, classes: Classes) -> bool:
     """Return True if the images cannot share a batch.
 
     They may have different sizes or captions, or request different classes of a target that takes only one class.
@@ -314,7 +298,7 @@ def _requires_single_images(classifier: Classifier, classes: Sequence[int] | Non
     return classifier.fit != "crop" or classifier.task == "captioning" or (classes is not None and not is_classifier)
 
 
-def _to_target(target: Any, classes: Sequence[int] | None, image_count: int) -> Any:
+def _to_target(target: Any, classes: Classes, image_count: int) -> Any:
     """Return the target for a batch, with the classes of its images. Raises `TargetError` if it takes no classes."""
     if isinstance(target, ClassTarget):
         if classes is not None:
@@ -330,14 +314,13 @@ def _to_target(target: Any, classes: Sequence[int] | None, image_count: int) -> 
 
 
 def _predict_all(
-    classifier: Classifier, first: ImageExplanation | ImageAttribution, target: Any, image_count: int
+    classifier: Classifier, first: AnyResult, target: Any, image_count: int
 ) -> list[list[Prediction] | None]:
     """Return each image's most probable classes or detections, or None for an image whose output is not finite."""
     if classifier.task != "classification":
         instances = getattr(first, "instances", None)
-        detected = [
-            [instance for instance in row if instance.kind in DETECTED_KINDS] for row in instances or [[]] * image_count
-        ]
+        rows = instances or [[]] * image_count
+        detected = [[instance for instance in row if instance.kind in DETECTED_KINDS] for row in rows]
         counts = [first.scores.shape[1] if instances is None else len(row) for row in instances or detected]
         is_finite = [bool(row[:count].isfinite().all()) for row, count in zip(first.scores, counts)]
         detections = getattr(first, "detections", None) or detected
@@ -374,9 +357,7 @@ def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | 
     return predictions
 
 
-def _to_result(
-    source: ImageExplanation | ImageAttribution, k: int, target: Any, on: str | None = None
-) -> ExplanationResult:
+def _to_result(source: AnyResult, k: int, target: Any, on: str | None = None) -> ExplanationResult:
     instance = source.instances[0][k] if isinstance(source, ImageExplanation) and source.instances is not None else None
     name = name_target_function(target) if source.scores.shape[1] == 1 else f"{name_target_function(target)} {k}"
     index = None if source.classes is None else int(source.classes[0, k])

@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from gradcam.batch.compute import BatchExplainer, BatchFunction, LogEvent, ResultT
+from gradcam.batch.compute import BatchExplainer, BatchFunction, LogEvent, ResultT, ignore_event
 from gradcam.batch.device import DevicePixels
 from gradcam.batch.pool import LATER, URGENT, ItemBatch, Pool, cut_batches, one_opencv_thread
 from gradcam.batch.read_items import IMAGE_NOT_LOADED, HashedItem, ReadItem, find_upload, read_item, to_image_error
@@ -48,7 +48,7 @@ def compute_items(
     is_needed: Callable[[InputImage], bool] = lambda item: True,
     batch_size: int,
     workers: int,
-    log_event: LogEvent | None = None,
+    log_event: LogEvent = ignore_event,
     audit: bool = False,
     on_leftover: Callable[[T], None] | None = None,
     pixels: DevicePixels | None = None,
@@ -69,7 +69,6 @@ def compute_items(
     """
     check_count(batch_size, "batch_size", f"a number of images, from 1 to {MAX_BATCH_SIZE}.", most=MAX_BATCH_SIZE)
     check_count(workers, "workers", f"a number of threads, from 1 to {MAX_WORKERS}.", most=MAX_WORKERS)
-    log_event = log_event or (lambda event, **details: None)
     explainer = BatchExplainer(run_batch, classifier.device, max_size=batch_size, log_event=log_event)
     upload = find_upload(classifier.device)
     read: Read = partial(read_item, classifier, audit=audit, upload=upload, waits=pixels is not None)
@@ -181,44 +180,44 @@ class _StartedBatch:
         unanswered = replace(self.batch, needed=[needed and late for needed, late in zip(self.batch.needed, is_late)])
         needed = [is_needed and not late for is_needed, late in zip(self.batch.needed, is_late)]
         self.batch = replace(self.batch, needed=needed)
-        if self._pixels is None:
-            pictures = [read.picture for read in reads]
-            has_images = any(is_needed and isinstance(item, Prepared) for is_needed, item in zip(needed, pictures))
+        pictures = [read.picture for read in reads]
+        has_images = any(is_needed and isinstance(item, Prepared) for is_needed, item in zip(needed, pictures))
+        with contextlib.nullcontext() if self._pixels is None else self._pixels.on_stream("model"):
             results = explainer.explain(reads) if has_images else pictures
-            for task in self._list_tasks(reads, results, finish):
-                finishing.append(Future())
-                self._pool.submit(URGENT, task, finishing[-1])
-            return [unanswered] * any(unanswered.needed)
-        with self._pixels.on_stream("model"):
-            results = explainer.explain(reads)
         futures: list[Future[T]] = [Future() for _ in range(sum(needed))]
         finishing.extend(futures)
-        fetched = [replace(read, picture=IMAGE_NOT_LOADED) for read in reads]
-        self._pool.submit(URGENT, partial(self._finish, self._pixels, fetched, results, finish, futures))
+        if self._pixels is None:
+            self._submit_tasks(reads, results, finish, futures)
+        else:
+            fetched = [replace(read, picture=IMAGE_NOT_LOADED) for read in reads]
+            self._pool.submit(URGENT, partial(self._finish, self._pixels, fetched, results, finish, futures))
         return [unanswered] * any(unanswered.needed)
 
     def _finish(
         self,
         pixels: DevicePixels,
-        reads: Sequence[ReadItem],
+        reads: list[ReadItem],
         results: list[Any],
         finish: Finish[T],
-        futures: Sequence[Future[T]],
+        futures: list[Future[T]],
     ) -> None:
         try:
             finished = pixels.finish(results)
             results.clear()
             pixels.memory_gate.leave(self._size)
-            for task, future in zip(self._list_tasks(reads, finished, finish), futures):
-                self._pool.submit(URGENT, task, future)
+            self._submit_tasks(reads, finished, finish, futures)
         except BaseException as error:  # The futures pass the error on to the reader of the results.
             for future in futures:
                 if not future.done():
                     future.set_exception(error)
 
-    def _list_tasks(self, reads: Sequence[ReadItem], results: Sequence[Any], finish: Finish[T]) -> list[partial[T]]:
-        reads_with_results = zip(reads, results, self.batch.needed)
-        return [partial(finish, read.fetched, result) for read, result, is_needed in reads_with_results if is_needed]
+    def _submit_tasks(
+        self, reads: list[ReadItem], results: Sequence[Any], finish: Finish[T], futures: list[Future[T]]
+    ) -> None:
+        outcomes = zip(reads, results, self.batch.needed)
+        tasks = [partial(finish, read.fetched, result) for read, result, is_needed in outcomes if is_needed]
+        for task, future in zip(tasks, futures):
+            self._pool.submit(URGENT, task, future)
 
 
 def _call_when_done(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> None:

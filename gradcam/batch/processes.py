@@ -96,10 +96,9 @@ class _Worker:
             code = self.process.exitcode
             exit_reason = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
             gpu_hint = "a lost GPU, " if self.device.startswith("cuda") else ""
-            raise DeviceError(
-                f"{self.device}: a worker process ended ({exit_reason}). Possible causes: {gpu_hint}too little "
-                "memory, or an image that crashes the process. Continue with --resume."
-            ) from None
+            causes = f"{gpu_hint}too little memory, or an image that crashes the process"
+            problem = f"{self.device}: a worker process ended ({exit_reason}). Possible causes: {causes}"
+            raise DeviceError(f"{problem}. Continue with --resume.") from None
 
 
 @contextlib.contextmanager
@@ -131,18 +130,16 @@ def pickle_job(job: ActorJob) -> bytes:
     Without cloudpickle, functions are sent by name. This fails for lambdas, inner functions, functions of scripts and
     notebooks, and functions that the decorator `gradcam.method` has replaced by a method.
     """
-    try:
+    with contextlib.suppress(ImportError):
         import cloudpickle
-    except ImportError:
-        file = io.BytesIO()
-        try:
-            _Pickler(file).dump(job)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise GradcamError(
-                f"Your own code in several processes needs cloudpickle: {to_pip_command('processes')} ({error})"
-            ) from None
-        return file.getvalue()
-    return bytes(cloudpickle.dumps(job))
+
+        return bytes(cloudpickle.dumps(job))
+    file, remedy = io.BytesIO(), to_pip_command("processes")
+    try:
+        _Pickler(file).dump(job)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise GradcamError(f"Your own code in several processes needs cloudpickle: {remedy} ({error})") from None
+    return file.getvalue()
 
 
 class _Pickler(pickle.Pickler):

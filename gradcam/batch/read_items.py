@@ -137,9 +137,7 @@ def read_item(
                 fetched = HashedItem(item, hashlib.sha256(content).hexdigest())
             if waits and (pending := to_pending(item.name, content)) is not None:
                 return ReadItem(fetched, IMAGE_NOT_LOADED, class_index, pending)
-            reading = _read_with_item_name(
-                item.name, Path(item.name), partial(read_bytes, data=content, reader=classifier.reader)
-            )
+            reading = _decode(classifier, item.name, content)
             if waits and (pending := to_pending(item.name, reading)) is not None:
                 return ReadItem(fetched, IMAGE_NOT_LOADED, class_index, pending)
             prepared = classifier.prepare(reading)
@@ -151,9 +149,9 @@ def read_item(
             if _read_file_state(path)[0] != state_before:
                 raise ImageError("changed while it was read: try again when it is complete")
             prepared = classifier.prepare(reading)
-        return ReadItem(
-            fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), class_index
-        )
+        if upload is not None:
+            prepared = replace(prepared, image=upload(prepared.image))
+        return ReadItem(fetched, prepared, class_index)
     except StoreError:
         raise
     except (Exception, SystemExit) as error:  # A user-defined reader may raise any exception.
@@ -163,10 +161,8 @@ def read_item(
 def prepare_on_cpu(classifier: Classifier, pending: PendingImage) -> Prepared | GradcamError:
     """Prepare a pending image on the CPU, as `read_item` does without `waits`."""
     try:
-        if isinstance(pending.data, Reading):
-            return classifier.prepare(pending.data)
-        decode = partial(read_bytes, data=pending.data, reader=classifier.reader)
-        return classifier.prepare(_read_with_item_name(pending.name, Path(pending.name), decode))
+        data = pending.data
+        return classifier.prepare(data if isinstance(data, Reading) else _decode(classifier, pending.name, data))
     except Exception as error:
         return to_image_error(pending.name, error)
 
@@ -186,6 +182,10 @@ def _read_file_state(path: Path, *, hashes: bool = False) -> tuple[tuple[int, ..
         return state, hash_file(path) if hashes else None
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror})") from error
+
+
+def _decode(classifier: Classifier, name: str, data: bytes) -> Reading:
+    return _read_with_item_name(name, Path(name), partial(read_bytes, data=data, reader=classifier.reader))
 
 
 def _read_with_item_name(name: str, path: Path, reader: Callable[[Path], Reading]) -> Reading:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
+from itertools import count, product
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -153,9 +153,8 @@ class OutputOptions:
         from gradcam.images.draw import find_colormap
 
         if not self.kinds or not set(self.kinds) <= set(OUTPUT_KINDS):
-            raise GradcamError(
-                f"The outputs to save are {shorten(self.kinds)}, expected some of {join_names(OUTPUT_KINDS)}."
-            )
+            expected = join_names(OUTPUT_KINDS)
+            raise GradcamError(f"The outputs to save are {shorten(self.kinds)}, expected some of {expected}.")
         check_choice(self.format, "The format", FORMATS)
         check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
         check_number(self.alpha, "alpha", "an opacity from 0 to 1.", most=1)
@@ -193,19 +192,13 @@ def check_outputs(
     method_names = [method.name.casefold() for method in _list_methods(request)]
     names = {stems[item.name].casefold(): item.name for item in items}
     # The image "cat-guided" explained by "gradcam" would have the same name as "cat" explained by "guided-gradcam".
-    nested_endings = {
-        method.removesuffix(f"-{shorter}")
-        for method in method_names
-        for shorter in method_names
-        if method.endswith(f"-{shorter}")
-    }
+    pairs = product(method_names, [f"-{name}" for name in method_names])
+    nested_endings = {name.removesuffix(ending) for name, ending in pairs if name.endswith(ending)}
     for stem, name in names.items():
         for prefix, ending in _split_at_dashes(stem) if nested_endings else ():
             if prefix in names and ending in nested_endings:
-                raise OutputError(
-                    f"{names[prefix]} and {name}: their results would have the same name; rename one image, or use two "
-                    "output folders"
-                )
+                problem = f"{names[prefix]} and {name}: their results would have the same name"
+                raise OutputError(f"{problem}; rename one image, or use two output folders")
     output_folders: dict[str, list[str]] = {}  # The keys are real paths, because folders may be symbolic links.
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
         output_folder = os.path.realpath(folder / parent) if isinstance(folder, Path) else folder.below(parent).url
@@ -218,9 +211,8 @@ def check_outputs(
             stem, suffix = posixpath.splitext(posixpath.join(parent, file.casefold()))
             endings = (f"{ending}-" for prefix, ending in _split_at_dashes(stem) if prefix in names)
             if suffix in suffixes and any(ending.startswith(starts) for ending in endings):
-                raise OutputError(
-                    f"{path}: a result in {to_reader(folder).show()} would replace this image; choose another --output"
-                )
+                problem = f"{path}: a result in {to_reader(folder).show()} would replace this image"
+                raise OutputError(f"{problem}; choose another --output")
 
 
 def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
@@ -228,9 +220,9 @@ def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
     methods = request.methods or request.attributions
     unsuitable = [method.name for method in methods if not request.methods or not method.has_layer]
     if "panel" in saving.kinds and unsuitable:
+        name = unsuitable[0]
         raise GradcamError(
-            f"A panel needs heatmaps at a layer, but {unsuitable[0]} has no layer: leave out the panel, or "
-            f"{unsuitable[0]}."
+            f"A panel needs heatmaps at a layer, but {name} has no layer: leave out the panel, or {name}."
         )
 
 

@@ -69,9 +69,7 @@ class Saver:
     def _save(self, item: InputImage, result: ExplainedImage) -> tuple[Record, Mapping[str, bytes]]:
         stem, saving = self.stems[item.name], self.saving
         # The panel does not contain results on a reference image, so a panel alone does not need them.
-        results = [
-            map_result for map_result in result.results if map_result.entry.on is None or saving.kinds != ("panel",)
-        ]
+        results = [item for item in result.results if item.entry.on is None or saving.kinds != ("panel",)]
         files: dict[str, bytes] = {}  # All files are encoded before the first one is written.
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
         appearance: Any = {"alpha": saving.alpha, "colormap": saving.colormap}

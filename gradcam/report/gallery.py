@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,6 +20,7 @@ from gradcam.report.report_folder import ReportFolder, ReportRun, open_report_fo
 from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC_FILES, check_page
 from gradcam.storage.records import Explained, Prediction, Record
+from gradcam.storage.run_file import flatten
 from gradcam.storage.store import Store
 from gradcam.web.render import read_static, render
 
@@ -223,9 +223,7 @@ def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:
     return render(
         "index.html.j2",
         title=privacy.clean(place.resolve().name if isinstance(place, Path) else place.name),
-        summary={
-            key: [privacy.clean_value(name) for name in dict.fromkeys(names)] for key, names in names_by_kind.items()
-        },
+        summary={key: list(map(privacy.clean_value, dict.fromkeys(names))) for key, names in names_by_kind.items()},
         total=len(run.records),
         failures=sum(record.error is not None for record in run.records),
         facts=_list_facts(run.facts, privacy),
@@ -238,15 +236,10 @@ def _list_facts(facts: dict[str, Any], privacy: Privacy) -> list[tuple[str, list
     cleaned = privacy.clean_value({key: value for key, value in facts.items() if key not in hidden_keys})
     top_level = {key: value for key, value in cleaned.items() if not isinstance(value, dict)}
     groups = {"run": top_level, **{key: value for key, value in cleaned.items() if isinstance(value, dict)}}
-    return [(name, list(_flatten(group))) for name, group in groups.items() if group]
-
-
-def _flatten(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in group.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key} ")
-        else:
-            yield prefix + key, _format_setting(value)
+    rows = {
+        name: [(key, _format_setting(value)) for key, value in flatten(group, " ")] for name, group in groups.items()
+    }
+    return [(name, facts) for name, facts in rows.items() if groups[name]]
 
 
 def _format_setting(value: Any) -> str:

@@ -94,11 +94,11 @@ class InputCollector:
             # Search the lists for the first request only now, for the message: storing the line of every request would
             # take much memory.
             requests = ((origin, row) for origin in self._sources for row in origin.entries if row.wanted is not None)
-            first = next((origin, row.line) for origin, row in requests if self._resolve(row.path) == location)
-            raise InputError(
-                f"{source.list_name}, line {entry.line}: gives the class '{entry.wanted}' for {entry.path}, but "
-                f"{first[0].list_name}, line {first[1]}, gives '{earlier.wanted}'; list each image with one class"
-            )
+            first, row = next(request for request in requests if self._resolve(request[1].path) == location)
+            problem = f"gives the class '{entry.wanted}' for {entry.path}"
+            conflict = f"{first.list_name}, line {row.line}, gives '{earlier.wanted}'"
+            place = f"{source.list_name}, line {entry.line}"
+            raise InputError(f"{place}: {problem}, but {conflict}; list each image with one class")
 
     def _to_content(self, url: str, entry: ListEntry, source: Source) -> StoreImage:
         """Return the content of the image at a URL.

@@ -20,6 +20,12 @@ from gradcam.images.read import check_memory
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # a zip member's signature, and the lengths of its name and its extra fields
 HEADER_BYTES = LOCAL_HEADER.size + 400  # enough for the bytes before a member's data, unless its name is unusually long
 
+ERROR_REASONS = {
+    **dict.fromkeys((FileNotFoundError, NotADirectoryError), "does not exist"),
+    IsADirectoryError: "is not a file",
+    MemoryError: "does not fit into memory",
+}
+
 Stamp = tuple[int, int, int]  # (inode, size, modification time)
 
 
@@ -196,22 +202,17 @@ def _translate_errors() -> Iterator[None]:
         yield
     except (ImageError, StoreError):
         raise
-    except (FileNotFoundError, NotADirectoryError):
-        raise ImageError("does not exist") from None
-    except IsADirectoryError:
-        raise ImageError("is not a file") from None
-    except MemoryError:
-        raise ImageError("does not fit into memory") from None
-    except NotImplementedError as error:  # zipfile raises this.
-        raise ImageError(f"uses an unsupported compression ({error})") from None
-    except NotAFileError as error:
-        raise ImageError(str(error.strerror).removeprefix("it ")) from None
     except Exception as error:
-        # These include OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError and struct.error.
-        if isinstance(error, OSError) and error.errno is not None:  # A decompressor's OSError has no errno.
-            raise ImageError(f"cannot be opened ({error.strerror})") from None
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ImageError(f"is damaged or cut off ({reason})") from None
+        reason = next((reason for kind, reason in ERROR_REASONS.items() if isinstance(error, kind)), None)
+        if isinstance(error, NotImplementedError):  # zipfile raises this.
+            reason = f"uses an unsupported compression ({error})"
+        elif isinstance(error, NotAFileError):
+            reason = str(error.strerror).removeprefix("it ")
+        elif isinstance(error, OSError) and error.errno is not None:  # A decompressor's OSError has no errno.
+            reason = reason or f"cannot be opened ({error.strerror})"
+        # The other errors include OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError and struct.error.
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(reason or f"is damaged or cut off ({cause})") from None
 
 
 def _stamp(file: BinaryIO) -> Stamp:

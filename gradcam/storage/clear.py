@@ -55,15 +55,12 @@ def check_other_shards(reader: OutputReader, names: Collection[str], shard: Shar
     shards = find_shards(names)
     other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
     if other_shards and not (mode == "overwrite" and not shard.of):
-        raise OutputError(
-            f"{reader.show()}: contains {other_shards[0]}, with {_count_records(reader, names, other_shards)}, but "
-            f"this is {shard}; choose another --output"
-        )
+        problem = f"contains {other_shards[0]}, with {_count_records(reader, names, other_shards)}, but this is {shard}"
+        raise OutputError(f"{reader.show()}: {problem}; choose another --output")
     if shard in shards and mode == "new":
-        raise OutputError(
-            f"{reader.show()}: contains an earlier run, with {_count_records(reader, names, [shard])}; give --resume "
-            "to continue it, --overwrite to start again, or another --output"
-        )
+        problem = f"contains an earlier run, with {_count_records(reader, names, [shard])}"
+        advice = "give --resume to continue it, --overwrite to start again, or another --output"
+        raise OutputError(f"{reader.show()}: {problem}; {advice}")
 
 
 def _check_same_settings(
@@ -76,11 +73,9 @@ def _check_same_settings(
     earlier_run = _read_run(reader, names, shard)
     differences = run_file.list_differences(earlier_run, current_run)
     if differences:
-        origin = f" (of {shard})" if shard.of else ""
-        raise OutputError(
-            f"{reader.show()}: the earlier run{origin} had other settings: {'; '.join(differences)}. Give the same "
-            "settings, start again with --overwrite, or choose another --output"
-        )
+        problem = f"the earlier run{f' (of {shard})' if shard.of else ''} had other settings: {'; '.join(differences)}"
+        advice = "Give the same settings, start again with --overwrite, or choose another --output"
+        raise OutputError(f"{reader.show()}: {problem}. {advice}")
     return run_file.list_resume_notes(earlier_run, current_run)
 
 
@@ -128,10 +123,8 @@ def remove_runs(
     inputs_inside = {path for source in inputs for path in _list_path_forms(source) if path.startswith(prefixes)}
     for name in results if inputs_inside else ():
         if inputs_inside & _list_path_forms(reader.locate(name)):
-            raise OutputError(
-                f"{reader.locate(name)}: is an input image, but also a result of the earlier run, which --overwrite "
-                "would remove; choose another --output"
-            )
+            problem = "is an input image, but also a result of the earlier run, which --overwrite would remove"
+            raise OutputError(f"{reader.locate(name)}: {problem}; choose another --output")
     writer.remove(results)
     if report:
         report_files = [name for name in reader.find(REPORT) if REPORT_FILES.fullmatch(name.removeprefix(f"{REPORT}/"))]
@@ -140,14 +133,12 @@ def remove_runs(
         run_files = [shard.log, *run_file.list_pieces(names, shard.events), shard.run]
         writer.remove(name for name in run_files if name in names)
     writer.remove(name for shard in shard_list for name in list_manifests(names, shard))
-    if not isinstance(writer.root, Path):
-        return
-    for shard in shard_list:
-        remove_empty(writer.root / shard.events)
-        remove_empty(writer.root / shard.records)
-    if report and not (writer.root / REPORT).is_symlink():
-        for folder, _, _ in os.walk(writer.root / REPORT, topdown=False):
-            remove_empty(Path(folder))
+    if isinstance(writer.root, Path):
+        folders = [writer.root / name for shard in shard_list for name in (shard.events, shard.records)]
+        if report and not (writer.root / REPORT).is_symlink():
+            folders += [Path(folder) for folder, _, _ in os.walk(writer.root / REPORT, topdown=False)]
+        for folder in folders:
+            remove_empty(folder)
 
 
 def _list_recorded(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> Iterator[str]:

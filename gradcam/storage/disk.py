@@ -33,11 +33,9 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "check the disk, then continue with --resume"
-        if error.errno in DISK_FULL_ERRNOS:
-            advice = "free some space, then continue with --resume"
-        elif error.errno in UNWRITABLE_ERRNOS:
-            advice = "choose another --output"
+        step = "free some space" if error.errno in DISK_FULL_ERRNOS else "check the disk"
+        is_unwritable = error.errno in UNWRITABLE_ERRNOS
+        advice = "choose another --output" if is_unwritable else f"{step}, then continue with --resume"
         raise OutputError(f"{format_folder(folder)}: {describe_os_error(error)}; {advice}") from error
 
 

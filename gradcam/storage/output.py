@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gradcam.errors import ImageError, OutputError
-from gradcam.images.files import (
-    TEMPORARY_NAME,
-    NotAFileError,
-    open_file,
-    open_replacement,
-    read_text_file,
-    write_atomically,
-)
+from gradcam.images import files as image_files
 from gradcam.storage import disk
 from gradcam.storage.fetch import StoreArchive
 from gradcam.storage.retry import describe_refusal
@@ -72,14 +65,14 @@ class DiskReader:
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
         disk.check_regular_file(self.folder / name)
-        return read_text_file(self.folder / name)
+        return image_files.read_text_file(self.folder / name)
 
     def read_head(self, name: str, size: int) -> bytes | None:
         """Return the first `size` bytes of a file, fewer if it is shorter, or None if there is no such file."""
         try:
-            with open_file(self.folder / name) as file:
+            with image_files.open_file(self.folder / name) as file:
                 return file.read(size)
-        except (FileNotFoundError, NotAFileError):
+        except (FileNotFoundError, image_files.NotAFileError):
             return None
 
     def read_lines(self, name: str) -> Iterator[bytes]:
@@ -153,19 +146,15 @@ def translate_output_store_errors(store: Store) -> Iterator[None]:
     """Turn the errors of a store into an `OutputError` with advice; a `StoreError` passes unchanged."""
     try:
         yield
-    except PermissionError as error:
-        raise OutputError(
-            f"{store}: the credentials do not allow listing, reading or writing it ({describe_refusal(error)}); use "
-            "other credentials, or choose another --output"
-        ) from error
-    except FileNotFoundError as error:
-        raise OutputError(
-            f"{store}: the bucket, or an object in it, does not exist ({describe_refusal(error)}); check the URL, or "
-            "choose another --output"
-        ) from error
     except (OSError, NotImplementedError) as error:
+        problem, advice = "cannot be written to", ""
+        if isinstance(error, PermissionError):
+            problem = "the credentials do not allow listing, reading or writing it"
+            advice = "use other credentials, or "
+        elif isinstance(error, FileNotFoundError):
+            problem, advice = "the bucket, or an object in it, does not exist", "check the URL, or "
         reason = describe_refusal(error)
-        raise OutputError(f"{store}: cannot be written to ({reason}); choose another --output") from error
+        raise OutputError(f"{store}: {problem} ({reason}); {advice}choose another --output") from error
 
 
 @dataclass(frozen=True)
@@ -185,27 +174,17 @@ class DiskWriter:
         Each of the `files` is complete and on the disk before it gets its name. Raises `ImageError` if a file cannot be
         written because of its name, and `OutputError` for other failures.
         """
-        written: list[str] = []
         with disk.translate_disk_errors(self.root):
-            try:
-                for name, data in files.items():
-                    self.put(name, data)
-                    written.append(name)
-            except OSError as error:
-                self.remove(written)
-                if error.errno in disk.FILE_NAME_ERRNOS:
-                    reason = disk.describe_os_error(error)
-                    raise ImageError(f"{name}: this result cannot be written ({reason})") from error
-                raise
+            _write_all(self, files)
             for name, data in views.items():
                 self.put_view(name, data)
 
     def put(self, name: str, data: bytes) -> None:
         """Write one file completely or not at all. Raises `OSError`."""
-        write_atomically(self._make_parent(name), data, beside=self.temporary)
+        image_files.write_atomically(self._make_parent(name), data, beside=self.temporary)
 
     def put_view(self, name: str, data: bytes) -> None:
-        with open_replacement(self._make_parent(name), beside=self.temporary) as file:
+        with image_files.open_replacement(self._make_parent(name), beside=self.temporary) as file:
             file.write(data)
 
     def _make_parent(self, name: str) -> Path:
@@ -220,7 +199,7 @@ class DiskWriter:
 
     def begin(self) -> Path:
         """Return a new path on this machine, for a file to be written step by step."""
-        return (self.temporary or self.root) / TEMPORARY_NAME.format(secrets.token_hex(8))
+        return (self.temporary or self.root) / image_files.TEMPORARY_NAME.format(secrets.token_hex(8))
 
     def keep(self, file: Path, name: str) -> None:
         """Move a finished file of this machine into the output folder. Raises `OSError`.
@@ -243,17 +222,8 @@ class StoreWriter:
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
         """Write all `files` or none, then the `views`. Incomplete objects never exist."""
-        written: list[str] = []
         with translate_output_store_errors(self.root):
-            try:
-                for name, data in files.items():
-                    written.append(name)  # An object may exist although its request failed.
-                    self.put(name, data)
-            except OSError as error:
-                self.remove(written)
-                if error.errno in disk.FILE_NAME_ERRNOS:
-                    raise ImageError(f"{name}: this result cannot be written ({describe_refusal(error)})") from error
-                raise
+            _write_all(self, files)
             self.root.write_all(views)
 
     def put(self, name: str, data: bytes) -> None:
@@ -265,7 +235,7 @@ class StoreWriter:
         self.root.remove(names)
 
     def begin(self) -> Path:
-        return Path(tempfile.gettempdir(), TEMPORARY_NAME.format(secrets.token_hex(8)))
+        return Path(tempfile.gettempdir(), image_files.TEMPORARY_NAME.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
         """Upload a finished file of this machine and delete it here. An incomplete object never exists."""
@@ -274,6 +244,22 @@ class StoreWriter:
 
 
 OutputWriter = DiskWriter | StoreWriter
+
+
+def _write_all(writer: OutputWriter, files: Mapping[str, bytes]) -> None:
+    written: list[str] = []
+    in_store = isinstance(writer, StoreWriter)
+    try:
+        for name, data in files.items():
+            writer.put(name, data)
+            written.append(name)
+    except OSError as error:
+        # An object may exist although its request failed.
+        writer.remove([*written, name] if in_store else written)
+        if error.errno in disk.FILE_NAME_ERRNOS:
+            reason = describe_refusal(error) if in_store else disk.describe_os_error(error)
+            raise ImageError(f"{name}: this result cannot be written ({reason})") from error
+        raise
 
 
 def to_writer(folder: Path | Store, temporary: Path | None = None) -> OutputWriter:

@@ -171,10 +171,8 @@ class Record:
         if not isinstance(fields, dict) or "schema" not in fields:
             raise GradcamError(f"it is {shorten(fields)}, expected a record")
         if fields["schema"] != SCHEMA or isinstance(fields["schema"], (bool, float)):
-            raise GradcamError(
-                f"its schema is {shorten(fields['schema'])}, but this version of gradcam reads {SCHEMA}: "
-                "use the version that wrote it, or a newer one"
-            )
+            problem = f"its schema is {shorten(fields['schema'])}, but this version of gradcam reads {SCHEMA}"
+            raise GradcamError(f"{problem}: use the version that wrote it, or a newer one")
         try:
             names = ("error", "note", "fit", "sha256", "tar", "page")
             texts = {name: _require_type(fields.get(name), str, type(None)) for name in names}

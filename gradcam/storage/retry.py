@@ -108,15 +108,13 @@ class StoreWatch:
                 self._thread.start()
         try:
             yield request
-        except BaseException:
+            with self._lock:
+                is_timely = time.monotonic() - request.start < NOTICE_SECONDS
+                if is_timely and request.start > self._warned_at.get(bucket, request.start):
+                    del self._warned_at[bucket]
+        finally:
             with self._lock:
                 self._open.discard(request)
-            raise
-        with self._lock:
-            self._open.discard(request)
-            is_timely = time.monotonic() - request.start < NOTICE_SECONDS
-            if is_timely and request.start > self._warned_at.get(bucket, request.start):
-                del self._warned_at[bucket]
 
     def _warn_about_late_requests(self) -> None:
         while True:
@@ -126,10 +124,9 @@ class StoreWatch:
                     self._thread = None
                     return
                 now = time.monotonic()
-                late: dict[str, StoreRequest] = {}  # one late request for each bucket that has no warning yet
-                for request in self._open:
-                    if now - request.start >= NOTICE_SECONDS and request.bucket not in self._warned_at:
-                        late.setdefault(request.bucket, request)
+                requests = [request for request in self._open if now - request.start >= NOTICE_SECONDS]
+                # One late request for each bucket that has no warning yet.
+                late = {request.bucket: request for request in requests if request.bucket not in self._warned_at}
                 self._warned_at |= dict.fromkeys(late, now)
             for request in late.values():
                 problem = f"no complete answer from the store for {NOTICE_SECONDS:.0f} s"

@@ -131,8 +131,7 @@ class RunSettings:
 
 def fingerprint_user_files(objects: Mapping[str, object]) -> dict[str, Any]:
     """Return `{"files": {NAME: {"file", "sha256"}}}` for objects defined in the user's own files, or an empty dict."""
-    files = {name: fingerprint(item) for name, item in objects.items()}
-    user_files = {name: file for name, file in files.items() if file is not None}
+    user_files = {name: file for name, item in objects.items() if (file := fingerprint(item)) is not None}
     return {"files": user_files} if user_files else {}
 
 
@@ -152,10 +151,9 @@ def decode_run(data: bytes, source: str) -> dict[str, Any]:
     if fields is None or "schema" not in fields:
         raise OutputError(f"{source}: does not contain the settings of a run: {RECOVERY_ADVICE}")
     if fields["schema"] != SCHEMA or isinstance(fields["schema"], (bool, float)):
-        raise OutputError(
-            f"{source}: its schema is {shorten(fields['schema'])}, but this version of gradcam reads {SCHEMA}: "
-            "continue with the version that wrote it, or start again with --overwrite"
-        )
+        problem = f"its schema is {shorten(fields['schema'])}, but this version of gradcam reads {SCHEMA}"
+        advice = "continue with the version that wrote it, or start again with --overwrite"
+        raise OutputError(f"{source}: {problem}: {advice}")
     fields.setdefault("resolved", {})  # Earlier versions did not write this field.
     fault = describe_invalid_field(fields, FIELD_TYPES)
     if fault is not None:
@@ -255,7 +253,7 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         "weights": _to_dict(model.get("weights")).get("sha256"),
         "device": str(fields.get("device")).partition(":")[0],  # cuda:0 and cuda:1 give the same results.
         "output_format": "files",  # Earlier versions had no other output format, and did not record it.
-        **dict(_flatten(settings)),
+        **dict(flatten(settings, ".")),
         # The images' folder is compared, in whatever form it was passed. Without a folder, the inputs are compared.
         "input": fields.get("root") or fields.get("inputs"),
     }
@@ -263,10 +261,11 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
     return {name: value if isinstance(value, str) else dump(value) for name, value in values.items()}
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(settings: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested settings. Their names are joined by the separator."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from flatten(value, separator, f"{prefix}{name}{separator}")
         else:
             yield f"{prefix}{name}", value
 

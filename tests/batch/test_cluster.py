@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,15 +28,7 @@ import torch
 
 import gradcam
 from gradcam import plugins
-from gradcam.batch.actor import (
-    BLOCKS_PER_ACTOR,
-    Actor,
-    ActorJob,
-    ActorReply,
-    pack_blocks,
-    pack_retry_blocks,
-    to_job,
-)
+from gradcam.batch.actor import BLOCKS_PER_ACTOR, Actor, ActorJob, ActorReply, explain_blocks, pack_blocks, to_job
 from gradcam.batch.end_processes import _find_registry_folder, end_local_processes
 from gradcam.batch.engine import BatchWork, explain_locally
 from gradcam.batch.image_results import ExplainRequest
@@ -200,16 +192,18 @@ def test_an_actor_postpones_images_of_a_store_that_does_not_answer(
     work = replace(work, items=[work.items[0], dead, *work.items[1:]])
     saver = to_saver(work, None)
     actor = act(to_job(load, work, saver, "cpu", 1))
-    answers = ask(actor, work, dict(saver.stems))
-    explained = [outcome.record.image for answer in answers for outcome in answer.outcomes]
-    assert explained == [item.name for item in work.items if item is not dead]
-    assert [name for answer in answers for name in answer.unanswered] == [dead.name]
-    (again,) = pack_retry_blocks(work, saver, [dead.name])
-    answers = [pickle.loads(answer) for row in actor({"block": [again]}) for answer in row["answer"]]
-    (record,) = [outcome.record for answer in answers for outcome in answer.outcomes]
-    assert record.image == dead.name
-    assert record.error is not None
-    assert "the store has not answered correctly" in record.error
+    sent: list[bytes] = []
+
+    def stream(blocks: list[bytes]) -> Generator[ActorReply, None, None]:
+        sent.extend(blocks)
+        yield from (pickle.loads(answer) for row in actor({"block": blocks}) for answer in row["answer"])
+
+    blocks = pack_blocks(work, saver, lambda item: True, actors=1)
+    reports = explain_blocks(work, saver, blocks, stream, log_event=lambda event, **_: None, on_leftover=None)
+    records = [report.record for report in reports]
+    assert [record.image for record in records] == [item.name for item in work.items if item is not dead] + [dead.name]
+    assert "the store has not answered correctly" in str(records[-1].error)
+    assert len(sent) == len(blocks) + 1
 
 
 def fail(device: str, error: Exception) -> gradcam.Classifier:
@@ -234,11 +228,7 @@ def load_another(device: str) -> gradcam.Classifier:
         ({"load": partial(fail, error=OSError("no"))}, "ClusterError", r"The actor on .+ failed: OSError: no \("),
         ({"load": partial(fail, error=ModelError("no"))}, "ClusterError", "The actor on .+ failed: no"),
         ({"load": partial(fail, error=StoreError("no"))}, "StoreError", "no"),
-        (
-            {"version": "0.1"},
-            "ClusterError",
-            r"gradcam is version .+ on .+, but version 0\.1 on .+: install the same",
-        ),
+        ({"version": "0.1"}, "ClusterError", r"gradcam is version .+ on .+, but version 0\.1 on .+: install the same"),
         (
             {"shared_folders": [Path("/nowhere/out")]},
             "ClusterError",

@@ -374,8 +374,7 @@ class TestInFlight:
         items = copies(photo, 20)
         request = ExplainRequest(layers=["inner.4"])
         names = within(
-            60,
-            lambda: list(compute_items(classifier, request, items, pixels=counted, workers=workers, batch_size=2)),
+            60, lambda: list(compute_items(classifier, request, items, pixels=counted, workers=workers, batch_size=2))
         )
         assert names == [item.name for item in items]
         assert held_bytes == [0, 4 * image_bytes]

@@ -350,10 +350,7 @@ def test_pictures_are_found_by_what_was_explained(tmp_path: Path) -> None:
     assert {
         key: [names[index_of_class] for index_of_class in others_of_image]
         for key, others_of_image in data["others"].items()
-    } == {
-        "0": ["person"],
-        "3": ["a cat"],
-    }
+    } == {"0": ["person"], "3": ["a cat"]}
     assert data["confidence"] == [0.8, 0.25, 0.1, 0.3, 0.5, 0.9]
     assert [index for index, _ in data["classes"]] == [17, "a dog", "like o.jpg", 7, 1, "a cat"]
     assert "anna" not in (tmp_path / "index.html").read_text()

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -65,7 +66,7 @@ def finish_files(name: str) -> tuple[Record, dict[str, bytes]]:
 
 def work(path: Path, names: list[str], *, failing: str = "", run: RunSettings = RUN, **kwargs: Any) -> OutputFolder:
     """Run over these images, except those that are done."""
-    with OutputFolder.open(path, run, **kwargs) as folder:
+    with closing(OutputFolder.open(path, run, **kwargs)) as folder:
         for name in names:
             if name not in folder.done:
                 folder.append(Record(name, "net", error="broken") if name == failing else finish(folder, name))
@@ -142,7 +143,7 @@ def test_run_json_says_what_made_the_results_and_has_no_times(tmp_path: Path) ->
 
 
 def test_the_log_has_the_times(tmp_path: Path) -> None:
-    with OutputFolder.open(tmp_path, RUN) as folder:
+    with closing(OutputFolder.open(tmp_path, RUN)) as folder:
         before = datetime.now().astimezone()
         folder.log("batch", pictures=3, seconds=0.25, place=tmp_path)
         folder.log("stopped", reason="SIGTERM")
@@ -157,7 +158,7 @@ def test_the_log_has_the_times(tmp_path: Path) -> None:
 
 def test_a_cut_line_of_the_log_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(b'{"event": "batch"}\n{"event": "ba')
-    with OutputFolder.open(tmp_path, RUN) as folder:
+    with closing(OutputFolder.open(tmp_path, RUN)) as folder:
         folder.log("resumed")
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["batch", "resumed"]
@@ -245,7 +246,7 @@ def test_pictures_whose_results_are_lost_are_done_again(tmp_path: Path, harm: st
     elif harm == "a folder":
         result.mkdir()
         (result / "x").touch()
-    with OutputFolder.open(tmp_path / "harmed", RUN, mode="resume") as folder:
+    with closing(OutputFolder.open(tmp_path / "harmed", RUN, mode="resume")) as folder:
         assert folder.done == set(ORDER) - {"a.jpg"}
     if harm != "a folder":
         work(tmp_path / "harmed", ORDER, mode="resume")
@@ -256,9 +257,9 @@ def test_pictures_whose_results_are_lost_are_done_again(tmp_path: Path, harm: st
 def test_a_result_out_of_the_folder_does_not_count_as_done(tmp_path: Path, name: str) -> None:
     (tmp_path / "outside.jpg").write_text("something")
     path = tmp_path / "explained"
-    with OutputFolder.open(path, RUN) as folder:
+    with closing(OutputFolder.open(path, RUN)) as folder:
         folder.append(Record("a.jpg", "net", explained=(Explained(1, None, 2.0, "l", "m", name, False),)))
-    with OutputFolder.open(path, RUN, mode="resume") as folder:
+    with closing(OutputFolder.open(path, RUN, mode="resume")) as folder:
         assert folder.done == set()
 
 
@@ -383,17 +384,17 @@ def test_what_was_not_finished_is_swept_and_nothing_else(tmp_path: Path) -> None
     folder.temporary.mkdir()
     (folder.temporary / ".gradcam-0123.tmp").write_bytes(b"half")
     (folder.temporary / "mine").write_text("mine")
-    with OutputFolder.open(tmp_path, RUN, mode="resume") as folder:
+    with closing(OutputFolder.open(tmp_path, RUN, mode="resume")) as folder:
         assert os.listdir(folder.temporary) == ["mine"]
         (folder.temporary / ".gradcam-4567.tmp").write_bytes(b"half, of a process of this run's that was killed")
     assert os.listdir(folder.temporary) == ["mine"]
 
 
 def test_temporary_files_are_on_the_same_disk_and_hidden(tmp_path: Path) -> None:
-    with OutputFolder.open(tmp_path, RUN) as folder:
+    with closing(OutputFolder.open(tmp_path, RUN)) as folder:
         assert folder.temporary == tmp_path / ".gradcam-partial"
         assert folder.temporary.is_dir()
-    with OutputFolder.open(tmp_path / "shards", RUN, shard=Shard(2, 4)) as folder:
+    with closing(OutputFolder.open(tmp_path / "shards", RUN, shard=Shard(2, 4))) as folder:
         assert folder.temporary == tmp_path / "shards" / ".gradcam-partial-2-of-4"
 
 
@@ -427,7 +428,7 @@ def test_overwriting_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
     for name in ("1.jpg", "2.jpg", "3.jpg", "views/a.small.jpg"):
         (outside / name).parent.mkdir(exist_ok=True)
         (outside / name).write_text("precious")
-    with OutputFolder.open(path, RUN) as folder:
+    with closing(OutputFolder.open(path, RUN)) as folder:
         (path / "link").symlink_to(outside)
         (path / "report").symlink_to(outside)
         (path / "own.jpg").symlink_to(outside / "3.jpg")
@@ -538,7 +539,7 @@ def test_a_shard_overwrites_its_own_part_and_a_whole_run_all_of_them(tmp_path: P
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
-    with OutputFolder.open(tmp_path, RUN) as folder:
+    with closing(OutputFolder.open(tmp_path, RUN)) as folder:
         folder.append(finish(folder, "a.jpg"))
         for mode in ("new", "resume", "overwrite"):
             with pytest.raises(OutputError) as raised:
@@ -609,7 +610,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_work_begins(tmp_path: Pa
 
 
 def fill(path: Path, names: list[str]) -> None:
-    with OutputFolder.open(path, RUN) as folder:
+    with closing(OutputFolder.open(path, RUN)) as folder:
         for name in names:
             folder.append(Record(name, "net", explained=(Explained(1, "cat", 2.0, "layer4", "gradcam", None, False),)))
 
@@ -630,7 +631,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_can_go_on(tmp_path: Path) -
             OutputFolder.open(disk / "another", RUN)
         assert not (disk / "another" / "run.json").exists()
         (disk / "ballast").unlink()
-        with OutputFolder.open(path, RUN, mode="resume") as folder:
+        with closing(OutputFolder.open(path, RUN, mode="resume")) as folder:
             assert folder.done == set(names[: data.count(b"\n")])
             folder.log("resumed")
 

@@ -151,9 +151,8 @@ class Format:
     def __post_init__(self) -> None:
         has_functions = all(callable(function) or isinstance(function, str) for function in (self.open, self.check))
         if not isinstance(self.name, str) or not self.name or not has_functions:
-            raise GradcamError(
-                f"The format {shorten(self.name)} is incomplete: expected a name, a summary and a function that opens it."
-            )
+            expected = "a name, a summary and a function that opens it"
+            raise GradcamError(f"The format {shorten(self.name)} is incomplete: expected {expected}.")
 
     def check_place(self, destination: Destination) -> None:
         """Raise `GradcamError` for problems that are known before a model is loaded."""
@@ -171,11 +170,8 @@ def is_writer(candidate: object) -> bool:
 
 
 FORMATS = {
-    format_.name: format_
-    for format_ in (
-        Format("files", "one file per result", "records:open_records", has_files=True),
-        Format("webdataset", "WebDataset shards (.tar)", "webdataset:TarResults", "webdataset:check_tars"),
-    )
+    "files": Format("files", "one file per result", "records:open_records", has_files=True),
+    "webdataset": Format("webdataset", "WebDataset shards (.tar)", "webdataset:TarResults", "webdataset:check_tars"),
 }
 
 
@@ -193,10 +189,8 @@ def find_format(name: str) -> Format:
     if isinstance(format_, type) and is_writer(format_):
         format_ = Format(format_.__name__, " ".join((format_.__doc__ or "").split()), format_)
     if not isinstance(format_, Format):
-        raise GradcamError(
-            f"{name} is {shorten(format_)}, expected a gradcam.batch.formats.Format, or a class with write(record, files) "
-            "and close()."
-        )
+        expected = "a gradcam.batch.formats.Format, or a class with write(record, files) and close()"
+        raise GradcamError(f"{name} is {shorten(format_)}, expected {expected}.")
     if format_.name in FORMATS:
         raise GradcamError(f"{name}: a format named {format_.name!r} already exists: choose another name.")
     return format_

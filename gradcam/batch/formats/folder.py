@@ -152,12 +152,6 @@ class OutputFolder:
                 self._manifest.close()
                 sort_manifest(self.path / self._part.manifest, order, self.temporary)
 
-    def __enter__(self) -> OutputFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _is_done(self, record: Record, model: str, stems: Mapping[str, str]) -> bool:
         if record.error is not None:
             self._old_failures[record.image] = record
@@ -190,8 +184,6 @@ def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:
     try:
         return disk.acquire_lock(folder / part.lock, seconds=0)
     except Timeout:
-        shard_name = f" ({part})" if part.of else ""
-        raise OutputError(
-            f"{disk.format_folder(folder)}: another process is writing to this folder{shard_name}; wait until it ends, "
-            "or choose another --output"
-        ) from None
+        problem = f"another process is writing to this folder{f' ({part})' if part.of else ''}"
+        advice = "wait until it ends, or choose another --output"
+        raise OutputError(f"{disk.format_folder(folder)}: {problem}; {advice}") from None

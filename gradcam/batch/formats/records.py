@@ -68,10 +68,8 @@ def open_results(
         with _convert_errors(output_format.name, "cannot be opened"):
             results = import_function(output_format.open, __package__)(opening)
         if not hasattr(results, "append") and not is_writer(results):
-            raise OutputError(
-                f"The format {output_format.name} returned {shorten(results)}, expected an object with "
-                "write(record, files) and close()."
-            )
+            expected = "an object with write(record, files) and close()"
+            raise OutputError(f"The format {output_format.name} returned {shorten(results)}, expected {expected}.")
         stack.pop_all()
     return cast(OpenRun, results) if hasattr(results, "append") else WriterResults(records, results, output_format.name)
 
@@ -94,12 +92,10 @@ class RecordsWrapper:
         if self._is_closed:
             return
         self._is_closed = True
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._records.close)
             self._end()
-        except BaseException:
-            self._records.close()
-            raise
-        self._records.close(order)
+            self._records.close(order)
 
 
 class WriterResults(RecordsWrapper):
@@ -156,11 +152,10 @@ def check_recorded_classes(place: Path | Store, items: Iterable[InputImage], cla
             continue
         entry, class_ = record.explained[0], requested[record.image]
         if not _matches_class(record, class_, classifier):
-            raise OutputError(
-                f"{reader.show()}: the earlier run explained '{entry.label or entry.index}' in {record.image}, but now the "
-                f"list gives '{class_ or 'the top class'}'. Give the same list, start again with "
-                "--overwrite, or choose another --output"
-            )
+            problem = f"the earlier run explained '{entry.label or entry.index}' in {record.image}"
+            change = f"now the list gives '{class_ or 'the top class'}'"
+            advice = "Give the same list, start again with --overwrite, or choose another --output"
+            raise OutputError(f"{reader.show()}: {problem}, but {change}. {advice}")
 
 
 def _matches_class(record: Record, requested: str | None, classifier: Classifier) -> bool:

@@ -80,30 +80,20 @@ def shows_tracebacks() -> bool:
 @contextlib.contextmanager
 def quiet_ray() -> Iterator[None]:
     """Hide Ray's log messages and warnings on the terminal. Its log files stay complete."""
-    if shows_tracebacks():
+    handlers = logging.getLogger("ray").handlers + logging.getLogger("ray.data").handlers
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        for handler in handlers:
+            if isinstance(handler, logging.StreamHandler):
+                stack.callback(handler.setLevel, handler.level)
+                handler.setLevel(SILENT_LEVEL)
+        warnings.filterwarnings("ignore", module=r"ray\b")
+        warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
         yield
-        return
-    all_handlers = logging.getLogger("ray").handlers + logging.getLogger("ray.data").handlers
-    handlers = [handler for handler in all_handlers if isinstance(handler, logging.StreamHandler)]
-    levels = [handler.level for handler in handlers]
-    for handler in handlers:
-        handler.setLevel(SILENT_LEVEL)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"ray\b")
-            warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
-            yield
-    finally:
-        for handler, level in zip(handlers, levels):
-            handler.setLevel(level)
 
 
 @contextlib.contextmanager
 def stderr_discarded() -> Iterator[None]:
     """Discard everything that is written to the file descriptor of standard error."""
-    if shows_tracebacks():
-        yield
-        return
     saved_stderr = os.dup(2)
     try:
         with open(os.devnull, "wb") as devnull:
@@ -185,18 +175,19 @@ def _init_ray(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
         options |= {"num_cpus": count_cores(), "object_store_memory": OBJECT_STORE_BYTES}
         options |= {"include_dashboard": False, "_temp_dir": folder}
     stack.callback(ray.shutdown)
-    level, sigterm_handler = logging.INFO if shows_tracebacks() else logging.CRITICAL, signal.getsignal(signal.SIGTERM)
+    verbose, sigterm_handler = shows_tracebacks(), signal.getsignal(signal.SIGTERM)
+    level = logging.INFO if verbose else logging.CRITICAL
     try:
-        with warnings.catch_warnings(), stderr_discarded():  # Ray warns that its logging options are set.
+        with warnings.catch_warnings(), contextlib.nullcontext() if verbose else stderr_discarded():
+            # Ray warns that its logging options are set.
             warnings.simplefilter("ignore")
-            ray.init(log_to_driver=shows_tracebacks(), logging_level=level, **options)
+            ray.init(log_to_driver=verbose, logging_level=level, **options)
     # Ray raises ConnectionError, RuntimeError, ValueError, and errors of processes that end immediately.
     except Exception as error:
         reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         is_local, advice = address == "local", ""
-        problem = (
-            "Ray cannot be started on this machine" if is_local else f"{address}: the Ray cluster cannot be joined"
-        )
+        problem = "Ray cannot be started on this machine"
+        problem = problem if is_local else f"{address}: the Ray cluster cannot be joined"
         # Ray's message does not mention tokens, and Ray sends no token unless RAY_AUTH_MODE is set.
         if not is_local and "RAY_AUTH_MODE" not in os.environ:
             advice = " If the cluster needs a token (`ray start` reports that), set RAY_AUTH_MODE=token."
@@ -204,7 +195,8 @@ def _init_ray(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
     finally:  # Ray installs its own SIGTERM handler, so restore the earlier handler.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, sigterm_handler)
-    stack.enter_context(quiet_ray())
+    if not verbose:
+        stack.enter_context(quiet_ray())
 
 
 def find_layout(ray: Any, device: str, per_gpu: int = 1) -> ActorLayout:
