@@ -269,8 +269,9 @@ def explain_batch(
                 maps_of_image = {key: explanation.select(i) for key, explanation in maps.items()}
                 selected = [attribution.select(i) for attribution in attributions]
                 result = image_result = replace(image_result, maps=maps_of_image, attributions=selected)
-                if not image_result.results:  # The error of a single image says why there is nothing to explain.
-                    result = explain_batch(classifier, request, [pictures[i]], classes=classes)[0]
+            if not image_result.results and len(pictures) > 1:
+                # The error of a single image says why there is nothing to explain.
+                result = explain_batch(classifier, request, [pictures[i]], classes=classes)[0]
             if request.make_page is not None and isinstance(result, ExplainedImage):
                 result = replace(image_result, page=request.make_page(classifier, pictures[i]))
         except GradcamError as error:

@@ -75,7 +75,7 @@ def _names_target(target: Any) -> bool:
 
 def _list_methods(request: ExplainRequest) -> list[Method | AttributionMethod]:
     """Return the requested methods. If no method is requested, return all maps, because the target chooses one."""
-    return request.all_methods or [*METHODS.values()]
+    return [*request.methods, *request.attributions] or [*METHODS.values()]
 
 
 def _identify_target(entry: Explained) -> tuple[object, ...]:
@@ -170,6 +170,13 @@ def name_kinds(overlay: str, saving: OutputOptions) -> dict[str, str]:
     base = overlay.removesuffix(saving.suffix)
     names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP_ENDING}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
     return {kind: name for kind, name in names.items() if kind in saving.kinds}
+
+
+def name_files(
+    stem: str, request: ExplainRequest, results: Sequence[ExplanationResult], saving: OutputOptions, *, suffix: str
+) -> list[dict[str, str]]:
+    """Return the file names of each result of one image, by kind, as `name_kinds` does."""
+    return [name_kinds(name, saving) for name in list_endings(request, results, stem=stem, suffix=suffix)]
 
 
 def check_outputs(

@@ -191,15 +191,14 @@ def iterate_results(job: ExplainJob, images: Sequence[Path], output: OutputMode)
 
 def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, str]]:
     """Write the files of an image. Return the paths by kind, for each result."""
-    from gradcam.batch.result_names import list_endings, name_kinds, panel_suffix
+    from gradcam.batch.result_names import name_files, panel_suffix
     from gradcam.models.panels import panel
 
     saving, suffix = job.saving, job.suffix
     appearance: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
     # Heatmaps on the second image of --like are not part of a panel.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
-    overlays = list_endings(job.request, results, stem=image.stem, suffix=suffix)
-    names_by_kind = [name_kinds(overlay, saving) for overlay in overlays]
+    names_by_kind = name_files(image.stem, job.request, results, saving, suffix=suffix)
     names = [name for kinds in names_by_kind for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_suffix(job.request.options["evidence"], suffix=suffix)))
