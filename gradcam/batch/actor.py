@@ -146,15 +146,11 @@ def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int 
         # Actors also check that they see the folder for incomplete files, which exists only during a run. To check the
         # output folder itself is not enough, because another disk may have a folder with the same path.
         folders.insert(0, saver.place.temporary)
-    return ActorJob(
-        load=load,
-        weights=describe_weights(work.classifier)["sha256"],
-        work=replace(work, classifier=unset, items=(), workers=workers or 0),
-        saver=replace(saver, classifier=unset, stems={}),
-        device=device,
-        folder=Path.cwd(),
-        shared_folders=[folder.absolute() for folder in folders if folder.is_dir()],
-    )
+    weights = describe_weights(work.classifier)["sha256"]
+    shared_folders = [folder.absolute() for folder in folders if folder.is_dir()]
+    work = replace(work, classifier=unset, items=(), workers=workers or 0)
+    saver = replace(saver, classifier=unset, stems={})
+    return ActorJob(load, weights, work, saver, device, Path.cwd(), shared_folders)
 
 
 def list_needed(batches: Iterable[ItemBatch]) -> set[str]:
@@ -238,10 +234,9 @@ class Actor:
         torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # OMP_NUM_THREADS may set a lower limit.
         classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
-            raise ClusterError(
-                f"The model's weights on {self._location['node']} differ from those on the machine that started the "
-                "run: give a checkpoint with --weights, or make the model's code deterministic."
-            )
+            problem = f"The model's weights on {self._location['node']} differ from those on the machine"
+            advice = "give a checkpoint with --weights, or make the model's code deterministic"
+            raise ClusterError(f"{problem} that started the run: {advice}.")
         return classifier
 
     def _fail(self, error: BaseException) -> ActorReply:

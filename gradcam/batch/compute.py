@@ -39,7 +39,7 @@ class LogEvent(Protocol):
     def __call__(self, event: str, **details: Any) -> None: ...
 
 
-def ignore_event(event: str, **details: Any) -> None:
+def drop_event(event: str, **details: Any) -> None:
     """Log nothing."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.batch.compute import LogEvent, Stage, ignore_event, map_groups
+from gradcam.batch.compute import LogEvent, Stage, drop_event, map_groups
 from gradcam.batch.image_results import DrawnImage, ExplainedImage, ExplainRequest, ExplanationResult
 from gradcam.batch.read_items import PendingImage, ReadItem, prepare_on_cpu
 from gradcam.batch.result_names import OutputOptions
@@ -133,7 +133,7 @@ class DevicePixels:
         self,
         classifier: Classifier,
         codec: Codec,
-        log_event: LogEvent = ignore_event,
+        log_event: LogEvent = drop_event,
         saving: OutputOptions | None = None,
     ) -> None:
         self._classifier, self._codec, self._saving = classifier, codec, saving
@@ -306,11 +306,9 @@ def _move_result_to_cpu(result: Any, overlays: Sequence[DrawnImage] | None) -> A
     shape = np.broadcast_to(np.uint8(0), tuple(result.picture.shape))
     maps = {key: replace(item, images=[shape], heatmaps=EMPTY_HEATMAP) for key, item in result.maps.items()}
     sources = {id(item): maps[key] for key, item in result.maps.items()}
-    drawn_results = [
-        replace(map_result, source=sources[id(map_result.source)], drawn_overlay=overlay)
-        for map_result, overlay in zip(result.results, overlays)
-    ]
-    return replace(result, maps=maps, drawn_results=drawn_results)
+    pairs = zip(result.results, overlays)
+    drawn = [replace(item, source=sources[id(item.source)], drawn_overlay=overlay) for item, overlay in pairs]
+    return replace(result, maps=maps, drawn_results=drawn)
 
 
 def _move_explanation_to_cpu(explanation: ImageExplanation) -> ImageExplanation:

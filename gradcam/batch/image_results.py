@@ -365,19 +365,14 @@ def _to_result(source: AnyResult, k: int, target: Any, on: str | None = None) ->
     label = name if index is None else None if source.labels is None else source.labels[index]
     if instance is not None:
         index, label = instance.index, _name(instance, target)
-    values = source.maps if isinstance(source, ImageExplanation) else source.values[:, :, 0]
-    entry = Explained(
-        index=index,
-        label=label,
-        score=source.scores[0, k].item(),
-        layer=source.layer or "input",
-        method=source.method,
-        overlay=None,
-        blank=not values[0, k].any().item(),
-        evidence=source.evidence if isinstance(source, ImageExplanation) else "signed",
-        on=on,
-        **({} if instance is None else describe_instance(instance, target)),
-    )
+    score, layer = source.scores[0, k].item(), source.layer or "input"
+    if isinstance(source, ImageExplanation):
+        values, evidence = source.maps, source.evidence
+    else:
+        values, evidence = source.values[:, :, 0], "signed"
+    blank = not values[0, k].any().item()
+    details = {"on": on} if instance is None else {"on": on, **describe_instance(instance, target)}
+    entry = Explained(index, label, score, layer, source.method, None, blank, evidence, **details)
     return ExplanationResult(entry, tuple(values.shape[2:]), source, k)
 
 

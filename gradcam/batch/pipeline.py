@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from gradcam.batch.compute import BatchExplainer, BatchFunction, LogEvent, ResultT, ignore_event
+from gradcam.batch.compute import BatchExplainer, BatchFunction, LogEvent, ResultT, drop_event
 from gradcam.batch.device import DevicePixels
 from gradcam.batch.pool import LATER, URGENT, ItemBatch, Pool, cut_batches, one_opencv_thread
 from gradcam.batch.read_items import IMAGE_NOT_LOADED, HashedItem, ReadItem, find_upload, read_item, to_image_error
@@ -30,6 +30,7 @@ from gradcam.storage.retry import limit_retries
 T = TypeVar("T")
 Read = Callable[[InputImage], ReadItem]
 Finish = Callable[[HashedItem, Any], T]
+Futures = list[Future[T]]
 LOG = logging.getLogger("gradcam")
 
 # The number of batches that are read while the model runs on another batch. With only one batch, the reading threads
@@ -48,7 +49,7 @@ def compute_items(
     is_needed: Callable[[InputImage], bool] = lambda item: True,
     batch_size: int,
     workers: int,
-    log_event: LogEvent = ignore_event,
+    log_event: LogEvent = drop_event,
     audit: bool = False,
     on_leftover: Callable[[T], None] | None = None,
     pixels: DevicePixels | None = None,
@@ -194,12 +195,7 @@ class _StartedBatch:
         return [unanswered] * any(unanswered.needed)
 
     def _finish(
-        self,
-        pixels: DevicePixels,
-        reads: list[ReadItem],
-        results: list[Any],
-        finish: Finish[T],
-        futures: list[Future[T]],
+        self, pixels: DevicePixels, reads: list[ReadItem], results: list[Any], finish: Finish[T], futures: Futures[T]
     ) -> None:
         try:
             finished = pixels.finish(results)
@@ -212,7 +208,7 @@ class _StartedBatch:
                     future.set_exception(error)
 
     def _submit_tasks(
-        self, reads: list[ReadItem], results: Sequence[Any], finish: Finish[T], futures: list[Future[T]]
+        self, reads: list[ReadItem], results: Sequence[Any], finish: Finish[T], futures: Futures[T]
     ) -> None:
         outcomes = zip(reads, results, self.batch.needed)
         tasks = [partial(finish, read.fetched, result) for read, result, is_needed in outcomes if is_needed]

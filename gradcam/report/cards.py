@@ -43,17 +43,11 @@ class CardPage:
 
     def write(self, path: Path, cards: Iterable[Card]) -> None:
         """Write the page with these cards to one self-contained file, which needs no network. Raises `OutputError`."""
-        text = render_standalone(
-            "cards.html.j2",
-            styles=("style.css",),
-            scripts={"script": ("theme.js",)},
-            title=escape_controls(self.title),
-            summary=_clean(self.summary),
-            lines=list(map(escape_controls, self.lines)),
-            facts=[(name, _clean(group)) for name, group in self.facts],
-            failures=list(map(escape_controls, self.failures)),
-            cards=map(_to_card, cards),
-        )
+        values: dict[str, Any] = {"title": escape_controls(self.title), "summary": _clean(self.summary)}
+        values["facts"] = [(name, _clean(group)) for name, group in self.facts]
+        values |= {name: list(map(escape_controls, getattr(self, name))) for name in ("lines", "failures")}
+        options: Any = {"styles": ("style.css",), "scripts": {"script": ("theme.js",)}}
+        text = render_standalone("cards.html.j2", cards=map(_to_card, cards), **options, **values)
         write_page(path, text)
 
 

@@ -136,14 +136,11 @@ def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, An
     """Return the details of one image, which the page shows when the image is opened."""
     stem = find_stem(record)
     predictions = record.predictions[:MAX_PREDICTIONS]
-    return {
-        "predictions": [[item.index, _name_prediction(item), round(item.probability, 6)] for item in predictions],
-        "explained": [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)],
-        "note": privacy.clean(record.note) if record.note else None,
-        "size": record.size,
-        "region": record.region,
-        "page": to_url(record.page),
-    }
+    details: dict[str, Any] = {}
+    details["predictions"] = [[item.index, _name_prediction(item), round(item.probability, 6)] for item in predictions]
+    details["explained"] = [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)]
+    note = privacy.clean(record.note) if record.note else None
+    return details | {"note": note, "size": record.size, "region": record.region, "page": to_url(record.page)}
 
 
 def _name_prediction(prediction: Prediction) -> str:
@@ -220,15 +217,11 @@ def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:
     names_by_kind = {"models": [record.model for record in run.records], "layers": [entry.layer for entry in entries]}
     names_by_kind["methods"] = [entry.method for entry in entries]
     place = run.files.place
-    return render(
-        "index.html.j2",
-        title=privacy.clean(place.resolve().name if isinstance(place, Path) else place.name),
-        summary={key: list(map(privacy.clean_value, dict.fromkeys(names))) for key, names in names_by_kind.items()},
-        total=len(run.records),
-        failures=sum(record.error is not None for record in run.records),
-        facts=_list_facts(run.facts, privacy),
-        data=data,
-    )
+    title = privacy.clean(place.resolve().name if isinstance(place, Path) else place.name)
+    summary = {kind: list(map(privacy.clean_value, dict.fromkeys(names))) for kind, names in names_by_kind.items()}
+    counts = {"total": len(run.records), "failures": sum(record.error is not None for record in run.records)}
+    facts = _list_facts(run.facts, privacy)
+    return render("index.html.j2", title=title, summary=summary, facts=facts, data=data, **counts)
 
 
 def _list_facts(facts: dict[str, Any], privacy: Privacy) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -20,11 +20,8 @@ from gradcam.images.read import check_memory
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # a zip member's signature, and the lengths of its name and its extra fields
 HEADER_BYTES = LOCAL_HEADER.size + 400  # enough for the bytes before a member's data, unless its name is unusually long
 
-ERROR_REASONS = {
-    **dict.fromkeys((FileNotFoundError, NotADirectoryError), "does not exist"),
-    IsADirectoryError: "is not a file",
-    MemoryError: "does not fit into memory",
-}
+ERROR_REASONS: dict[type[Exception], str] = dict.fromkeys((FileNotFoundError, NotADirectoryError), "does not exist")
+ERROR_REASONS |= {IsADirectoryError: "is not a file", MemoryError: "does not fit into memory"}
 
 Stamp = tuple[int, int, int]  # (inode, size, modification time)
 

@@ -244,10 +244,9 @@ class PieceWriter:
                 self._sent_count = self._sent_count or len(self._lines)
                 name, data = name_piece(self._folder, self._number + 1), b"".join(self._lines[: self._sent_count])
                 if self._store.is_file(name) and self._store.read(name) != data:
-                    raise OutputError(
-                        f"{self._store.below(name).url}: another process wrote this file. Run one process at a time, "
-                        "or one for each --shard. Continue with --resume"
-                    )
+                    problem = f"{self._store.below(name).url}: another process wrote this file"
+                    advice = "Run one process at a time, or one for each --shard. Continue with --resume"
+                    raise OutputError(f"{problem}. {advice}")
                 self._store.write(name, data)
                 self._number += 1
                 del self._lines[: self._sent_count]

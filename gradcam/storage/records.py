@@ -176,16 +176,12 @@ class Record:
         try:
             names = ("error", "note", "fit", "sha256", "tar", "page")
             texts = {name: _require_type(fields.get(name), str, type(None)) for name in names}
-            record = Record(
-                image=_require_type(fields["image"], str),
-                model=_require_type(fields["model"], str),
-                predictions=_to_entries(Prediction, fields.get("predictions", [])),
-                explained=_to_entries(Explained, fields.get("explained", [])),
-                size=_to_list(fields.get("size"), 2),
-                region=_to_list(fields.get("region"), 4),
-                edits=_to_list(fields.get("edits"), None, (str,)),
-                **texts,
-            )
+            texts |= {name: _require_type(fields[name], str) for name in ("image", "model")}
+            predictions = _to_entries(Prediction, fields.get("predictions", []))
+            explained = _to_entries(Explained, fields.get("explained", []))
+            lists = {"size": _to_list(fields.get("size"), 2), "region": _to_list(fields.get("region"), 4)}
+            lists["edits"] = _to_list(fields.get("edits"), None, (str,))
+            record = Record(predictions=predictions, explained=explained, **texts, **lists)
             if fields.get("status", record.status) != record.status:
                 raise ValueError(f"its status is {shorten(fields['status'])}, but its error requires '{record.status}'")
             return record

@@ -205,10 +205,8 @@ def _translate_errors(url: str) -> Iterator[None]:
     except Exception as error:
         name = type(error).__name__
         if name in CREDENTIAL_ERRORS:
-            raise StoreError(
-                f"{url}: there are no valid credentials ({describe_refusal(error)}); set them in the environment, such "
-                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            ) from error
+            advice = "set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise StoreError(f"{url}: there are no valid credentials ({describe_refusal(error)}); {advice}") from error
         if name in CONFIGURATION_ERRORS:
             raise StoreError(f"{url}: the store cannot be used ({describe_refusal(error)})") from error
         status = getattr(error, "status", None)  # aiohttp's errors have the HTTP status code here.

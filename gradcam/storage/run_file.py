@@ -171,18 +171,8 @@ def load_fields(data: bytes) -> dict[str, Any] | None:
 
 
 # These fields are required.
-FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "gradcam": str,
-    "versions": dict,
-    "device": str,
-    "model": dict,
-    "settings": dict,
-    "inputs": list,
-    "root": (str, type(None)),
-    "images": int,
-    "left_out": int,
-    "resolved": dict,
-}
+FIELD_TYPES: dict[str, Any] = {"gradcam": str, "versions": dict, "device": str, "model": dict, "settings": dict}
+FIELD_TYPES |= {"inputs": list, "root": (str, type(None)), "images": int, "left_out": int, "resolved": dict}
 
 
 def describe_invalid_field(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -297,11 +287,6 @@ def describe_versions() -> dict[str, str]:
 
     from gradcam.images.opencv import cv2
 
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "torchvision": str(torchvision.__version__),
-        "opencv": str(cv2.__version__),
-        "numpy": np.__version__,
-        "pillow": PIL.__version__,
-    }
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions |= {"torchvision": str(torchvision.__version__), "opencv": str(cv2.__version__)}
+    return versions | {"numpy": np.__version__, "pillow": PIL.__version__}

@@ -21,9 +21,9 @@ from gradcam.batch.result_names import OutputOptions, check_outputs, name_result
 from gradcam.batch.save import Saver
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, ImageError, OutputError
+from gradcam.images import files as image_files
 from gradcam.options import DEFAULTS
 from gradcam.sources.contents import InputImage
-from gradcam.storage import output as places
 from gradcam.storage.output import DiskWriter
 from gradcam.storage.records import ImageOutcome, Record
 from gradcam.storage.store import Store
@@ -322,14 +322,14 @@ def test_a_disk_that_fails_ends_the_run(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     work = do(OutputOptions(kinds=("overlay", "map")))
-    result, write = work.find(photo("chelsea.jpg")), places.write_atomically
+    result, write = work.find(photo("chelsea.jpg")), image_files.write_atomically
 
     def fail(path: Path, data: bytes, **options: Any) -> None:
         if path.suffix == ".npy":
             raise OSError(number, os.strerror(number), str(path))
         write(path, data, **options)
 
-    monkeypatch.setattr(places, "write_atomically", fail)
+    monkeypatch.setattr(image_files, "write_atomically", fail)
     with pytest.raises(OutputError) as raised:
         work.save(Path("x"), result=result)
     reason = os.strerror(number)

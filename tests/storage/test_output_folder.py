@@ -487,8 +487,8 @@ def test_overwriting_heeds_no_broken_lines(tmp_path: Path) -> None:
 
 def test_shards_share_a_folder(tmp_path: Path) -> None:
     with (
-        OutputFolder.open(tmp_path, RUN, shard=Shard(1, 2)) as first_shard,
-        OutputFolder.open(tmp_path, RUN, shard=Shard(2, 2)) as second_shard,
+        closing(OutputFolder.open(tmp_path, RUN, shard=Shard(1, 2))) as first_shard,
+        closing(OutputFolder.open(tmp_path, RUN, shard=Shard(2, 2))) as second_shard,
     ):
         second_shard.append(finish(second_shard, "c.jpg"))
         first_shard.append(finish(first_shard, "a.jpg"))
@@ -530,7 +530,7 @@ def test_a_shard_overwrites_its_own_part_and_a_whole_run_all_of_them(tmp_path: P
     assert (tmp_path / "a-gradcam.jpg").exists()
     assert not (tmp_path / "c-gradcam.jpg").exists()
     with (
-        OutputFolder.open(tmp_path, RUN, mode="resume", shard=Shard(2, 2)),
+        closing(OutputFolder.open(tmp_path, RUN, mode="resume", shard=Shard(2, 2))),
         pytest.raises(OutputError, match=r"another process is writing to this folder \(shard 2/2\); wait"),
     ):
         OutputFolder.open(tmp_path, RUN, mode="overwrite")

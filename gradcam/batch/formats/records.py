@@ -92,10 +92,12 @@ class RecordsWrapper:
         if self._is_closed:
             return
         self._is_closed = True
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._records.close)
+        try:
             self._end()
-            self._records.close(order)
+        except BaseException:
+            self._records.close()
+            raise
+        self._records.close(order)
 
 
 class WriterResults(RecordsWrapper):

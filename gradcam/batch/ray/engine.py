@@ -81,15 +81,10 @@ class RayEngine:
         retries = {"max_restarts": -1, "max_task_retries": MAX_RETRIES} if takes_options else {}
         rows = self.ray.data.from_items([{"block": block} for block in blocks], override_num_blocks=len(blocks))
         actors = min(self.layout.actors, len(blocks))
-        replies = rows.map_batches(
-            Actor,
-            fn_constructor_args=(job, self.layout.threads),
-            compute=self.ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=MAX_BLOCKS_PER_ACTOR),
-            batch_size=1,
-            num_cpus=self.layout.cores,
-            num_gpus=self.layout.gpus,
-            **retries,
-        )
+        strategy = self.ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=MAX_BLOCKS_PER_ACTOR)
+        options = {"compute": strategy, "num_cpus": self.layout.cores, "num_gpus": self.layout.gpus, **retries}
+        arguments = (job, self.layout.threads)
+        replies = rows.map_batches(Actor, fn_constructor_args=arguments, batch_size=1, **options)
         batches = replies.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy")
         with contextlib.closing(iter(batches)) as row_batches:
             for batch in row_batches:
@@ -125,10 +120,9 @@ def _describe_ray_error(ray: Any, error: BaseException) -> str:
         return f"gradcam is missing on a machine of the cluster. {remedy}"
     actor_errors = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
     if isinstance(error, actor_errors):
-        return (
-            f"An actor still ended after {MAX_RETRIES} retries. Possible causes: a lost machine, too little memory, or an "
-            f"image that crashes the process (Ray: {shorten(lines[0] if lines else error)})."
-        )
+        causes = "a lost machine, too little memory, or an image that crashes the process"
+        reason = shorten(lines[0] if lines else error)
+        return f"An actor still ended after {MAX_RETRIES} retries. Possible causes: {causes} (Ray: {reason})."
     cause = getattr(error, "cause", None)  # The cause of a remote error. Ray's own message ends in general advice.
     last_line = lines[-1] if lines else type(error).__name__
     return f"Ray stopped the run: {describe_unexpected(cause) if isinstance(cause, Exception) else last_line}"

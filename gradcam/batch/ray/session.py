@@ -49,10 +49,9 @@ def check_address(address: str) -> None:
     if address == "auto":
         return
     if address.startswith("ray://"):
-        raise ClusterError(
-            f"{address}: Ray Client addresses are not supported. On a machine of the cluster, give HOST:PORT of the head, "
-            "such as 10.0.0.1:6379. Or submit the whole command with `ray job submit`."
-        )
+        advice = "On a machine of the cluster, give HOST:PORT of the head, such as 10.0.0.1:6379."
+        alternative = "Or submit the whole command with `ray job submit`."
+        raise ClusterError(f"{address}: Ray Client addresses are not supported. {advice} {alternative}")
     match = re.fullmatch(r"\[?([^\s/]+?)\]?:(\d{1,5})", address)
     if match is None:
         expected = "HOST:PORT, such as 10.0.0.1:6379, or auto"
