@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -22,21 +22,11 @@ OutputT = TypeVar("OutputT")
 ResultT = TypeVar("ResultT")
 Process = Callable[[Sequence[ItemT]], Sequence[OutputT]]
 Fallback = Callable[[ItemT, BaseException], OutputT]
-ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
-class BatchFunction(Protocol[ResultT_co]):
-    """A function that runs the model on a batch of images of equal size, and returns a result or an error for each."""
-
-    def __call__(
-        self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None
-    ) -> Sequence[ResultT_co | GradcamError]: ...
-
-
-class LogEvent(Protocol):
-    """A callback that receives the name and the details of an event, for the log."""
-
-    def __call__(self, event: str, **details: Any) -> None: ...
+# Runs the model on a batch of images of equal size, and returns a result or an error for each: (pictures, classes=None).
+BatchFunction = Callable[..., Sequence[ResultT | GradcamError]]
+LogEvent = Callable[..., None]  # Receives the name and the details of an event, for the log: (event, **details).
 
 
 def drop_event(event: str, **details: Any) -> None:
@@ -127,9 +117,7 @@ class BatchExplainer(Generic[ResultT]):
         return [_to_error(read, result) if isinstance(result, GradcamError) else result for read, result in pairs]
 
 
-def map_groups(
-    items: Sequence[ItemT], key: Callable[[ItemT], object], process: Process[ItemT, OutputT]
-) -> list[OutputT]:
+def map_groups(items: Sequence[ItemT], key: Callable[[ItemT], Any], process: Process[ItemT, OutputT]) -> list[OutputT]:
     """Return the output of `process` for each item. `process` receives all items with the same key at once."""
     groups: dict[object, list[int]] = {}
     for position, item in enumerate(items):

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from gradcam.batch.compute import LogEvent
 from gradcam.batch.device import open_device_pixels
@@ -48,21 +48,13 @@ OnLeftover = Callable[[ImageOutcome], None] | None
 Reports = Generator[ImageOutcome, None, None]
 
 
-class Engine(Protocol):
-    """A function that explains the needed images, and yields a report for each of them in the order of the items.
-
-    After the generator is closed or has raised, no more results are written. If the generator ends early, `on_leftover`
-    receives each report that was finished but not read.
-    """
-
-    def __call__(
-        self, work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
-    ) -> Reports: ...
+# A function that explains the needed images, and yields a report for each of them in the order of the items. It takes
+# (work, saver, is_needed=..., log_event=..., on_leftover=None). After the generator is closed or has raised, no more
+# results are written. If the generator ends early, `on_leftover` receives each report that was finished but not read.
+Engine = Callable[..., Reports]
 
 
-def explain_locally(
-    work: BatchWork, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, **options: Any
-) -> Reports:
+def explain_locally(work: BatchWork, saver: Saver, is_needed: IsNeeded, log_event: LogEvent, **options: Any) -> Reports:
     """Explain images in this process. `options` are those of `compute_items`.
 
     Worker threads read images in advance and write results. The model runs in the caller's thread.

@@ -314,16 +314,14 @@ def _to_target(target: Any, classes: Classes, image_count: int) -> Any:
     raise TargetError(f"A class is given, but the target is {target_name}: give only one of them.")
 
 
-def _predict_all(
-    classifier: Classifier, first: AnyResult, target: Any, image_count: int
-) -> list[list[Prediction] | None]:
+def _predict_all(classifier: Classifier, first: AnyResult, target: Any, count: int) -> list[list[Prediction] | None]:
     """Return each image's most probable classes or detections, or None for an image whose output is not finite."""
     if classifier.task != "classification":
         instances = getattr(first, "instances", None)
-        rows = instances or [[]] * image_count
+        rows = instances or [[]] * count
         detected = [[instance for instance in row if instance.kind in DETECTED_KINDS] for row in rows]
         counts = [first.scores.shape[1] if instances is None else len(row) for row in instances or detected]
-        is_finite = [bool(row[:count].isfinite().all()) for row, count in zip(first.scores, counts)]
+        is_finite = [bool(row[:end].isfinite().all()) for row, end in zip(first.scores, counts)]
         detections = getattr(first, "detections", None) or detected
         scored = [[instance for instance in row if instance.score is not None] for row in detections]
         return [[*map(_to_prediction, row)] if finite else None for row, finite in zip(scored, is_finite)]

@@ -207,9 +207,7 @@ class _StartedBatch:
                 if not future.done():
                     future.set_exception(error)
 
-    def _submit_tasks(
-        self, reads: list[ReadItem], results: Sequence[Any], finish: Finish[T], futures: Futures[T]
-    ) -> None:
+    def _submit_tasks(self, reads: list[ReadItem], results: list[Any], finish: Finish[T], futures: Futures[T]) -> None:
         outcomes = zip(reads, results, self.batch.needed)
         tasks = [partial(finish, read.fetched, result) for read, result, is_needed in outcomes if is_needed]
         for task, future in zip(tasks, futures):

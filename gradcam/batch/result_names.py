@@ -228,9 +228,8 @@ def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
     unsuitable = [method.name for method in methods if not request.methods or not method.has_layer]
     if "panel" in saving.kinds and unsuitable:
         name = unsuitable[0]
-        raise GradcamError(
-            f"A panel needs heatmaps at a layer, but {name} has no layer: leave out the panel, or {name}."
-        )
+        problem = f"A panel needs heatmaps at a layer, but {name} has no layer"
+        raise GradcamError(f"{problem}: leave out the panel, or {name}.")
 
 
 def _list_places(

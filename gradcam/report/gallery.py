@@ -229,10 +229,8 @@ def _list_facts(facts: dict[str, Any], privacy: Privacy) -> list[tuple[str, list
     cleaned = privacy.clean_value({key: value for key, value in facts.items() if key not in hidden_keys})
     top_level = {key: value for key, value in cleaned.items() if not isinstance(value, dict)}
     groups = {"run": top_level, **{key: value for key, value in cleaned.items() if isinstance(value, dict)}}
-    rows = {
-        name: [(key, _format_setting(value)) for key, value in flatten(group, " ")] for name, group in groups.items()
-    }
-    return [(name, facts) for name, facts in rows.items() if groups[name]]
+    rows = ((name, flatten(group, " ")) for name, group in groups.items() if group)
+    return [(name, [(key, _format_setting(value)) for key, value in pairs]) for name, pairs in rows]
 
 
 def _format_setting(value: Any) -> str:

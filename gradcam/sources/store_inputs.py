@@ -33,9 +33,8 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
         if not is_glob(url) or store.is_file():  # An object's name may contain brackets.
             # If the suffix suggests an object, look for an object first, otherwise for a folder. Mostly, this takes
             # one request.
-            has_object_suffix = not url.endswith("/") and (
-                has_image_suffix(store.url) or store.url.lower().endswith(CONTAINER_SUFFIXES)
-            )
+            has_suffix = has_image_suffix(store.url) or store.url.lower().endswith(CONTAINER_SUFFIXES)
+            has_object_suffix = has_suffix and not url.endswith("/")
             if has_object_suffix and store.is_file():
                 yield _find_object(store)
             elif (names := _drop_excluded(store, store.find(), exclude)) is not None:

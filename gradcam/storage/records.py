@@ -233,10 +233,8 @@ def _to_entries(entry_type: type[Entry], data: Any) -> tuple[Entry, ...]:
         for attribute in fields(entry_type):
             name, kind = attribute.name, str(attribute.type)
             if name in _require_type(values, dict) or attribute.default is MISSING:
-                value, is_list = values[name], kind in LIST_TYPES
-                entry[name] = (
-                    _to_list(value, *LIST_TYPES[kind]) if is_list else _require_type(value, *VALUE_TYPES[kind])
-                )
+                read, types = (_to_list, LIST_TYPES[kind]) if kind in LIST_TYPES else (_require_type, VALUE_TYPES[kind])
+                entry[name] = read(values[name], *types)
         entries.append(entry_type(**entry))
     return tuple(entries)
 
