@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from gradcam.sources.contents import InputImage
     from gradcam.storage.store import Store
 
+# The fields that choose a target, and their values for the default target. The classes are given by name, because file
+# names are checked before PyTorch is imported.
+DEFAULT_TARGETS: dict[str, dict[str, Any]] = {
+    "ClassTarget": {"classes": None},
+    "Box": {"numbers": [0], "edge": None, "class_": None},
+    "Keypoint": {"numbers": [0], "axis": None, "box": 0},
+    "Mask": {"class_": None, "mask": None},
+    "Token": {"position": None},
+}
 COMPARISON_NAME = "compare"  # In the name of a panel, this replaces the method.
 
 
@@ -56,21 +65,11 @@ def list_endings(
 
 def _names_target(target: Any) -> bool:
     """Return True if the user chose what to explain: a later run may choose something else, and needs other names."""
-    from gradcam.targets.boxes import Box  # Imported here, because names are checked before PyTorch is imported.
-    from gradcam.targets.classes import ClassTarget
-    from gradcam.targets.keypoints import Keypoint
-    from gradcam.targets.masks import Mask
-    from gradcam.targets.words import Token
-
-    if isinstance(target, ClassTarget):
-        return target.classes is not None
-    if isinstance(target, Box):
-        return target.numbers != [0] or target.edge is not None or target.class_ is not None
-    if isinstance(target, Keypoint):
-        return target.numbers != [0] or target.axis is not None or target.box != 0
-    if isinstance(target, Mask):
-        return target.class_ is not None or target.mask is not None
-    return target is not None and not (isinstance(target, Token) and target.position is None)
+    defaults = DEFAULT_TARGETS.get(type(target).__name__)
+    if target is None or defaults is None:
+        return target is not None
+    values = ((getattr(target, name), default) for name, default in defaults.items())
+    return any(value is not None if default is None else value != default for value, default in values)
 
 
 def _list_methods(request: ExplainRequest) -> list[Method | AttributionMethod]:

@@ -51,10 +51,10 @@ def walk_folder(top: str, visited: set[str]) -> list[Folder]:
     return sorted(folders, key=lambda folder: folder.name.split("/"))
 
 
-def _scan(path: str) -> list[os.DirEntry[str]]:
+def _scan(path: str, *, hidden: bool = False) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:
-            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+            return sorted((entry for entry in entries if hidden or entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as error:
         advice = "change its permissions, or give only folders that can be read"
         raise InputError(f"{path}: this folder cannot be read ({error.strerror}); {advice}") from error
@@ -123,16 +123,7 @@ def _match(folder: str, parts: tuple[str, ...], exclude: str | None) -> Iterator
         if os.path.lexists(path):
             yield from _match(path, remaining, exclude)
     elif is_folder:
-        for name in _list_names(folder, hidden=part.startswith(".")):
-            path = os.path.join(folder, name)
-            if fnmatch.fnmatch(name, part) and (exclude is None or os.path.realpath(path) != exclude):
+        for entry in _scan(folder or os.curdir, hidden=part.startswith(".")):
+            path = os.path.join(folder, entry.name)
+            if fnmatch.fnmatch(entry.name, part) and (exclude is None or os.path.realpath(path) != exclude):
                 yield from _match(path, remaining, exclude)
-
-
-def _list_names(folder: str, *, hidden: bool) -> list[str]:
-    if not hidden:
-        return [entry.name for entry in _scan(folder or os.curdir)]
-    try:
-        return sorted(os.listdir(folder or os.curdir))
-    except OSError as error:
-        raise InputError(f"{folder}: this folder cannot be read ({error.strerror})") from error

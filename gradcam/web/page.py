@@ -299,16 +299,12 @@ class Page:
         write_page(Path(path), self.to_html())
 
     def _repr_html_(self) -> str:
-        return wrap_in_iframe(self)
-
-
-def wrap_in_iframe(page: Page) -> str:
-    """Return an iframe with the page, to embed in another document. The page's scripts cannot access that document."""
-    return (
-        f'<iframe srcdoc="{html.escape(page.to_html())}" sandbox="allow-scripts allow-downloads" '
-        f'allow="clipboard-write" title="{html.escape(escape_controls(page.name))}" loading="lazy" '
-        f'style="width: 100%; height: {NOTEBOOK_HEIGHT}px; border: 0; border-radius: 8px"></iframe>'
-    )
+        """Return an iframe with the page. The page's scripts cannot access the notebook."""
+        return (
+            f'<iframe srcdoc="{html.escape(self.to_html())}" sandbox="allow-scripts allow-downloads" '
+            f'allow="clipboard-write" title="{html.escape(escape_controls(self.name))}" loading="lazy" '
+            f'style="width: 100%; height: {NOTEBOOK_HEIGHT}px; border: 0; border-radius: 8px"></iframe>'
+        )
 
 
 def quantise_rows(rows: Floats, kind: str = "int8") -> dict[str, Any]:
