@@ -32,7 +32,16 @@ from gradcam.images.jpeg import Codec, find_codec
 from gradcam.models import device as devices
 from gradcam.sources.contents import InputImage
 from gradcam.storage.records import ImageOutcome
-from tests.batch.test_pipeline import Content, _leaves_no_trace, noises, pixel_threads, tiny, within
+from tests.batch.test_pipeline import (
+    Content,
+    _leaves_no_trace,
+    explain_items,
+    name,
+    noises,
+    pixel_threads,
+    tiny,
+    within,
+)
 from tests.cli.test_cli import Command, Photo, folder, gradcam_command, pixels
 
 __all__ = ["_leaves_no_trace", "folder", "gradcam_command"]  # fixtures
@@ -89,11 +98,10 @@ def photographs(photo: Photo) -> list[InputImage]:
 
 def explain(
     classifier: gradcam.Classifier,
-    items: Sequence[InputImage],
-    *,
+    items: Any,
     pixels: str = "device",
     batch_size: int = 4,
-    events: Events | None = None,
+    events: Any = None,
     **saving: Any,
 ) -> list[ImageOutcome]:
     """Return the reports, which include the files."""
@@ -101,10 +109,8 @@ def explain(
     stems = {item.name: item.name for item in items}
     saver = Saver(None, stems, OutputOptions(**saving), classifier, work.request)
 
-    def log_event(event: str, **details: Any) -> None:
-        if events is not None:
-            events.append((event, details))
-
+    events = [] if events is None else events
+    log_event = lambda event, **details: events.append((event, details))  # noqa: E731
     return list(explain_locally(work, saver, is_needed=lambda item: True, log_event=log_event))
 
 
@@ -149,13 +155,10 @@ class TestEquality:
         assert all(report.record.error is None for report in ours)
         # The photographs store chroma at half the resolution: nvJPEG repeats the values, libjpeg interpolates them.
         assert_alike(ours, theirs, **({"codec": 0.2} if device == "cpu" else NVJPEG))
-        if (
-            device == "cpu"
-        ):  # Decoded pixels are equal and PNG is lossless, but the maps differ by the rounding of inputs.
-            pairs = [
-                (pixels, expected) for a, b in zip(ours, theirs) for pixels, expected in zip(overlays(a), overlays(b))
-            ]
-            assert max((abs(pixels - expected) > 2).mean() for pixels, expected in pairs) <= 1e-3
+        # On the CPU, decoded pixels are equal and PNG is lossless, but the maps differ by the rounding of inputs.
+        for report, reference in zip(ours, theirs) if device == "cpu" else ():
+            for pixels, expected in zip(overlays(report), overlays(reference)):
+                assert (abs(pixels - expected) > 2).mean() <= 1e-3
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_jpeg_is_encoded_on_the_device(self, photo: Photo, device: str) -> None:
@@ -181,9 +184,7 @@ class TestEquality:
             assert (explanation.probabilities() - expected.probabilities()).abs().max() <= 0.005
             assert explanation.overlay().shape == expected.overlay().shape
 
-    @pytest.mark.parametrize(
-        "kinds", [("heatmap",), ("overlay", "map"), ("panel",), ("overlay", "heatmap", "map", "panel")]
-    )
+    @pytest.mark.parametrize("kinds", [("heatmap",), ("panel",), ("overlay", "heatmap", "map", "panel")])
     def test_outputs_that_the_device_cannot_draw_are_drawn_on_the_cpu(self, photo: Photo, kinds: Any) -> None:
         items = photographs(photo)[:2]
         runs = [explain(load("cpu"), items, pixels=pixels, kinds=kinds) for pixels in ("device", "cpu")]
@@ -193,14 +194,10 @@ class TestEquality:
 
     def test_results_do_not_depend_on_which_images_remain(self, photo: Photo, classifier: gradcam.Classifier) -> None:
         full = {report.record.image: report for report in explain(classifier, photographs(photo))}
-        work = BatchWork(
-            classifier, ExplainRequest(layers=["layer4"]), photographs(photo), 4, workers=3, pixels="device"
-        )
-        saver = Saver(None, {name: name for name in NAMES}, OutputOptions(), classifier, work.request)
-        some = explain_locally(
-            work, saver, is_needed=lambda item: item.name in NAMES[1::2], log_event=lambda event, **details: None
-        )
-        for report in some:
+        request, items = ExplainRequest(layers=["layer4"]), photographs(photo)
+        work = BatchWork(classifier, request, items, batch_size=4, workers=3, pixels="device")
+        saver = Saver(None, {name: name for name in NAMES}, OutputOptions(), classifier, request)
+        for report in explain_locally(work, saver, lambda item: item.name in NAMES[1::2], device.drop_event):
             assert report.record == full[report.record.image].record
             assert report.files == full[report.record.image].files
 
@@ -269,10 +266,7 @@ class TestNoRoom:
         events: Events = []
         explanation = explain(tiny(), copies(photo), batch_size=8, events=events)
         halved = [details for event, details in events if event == "out of memory"]
-        assert halved == [
-            {"stage": stage, "pictures": 8, "from_now_on": 4},
-            {"stage": stage, "pictures": 4, "from_now_on": 2},
-        ]
+        assert halved == [{"stage": stage, "pictures": size, "from_now_on": size // 2} for size in (8, 4)]
         assert [report.record for report in explanation] == [report.record for report in expected]
         assert [report.files for report in explanation] == [report.files for report in expected]
 
@@ -370,19 +364,18 @@ class TestInFlight:
                 return super().finish(findings)
 
         monkeypatch.setattr(device, "CPU_BUDGET_BYTES", 4 * image_bytes)
-        counted = Counted(classifier, CODEC, log_event=lambda event, **details: None)
-        items = copies(photo, 20)
-        request = ExplainRequest(layers=["inner.4"])
-        names = within(
-            60, lambda: list(compute_items(classifier, request, items, pixels=counted, workers=workers, batch_size=2))
-        )
+        counted = Counted(classifier, CODEC)
+        items, request = copies(photo, 20), ExplainRequest(layers=["inner.4"])
+        names = within(60, lambda: list(compute_items(classifier, request, items, pixels=counted, workers=workers)))
         assert names == [item.name for item in items]
         assert held_bytes == [0, 4 * image_bytes]
 
     def test_no_tensor_of_a_batch_stays_on_the_device(self, photo: Photo, classifier: gradcam.Classifier) -> None:
-        pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None, saving=OutputOptions())
+        pixels = DevicePixels(classifier, CODEC, saving=OutputOptions())
         request, image_results = ExplainRequest(layers=["layer4"]), []  # type: ignore[var-annotated]
-        list(compute_items(classifier, request, copies(photo, 4), pixels=pixels, keep=image_results))
+        keep = lambda fetched, result: image_results.append(result)  # noqa: E731
+        list(compute_items(classifier, request, copies(photo, 4), pixels=pixels, finish=keep))
+        assert len(image_results) == 4
         for image_result in image_results:
             (explanation,) = image_result.maps.values()
             assert explanation.heatmaps.numel() == 0
@@ -391,10 +384,7 @@ class TestInFlight:
             assert isinstance(image_result.results[0].draw(), bytes)
 
     def test_closing_early_leaves_no_thread(self, photo: Photo) -> None:
-        classifier = tiny()
-        stream = gradcam.explain_files(
-            [photo("coffee.jpg")] * 1 + [photo(name) for name in NAMES], classifier, pixels="device"
-        )
+        stream = gradcam.explain_files([photo(name) for name in ("coffee.jpg", *NAMES)], tiny(), pixels="device")
         next(stream)
         stream.close()
         assert pixel_threads() == []
@@ -403,36 +393,14 @@ class TestInFlight:
         def raise_(fetched: Any, result: Any) -> Any:
             raise OSError("the disk is full")
 
-        classifier = tiny()
-        pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None)
+        classifier, request = tiny(), ExplainRequest(layers=["inner.4"])
+        pixels = DevicePixels(classifier, CODEC)
         with pytest.raises(OSError, match="the disk is full"):
-            list(
-                compute_items(
-                    classifier, ExplainRequest(layers=["inner.4"]), copies(photo), pixels=pixels, finish=raise_
-                )
-            )
+            list(compute_items(classifier, request, copies(photo), pixels=pixels, finish=raise_))
 
 
-def compute_items(
-    classifier: gradcam.Classifier,
-    request: ExplainRequest,
-    items: Sequence[InputImage],
-    *,
-    keep: list[Any] | None = None,
-    **options: Any,
-) -> Iterator[Any]:
-    from functools import partial
-
-    from gradcam.batch.image_results import explain_batch
-    from gradcam.batch.pipeline import compute_items
-
-    def finish(fetched: Any, result: Any) -> str:
-        if keep is not None:
-            keep.append(result)
-        return fetched.item.name
-
-    more: dict[str, Any] = {"batch_size": 2, "workers": 2, "finish": finish} | options
-    return compute_items(classifier, partial(explain_batch, classifier, request), items, **more)
+def compute_items(classifier: gradcam.Classifier, request: ExplainRequest, items: Any, **options: Any) -> Iterator[Any]:
+    return explain_items(classifier, request, items, **{"batch_size": 2, "workers": 2, "finish": name} | options)
 
 
 class TestChoice:
@@ -444,9 +412,6 @@ class TestChoice:
         assert find_device_codec("auto", classifier, device=place) is None
         assert find_device_codec("cpu", classifier, device=place) is None
         assert find_device_codec("device", classifier, device=place) is CODEC
-
-    def test_device_is_the_codec_of_the_device(self, classifier: gradcam.Classifier) -> None:
-        assert find_device_codec("device", classifier) is CODEC
 
     @pytest.mark.parametrize(
         ("change", "reason"),
@@ -461,9 +426,8 @@ class TestChoice:
     ) -> None:
         changed = replace(classifier, **change)
         assert find_device_codec("auto", changed) is None
-        with pytest.raises(
-            DeviceError, match=rf"^Images cannot be processed on the device: .*{reason}.*Use --pixels cpu\.$"
-        ):
+        message = rf"^Images cannot be processed on the device: .*{reason}.*Use --pixels cpu\.$"
+        with pytest.raises(DeviceError, match=message):
             find_device_codec("device", changed)
 
     def test_a_device_without_a_codec(self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,9 +453,8 @@ class TestLost:
         monkeypatch.setattr(devices, "_run_on", fail)
         devices.check_device(gpu, ValueError("of the model"))
         devices.check_device(gpu, torch.OutOfMemoryError("CUDA out of memory"))
-        with pytest.raises(
-            DeviceError, match=r"^cuda:1 was lost \(CUDA error: unspecified launch failure\), .*--resume"
-        ):
+        message = r"^cuda:1 was lost \(CUDA error: unspecified launch failure\), .*--resume"
+        with pytest.raises(DeviceError, match=message):
             devices.check_device(gpu, lost)
 
     @pytest.mark.slow
@@ -517,11 +480,8 @@ class TestLost:
             patch.setattr(compute, "check_device", lose)
             codec, _, overlay = failing(stage, fail, max_images=-1)
             failing_function: Callable[..., Any] = overlay if stage == "draw" else codec.decode
-            functions = {
-                "decode": CODEC.decode,
-                "draw": device.on_device.overlay,
-                "model": compute.BatchExplainer._run_part,
-            }
+            functions = {"decode": CODEC.decode, "draw": device.on_device.overlay}
+            functions["model"] = compute.BatchExplainer._run_part
 
             def count(*args: Any, **options: Any) -> Any:
                 calls[0] += 1
@@ -613,18 +573,14 @@ class TestShell:
 def test_arrays_are_prepared_on_the_cpu() -> None:
     classifier = tiny()
     picture = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
-    pair = [
-        list(gradcam.explain_files([picture, picture], classifier, layers=["inner.4"], pixels=pixels))
-        for pixels in ("device", "cpu")
-    ]
-    for ours, theirs in zip(*pair):
+    pair = [gradcam.explain_files([picture, picture], classifier, pixels=pixels) for pixels in ("device", "cpu")]
+    for ours, theirs in zip(*pair, strict=True):
         explanation, expected = (next(iter(item.explanations.values())) for item in (ours, theirs))
         assert torch.equal(explanation.heatmaps, expected.heatmaps)
 
 
 def test_images_decoded_on_the_cpu_are_resized_on_the_device() -> None:
-    classifier = tiny()
-    events: list[str] = []
+    classifier, events = tiny(), list[str]()
     pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: events.append(event))
     names = list(compute_items(classifier, ExplainRequest(layers=["inner.4"]), noises(5), pixels=pixels))
     assert names == [f"folder/{i:03}.png" for i in range(5)]
