@@ -36,7 +36,7 @@ from tests.batch.test_pipeline import (
     Content,
     _leaves_no_trace,
     explain_items,
-    name,
+    name_after,
     noises,
     pixel_threads,
     tiny,
@@ -157,8 +157,8 @@ class TestEquality:
         assert_alike(ours, theirs, **({"codec": 0.2} if device == "cpu" else NVJPEG))
         # On the CPU, decoded pixels are equal and PNG is lossless, but the maps differ by the rounding of inputs.
         for report, reference in zip(ours, theirs) if device == "cpu" else ():
-            for pixels, expected in zip(overlays(report), overlays(reference)):
-                assert (abs(pixels - expected) > 2).mean() <= 1e-3
+            for overlay, expected in zip(overlays(report), overlays(reference)):
+                assert (abs(overlay - expected) > 2).mean() <= 1e-3
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_jpeg_is_encoded_on_the_device(self, photo: Photo, device: str) -> None:
@@ -400,7 +400,12 @@ class TestInFlight:
 
 
 def compute_items(classifier: gradcam.Classifier, request: ExplainRequest, items: Any, **options: Any) -> Iterator[Any]:
-    return explain_items(classifier, request, items, **{"batch_size": 2, "workers": 2, "finish": name} | options)
+    return explain_items(
+        classifier,
+        request,
+        items,
+        **{"batch_size": 2, "workers": 2, "finish": name_after(0)} | options,
+    )
 
 
 class TestChoice:

@@ -17,13 +17,15 @@ import torch
 import gradcam
 from gradcam.attributions.table import ATTRIBUTIONS
 from gradcam.batch.image_results import ExplainedImage, ExplainRequest, explain_batch
+from gradcam.batch.read_items import HashedItem
 from gradcam.batch.result_names import OutputOptions, check_outputs, name_result
 from gradcam.batch.save import Saver
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, ImageError, OutputError
 from gradcam.images import files as image_files
 from gradcam.options import DEFAULTS
-from gradcam.sources.contents import InputImage
+from gradcam.sources.contents import FileContent, InputImage, UnreadableContent
+from gradcam.storage.fetch import StoreImage
 from gradcam.storage.output import DiskWriter
 from gradcam.storage.records import ImageOutcome, Record
 from gradcam.storage.store import Store
@@ -32,22 +34,6 @@ from tests.storage.test_output_folder import mounted
 
 Photo = Callable[[str], Path]
 TIGER_CAT, ESPRESSO = 282, 967
-
-
-@dataclass(frozen=True)
-class File:
-    path: Path | None
-
-    def read(self) -> bytes:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A fetched item, as the pipeline passes it on."""
-
-    item: InputImage
-    sha256: str | None = None
 
 
 @dataclass
@@ -63,10 +49,10 @@ class Work:
     def save(self, path: Path, stem: str = "sub/cat", result: Any = None) -> ImageOutcome:
         temporary = self.folder / ".partial"
         temporary.mkdir(parents=True, exist_ok=True)
-        item = InputImage(f"{stem}.jpg", File(path))
+        item = InputImage(f"{stem}.jpg", FileContent(str(path)))
         place = DiskWriter(self.folder, temporary)
         saver = Saver(place, {item.name: stem}, self.saving, self.classifier, self.request, self.draw_views)
-        outcome = saver.save(Fetched(item, "ab" * 32), self.find(path) if result is None else result)
+        outcome = saver.save(HashedItem(item, "ab" * 32), self.find(path) if result is None else result)
         assert os.listdir(temporary) == []
         return outcome
 
@@ -95,9 +81,8 @@ def do(classifier: gradcam.Classifier, tmp_path: Path) -> Callable[..., Work]:
 
 def test_an_overlay_is_the_one_that_python_gives(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
-    for number, saving in enumerate(
-        [OutputOptions(format="png"), OutputOptions(format="png", alpha=0.8, colormap="viridis")]
-    ):
+    styles: list[Any] = [{}, {"alpha": 0.8, "colormap": "viridis"}]
+    for number, saving in enumerate([OutputOptions(format="png", **style) for style in styles]):
         work = do(saving)
         record = work.save(path, f"{number}").record
         explanation = work.classifier.explain(path)
@@ -154,9 +139,8 @@ def test_a_heatmap_file_is_black_outside_the_region(do: Callable[..., Work], pho
     assert not inside.all()
     assert not written[~inside].any()
     heatmap = work.classifier.explain(path).heatmaps[0]
-    expected = gradcam.overlay(
-        np.zeros((rows, columns, 3), np.uint8), heatmap[0], alpha=1, region=(0, 0, rows, columns)
-    )
+    black = np.zeros((rows, columns, 3), np.uint8)
+    expected = gradcam.overlay(black, heatmap[0], alpha=1, region=(0, 0, rows, columns))
     assert np.array_equal(written[inside].reshape(rows, columns, 3), expected)
     bar = gradcam.overlay(np.zeros((1, 1, 3), np.uint8), np.ones((1, 1), np.float32), alpha=1)
     # The strongest evidence has the last colour of the colour map at full opacity.
@@ -168,10 +152,8 @@ def test_signed_heatmaps_keep_their_two_colours(do: Callable[..., Work], photo: 
     work = do(OutputOptions(kinds=("heatmap", "overlay"), format="png"), classes=(ESPRESSO,), evidence="signed")
     record = work.save(path).record
     (entry,) = record.explained
-    assert (entry.overlay, entry.heatmap) == (
-        "sub/cat-gradcam-967-espresso-signed.png",
-        "sub/cat-gradcam-967-espresso-signed-heatmap.png",
-    )
+    assert entry.overlay == "sub/cat-gradcam-967-espresso-signed.png"
+    assert entry.heatmap == "sub/cat-gradcam-967-espresso-signed-heatmap.png"
     written = gradcam.read_image(work.folder / str(entry.heatmap))
     heatmap = work.classifier.explain(path, target=ESPRESSO, evidence="signed").heatmaps[0, 0]
     assert heatmap.min() < 0 < heatmap.max()
@@ -204,11 +186,8 @@ def test_attributions_are_drawn_as_attributions(do: Callable[..., Work], photo: 
     assert values.dtype == np.float32
     assert values.min() < 0 < values.max()
     assert np.array_equal(values, expected.values[0, 0].numpy())
-    assert work.files() == {
-        "sub/cat-compare.png",
-        *(f"sub/cat-{name}" for name in ("gradcam.png", "gradcam-heatmap.png", "gradcam.npy")),
-        *(f"sub/cat-guided-gradcam{ending}" for ending in (".png", "-heatmap.png", ".npy")),
-    }
+    names = [f"{method}{end}" for method in ("gradcam", "guided-gradcam") for end in (".png", "-heatmap.png", ".npy")]
+    assert work.files() == {f"sub/cat-{name}" for name in ("compare.png", *names)}
 
 
 def test_the_record_has_all_documented_fields(do: Callable[..., Work], photo: Photo) -> None:
@@ -221,9 +200,9 @@ def test_the_record_has_all_documented_fields(do: Callable[..., Work], photo: Ph
     assert record.region == result.region
     assert record.sha256 == "ab" * 32
     assert list(record.predictions) == list(result.predictions)
-    assert [(entry.layer, entry.method, entry.blank, entry.label) for entry in record.explained] == [
-        (work.classifier.layer, "gradcam", False, work.classifier.label(record.explained[0].index))
-    ]
+    (entry,) = record.explained
+    assert (entry.layer, entry.method, entry.blank) == (work.classifier.layer, "gradcam", False)
+    assert entry.label == work.classifier.label(entry.index)
     assert 0 < outcome.seconds < 600
     assert Record.from_json(record.to_json()) == record
 
@@ -237,27 +216,23 @@ def test_class_and_layer_are_in_the_name_if_there_are_several(do: Callable[..., 
     assert {entry.overlay for entry in record.explained} == {f"cat-gradcam-{name}.jpg" for name in names}
     for entry in record.explained:
         assert str(entry.overlay).endswith(f"-{entry.index}-{str(entry.label).replace(' ', '_')}-{entry.layer}.jpg")
-    assert {entry.overlay for entry in do(classes=(ESPRESSO,)).save(path, "one").record.explained} == {
-        "one-gradcam-967-espresso.jpg"
-    }
-    assert {entry.overlay for entry in do().save(path, "top").record.explained} == {"top-gradcam.jpg"}
+    for work, name in ((do(classes=(ESPRESSO,)), "cat-gradcam-967-espresso.jpg"), (do(), "cat-gradcam.jpg")):
+        assert [entry.overlay for entry in work.save(path, "cat").record.explained] == [name]
 
 
 def test_equal_names_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
     work = do(OutputOptions(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
     result = work.find(photo("chelsea.jpg"))
-    explanations = {
-        (name, "gradcam"): replace(item, layer=name) for item, name in zip(result.maps.values(), ("a/b", "A_B"))
-    }
+    pairs = zip(result.maps.values(), ("a/b", "A_B"))
+    explanations = {(name, "gradcam"): replace(item, layer=name) for item, name in pairs}
     record = work.save(Path("x"), result=replace(result, maps=explanations)).record
     assert [(entry.overlay, entry.heatmap, entry.map) for entry in record.explained] == [
         ("sub/cat-gradcam-a_b.png", "sub/cat-gradcam-a_b-heatmap.png", "sub/cat-gradcam-a_b.npy"),
         ("sub/cat-gradcam-A_B-2.png", "sub/cat-gradcam-A_B-2-heatmap.png", "sub/cat-gradcam-A_B-2.npy"),
     ]
     assert len(work.files()) == 6
-    assert np.array_equal(
-        np.load(work.folder / "sub/cat-gradcam-A_B-2.npy"), explanations["A_B", "gradcam"].maps[0, 0].numpy()
-    )
+    values = np.load(work.folder / "sub/cat-gradcam-A_B-2.npy")
+    assert np.array_equal(values, explanations["A_B", "gradcam"].maps[0, 0].numpy())
 
 
 def test_long_stems_of_two_pictures_stay_apart() -> None:
@@ -297,9 +272,8 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
     assert work.files() == set()  # The failed image has no file.
     with monkeypatch.context() as patch:
-        patch.setattr(
-            gradcam.batch.image_results.ImageExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
-        )
+        wide = np.zeros((9, 70_000, 3), np.uint8)
+        patch.setattr(gradcam.batch.image_results.ImageExplanation, "overlay", lambda *_, **__: wide)
         error = work.save(Path("x"), result=result).record.error
     assert error == "sub/cat.jpg: 70000 x 9 pixels are too large for this format: choose .png"
 
@@ -383,9 +357,9 @@ def test_views_are_written_on_request(do: Callable[..., Work], photo: Photo) -> 
 
 def test_without_a_place_the_report_includes_the_files(do: Callable[..., Work], photo: Photo) -> None:
     work, path = do(OutputOptions(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
-    (item, result) = InputImage("sub/cat.jpg", File(path)), work.find(path)
+    (item, result) = InputImage("sub/cat.jpg", FileContent(str(path))), work.find(path)
     saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.request)
-    outcome = saver.save(Fetched(item), result)
+    outcome = saver.save(HashedItem(item), result)
     assert list(outcome.files) == list(outcome.record.files) == ["sub/cat-gradcam.png", "sub/cat-gradcam.npy"]
     assert not work.folder.exists()
     work.save(path)
@@ -426,29 +400,24 @@ def test_a_panel_of_no_maps_is_refused_before_work_begins(
 
 
 def check(work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None) -> None:
-    items = [InputImage(f"{stem}.jpg", File((paths or {}).get(stem))) for stem in stems]
-    check_outputs(
-        work.folder,
-        items,
-        {item.name: item.name.removesuffix(".jpg") for item in items},
-        saving=work.saving,
-        request=work.request,
-    )
+    items = [InputImage(f"{stem}.jpg", FileContent(str((paths or {}).get(stem, stem)))) for stem in stems]
+    stems_by_name = {item.name: item.name.removesuffix(".jpg") for item in items}
+    check_outputs(work.folder, items, stems_by_name, saving=work.saving, request=work.request)
 
 
 @pytest.mark.parametrize(
-    ("stems", "settings", "kinds"),
+    ("stems", "kind"),
     [
-        (("cat", "cat-guided"), {"attributions": ("guided-gradcam",)}, ("overlay",)),
-        (("a/cat", "A/Cat-Guided"), {"attributions": ("guided-gradcam",)}, ("map",)),
-        (("a-b/cat", "a-b/cat-guided"), {"attributions": ("guided-gradcam",)}, ("heatmap",)),
+        (("cat", "cat-guided"), "overlay"),
+        (("a/cat", "A/Cat-Guided"), "map"),
+        (("a-b/cat", "a-b/cat-guided"), "heatmap"),
     ],
 )
 def test_pictures_whose_results_would_have_one_name_are_refused(
-    do: Callable[..., Work], stems: Sequence[str], settings: dict[str, Any], kinds: tuple[str, ...]
+    do: Callable[..., Work], stems: Sequence[str], kind: str
 ) -> None:
     with pytest.raises(OutputError, match=f"{stems[0]}.jpg and {stems[1]}.jpg: their results would have the same name"):
-        check(do(OutputOptions(kinds=kinds), **settings), stems[::-1])
+        check(do(OutputOptions(kinds=(kind,)), attributions=("guided-gradcam",)), stems[::-1])
 
 
 @pytest.mark.parametrize(
@@ -474,46 +443,24 @@ def test_an_input_that_a_result_would_replace_is_refused(do: Callable[..., Work]
     (tmp_path / "elsewhere").mkdir()
     name = "cat-gradcam-282-tiger_cat-heatmap.jpg"
     (tmp_path / "elsewhere" / "link.jpg").symlink_to(folder / "sub" / name)
-    for path in (
-        folder / "sub" / name,
-        folder / "sub" / "CAT-gradcam-282-Tiger_cat.JPG",
-        tmp_path / "link" / name,
-        tmp_path / "elsewhere" / "link.jpg",
-    ):
-        with pytest.raises(
-            OutputError, match=f"{path}: a result in {folder}/ would replace this image; choose another"
-        ):
+    paths = [folder / "sub" / name, folder / "sub" / "CAT-gradcam-282-Tiger_cat.JPG"]
+    for path in (*paths, tmp_path / "link" / name, tmp_path / "elsewhere" / "link.jpg"):
+        with pytest.raises(OutputError, match=f"{path}: a result in {folder}/ would replace this image; choose"):
             check(work, ["sub/cat", "sub/other"], {"sub/other": path})
-    for path in (
-        folder / "sub" / "cat.jpg",
-        folder / "sub" / name.replace(".jpg", ".png"),
-        folder / "sub" / "dog-gradcam-282-tiger_cat.jpg",
-        folder / name,
-        tmp_path / "sub" / name,
-    ):
+    names = ("cat.jpg", name.replace(".jpg", ".png"), "dog-gradcam-282-tiger_cat.jpg")
+    for path in (*(folder / "sub" / name for name in names), folder / name, tmp_path / "sub" / name):
         check(work, ["sub/cat", "sub/other"], {"sub/other": path})
-
-
-@dataclass(frozen=True)
-class Stored:
-    url: str
-    path: None = None
-
-    def read(self) -> bytes:
-        raise NotImplementedError
 
 
 def test_a_result_that_would_replace_an_input_in_a_store_is_refused(do: Callable[..., Work]) -> None:
     work, store = do(), Store("s3://bucket/out")
     settings: dict[str, Any] = {"saving": work.saving, "request": work.request}
     for name in ("a/cat-gradcam.jpg", "A/Cat-gradcam.jpg", "top-gradcam.jpg"):
-        item = InputImage("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
-        with pytest.raises(
-            OutputError, match=rf"^s3://bucket/out/{name}: a result in s3://bucket/out/ would replace this image"
-        ):
+        item = InputImage("a/cat.jpg" if "/" in name else "top.jpg", StoreImage(f"s3://bucket/out/{name}"))
+        with pytest.raises(OutputError, match=rf"^s3://bucket/out/{name}: a result in s3://bucket/out/ would replace"):
             check_outputs(store, [item], {item.name: item.name.removesuffix(".jpg")}, **settings)
     for url in ("s3://bucket/a/cat-gradcam.jpg", "s3://other/out/a/cat-gradcam.jpg", "s3://bucket/out/a/cat.jpg"):
-        check_outputs(store, [InputImage("a/cat.jpg", Stored(url))], {"a/cat.jpg": "a/cat"}, **settings)
+        check_outputs(store, [InputImage("a/cat.jpg", StoreImage(url))], {"a/cat.jpg": "a/cat"}, **settings)
 
 
 def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[..., Work], tmp_path: Path) -> None:
@@ -546,12 +493,11 @@ def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None
     result = work.find(photo("chelsea.jpg"))
     temporary = work.folder / ".partial"
     temporary.mkdir(parents=True)
-    items = [InputImage(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
+    items = [InputImage(f"{number % 3}/{number}.jpg", UnreadableContent("")) for number in range(12)]
     stems = {item.name: item.name.removesuffix(".jpg") for item in items}
     saver = Saver(DiskWriter(work.folder, temporary), stems, work.saving, work.classifier, work.request)
     with ThreadPoolExecutor(4) as pool:
-        records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), result), items)]
-    assert [record.error for record in records] == [None] * 12
-    assert [record.sha256 for record in records] == [None] * 12
+        records = [outcome.record for outcome in pool.map(lambda item: saver.save(HashedItem(item), result), items)]
+    assert [(record.error, record.sha256) for record in records] == [(None, None)] * 12
     assert len({(work.folder / str(record.explained[0].overlay)).read_bytes() for record in records}) == 1
     assert torch.equal(result.results[0].source.maps, work.find(photo("chelsea.jpg")).results[0].source.maps)
