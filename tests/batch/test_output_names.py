@@ -14,16 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcam.batch import image_results
+from gradcam.batch import image_results, result_names
 from gradcam.batch.image_results import ExplainRequest
-from gradcam.batch.result_names import (
-    MAX_ENDING_BYTES,
-    OutputOptions,
-    check_outputs,
-    list_endings,
-    name_kinds,
-    plan_stems,
-)
+from gradcam.batch.result_names import OutputOptions, check_outputs, list_endings, name_kinds, plan_stems
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import OutputError
 from gradcam.images.files import MAX_NAME_BYTES, join_name
@@ -44,14 +37,10 @@ def plan(*names: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("names", "stems"),
     [
-        (["cat.jpg"], ["cat"]),
         (["a/b/cat.jpg", "a/cat.jpg", "cat.jpg"], ["a/b/cat", "a/cat", "cat"]),
         (["cat.jpg", "cat.png"], ["cat-jpg", "cat-png"]),
-        (["a/cat.jpg", "b/cat.png"], ["a/cat", "b/cat"]),
-        (["cat.jpg", "CAT.png"], ["cat-jpg", "CAT-png"]),
         (["cat.jpg", "cat.JPG"], ["cat-jpg-2", "cat-JPG"]),
         (["a/cat.jpg", "A/cat.jpg"], ["a/cat-jpg-2", "A/cat-jpg"]),
-        (["cat.jpg", "cat.png", "cat-jpg.gif"], ["cat-jpg-2", "cat-png", "cat-jpg"]),
         (["cat.jpg", "cat.png", "cat-jpg.gif", "cat-jpg-2.gif"], ["cat-jpg-3", "cat-png", "cat-jpg", "cat-jpg-2"]),
         (["x.jpg", "X.jpg", "x.JPG"], ["x-jpg-3", "X-jpg", "x-JPG-2"]),
         (["x-jpg.2", "x-jpg.png", "x.jpg", "X.jpg"], ["x-jpg-2", "x-jpg-png", "x-jpg-3", "X-jpg"]),
@@ -61,7 +50,6 @@ def plan(*names: str) -> dict[str, str]:
         (["caf\u00e9.jpg", "CAFE\u0301.jpg"], ["caf\u00e9-jpg-2", "CAFE\u0301-jpg"]),
         (["two.dots.jpg", "two.jpg"], ["two.dots", "two"]),
         ([".hidden.jpg", ".jpg"], [".hidden", ".jpg"]),
-        (["archive.zip/a.jpg"], ["archive.zip/a"]),
         (["two  words/a b.jpg", "猫/é.jpg", "-n.jpg"], ["two  words/a b", "猫/é", "-n"]),
     ],
 )
@@ -106,7 +94,7 @@ def test_other_pictures_and_the_order_make_no_difference() -> None:
 
 @pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
 def test_long_names_are_cut_between_characters_and_stay_apart(character: str) -> None:
-    room = MAX_NAME_BYTES - MAX_ENDING_BYTES - 8
+    room = MAX_NAME_BYTES - result_names.MAX_ENDING_BYTES - 8
     names = [character * length + end + ".jpg" for length in range(10, 240) for end in ("", "1", "2")]
     stems = plan(*names)
     assert len(set(stems.values())) == len(names)
@@ -121,18 +109,14 @@ def test_long_names_are_cut_between_characters_and_stay_apart(character: str) ->
 def test_a_long_stem_is_not_cut_again_by_the_name_of_its_overlay() -> None:
     """Truncating again would remove the hash that distinguishes two stems."""
     names = [f"{'a' * 230}{number}.{suffix}" for number in range(5) for suffix in ("jpg", "JPG", "png")]
-    label = "l" * (MAX_ENDING_BYTES - len("-gradcam-999-.png") - len("-negative"))
+    label = "l" * (result_names.MAX_ENDING_BYTES - len("-gradcam-999-.png") - len("-negative"))
     overlays = {join_name(stem, f"-gradcam-999-{label}-negative.png") for stem in plan(*names).values()}
     assert len(overlays) == len(names)
 
 
 def test_very_deep_and_very_long_folders_can_be_made(tmp_path: Path) -> None:
-    names = [
-        "/".join(["folder"] * 600) + "/a.jpg",
-        "/".join(["folder"] * 601) + "/a.jpg",
-        "猫" * 300 + "/a.jpg",
-        "猫" * 299 + "/a.jpg",
-    ]
+    folders = ["/".join(["folder"] * 600), "/".join(["folder"] * 601), "猫" * 300, "猫" * 299]
+    names = [f"{folder}/a.jpg" for folder in folders]
     stems = plan(*names)
     assert len(set(stems.values())) == 4
     for stem in stems.values():
@@ -209,15 +193,8 @@ TARGET_CASES: list[tuple[Any, list[dict[str, Any]], list[str]]] = [
 
 
 def results(entries: list[dict[str, Any]], method: str = "gradcam-pp") -> list[Any]:
-    usual = {
-        "index": 1,
-        "label": "person",
-        "score": 0.5,
-        "layer": "l",
-        "method": method,
-        "overlay": None,
-        "blank": False,
-    }
+    usual: dict[str, Any] = {"index": 1, "label": "person", "score": 0.5, "layer": "l", "method": method}
+    usual |= {"overlay": None, "blank": False}
     return [SimpleNamespace(entry=Explained(**(usual | entry))) for entry in entries]
 
 
@@ -233,10 +210,7 @@ def test_results_are_named_after_their_target(
 
 def test_several_layers_have_distinct_names_for_a_method_that_the_target_sets() -> None:
     request = ExplainRequest([], target=Box([3]), layers=["a", "b.0"])
-    layered = [
-        SimpleNamespace(entry=Explained(1, "person", 0.5, item, "gradcam", None, False, number=3))
-        for item in ("a", "b.0")
-    ]
+    layered = results([{"layer": layer, "number": 3} for layer in ("a", "b.0")], "gradcam")
     assert list_endings(request, layered) == ["-gradcam-box3-person-a.png", "-gradcam-box3-person-b.0.png"]
 
 

@@ -81,8 +81,7 @@ def test_two_processes_give_the_results_of_one_in_the_same_order(
     events: list[tuple[str, Any]] = []
     runs: list[str] = []
 
-    def log_event(event: str, **details: Any) -> None:
-        events.append((event, details))
+    log_event = lambda event, **details: events.append((event, details))  # noqa: E731
 
     def end(run: str) -> None:
         runs.append(run)
@@ -90,12 +89,9 @@ def test_two_processes_give_the_results_of_one_in_the_same_order(
 
     monkeypatch.setattr(processes, "end_local_processes", end)
     items = [item for i, item in enumerate(work.items) if i not in (2, 3, 8)]
-    reports = list(
-        ProcessEngine(load, TWO_DEVICES, 1)(work, to_saver(work), is_needed=items.__contains__, log_event=log_event)
-    )
-    expected = list(
-        explain_locally(work, to_saver(work), is_needed=items.__contains__, log_event=ENGINE_OPTIONS["log_event"])
-    )
+    engine = ProcessEngine(load, TWO_DEVICES, 1)
+    reports = list(engine(work, to_saver(work), is_needed=items.__contains__, log_event=log_event))
+    expected = list(explain_locally(work, to_saver(work), items.__contains__, ENGINE_OPTIONS["log_event"]))
     assert [report.record.image for report in reports] == [item.name for item in items]
     assert [report.record for report in reports] == [report.record for report in expected]
     assert [report.files for report in reports] == [report.files for report in expected]
@@ -173,9 +169,8 @@ def test_cuda_uses_all_visible_gpus_and_processes_may_share_a_device(
             assert (folder / "out" / path.name).read_bytes() == path.read_bytes()
     assert f'"device": "{arguments[1]}"' in (folder / "out" / "run.json").read_text()
     log = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
-    assert [line["devices"] for line in log if line["event"] == "engine"] == [
-        TWO_DEVICES if "cuda" in arguments else ["cpu"] * 2
-    ]
+    devices = TWO_DEVICES if "cuda" in arguments else ["cpu"] * 2
+    assert [line["devices"] for line in log if line["event"] == "engine"] == [devices]
     assert len({line["actor"] for line in log if line["event"] == "batch"}) == 2
     (folder / "out" / "03-koala-mycam.jpg").unlink()
     assert gradcam_command(*options, *arguments, "--pixels", "cpu", "-o", "out", "--resume").status == 0
