@@ -14,20 +14,10 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are forked
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["mutated_runs", "--count", "12"],
-        ["killed_runs", "--kills", "40", "--pictures", "12"],
-        ["interrupted_runs", "--count", "20"],
-    ],
+    "command", ["mutated_runs --count 12", "killed_runs --kills 40 --pictures 12", "interrupted_runs --count 20"]
 )
-def test_a_run_is_resumed_rightly_or_refused_clearly(command: list[str]) -> None:
-    name, *options = command
-    result = subprocess.run(
-        [sys.executable, "-m", f"tests.{name}", *options],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_run_is_resumed_rightly_or_refused_clearly(command: str) -> None:
+    name, *options = command.split()
+    arguments, folder = [sys.executable, "-m", f"tests.{name}", *options], Path(__file__).parents[2]
+    result = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -145,12 +145,6 @@ def test_a_writer_that_fails_ends_the_run_and_is_named(
     assert "z.jpg" not in [json.loads(line)["image"] for line in Path("out/manifest.jsonl").read_text().splitlines()]
 
 
-def test_a_report_needs_files(batch: Command, photos: Path, format_file: Path) -> None:
-    outcome = batch(photos, "-o", "out", "--output-format", "mine.py:zipped", "--report")
-    assert outcome.status == 2
-    assert "--report needs files, but --output-format zipped writes none" in outcome.err
-
-
 def test_an_entry_point_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "not_there_at_all:x", "gradcam.formats")
     monkeypatch.setattr(plugins, "list_entry_points", lambda kind: {"broken": broken})

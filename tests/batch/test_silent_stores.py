@@ -65,11 +65,8 @@ def dead(truncating: Server) -> Iterator[list[str]]:
     with socket.create_server(("127.0.0.1", 0)) as refusing, socket.create_server(("127.0.0.1", 0)) as silent:
         ports = [server.getsockname()[1] for server in (refusing, silent)]
         refusing.close()
-        yield [
-            f"http://127.0.0.1:{ports[0]}/refused.jpg",
-            f"http://127.0.0.1:{truncating.server_port}/cut.jpg",
-            f"http://127.0.0.1:{ports[1]}/silent.jpg",
-        ]
+        addresses = (f"{ports[0]}/refused", f"{truncating.server_port}/cut", f"{ports[1]}/silent")
+        yield [f"http://127.0.0.1:{address}.jpg" for address in addresses]
 
 
 def write_list(folder: Path, dead: list[str]) -> Path:
@@ -132,8 +129,7 @@ def test_values_do_not_depend_on_an_outage(batch: Command, folder: Path, truncat
     truncating.is_broken = False
     batch(path, "-o", "late", "--resume")
     batch(path, "-o", "whole")
-    late, full = (
-        {record.image: record for record in gradcam.read_manifest(folder / name)} for name in ("late", "whole")
-    )
+    manifests = [gradcam.read_manifest(folder / name) for name in ("late", "whole")]
+    late, full = ({record.image: record for record in records} for records in manifests)
     name = next(name for name in full if name.endswith("cut.jpg"))
     assert late[name] == full[name]

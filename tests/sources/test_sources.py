@@ -14,6 +14,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,11 @@ def make(folder: Path, *names: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
     return folder
+
+
+def refuse(message: str, inputs: Any, error: type[Exception] = InputError, **options: Any) -> None:
+    with pytest.raises(error, match=message):
+        list_inputs(inputs, **options)
 
 
 def make_zip(path: Path, *names: str) -> Path:
@@ -306,8 +312,7 @@ def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, na
     monkeypatch.chdir(tmp_path)
     for prefix in ("", f"{tmp_path}/"):
         if names is None:
-            with pytest.raises(InputError, match="does not exist, and matches nothing as a glob"):
-                list_inputs([prefix + pattern])
+            refuse("does not exist, and matches nothing as a glob", [prefix + pattern])
         else:
             listing = list_inputs([prefix + pattern])
             assert [str(item.content.path) for item in listing.items] == [str(tmp_path / name) for name in names]
@@ -368,8 +373,7 @@ def test_pictures_beside_which_the_output_goes_are_explained(tmp_path: Path, mon
 
 def test_an_input_that_is_the_output_folder(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg")
-    with pytest.raises(InputError, match="There are no images in .*; the output folder is left out: choose another"):
-        list_inputs([tmp_path], exclude=tmp_path)
+    refuse("There are no images in .*; the output folder is left out: choose another", [tmp_path], exclude=tmp_path)
 
 
 # Nothing to explain
@@ -377,10 +381,8 @@ def test_an_input_that_is_the_output_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["", None, 3, "a\0b", ["a.jpg"]])
 def test_what_is_no_path_at_all(path: object) -> None:
-    with pytest.raises(InputError, match="There is nothing to explain: give files"):
-        list_inputs([])
-    with pytest.raises(InputError, match="An input is .*, expected the path of a file"):
-        list_inputs([path])
+    refuse("There is nothing to explain: give files", [])
+    refuse("An input is .*, expected the path of a file", [path])
 
 
 def test_what_does_not_exist(tmp_path: Path) -> None:
@@ -389,12 +391,9 @@ def test_what_does_not_exist(tmp_path: Path) -> None:
     for name in ("missing", "missing/*/a.jpg", "a.jpg/b.jpg", "list.txt", "archive.zip", "\ud800"):
         with pytest.raises(InputError):
             list_inputs([tmp_path / "a.jpg", tmp_path / name])
-    with pytest.raises(InputError, match="/missing.jpg: does not exist$"):
-        list_inputs([tmp_path / "missing.jpg"])
-    with pytest.raises(InputError, match="/link.jpg: is a broken link$"):
-        list_inputs([tmp_path / "link.jpg"])
-    with pytest.raises(InputError, match=r": cannot be opened \(File name too long\)"):
-        list_inputs([tmp_path / ("x" * 300)])
+    refuse("/missing.jpg: does not exist$", [tmp_path / "missing.jpg"])
+    refuse("/link.jpg: is a broken link$", [tmp_path / "link.jpg"])
+    refuse(r": cannot be opened \(File name too long\)", [tmp_path / ("x" * 300)])
 
 
 @pytest.mark.parametrize(
@@ -416,8 +415,7 @@ def test_no_pictures_in_many_inputs(tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(5)]
     for folder in folders:
         folder.mkdir()
-    with pytest.raises(InputError, match=r"no images in '.*/0', '.*/1', '.*/2' and 2 more\.$"):
-        list_inputs(folders)
+    refuse(r"no images in '.*/0', '.*/1', '.*/2' and 2 more\.$", folders)
 
 
 # Reading

@@ -28,6 +28,7 @@ from gradcam.storage.fetch import RangeFile
 from gradcam.storage.store import Store
 from tests.cli.test_cli import Command, folder, gradcam_command
 from tests.sources.test_archives import make as make_archive
+from tests.sources.test_sources import refuse
 from tests.stores import FSSPEC_VERSION, ObjectStore, down, objects
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
@@ -139,8 +140,11 @@ def test_the_output_is_left_out_as_on_a_disk(fs: Any, tmp_path: Path, pattern: s
 
 def test_an_input_that_is_the_output(fs: Any) -> None:
     put("out/a.jpg", "in/b.jpg")
-    with pytest.raises(InputError, match="There are no images in .*; the output folder is left out: choose another"):
-        list_inputs([f"{HERE}/out/"], exclude=Store(f"{HERE}/out"))
+    refuse(
+        "There are no images in .*; the output folder is left out: choose another",
+        [f"{HERE}/out/"],
+        exclude=Store(f"{HERE}/out"),
+    )
     assert name_all(list_inputs([f"{HERE}/out/", f"{HERE}/in"], exclude=Store(f"{HERE}/out"))) == ["b.jpg"]
     assert name_all(list_inputs([f"{HERE}/out/a.jpg"], exclude=Store(f"{HERE}/out"))) == ["a.jpg"], "it was named"
 
@@ -248,16 +252,12 @@ def test_urls_in_a_list_on_a_disk_and_on_standard_input(
 )
 def test_a_line_that_no_picture_can_be_at_is_named_before_work_begins(fs: Any, line: str, reason: str) -> None:
     url = put_data("l.txt", f"a.jpg\n\n{line}\n".encode())
-    with pytest.raises(InputError, match=rf"^{url}, line 3: {line}.*{reason}"):
-        list_inputs([url])
+    refuse(rf"^{url}, line 3: {line}.*{reason}", [url])
 
 
 def test_two_classes_for_one_object(fs: Any) -> None:
     url = put_data("l.csv", f"a.jpg,cat\n{HERE}/a.jpg,dog\n".encode())
-    with pytest.raises(
-        InputError, match=r"line 2: gives the class 'dog' for objects://bucket/a.jpg, but .* line 1, gives 'cat'"
-    ):
-        list_inputs([url])
+    refuse(r"line 2: gives the class 'dog' for objects://bucket/a.jpg, but .* line 1, gives 'cat'", [url])
 
 
 # Archives
@@ -417,37 +417,28 @@ def test_what_cannot_be_listed(fs: Any, hasty: None) -> None:
     put("in/a.jpg")
     for url in (f"{HERE}/in/", f"{HERE}/in/*.jpg", f"{HERE}/in/a.jpg", f"{HERE}/l.csv", f"{HERE}/a.zip"):
         fs.failures[:] = [PermissionError(errno.EACCES, "Access Denied")]
-        with pytest.raises(InputError, match=r"the store denies access \(Access Denied\)"):
-            list_inputs([url])
+        refuse(r"the store denies access \(Access Denied\)", [url])
         fs.failures[:] = [FileNotFoundError("The specified bucket does not exist")] * 2
-        with pytest.raises(InputError, match="does not exist"):
-            list_inputs([url])
+        refuse("does not exist", [url])
         fs.failures[:] = [down()]
-        with pytest.raises(StoreError, match="the store has not answered correctly"):
-            list_inputs([url])
+        refuse("the store has not answered correctly", [url], error=StoreError)
         fs.failures.clear()
 
 
 @pytest.mark.parametrize("name", ["", "a.jpg", "none", "none/", "in/a", "a.zip", "in/b*"])
 def test_where_there_is_nothing(fs: Any, name: str) -> None:
     put("in/a.jpg" if name else "in/a.doc")
-    with pytest.raises(InputError, match="^(objects://.*: does not exist|There are no images in 'objects://bucket/')"):
-        list_inputs([f"{HERE}/{name}"])
+    refuse("^(objects://.*: does not exist|There are no images in 'objects://bucket/')", [f"{HERE}/{name}"])
 
 
 def test_urls_that_cannot_be_followed(fs: Any) -> None:
-    with pytest.raises(StoreError, match="nonsense://x/y: is not a supported URL"):
-        list_inputs(["nonsense://x/y"])
-    with pytest.raises(
-        InputError, match=r"objects://\*/a.jpg: a glob cannot match buckets: write the name of one bucket"
-    ):
-        list_inputs(["objects://*/a.jpg"])
-    with pytest.raises(InputError, match=r"^s3:///x: names no bucket, expected a URL like s3://BUCKET/FOLDER/"):
-        list_inputs(["s3:///x"])
-    with pytest.raises(
-        InputError, match=r"^objects:/bucket/a: does not exist; give a URL as a string, because a Path removes a"
-    ):
-        list_inputs([Path("objects://bucket/a")])
+    refuse("nonsense://x/y: is not a supported URL", ["nonsense://x/y"], error=StoreError)
+    refuse(r"objects://\*/a.jpg: a glob cannot match buckets: write the name of one bucket", ["objects://*/a.jpg"])
+    refuse(r"^s3:///x: names no bucket, expected a URL like s3://BUCKET/FOLDER/", ["s3:///x"])
+    refuse(
+        r"^objects:/bucket/a: does not exist; give a URL as a string, because a Path removes a",
+        [Path("objects://bucket/a")],
+    )
 
 
 # Whole runs
@@ -592,8 +583,7 @@ def test_a_store_that_fails_while_an_archive_is_listed(
     info = ObjectStore.info(ObjectStore(), "bucket/a.tar")
     monkeypatch.setattr(ObjectStore, "info", lambda *_, **__: info)
     fs.failures[:] = [down()] * 3
-    with pytest.raises(StoreError, match=f"^{url}: the store has not answered correctly"):
-        list_inputs([url])
+    refuse(f"^{url}: the store has not answered correctly", [url], error=StoreError)
 
 
 def test_listing_a_store_costs_little(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,11 @@ from gradcam.errors import GradcamError, OutputError
 from gradcam.storage.disk import BLOCK_BYTES, LineFile, find_line_end
 from gradcam.storage.manifest import ManifestWriter, read_manifest, remove_unfinished_lines, sort_manifest
 from gradcam.storage.records import Explained, Prediction, Record
+
+
+def refuse(message: str, path: Any) -> None:
+    with pytest.raises(OutputError, match=message):
+        read_manifest(path)
 
 
 def make_record(name: str = "a/cat.jpg", *, error: str | None = None) -> Record:
@@ -180,10 +186,8 @@ def test_the_parts_of_all_shards_are_read_together_in_their_order(tmp_path: Path
 
 
 def test_a_folder_without_a_manifest_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=f"{tmp_path}: contains no manifest.jsonl, expected the output folder"):
-        read_manifest(tmp_path)
-    with pytest.raises(OutputError, match="nowhere: cannot be read .No such file"):
-        read_manifest(tmp_path / "nowhere")
+    refuse(f"{tmp_path}: contains no manifest.jsonl, expected the output folder", tmp_path)
+    refuse("nowhere: cannot be read .No such file", tmp_path / "nowhere")
 
 
 def test_a_last_line_is_left_out_wherever_it_is_cut(tmp_path: Path) -> None:
@@ -199,14 +203,11 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
     first, second, third = write(path, make_record("a"), make_record("b"), make_record("c"))
     path.write_bytes(first + second[:20] + b"\n" + third)
-    with pytest.raises(OutputError, match=f"{path}, line 2: it is not valid JSON; repair the line, or remove it"):
-        read_manifest(tmp_path)
+    refuse(f"{path}, line 2: it is not valid JSON; repair the line, or remove it", tmp_path)
     path.write_bytes(first + second[:20] + b"\n")  # this line ends with a newline, so it is not an unfinished one
-    with pytest.raises(OutputError, match="line 2"):
-        read_manifest(tmp_path)
+    refuse("line 2", tmp_path)
     path.write_bytes(first.replace(b'"schema": 1', b'"schema": 2'))
-    with pytest.raises(OutputError, match="line 1: its schema is 2, but this version of gradcam reads 1"):
-        read_manifest(path)
+    refuse("line 1: its schema is 2, but this version of gradcam reads 1", path)
 
 
 def test_pandas_loads_it_as_it_is(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def add(results: StoreResults, name: str, *, failing: str = "") -> None:
     results.append(record)
 
 
+def refuse(message: str, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(OutputError, match=message):
+        StoreResults.open(*arguments, **options)
+
+
 def work(names: list[str], *, failing: str = "", run: Any = RUN, url: str = URL, **kwargs: Any) -> StoreResults:
     """Run over these images, except those that are done."""
     results = StoreResults.open(Store(url), run, **kwargs)
@@ -302,23 +307,25 @@ def test_an_earlier_run_is_in_the_way(fs: Any) -> None:
 def test_other_settings_are_refused(fs: Any) -> None:
     work(ORDER)
     before = dict(tree(fs))
-    with pytest.raises(OutputError, match=r"the earlier run had other settings: alpha: 0\.5 → 0\.25"):
-        StoreResults.open(Store(URL), replace(RUN, settings={**RUN.settings, "alpha": 0.25}), mode="resume")
+    refuse(
+        r"the earlier run had other settings: alpha: 0\.5 → 0\.25",
+        Store(URL),
+        replace(RUN, settings={**RUN.settings, "alpha": 0.25}),
+        mode="resume",
+    )
     assert tree(fs) == before
 
 
 def test_a_manifest_without_settings_is_refused(fs: Any) -> None:
     work(ORDER)
     del fs.store["/bucket/out/run.json"]
-    with pytest.raises(OutputError, match=r"contains manifest/00001\.jsonl, but not run\.json"):
-        StoreResults.open(Store(URL), RUN, mode="resume")
+    refuse(r"contains manifest/00001\.jsonl, but not run\.json", Store(URL), RUN, mode="resume")
 
 
 def test_a_line_that_is_no_record_is_named(fs: Any) -> None:
     work(ORDER)
     Store(URL).write("manifest/00002.jsonl", b"{}\n")
-    with pytest.raises(OutputError, match=rf"{URL}/manifest/00002\.jsonl, line 1: it is"):
-        StoreResults.open(Store(URL), RUN, mode="resume")
+    refuse(rf"{URL}/manifest/00002\.jsonl, line 1: it is", Store(URL), RUN, mode="resume")
     with pytest.raises(OutputError, match=r"00002\.jsonl, line 1: it is"):
         gradcam.read_manifest(URL)
 
@@ -334,8 +341,13 @@ def test_shards_share_a_folder(fs: Any) -> None:
         check_records(Destination(Store(URL), "resume"))
     with pytest.raises(OutputError, match=r"contains shard 1/2, with 4 records, but this is shard 1/3"):
         check_records(Destination(Store(URL), "new", Shard(1, 3)))
-    with pytest.raises(OutputError, match=r"the earlier run \(of shard 1/2\) had other settings"):
-        StoreResults.open(Store(URL), replace(RUN, device="cuda"), mode="overwrite", shard=Shard(2, 2))
+    refuse(
+        r"the earlier run \(of shard 1/2\) had other settings",
+        Store(URL),
+        replace(RUN, device="cuda"),
+        mode="overwrite",
+        shard=Shard(2, 2),
+    )
     work(ORDER[2:], mode="overwrite", shard=Shard(2, 2))
     assert images() == ORDER
 
@@ -431,8 +443,13 @@ def test_overwriting_a_share_keeps_the_report_and_the_other_shares(fs: Any) -> N
 def test_overwriting_removes_no_input(fs: Any) -> None:
     work(ORDER)
     before = tree(fs)
-    with pytest.raises(OutputError, match=rf"{URL}/a-gradcam\.jpg: is an input image, but also a result"):
-        StoreResults.open(Store(URL), RUN, mode="overwrite", inputs=[f"{URL}/a-gradcam.jpg"])
+    refuse(
+        rf"{URL}/a-gradcam\.jpg: is an input image, but also a result",
+        Store(URL),
+        RUN,
+        mode="overwrite",
+        inputs=[f"{URL}/a-gradcam.jpg"],
+    )
     assert tree(fs) == before
 
 
