@@ -225,14 +225,11 @@ def test_a_result_on_the_reference_image_is_named_after_that_image() -> None:
 @pytest.mark.parametrize(
     ("target", "name", "is_result"),
     [
-        (Box("all"), "a-gradcam-box12-person.png", True),
-        (Box("all"), "a-gradcam2.png", False),
-        (Box("all"), "a-compare.png", False),
-        (Box(0), "a-gradcam.png", True),
-        (Text(["b", "c"]), "a-gradcam-text-b.png", True),
-        (Like("b.jpg"), "a-gradcam-like-b-reference.png", True),
+        (Box("all"), "a-gradcam-box12-person.png", True), (Box("all"), "a-gradcam2.png", False),
+        (Box("all"), "a-compare.png", False), (Box(0), "a-gradcam.png", True),
+        (Text(["b", "c"]), "a-gradcam-text-b.png", True), (Like("b.jpg"), "a-gradcam-like-b-reference.png", True),
     ],
-)
+)  # fmt: skip
 def test_no_input_is_replaced(tmp_path: Path, target: Target, name: str, is_result: bool) -> None:
     for file in ("a.png", name):
         (tmp_path / file).touch()

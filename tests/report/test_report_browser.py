@@ -215,13 +215,10 @@ BY_CLASS = ["animals/chelsea.jpg", "alone.jpg", "both.jpg", "animals/10.jpg", "a
 @pytest.mark.parametrize(
     ("sort", "expected"),
     [
-        ("input", INPUT_ORDER),
-        ("name", BY_NAME),
-        ("surest", BY_CONFIDENCE),
-        ("least-sure", [*BY_CONFIDENCE[4::-1], BY_CONFIDENCE[5]]),
-        ("class", BY_CLASS),
+        ("input", INPUT_ORDER), ("name", BY_NAME), ("surest", BY_CONFIDENCE),
+        ("least-sure", [*BY_CONFIDENCE[4::-1], BY_CONFIDENCE[5]]), ("class", BY_CLASS),
     ],
-)
+)  # fmt: skip
 def test_sorting(visit: Callable[..., Visit], zoo: Path, sort: str, expected: list[str]) -> None:
     page = visit().open(zoo)
     page.select_option("#sort", "name" if sort == "input" else "input")

@@ -72,14 +72,12 @@ def test_lists_name_pictures_and_perhaps_their_classes(name: str, content: str |
 @pytest.mark.parametrize(
     "content",
     [
-        "a.jpg\ttabby\nb.jpg\nc.jpg\t281\n",
-        "\ufeff\r\na.jpg\ttabby\r\nb.jpg\r\nc.jpg\t281",
+        "a.jpg\ttabby\nb.jpg\nc.jpg\t281\n", "\ufeff\r\na.jpg\ttabby\r\nb.jpg\r\nc.jpg\t281",
         "image,class\na.jpg,tabby\nb.jpg\nc.jpg,281\n",
         'score,"Image","class"\r\n1,a.jpg,tabby\r\n1,b.jpg,\r\n1,c.jpg,281\r\n',
-        "\n\r\nimage,class\na.jpg,tabby\nb.jpg\nc.jpg,281\n",
-        "path\tlabel\na.jpg\ttabby\nb.jpg\nc.jpg\t281\n",
+        "\n\r\nimage,class\na.jpg,tabby\nb.jpg\nc.jpg,281\n", "path\tlabel\na.jpg\ttabby\nb.jpg\nc.jpg\t281\n",
     ],
-)
+)  # fmt: skip
 def test_standard_input_is_a_list_by_its_first_line(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     pipe_in(monkeypatch, content)
     assert show(list_inputs(["-"])) == CAT_AND_DOG

@@ -287,24 +287,15 @@ def test_the_root_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("*.jpg", ["a.jpg", "b1.jpg", "b[1].jpg"]),
-        ("?.jpg", ["a.jpg"]),
-        ("b[0-9].jpg", ["b1.jpg"]),
-        ("b[!0-9].jpg", None),
-        ("b[1].jpg", ["b[1].jpg"]),
-        ("*/*.jpg", ["s/c.jpg", "t/d.jpg"]),
+        ("*.jpg", ["a.jpg", "b1.jpg", "b[1].jpg"]), ("?.jpg", ["a.jpg"]), ("b[0-9].jpg", ["b1.jpg"]),
+        ("b[!0-9].jpg", None), ("b[1].jpg", ["b[1].jpg"]), ("*/*.jpg", ["s/c.jpg", "t/d.jpg"]),
         ("[st]/*", ["s/c.jpg", "t/d.jpg", "t/u/e.jpg"]),
         ("**/*.jpg", ["a.jpg", "b1.jpg", "b[1].jpg", "s/c.jpg", "t/d.jpg", "t/u/e.jpg"]),
-        ("**", ["a.jpg", "b1.jpg", "b[1].jpg", "s/c.jpg", "t/d.jpg", "t/u/e.jpg"]),
-        ("**/u/**", ["t/u/e.jpg"]),
-        ("t/**/*.jpg", ["t/d.jpg", "t/u/e.jpg"]),
-        ("*/", ["s/c.jpg", "t/d.jpg", "t/u/e.jpg"]),
-        (".h*/*", [".hidden/x.jpg"]),
-        ("*/missing.jpg", None),
-        ("*.bmp", None),
-        ("missing/*", None),
+        ("**", ["a.jpg", "b1.jpg", "b[1].jpg", "s/c.jpg", "t/d.jpg", "t/u/e.jpg"]), ("**/u/**", ["t/u/e.jpg"]),
+        ("t/**/*.jpg", ["t/d.jpg", "t/u/e.jpg"]), ("*/", ["s/c.jpg", "t/d.jpg", "t/u/e.jpg"]),
+        (".h*/*", [".hidden/x.jpg"]), ("*/missing.jpg", None), ("*.bmp", None), ("missing/*", None),
     ],
-)
+)  # fmt: skip
 def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, names: list[str] | None) -> None:
     make(
         tmp_path, "a.jpg", "b1.jpg", "b[1].jpg", "s/c.jpg", "s/n.doc", "t/d.jpg", "t/u/e.jpg", ".hidden/x.jpg", ".y.jpg"
