@@ -18,13 +18,8 @@ from gradcam.report.cards import Card, CardPage
 from tests.browser import DESKTOP, PHONE, Visit, needs_browser
 
 HOSTILE = "<script>alert('x')</script> \x1b[31m & \"quoted\"\u202e"
-PAGE = CardPage(
-    title=HOSTILE,
-    summary=[("Method", HOSTILE)],
-    lines=["One line."],
-    facts=[("old", [("weights", HOSTILE)])],
-    failures=[f"{HOSTILE}: is not a picture"],
-)
+FACTS = [("old", [("weights", HOSTILE)])]
+PAGE = CardPage(HOSTILE, [("Method", HOSTILE)], ["One line."], FACTS, failures=[f"{HOSTILE}: is not a picture"])
 
 
 def cards(count: int = 2) -> list[Card]:
