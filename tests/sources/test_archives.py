@@ -218,9 +218,8 @@ def test_members_of_one_name_are_told_apart(tmp_path: Path, suffix: str) -> None
     if suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             for number, name in enumerate(names):
-                with (
-                    pytest.warns(UserWarning, match="Duplicate") if name in names[:number] else contextlib.nullcontext()
-                ):
+                is_double = name in names[:number]
+                with pytest.warns(UserWarning, match="Duplicate") if is_double else contextlib.nullcontext():
                     archive.writestr(name, str(number))
     else:
         with tarfile.open(path, "w") as tar:
@@ -348,15 +347,11 @@ def test_an_unknown_way_of_packing(tmp_path: Path) -> None:
     assert find_reason(list_inputs([path]).items[0].content).startswith("uses an unsupported compression (")
 
 
-BROKEN = {
-    "empty.zip": b"",
-    "text.zip": b"This is no archive at all. " * 100,
-    "empty.tar": b"",
-    "text.tar": b"This is no archive at all. " * 100,
-    "text.tar.gz": b"This is no archive at all. " * 100,
-    "inside.tar.gz": gzip.compress(b"This is no archive at all. " * 100),
-    "header.tgz": b"\x1f\x8b\x08",
-}
+NO_ARCHIVE = b"This is no archive at all. " * 100
+BROKEN = dict.fromkeys(("text.zip", "text.tar", "text.tar.gz"), NO_ARCHIVE) | dict.fromkeys(
+    ("empty.zip", "empty.tar"), b""
+)
+BROKEN |= {"inside.tar.gz": gzip.compress(NO_ARCHIVE), "header.tgz": b"\x1f\x8b\x08"}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -454,10 +449,8 @@ def test_no_room_to_unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfileobj", fill)
-    refuse(
-        r"a\.tar\.gz: cannot be unpacked in .* \(No space left on device\); set TMPDIR",
-        [make(tmp_path / "a.tar.gz", DATA)],
-    )
+    path = make(tmp_path / "a.tar.gz", DATA)
+    refuse(r"a\.tar\.gz: cannot be unpacked in .* \(No space left on device\); set TMPDIR", path)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
@@ -470,10 +463,8 @@ def test_a_tar_is_unpacked_by_what_it_is_not_by_what_it_is_called(tmp_path: Path
 
 
 def test_an_archive_without_pictures(tmp_path: Path) -> None:
-    refuse(
-        r"There are no images in '.*a\.zip'; 1 file without an image suffix was left out\.",
-        [make(tmp_path / "a.zip", {"notes.txt": b"x"})],
-    )
+    path = make(tmp_path / "a.zip", {"notes.txt": b"x"})
+    refuse(r"There are no images in '.*a\.zip'; 1 file without an image suffix was left out\.", path)
     refuse(r"There are no images in '.*a\.tar'\.", [make(tmp_path / "a.tar", {})])
 
 

@@ -297,9 +297,8 @@ def test_the_root_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )  # fmt: skip
 def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, names: list[str] | None) -> None:
-    make(
-        tmp_path, "a.jpg", "b1.jpg", "b[1].jpg", "s/c.jpg", "s/n.doc", "t/d.jpg", "t/u/e.jpg", ".hidden/x.jpg", ".y.jpg"
-    )
+    make(tmp_path, "a.jpg", "b1.jpg", "b[1].jpg", "s/c.jpg", "s/n.doc", "t/d.jpg", "t/u/e.jpg")
+    make(tmp_path, ".hidden/x.jpg", ".y.jpg")
     monkeypatch.chdir(tmp_path)
     for prefix in ("", f"{tmp_path}/"):
         if names is None:
@@ -428,7 +427,6 @@ def test_what_is_no_file_is_said_at_once(tmp_path: Path) -> None:
         (tmp_path / "missing.jpg", "does not exist"),
         (tmp_path / "empty.jpg" / "a.jpg", "does not exist"),
         ("/dev/zero", "is a device, not a file"),
-        ("/dev/tty", "is a device, not a file"),
     ]:
         start = time.perf_counter()
         with pytest.raises(ImageError, match=f"^{reason}$"):

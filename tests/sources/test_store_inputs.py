@@ -31,6 +31,8 @@ from tests.sources.test_archives import make as make_archive
 from tests.sources.test_sources import refuse
 from tests.stores import FSSPEC_VERSION, ObjectStore, down, objects
 
+Photo = Callable[[str], Path]
+
 __all__ = ["folder", "gradcam_command"]  # fixtures
 
 HERE = "objects://bucket"
@@ -140,11 +142,8 @@ def test_the_output_is_left_out_as_on_a_disk(fs: Any, tmp_path: Path, pattern: s
 
 def test_an_input_that_is_the_output(fs: Any) -> None:
     put("out/a.jpg", "in/b.jpg")
-    refuse(
-        "There are no images in .*; the output folder is left out: choose another",
-        [f"{HERE}/out/"],
-        exclude=Store(f"{HERE}/out"),
-    )
+    message = "There are no images in .*; the output folder is left out: choose another"
+    refuse(message, f"{HERE}/out/", exclude=Store(f"{HERE}/out"))
     assert name_all(list_inputs([f"{HERE}/out/", f"{HERE}/in"], exclude=Store(f"{HERE}/out"))) == ["b.jpg"]
     assert name_all(list_inputs([f"{HERE}/out/a.jpg"], exclude=Store(f"{HERE}/out"))) == ["a.jpg"], "it was named"
 
@@ -245,7 +244,6 @@ def test_urls_in_a_list_on_a_disk_and_on_standard_input(
     ("line", "reason"),
     [
         ("nonsense://b/a.jpg", "is not a supported URL"),
-        ("objects://bucket", "names a bucket, expected an object in it"),
         ("objects://", "names a bucket, expected an object in it"),
         ("abfs://container/a.jpg", r"abfs:// needs an additional package: pip install \"\.\[azure\]\""),
     ],
@@ -387,7 +385,6 @@ def test_a_compressed_tar_is_unpacked_once_for_all_that_is_sent(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (PermissionError(errno.EACCES, "Denied"), "cannot be read: the store denies access (Denied)"),
         (PermissionError("Forbidden"), "cannot be read: the store denies access (Forbidden)"),
         (FileNotFoundError("gone"), "does not exist"),
         (IsADirectoryError("x"), "is not a file"),
@@ -435,17 +432,15 @@ def test_urls_that_cannot_be_followed(fs: Any) -> None:
     refuse("nonsense://x/y: is not a supported URL", ["nonsense://x/y"], error=StoreError)
     refuse(r"objects://\*/a.jpg: a glob cannot match buckets: write the name of one bucket", ["objects://*/a.jpg"])
     refuse(r"^s3:///x: names no bucket, expected a URL like s3://BUCKET/FOLDER/", ["s3:///x"])
-    refuse(
-        r"^objects:/bucket/a: does not exist; give a URL as a string, because a Path removes a",
-        [Path("objects://bucket/a")],
-    )
+    message = r"^objects:/bucket/a: does not exist; give a URL as a string, because a Path removes a"
+    refuse(message, Path("objects://bucket/a"))
 
 
 # Whole runs
 
 
 @pytest.fixture
-def photos(fs: Any, photo: Callable[[str], Path]) -> list[str]:
+def photos(fs: Any, photo: Photo) -> list[str]:
     names = ["coffee.jpg", "macaw.webp"]
     for name in names:
         put_data(f"in/{name}", photo(name).read_bytes())

@@ -155,11 +155,8 @@ def test_a_cut_line_of_the_log_does_no_harm(tmp_path: Path) -> None:
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     work(tmp_path, ORDER[:3])
     before = files(tmp_path)
-    with pytest.raises(OutputError) as raised:
-        OutputFolder.open(tmp_path, RUN)
-    assert str(raised.value) == (
-        f"{tmp_path}/: contains an earlier run, with 3 records; give --resume to continue it, --overwrite to start again, "
-        "or another --output"
+    refuse(
+        f"^{tmp_path}/: contains an earlier run, with 3 records; give --resume to continue it, --overwrite", tmp_path
     )
     assert files(tmp_path) == before
 
@@ -413,13 +410,8 @@ def test_overwriting_removes_no_input(tmp_path: Path) -> None:
     before = files(path)
     (tmp_path / "link.jpg").symlink_to(path / "a-gradcam.jpg")
     for picture in (path / "a-gradcam.jpg", tmp_path / "link.jpg"):
-        refuse(
-            r"a-gradcam.jpg: is an input image, but also a result of the earlier",
-            path,
-            RUN,
-            mode="overwrite",
-            inputs=[tmp_path / "x.jpg", picture],
-        )
+        message = r"a-gradcam.jpg: is an input image, but also a result of the earlier"
+        refuse(message, path, mode="overwrite", inputs=[tmp_path / "x.jpg", picture])
     (path / "sub").rename(path / "real")
     (path / "sub").symlink_to(path / "real")  # Now the path of a result leads to the image through a link.
     refuse(r"b-gradcam.jpg: is an input image", path, RUN, mode="overwrite", inputs=[path / "real" / "b-gradcam.jpg"])
@@ -475,31 +467,16 @@ def test_a_shard_meets_only_shards_of_its_own_run(tmp_path: Path) -> None:
     work(tmp_path, ["a.jpg"], shard=Shard(1, 2))
     changed_run = replace(RUN, settings={**RUN.settings, "alpha": 0.9})
     for mode in ("new", "resume", "overwrite"):
-        refuse(
-            r"the earlier run \(of shard 1/2\) had other settings: alpha: 0.5 → 0.9",
-            tmp_path,
-            changed_run,
-            mode=mode,
-            shard=Shard(2, 2),
-        )
-        refuse(
-            r"contains shard 1/2, with 1 record, but this is shard 1/3; choose another",
-            tmp_path,
-            RUN,
-            mode=mode,
-            shard=Shard(1, 3),
-        )
+        message = r"the earlier run \(of shard 1/2\) had other settings: alpha: 0.5 → 0.9"
+        refuse(message, tmp_path, changed_run, mode=mode, shard=Shard(2, 2))
+        message = "contains shard 1/2, with 1 record, but this is shard 1/3; choose another"
+        refuse(message, tmp_path, mode=mode, shard=Shard(1, 3))
     for mode in ("new", "resume"):
         refuse(r"contains shard 1/2, with 1 record, but this is a run without shards", tmp_path, RUN, mode=mode)
     refuse(r"contains an earlier run, with 1 record; give --resume", tmp_path, RUN, shard=Shard(1, 2))
     work(tmp_path / "whole", ["a.jpg"])
-    refuse(
-        r"contains a run without shards, with 1 record, but this is shard 1/2",
-        tmp_path / "whole",
-        RUN,
-        mode="overwrite",
-        shard=Shard(1, 2),
-    )
+    message = "contains a run without shards, with 1 record, but this is shard 1/2"
+    refuse(message, tmp_path / "whole", mode="overwrite", shard=Shard(1, 2))
 
 
 def test_a_shard_overwrites_its_own_part_and_a_whole_run_all_of_them(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from gradcam.targets import Box, Like, Text
 from gradcam.web.page import Page
 from tests.helpers import tiny_model
 
+Photo = Callable[[str], Path]
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = json.loads((ROOT / "docs/reference/page.schema.json").read_text())
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & \u202e'\""
@@ -32,9 +33,8 @@ CLASSES = 1000
 
 
 def read(path: Path) -> dict[str, Any]:
-    matches = re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.S
-    )
+    pattern = r'<script type="application/json" id="data">(.*?)</script>'
+    matches = re.findall(pattern, path.read_text(encoding="utf-8"), re.S)
     assert len(matches) == 1
     data: dict[str, Any] = json.loads(matches[0])
     jsonschema.validate(data, SCHEMA, jsonschema.Draft202012Validator)
@@ -56,7 +56,7 @@ def to_maps(entry: dict[str, Any]) -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Page:
+def cat(classifier: gradcam.Classifier, photo: Photo) -> Page:
     return gradcam.page(photo("cat_and_espresso.jpg"), classifier)
 
 
@@ -92,28 +92,23 @@ class Odd(torch.nn.Module):
 
 @pytest.mark.parametrize("method", ["gradcam", "hirescam"])
 def test_maps_through_odd_layers_are_those_of_backward_passes(
-    photo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: str
+    photo: Photo, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr("gradcam.cam.all_classes.MAX_DIRECTIONS", 700)  # The grid has 24 x 24 cells.
     classifier = gradcam.load_classifier(Odd(), layer="first", size=224)
     progress_calls: list[tuple[int, int]] = []
-    page = gradcam.page(
-        photo("coffee.jpg"),
-        classifier,
-        methods=[method],
-        progress=lambda count, total: progress_calls.append((count, total)),
-    )
+    progress = lambda count, total: progress_calls.append((count, total))  # noqa: E731
+    page = gradcam.page(photo("coffee.jpg"), classifier, methods=[method], progress=progress)
     assert page.maps[0].targets is None, "all classes, by the short way, in place of the 7 most probable"
     assert progress_calls == [(i + 1, len(progress_calls)) for i in range(12 if method == "gradcam" else 576)]
-    explanation = classifier.explain(
-        photo("coffee.jpg"), target=[page.targets.indices], method=method, evidence="signed"
-    )
+    options: Any = {"target": [page.targets.indices], "method": method, "evidence": "signed"}
+    explanation = classifier.explain(photo("coffee.jpg"), **options)
     (item,) = page.maps
     maps = item.maps if item.maps is not None else np.tensordot(item.weights, item.channels, 1)
     np.testing.assert_allclose(maps, explanation.maps[0].numpy(), atol=1e-5 * float(explanation.maps.abs().max()))
 
 
-def test_making_a_page_loads_no_compiler(photo: Callable[[str], Path], tmp_path: Path) -> None:
+def test_making_a_page_loads_no_compiler(photo: Photo, tmp_path: Path) -> None:
     """Check that making a page does not import torch.compile's modules, which cost seconds and 190 MB."""
     code = f"""
 import sys
@@ -132,7 +127,7 @@ print({{"torch._dynamo", "torch._inductor", "sympy"}} & set(sys.modules))
 
 @pytest.mark.slow
 def test_all_classes_at_four_layers_are_the_maps_of_explain(
-    cat: Page, classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path
+    cat: Page, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
 ) -> None:
     cat.save(tmp_path / "cat.html")
     data = read(tmp_path / "cat.html")
@@ -146,29 +141,23 @@ def test_all_classes_at_four_layers_are_the_maps_of_explain(
         assert entry["targets"] is None
         maps = to_maps(entry)
         assert len(maps) == CLASSES
-        explanation = classifier.explain(
-            photo("cat_and_espresso.jpg"), entry["layer"], target=[indices], evidence="signed"
-        )
+        picture = photo("cat_and_espresso.jpg")
+        explanation = classifier.explain(picture, entry["layer"], target=[indices], evidence="signed")
         for position, expected in zip(positions, explanation.maps[0].numpy()):
             assert np.abs(maps[position] - expected).max() <= tolerance * np.abs(expected).max()
     count = len(data["image"]["source"])
     assert (tmp_path / "cat.html").stat().st_size - count < 1_000_000
 
 
-def test_the_exact_maps_are_those_of_backward_passes(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_the_exact_maps_are_those_of_backward_passes(classifier: gradcam.Classifier, photo: Photo) -> None:
     """Compare the maps before quantisation with backward passes, up to rounding."""
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "hirescam"])
     for item in page.maps:
         assert item.maps is not None
         indices = [page.targets.indices[at] for at in (0, 10, 500)]
-        explanation = classifier.explain(
-            photo("coffee.jpg"), "layer4", method=item.method, target=[indices], evidence="signed"
-        )
-        np.testing.assert_allclose(
-            item.maps[[0, 10, 500]], explanation.maps[0].numpy(), atol=1e-5 * float(explanation.maps.abs().max())
-        )
+        options: Any = {"method": item.method, "target": [indices], "evidence": "signed"}
+        maps = classifier.explain(photo("coffee.jpg"), "layer4", **options).maps
+        np.testing.assert_allclose(item.maps[[0, 10, 500]], maps[0].numpy(), atol=1e-5 * float(maps.abs().max()))
 
 
 class Counting(torch.nn.Module):
@@ -181,7 +170,7 @@ class Counting(torch.nn.Module):
         return self.model(images)
 
 
-def test_the_last_layer_takes_two_passes_more_than_run(photo: Callable[[str], Path]) -> None:
+def test_the_last_layer_takes_two_passes_more_than_run(photo: Photo) -> None:
     counting = Counting(torchvision.models.resnet18(weights=None)).eval()
     classifier = gradcam.load_classifier(counting, layer="model.layer4")
     counting.passes = 0
@@ -192,7 +181,7 @@ def test_the_last_layer_takes_two_passes_more_than_run(photo: Callable[[str], Pa
     assert counting.passes <= explain_passes + 2
 
 
-def test_the_model_is_left_as_it_was(photo: Callable[[str], Path]) -> None:
+def test_the_model_is_left_as_it_was(photo: Photo) -> None:
     model = torchvision.models.resnet18(weights=None).train()
     classifier = gradcam.load_classifier(model, layer="layer4")
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -204,12 +193,9 @@ def test_the_model_is_left_as_it_was(photo: Callable[[str], Path]) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_other_methods_have_maps_of_the_most_probable_and_say_so(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
-    page = gradcam.page(
-        photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "layercam"], target="tripod", top=5
-    )
+def test_other_methods_have_maps_of_the_most_probable_and_say_so(classifier: gradcam.Classifier, photo: Photo) -> None:
+    options: Any = {"layers": ["layer4"], "methods": ["gradcam", "layercam"], "target": "tripod", "top": 5}
+    page = gradcam.page(photo("coffee.jpg"), classifier, **options)
     gradcam_entry, layercam_entry = page.to_data()["maps"]
     assert gradcam_entry["targets"] is None
     assert layercam_entry["evidence"] == "positive"
@@ -217,11 +203,9 @@ def test_other_methods_have_maps_of_the_most_probable_and_say_so(
     assert set(layercam_entry["targets"]) == {*range(5), at}
     assert page.first == at
     explanation = classifier.explain(photo("coffee.jpg"), "layer4", method="layercam", target="tripod")
-    np.testing.assert_allclose(
-        to_maps(layercam_entry)[layercam_entry["targets"].index(at)],
-        explanation.maps[0, 0].numpy(),
-        atol=0.005 * float(explanation.maps.max()),
-    )
+    values = to_maps(layercam_entry)[layercam_entry["targets"].index(at)]
+    tolerance = 0.005 * float(explanation.maps.max())
+    np.testing.assert_allclose(values, explanation.maps[0, 0].numpy(), atol=tolerance)
     (note,) = page.notes
     assert "layercam at layer4" in note
     assert "6 of 1000" in note
@@ -230,7 +214,7 @@ def test_other_methods_have_maps_of_the_most_probable_and_say_so(
 
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "vgg11", "vit_b_16"])
 @pytest.mark.slow
-def test_models_of_all_kinds(name: str, photo: Callable[[str], Path]) -> None:
+def test_models_of_all_kinds(name: str, photo: Photo) -> None:
     model = getattr(torchvision.models, name)(weights=None).eval()
     if hasattr(model, "heads"):
         torch.nn.init.normal_(model.heads.head.weight)  # torchvision initialises these weights to zero.
@@ -246,7 +230,7 @@ def test_models_of_all_kinds(name: str, photo: Callable[[str], Path]) -> None:
 
 
 def test_an_explanation_has_a_page_of_its_own_maps(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path
+    classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
 ) -> None:
     explanation = classifier.explain(photo("coffee.jpg"), target=[["tripod", "espresso"]], evidence="negative")
     page = explanation.page(tmp_path / "page.html")
@@ -257,7 +241,7 @@ def test_an_explanation_has_a_page_of_its_own_maps(
     assert "2 of the model's 1000 classes" in page.notes[0]
 
 
-def test_a_detector_has_boxes_in_place_of_classes(photo: Callable[[str], Path]) -> None:
+def test_a_detector_has_boxes_in_place_of_classes(photo: Photo) -> None:
     model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
         weights=None, weights_backbone=None, num_classes=3, score_thresh=0.0, detections_per_img=3
     ).eval()
@@ -274,7 +258,7 @@ def test_a_detector_has_boxes_in_place_of_classes(photo: Callable[[str], Path]) 
     assert np.abs(to_maps(data["maps"][0])[1] - expected).max() <= 0.005 * max(np.abs(expected).max(), 1e-9)
 
 
-def test_a_likeness_says_which_picture_and_not_where(photo: Callable[[str], Path]) -> None:
+def test_a_likeness_says_which_picture_and_not_where(photo: Photo) -> None:
     model = torchvision.models.resnet18(weights=None)
     model.fc = torch.nn.Identity()
     matcher = gradcam.load_matcher(model)
@@ -284,7 +268,7 @@ def test_a_likeness_says_which_picture_and_not_where(photo: Callable[[str], Path
     assert str(photo("rocket.jpg").parent) not in page.to_html()
 
 
-def test_sentences_are_shown_by_the_methods_of_their_tower(photo: Callable[[str], Path]) -> None:
+def test_sentences_are_shown_by_the_methods_of_their_tower(photo: Photo) -> None:
     open_clip = pytest.importorskip("open_clip")
     torch.manual_seed(0)
     vision = {"image_size": 32, "patch_size": 8, "width": 64, "layers": 2}
@@ -298,7 +282,7 @@ def test_sentences_are_shown_by_the_methods_of_their_tower(photo: Callable[[str]
 
 
 @pytest.mark.parametrize("fit", ["whole", "tiles"])
-def test_another_fit_has_the_most_probable_classes(fit: str, photo: Callable[[str], Path]) -> None:
+def test_another_fit_has_the_most_probable_classes(fit: str, photo: Photo) -> None:
     classifier = gradcam.load_classifier(fit=fit)
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], top=2)
     assert page.region == (0, 0, 400, 600)
@@ -308,13 +292,13 @@ def test_another_fit_has_the_most_probable_classes(fit: str, photo: Callable[[st
     np.testing.assert_allclose(page.maps[0].maps[1], explanation.maps[0, 0].numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_function_is_named_by_its_number(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+def test_a_function_is_named_by_its_number(classifier: gradcam.Classifier, photo: Photo) -> None:
     page = gradcam.page(photo("coffee.jpg"), classifier, target=lambda output: output[:, :2])
     assert page.targets.names == ["score 0", "score 1"]
     assert page.targets.indices == [None, None]
 
 
-def test_nan_is_an_error(photo: Callable[[str], Path]) -> None:
+def test_nan_is_an_error(photo: Photo) -> None:
     model = tiny_model()
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
@@ -322,7 +306,7 @@ def test_nan_is_an_error(photo: Callable[[str], Path]) -> None:
         gradcam.page(photo("coffee.jpg"), gradcam.load_classifier(model, size=24, layer="3"))
 
 
-def test_hostile_names_are_texts(classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path) -> None:
+def test_hostile_names_are_texts(classifier: gradcam.Classifier, photo: Photo, tmp_path: Path) -> None:
     labels = [HOSTILE] * CLASSES
     renamed = gradcam.load_classifier(classifier.model, labels=labels, layer="layer4")
     page = gradcam.page(photo("coffee.jpg"), renamed, layers=["layer4"], name=f"{HOSTILE}.jpg")
@@ -356,8 +340,6 @@ def test_another_suffix_and_a_folder_that_is_not_there(cat: Page, tmp_path: Path
 
 
 @pytest.mark.parametrize("top", [0, True, 1.5, "many"])
-def test_a_number_of_classes_is_a_number(
-    top: Any, classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_a_number_of_classes_is_a_number(top: Any, classifier: gradcam.Classifier, photo: Photo) -> None:
     with pytest.raises(GradcamError, match="expected a number of classes"):
         gradcam.page(photo("coffee.jpg"), classifier, top=top)

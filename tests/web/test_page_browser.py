@@ -18,16 +18,17 @@ from gradcam.targets import ClassTarget
 from gradcam.web.page import MapSet, Page, PageTargets
 from tests.browser import DESKTOP, PHONE, Visit, expect, is_remembered, needs_browser
 
+Photo = Callable[[str], Path]
+
 pytestmark = [pytest.mark.slow, needs_browser]
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & 'quoted'"
 EVIDENCE = ("positive", "negative", "signed")
 
 
 @pytest.fixture(scope="module")
-def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
-    page = gradcam.page(
-        photo("cat_and_espresso.jpg"), classifier, layers=["layer4", "head.0"], methods=["gradcam", "layercam"], top=6
-    )
+def cat(classifier: gradcam.Classifier, photo: Photo, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    options: Any = {"layers": ["layer4", "head.0"], "methods": ["gradcam", "layercam"], "top": 6}
+    page = gradcam.page(photo("cat_and_espresso.jpg"), classifier, **options)
     tests = [{"question": "Does it differ?", "outcome": "passed", "reason": "It does."}]
     verdict = {"of": "Of this map.", "outcome": "undecided", "summary": "Who knows.", "tests": tests}
     return page.with_verdict(verdict)
@@ -104,7 +105,7 @@ def drawn_overlay(page: Any, explanation: Any) -> Any:
 @pytest.mark.parametrize("evidence", EVIDENCE)
 @pytest.mark.parametrize("colormap", ["turbo", "viridis", "cividis"])
 def test_the_heatmap_is_drawn_as_the_package_draws_it(
-    go: Callable[..., Any], classifier: gradcam.Classifier, photo: Callable[[str], Path], evidence: str, colormap: str
+    go: Callable[..., Any], classifier: gradcam.Classifier, photo: Photo, evidence: str, colormap: str
 ) -> None:
     page = go()
     choose(page, "evidence", evidence)
@@ -231,23 +232,19 @@ def test_the_keys_move_over_the_picture(go: Callable[..., Any], cat: Page) -> No
     assert page.locator("#said").inner_text().startswith("Strongest evidence in this cell: ")
 
 
-def test_two_classes_are_compared(
-    go: Callable[..., Any], classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_two_classes_are_compared(go: Callable[..., Any], classifier: gradcam.Classifier, photo: Photo) -> None:
     page = go()
     page.locator("#against").check()
     assert read_target_name(page) == "Egyptian cat against espresso"
     picture = photo("cat_and_espresso.jpg")
-    explanation = classifier.explain(
-        picture, "layer4", target=ClassTarget(285, score="contrast", against=[967]), evidence="signed"
-    )
+    target = ClassTarget(285, score="contrast", against=[967])
+    explanation = classifier.explain(picture, "layer4", target=target, evidence="signed")
     y0, x0, height, width = explanation.regions[0]
     expected = explanation.overlay(outline=False)[y0 : y0 + height, x0 : x0 + width].astype(float)
     assert np.abs(drawn_overlay(page, explanation) - expected).mean() < 2.5
     command = page.locator("#command").inner_text()
-    assert command.endswith(
-        "--class 285 --score contrast --against 967 --layer layer4 --method gradcam --evidence signed"
-    )
+    score = "--score contrast --against 967"
+    assert command.endswith(f"--class 285 {score} --layer layer4 --method gradcam --evidence signed")
     assert page.locator("#legend-high").inner_text() == "for Egyptian cat"
     page.locator("#things [role=option]").nth(4).click()  # The list selects the second class.
     assert read_target_name(page) == "Egyptian cat against soup bowl"
@@ -304,7 +301,7 @@ def test_side_by_side(go: Callable[..., Any], viewport: dict[str, int]) -> None:
     assert boxes[1]["x"] + boxes[1]["width"] <= viewport["width"]
 
 
-def test_what_is_copied(go: Callable[..., Any], classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+def test_what_is_copied(go: Callable[..., Any], classifier: gradcam.Classifier, photo: Photo) -> None:
     page = go()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     choose(page, "evidence", "negative")
@@ -404,12 +401,10 @@ def test_the_page_lives_in_a_notebook_without_a_kernel(cat: Page, visit: Callabl
 
 def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], cat: Page, tmp_path: Path) -> None:
     maps = MapSet("layer4", HOSTILE, "signed", np.arange(18, dtype=np.float32).reshape(2, 3, 3) - 9)
-    targets = PageTargets(
-        "box", [HOSTILE, "cup"], [1, 2], [0.9, None], [[80, 64, 400, 320], None], [["--box", "it's"], None], ["x", None]
-    )
-    page_of = replace(
-        cat, name=f"{HOSTILE}.jpg", targets=targets, maps=[maps], notes=[HOSTILE], verdict=None, first=0, model=HOSTILE
-    )
+    boxes, words = [[80, 64, 400, 320], None], [["--box", "it's"], None]
+    targets = PageTargets("box", [HOSTILE, "cup"], [1, 2], [0.9, None], boxes, words, ["x", None])
+    texts: Any = {"name": f"{HOSTILE}.jpg", "notes": [HOSTILE], "model": HOSTILE}
+    page_of = replace(cat, targets=targets, maps=[maps], verdict=None, first=0, **texts)
     page_of.save(tmp_path / "hostile.html")
     page = go(tmp_path / "hostile.html")
     assert page.locator("#things [role=option]").count() == 2
@@ -424,9 +419,7 @@ def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], ca
     assert page.locator("#command").inner_text().startswith("#")
 
 
-def test_the_gallery_leads_to_the_pages_and_back(
-    visit: Callable[..., Visit], photo: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_gallery_leads_to_the_pages_and_back(visit: Callable[..., Visit], photo: Photo, tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from gradcam.cli import cli
@@ -466,9 +459,6 @@ def test_accessibility(go: Callable[..., Any], axe: str, viewport: dict[str, int
     page.mouse.click(*at(page, 0.3, 0.3))
     page.evaluate(axe)
     data = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
-    message = [
-        (item["impact"], item["id"], [node["html"][:120] for node in item["nodes"][:3]])
-        for item in data
-        if item["impact"] in ("serious", "critical", "moderate")
-    ]
+    faults = [item for item in data if item["impact"] in ("serious", "critical", "moderate")]
+    message = [(item["impact"], item["id"], [node["html"][:120] for node in item["nodes"][:3]]) for item in faults]
     assert message == []
