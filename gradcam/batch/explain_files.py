@@ -129,8 +129,9 @@ def explain_files(
     rocket.jpg missile
     """
     if classifier is not None and not isinstance(classifier, Classifier):
-        expected = "a model from gradcam.load_classifier or gradcam.load_model"
-        raise ModelError(f"classifier is {shorten(classifier)}, expected {expected}.")
+        raise ModelError(
+            f"classifier is {shorten(classifier)}, expected a model from gradcam.load_classifier or gradcam.load_model."
+        )
     classifier = classifier or load_classifier()
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")

@@ -43,7 +43,13 @@ DrawnImage = Pixels | bytes  # An image, or the bytes of an encoded image file.
 # Kinds of instances that the model detects by itself, independently of the target.
 DETECTED_KINDS = ("box", "word", "keypoint")
 # The field of a target that has an item for each score, or a single item.
-EXPLAINED_FIELDS = {Box: "numbers", Keypoint: "numbers", MissedBox: "boxes", Text: "text", Token: "position"}
+EXPLAINED_FIELDS: dict[Any, str] = {
+    Box: "numbers",
+    Keypoint: "numbers",
+    MissedBox: "boxes",
+    Text: "text",
+    Token: "position",
+}
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,7 @@ def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None
     If the root is in a store, return its URL. If only the output is in a store, return an absolute path.
     """
     if not isinstance(root, Path):
-        return root and root.url
+        return None if root is None else root.url
     path = os.path.realpath(root)
     if isinstance(folder, Path):
         with contextlib.suppress(ValueError):  # On Windows, folders on different drives have no relative path.

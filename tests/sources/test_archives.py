@@ -469,11 +469,11 @@ def test_an_archive_without_pictures(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     path = make(tmp_path / "a.zip", DATA)
-    monkeypatch.setattr(archives, "_list_zip", refuse)
+    monkeypatch.setattr(archives, "_list_zip", fail)
     refuse(r"a\.zip: this archive cannot be opened \(Permission denied\)", [path])
 
 

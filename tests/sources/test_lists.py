@@ -212,10 +212,10 @@ def test_a_list_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 
     write("l.txt", "a.jpg")
 
-    def refuse(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(builtins, "open", refuse)
+    monkeypatch.setattr(builtins, "open", fail)
     refuse(r"l\.txt: this list cannot be opened \(Permission denied\)", ["l.txt"])
 
 
