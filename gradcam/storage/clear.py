@@ -96,9 +96,9 @@ def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingR
     reader = to_reader(folder)
     with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
-        shards = [other for other in find_shards(names) if other.of == shard.of and other.run in names]
-        earlier = [other for other in shards if other != shard or mode == "resume"]
-        fields = _read_run(reader, names, earlier[0]) if earlier else {}
+        shards = [earlier for earlier in find_shards(names) if earlier.of == shard.of and earlier.run in names]
+        runs = [earlier for earlier in shards if earlier != shard or mode == "resume"]
+        fields = _read_run(reader, names, runs[0]) if runs else {}
     layers = {**fields.get("settings", {}), **fields.get("resolved", {})}.get("layers")
     return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
 

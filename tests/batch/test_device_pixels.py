@@ -345,9 +345,7 @@ class TestInFlight:
         assert started == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize("workers", [1, 4])
-    def test_pixels_in_flight_stay_within_the_budget(
-        self, photo: Photo, monkeypatch: pytest.MonkeyPatch, workers: int
-    ) -> None:
+    def test_pixels_in_flight_stay_within_the_budget(self, photo: Photo, monkeypatch: Any, workers: int) -> None:
         classifier, lock, held_bytes = tiny(), threading.Lock(), [0, 0]
         image_bytes = 3 * 400 * 600
 
@@ -410,9 +408,7 @@ def compute_items(classifier: gradcam.Classifier, request: ExplainRequest, items
 
 class TestChoice:
     @pytest.mark.parametrize("place", [None, "cuda"])
-    def test_auto_is_the_processor(
-        self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch, place: str | None
-    ) -> None:
+    def test_auto_is_the_processor(self, classifier: gradcam.Classifier, monkeypatch: Any, place: str | None) -> None:
         monkeypatch.setattr(device, "find_codec", lambda place: CODEC)
         assert find_device_codec("auto", classifier, device=place) is None
         assert find_device_codec("cpu", classifier, device=place) is None
@@ -426,9 +422,7 @@ class TestChoice:
             ({"preprocess": SimpleNamespace(channels=3)}, "preprocessing is not a plain resize and crop of RGB"),
         ],
     )
-    def test_unsupported_settings_for_the_device(
-        self, classifier: gradcam.Classifier, change: Any, reason: str
-    ) -> None:
+    def test_unsupported_settings_for_the_device(self, classifier: Any, change: Any, reason: str) -> None:
         changed = replace(classifier, **change)
         assert find_device_codec("auto", changed) is None
         message = rf"^Images cannot be processed on the device: .*{reason}.*Use --pixels cpu\.$"
@@ -534,9 +528,7 @@ class TestShell:
         assert gradcam_command(*options, "--resume", "--pixels", "device").status == 0
 
     @pytest.mark.parametrize("options", [("--format", "png"), ("--save", "overlay,heatmap"), ("--report",)])
-    def test_the_encoder_is_named(
-        self, folder: Path, photos: Path, gradcam_command: Command, options: tuple[str, ...]
-    ) -> None:
+    def test_the_encoder_is_named(self, folder: Path, photos: Path, gradcam_command: Command, options: Any) -> None:
         outcome = gradcam_command("batch", "photos", "-o", "out", "--device", "cpu", "--pixels", "device", *options)
         assert outcome.status == 0
         assert json.loads((folder / "out" / "run.json").read_text())["settings"]["pixels"]["encoder"] == "OpenCV"

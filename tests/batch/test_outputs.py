@@ -292,9 +292,7 @@ def test_a_name_that_the_disk_refuses_fails_only_its_image(do: Callable[..., Wor
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT])
-def test_a_disk_that_fails_ends_the_run(
-    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_disk_that_fails_ends_the_run(do: Callable[..., Work], photo: Photo, monkeypatch: Any, number: int) -> None:
     work = do(OutputOptions(kinds=("overlay", "map")))
     result, write = work.find(photo("chelsea.jpg")), image_files.write_atomically
 
@@ -392,9 +390,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
         ({"methods": ("gradcam", "rise")}, "rise"),
     ],
 )
-def test_a_panel_of_no_maps_is_refused_before_work_begins(
-    do: Callable[..., Work], settings: dict[str, Any], unfit: str
-) -> None:
+def test_a_panel_of_no_maps_is_refused_before_work_begins(do: Any, settings: dict[str, Any], unfit: str) -> None:
     with pytest.raises(GradcamError, match=f"needs heatmaps at a layer, but {unfit} has no layer"):
         check(do(OutputOptions(kinds=("panel",)), **settings), ["cat"])
 
@@ -413,9 +409,7 @@ def check(work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None
         (("a-b/cat", "a-b/cat-guided"), "heatmap"),
     ],
 )
-def test_pictures_whose_results_would_have_one_name_are_refused(
-    do: Callable[..., Work], stems: Sequence[str], kind: str
-) -> None:
+def test_pictures_whose_results_would_have_one_name_are_refused(do: Any, stems: Sequence[str], kind: str) -> None:
     with pytest.raises(OutputError, match=f"{stems[0]}.jpg and {stems[1]}.jpg: their results would have the same name"):
         check(do(OutputOptions(kinds=(kind,)), attributions=("guided-gradcam",)), stems[::-1])
 
@@ -472,9 +466,7 @@ def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[...
         check(work, ["Sub/cat", "other"], {"other": tmp_path / "photos" / "cat-gradcam.jpg"})
 
 
-def test_partial_files_are_in_their_own_folder(
-    do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_files_are_in_their_own_folder(do: Callable[..., Work], photo: Photo, monkeypatch: Any) -> None:
     work, places, replace_file = do(OutputOptions(kinds=("overlay", "map"))), [], os.replace
 
     def spy(old: Path, new: Path) -> None:

@@ -86,9 +86,7 @@ def keep(fetched: HashedItem, result: Any) -> tuple[HashedItem, Any]:
     return fetched, result
 
 
-def explain_items(
-    classifier: gradcam.Classifier, request: ExplainRequest, items: Iterable[InputImage], **options: Any
-) -> Any:
+def explain_items(classifier: Any, request: ExplainRequest, items: Iterable[InputImage], **options: Any) -> Any:
     return compute_items(classifier, partial(explain_batch, classifier, request), items, **options)
 
 
@@ -205,9 +203,7 @@ class TestValues:
                 assert torch.equal(result.maps[key].heatmaps, reference.maps[key].heatmaps)
             assert result.predictions == reference.predictions
 
-    def test_a_second_run_of_some_images_gives_identical_results(
-        self, classifier: gradcam.Classifier, photo: Any
-    ) -> None:
+    def test_a_second_run_of_some_images_gives_identical_results(self, classifier: Any, photo: Any) -> None:
         request = ExplainRequest(layers=[classifier.layer])
         results = run(classifier, files(photo("")), request)
         items = files(photo(""))
@@ -820,9 +816,7 @@ class TestStreaming:
             for key, explanation in result.explanations.items():
                 assert torch.equal(explanation.heatmaps, expected.explanations[key].heatmaps)
 
-    def test_every_picture_has_its_result_and_a_broken_one_stops_nothing(
-        self, folder: Path, classifier: gradcam.Classifier
-    ) -> None:
+    def test_every_picture_has_its_result_and_a_broken_one_stops_nothing(self, folder: Path, classifier: Any) -> None:
         results = list(explain_files(folder))
         assert [result.name for result in results] == sorted([*NAMES[:4], "broken.jpg"])
         for item in results:
@@ -882,9 +876,7 @@ class TestStreaming:
         ],
         ids=str,
     )
-    def test_targets(
-        self, folder: Path, classifier: gradcam.Classifier, target: Any, classes: list[int] | None
-    ) -> None:
+    def test_targets(self, folder: Path, classifier: Any, target: Any, classes: list[int] | None) -> None:
         (folder / "broken.jpg").unlink()
         for explain_file in explain_files(str(folder), classifier, target=target, batch_size=3, workers=1):
             ours = explain_file.explanations["layer4", "gradcam"]
@@ -943,9 +935,7 @@ class TestCuda:
     @pytest.mark.parametrize(
         "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")], ids=str
     )
-    def test_a_failed_upload_is_no_failed_image(
-        self, photo: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
-    ) -> None:
+    def test_a_failed_upload_is_no_failed_image(self, photo: Any, monkeypatch: Any, error: RuntimeError) -> None:
         def full(image: Tensor) -> Tensor:
             raise error
 

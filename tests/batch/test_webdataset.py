@@ -156,9 +156,7 @@ def test_equal_runs_give_equal_tars_and_print_their_records(batch_tars: Command,
     assert Path("one/results-000001.tar").read_bytes() == Path("two/results-000001.tar").read_bytes()
 
 
-def test_a_tar_ends_at_its_limit_of_images_or_bytes(
-    batch_tars: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tar_ends_at_its_limit_of_images_or_bytes(batch_tars: Command, photos: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     assert batch_tars(photos, "-o", "out").status == 1
     # The broken image is second: its record waits until the tar of the first image is written.
@@ -202,9 +200,7 @@ def test_a_resumed_run_continues_after_its_last_tar(batch_tars: Command, photos:
     assert tars(Path("out")) == ["results-000001.tar", "results-000002.tar"]
 
 
-def test_images_of_a_deleted_tar_are_explained_again(
-    batch_tars: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_of_a_deleted_tar_are_explained_again(batch_tars: Command, photos: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     assert batch_tars(photos, "-o", "out").status == 1
     Path("out/results-000001.tar").unlink()
@@ -298,9 +294,7 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
 # In a store
 
 
-def test_samples_in_a_store_are_those_on_a_disk(
-    batch_tars: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_in_a_store_are_those_on_a_disk(batch_tars: Command, photos: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     assert batch_tars(photos, "-o", "out").status == 1
     with objects():
@@ -559,9 +553,7 @@ def test_long_and_non_ascii_names_are_preserved(place: Any) -> None:
 # Refused options
 
 
-def test_unsupported_options_are_refused_at_once(
-    batch_tars: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_options_are_refused_at_once(batch_tars: Command, photos: Path, monkeypatch: Any) -> None:
     outcome = batch_tars(photos, "-o", "out", "--report")
     assert outcome.status == 2
     assert "--report needs files, but --output-format webdataset writes none" in outcome.err

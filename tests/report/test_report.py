@@ -463,9 +463,7 @@ def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "index.html").exists()
 
 
-def test_unfinished_files_lie_in_a_folder_that_the_next_report_removes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_files_lie_in_a_folder_that_the_next_report_removes(tmp_path: Path, monkeypatch: Any) -> None:
     records = [make_record("a.jpg")]
     write_overlays(write_run(tmp_path, records), records)
     partial = tmp_path / ".gradcam-partial-report"

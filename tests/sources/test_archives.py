@@ -20,6 +20,7 @@ import threading
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -428,9 +429,7 @@ def test_a_member_behind_the_end(tmp_path: Path) -> None:
     assert find_reason(content) == "is damaged or cut off (the archive ends too early)"
 
 
-def test_a_compressed_tar_needs_no_file_any_more_and_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_tar_needs_no_file_any_more_and_leaves_none(tmp_path: Path, monkeypatch: Any) -> None:
     room = tmp_path / "room"
     room.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(room))

@@ -458,9 +458,7 @@ class FileChangedAfterRead:
 @pytest.mark.parametrize(
     ("data", "keep_time"), [(b"short", True), (b"longer than it was before", True), (b"same length", False)]
 )
-def test_a_file_that_changes_while_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, keep_time: bool
-) -> None:
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: Any, data: bytes, keep_time: bool) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"eleven byte")
     os.utime(path, ns=(1, 1))

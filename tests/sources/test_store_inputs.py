@@ -227,9 +227,7 @@ def test_a_list_in_a_store_names_what_is_beside_it_and_what_is_anywhere(fs: Any,
     assert [request for request, _ in fs.requests if request != "read"] == ["look"], "nothing is asked of each line"
 
 
-def test_urls_in_a_list_on_a_disk_and_on_standard_input(
-    fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_urls_in_a_list_on_a_disk_and_on_standard_input(fs: Any, tmp_path: Path, monkeypatch: Any) -> None:
     put("in/a.jpg", "in/x/b.jpg")
     text = f"image,class\n{HERE}/in/a.jpg,cat\n{HERE}/in/x/b.jpg,\n"
     (tmp_path / "l.csv").write_text(text)
@@ -359,9 +357,7 @@ def test_every_item_can_be_sent(fs: Any, tmp_path: Path, where: str, kind: str) 
     assert {item.name: item.content.read() for item in sent} == DATA
 
 
-def test_a_compressed_tar_is_unpacked_once_for_all_that_is_sent(
-    fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_tar_is_unpacked_once_for_all_that_is_sent(fs: Any, tmp_path: Path, monkeypatch: Any) -> None:
     items = list_inputs([make_archive(tmp_path / "a.tar.gz", DATA)]).items
     temporary_files = []
     temporary = tempfile.TemporaryFile
@@ -567,9 +563,7 @@ def test_an_archive_that_has_another_number_on_another_machine(tmp_path: Path) -
     assert find_reason(sent) == "is in an archive that changed after it was listed"
 
 
-def test_a_store_that_fails_while_an_archive_is_listed(
-    fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_fails_while_an_archive_is_listed(fs: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
     url = put_data("a.tar", make_archive(tmp_path / "a.tar", DATA).read_bytes())
     fs.failures[:] = [down(), down()]

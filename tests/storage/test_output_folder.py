@@ -193,9 +193,7 @@ def test_resuming_does_the_rest_once_and_gives_the_same_bytes(tmp_path: Path, fi
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
 
 
-def test_a_run_stopped_anywhere_in_its_manifest_is_resumed_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stopped_anywhere_in_its_manifest_is_resumed_to_the_same_bytes(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)  # fsync hundreds of times would be slow
     path, plain = tmp_path / "stopped", tmp_path / "plain"
     work(plain, ORDER)
@@ -527,9 +525,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize(
     "error", [NotImplementedError("no flock"), OSError(errno.ENOLCK, "No locks"), OSError(errno.EOPNOTSUPP, "No")]
 )
-def test_a_disk_without_locks_is_used_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_disk_without_locks_is_used_all_the_same(tmp_path: Path, monkeypatch: Any, error: Exception) -> None:
     def fail(lock: filelock.FileLock) -> None:
         raise error
 

@@ -231,9 +231,7 @@ def test_pieces_that_are_in_order_stay_as_they_are(fs: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("stop_at", range(7))
-def test_a_stop_while_pieces_are_put_in_order_does_no_harm(
-    fs: Any, monkeypatch: pytest.MonkeyPatch, stop_at: int
-) -> None:
+def test_a_stop_while_pieces_are_put_in_order_does_no_harm(fs: Any, monkeypatch: Any, stop_at: int) -> None:
     monkeypatch.setattr(store_manifest, "LINES_PER_PIECE", 1)
     work(ORDER, failing="a.jpg")
     results = StoreResults.open(Store(URL), RUN, mode="resume")
@@ -344,9 +342,7 @@ def test_two_at_once_are_found_out(fs: Any) -> None:
 
 
 @pytest.mark.parametrize("lands", [False, True])
-def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(
-    fs: Any, monkeypatch: pytest.MonkeyPatch, lands: bool
-) -> None:
+def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(fs: Any, monkeypatch: Any, lands: bool) -> None:
     """Check that the run writes its next results to a new part, because an interrupted write may have created its own."""
     actual, cut = Store.write, iter([True])
 

@@ -91,9 +91,7 @@ class Odd(torch.nn.Module):
 
 
 @pytest.mark.parametrize("method", ["gradcam", "hirescam"])
-def test_maps_through_odd_layers_are_those_of_backward_passes(
-    photo: Photo, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_maps_through_odd_layers_are_those_of_backward_passes(photo: Photo, monkeypatch: Any, method: str) -> None:
     monkeypatch.setattr("gradcam.cam.all_classes.MAX_DIRECTIONS", 700)  # The grid has 24 x 24 cells.
     classifier = gradcam.load_classifier(Odd(), layer="first", size=224)
     progress_calls: list[tuple[int, int]] = []
@@ -229,9 +227,7 @@ def test_models_of_all_kinds(name: str, photo: Photo) -> None:
         assert np.abs(to_maps(item)[1] - expected).max() <= 0.03 * np.abs(expected).max()
 
 
-def test_an_explanation_has_a_page_of_its_own_maps(
-    classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
-) -> None:
+def test_an_explanation_has_a_page_of_its_own_maps(classifier: Any, photo: Photo, tmp_path: Path) -> None:
     explanation = classifier.explain(photo("coffee.jpg"), target=[["tripod", "espresso"]], evidence="negative")
     page = explanation.page(tmp_path / "page.html")
     data = read(tmp_path / "page.html")
