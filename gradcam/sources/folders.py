@@ -13,6 +13,8 @@ from pathlib import Path
 from gradcam.errors import InputError
 from gradcam.images.files import READ_SUFFIXES
 
+is_glob = glob.has_magic  # Returns whether a text contains `*`, `?` or `[`.
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -86,11 +88,6 @@ def to_absolute(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name) if name else os.path.realpath(folder)
 
 
-def is_glob(text: str) -> bool:
-    """Return whether the text contains `*`, `?` or `[`."""
-    return glob.has_magic(text)
-
-
 def expand_pattern(pattern: str, exclude: str | None) -> list[str]:
     """Return the visible files and folders that match a glob, sorted.
 
@@ -118,7 +115,7 @@ def _match(folder: str, parts: tuple[str, ...], exclude: str | None) -> Iterator
                 yield from _match(path, remaining, exclude)
             else:  # "**" at the end of a pattern matches files as well.
                 yield from (os.path.join(path, name) for name in subfolder.files)
-    elif not glob.has_magic(part):
+    elif not is_glob(part):
         path = os.path.join(folder, part)
         if os.path.lexists(path):
             yield from _match(path, remaining, exclude)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from gradcam._version import __version__
 from gradcam.errors import OutputError, shorten
-from gradcam.images.files import read_text_file
 from gradcam.plugins import fingerprint
 from gradcam.renames import RUN, add_new_keys, add_old_keys
 
@@ -138,11 +137,6 @@ def fingerprint_user_files(objects: Mapping[str, object]) -> dict[str, Any]:
 def encode_run(fields: Mapping[str, Any]) -> bytes:
     """Return the contents of run.json."""
     return json.dumps(fields, indent=2).encode() + b"\n"
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """Return the fields of a run.json. Raises the errors of `decode_run`, and `OSError`."""
-    return decode_run(read_text_file(path), str(path))
 
 
 def decode_run(data: bytes, source: str) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -156,12 +157,19 @@ class Format:
 
     def check_place(self, destination: Destination) -> None:
         """Raise `GradcamError` for problems that are known before a model is loaded."""
-        try:
+        with convert_errors(f"The check of the format {self.name} failed", GradcamError):
             import_function(self.check, __package__)(destination)
-        except GradcamError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise GradcamError(f"The check of the format {self.name} failed: {describe_unexpected(error)}") from error
+
+
+@contextlib.contextmanager
+def convert_errors(problem: str, error_type: type[GradcamError]) -> Iterator[None]:
+    """Turn any error of a user-defined format into an error of one line."""
+    try:
+        yield
+    except GradcamError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise error_type(f"{problem}: {describe_unexpected(error)}") from error
 
 
 def is_writer(candidate: object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from filelock import Timeout
 
 from gradcam.errors import OutputError, warn
-from gradcam.images.files import TEMPORARY_NAME, write_atomically
+from gradcam.images.files import TEMPORARY_NAME, read_text_file, write_atomically
 from gradcam.sources.shards import Shard, to_shard_files
 from gradcam.storage import disk, run_file
 from gradcam.storage.clear import ExistingRunMode, check_earlier_run, remove_runs
@@ -83,7 +83,7 @@ class OutputFolder:
         self._remove_unfinished()
         # Write run.json first, so that a resumed run always finds the settings of the records in the manifest.
         if self._run.exists():
-            fields = run_file.merge_resumed_run(fields, run_file.read_run(self._run))
+            fields = run_file.merge_resumed_run(fields, run_file.decode_run(read_text_file(self._run), str(self._run)))
         self._contents = run_file.encode_run(fields)
         if not self._run.exists() or self._run.read_bytes() != self._contents:
             write_atomically(self._run, self._contents, beside=self.temporary)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gradcam.batch.formats import Destination, Format, Opening, OpenRun, Writer, is_writer
+from gradcam.batch.formats import Destination, Format, Opening, OpenRun, Writer, convert_errors, is_writer
 from gradcam.batch.formats.folder import OutputFolder, check_folder
 from gradcam.batch.formats.store_folder import StoreResults, check_store
-from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
+from gradcam.errors import OutputError, shorten
 from gradcam.images.files import is_url
 from gradcam.options import import_function
 from gradcam.sources.collect import InputListing
@@ -65,7 +65,7 @@ def open_results(
                 records = OutputFolder.open(destination.place, run, inputs=filter(None, files), **options)
                 stack.callback(records.close)
         opening = Opening(**vars(destination), records=records, run=run, stems=stems)
-        with _convert_errors(output_format.name, "cannot be opened"):
+        with convert_errors(f"The format {output_format.name} cannot be opened", OutputError):
             results = import_function(output_format.open, __package__)(opening)
         if not hasattr(results, "append") and not is_writer(results):
             expected = "an object with write(record, files) and close()"
@@ -104,7 +104,7 @@ class WriterResults(RecordsWrapper):
     """An `OpenRun` that passes files to a `Writer`, and stores the record once the writer has returned."""
 
     def __init__(self, records: OpenRun, writer: Writer, name: str) -> None:
-        super().__init__(records, _convert_errors(name, "cannot be closed")(writer.close))
+        super().__init__(records, convert_errors(f"The format {name} cannot be closed", OutputError)(writer.close))
         self._writer, self._name = writer, name
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
@@ -112,20 +112,9 @@ class WriterResults(RecordsWrapper):
 
         File names are removed from the record, unless the writer returned a record of its own.
         """
-        with _convert_errors(self._name, f"cannot write {record.image}"):
+        with convert_errors(f"The format {self._name} cannot write {record.image}", OutputError):
             written = self._writer.write(record, files)
         return self._records.append(written if isinstance(written, Record) else rename_files(record, {}), {})
-
-
-@contextlib.contextmanager
-def _convert_errors(name: str, action: str) -> Iterator[None]:
-    """Turn any error of a user-defined format into an `OutputError` of one line that names the format."""
-    try:
-        yield
-    except GradcamError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise OutputError(f"The format {name} {action}: {describe_unexpected(error)}") from error
 
 
 def rename_files(record: Record, names: Mapping[str, str], *, tar: str | None = None) -> Record:
