@@ -24,7 +24,7 @@ Process = Callable[[Sequence[ItemT]], Sequence[OutputT]]
 Fallback = Callable[[ItemT, BaseException], OutputT]
 
 
-# Runs the model on a batch of images of equal size, and returns a result or an error for each: (pictures, classes=None).
+# Takes (pictures, classes=None), runs the model on images of equal size, and returns a result or an error for each.
 BatchFunction = Callable[..., Sequence[ResultT | GradcamError]]
 LogEvent = Callable[..., None]  # Receives the name and the details of an event, for the log: (event, **details).
 

@@ -232,7 +232,8 @@ class DevicePixels:
         map_results = [map_result for image_results in drawable.values() for map_result in image_results]
         images = iter(map_groups(map_results, _find_overlay_group, self._draw_group))
         overlays = {position: [next(images) for _ in image_results] for position, image_results in drawable.items()}
-        return {position: row for position, row in overlays.items() if all(image is not None for image in row)}  # type: ignore[misc]
+        complete = {position: row for position, row in overlays.items() if all(image is not None for image in row)}
+        return cast(Mapping[int, Sequence[DrawnImage]], complete)
 
     def _draw_group(self, map_results: Sequence[ExplanationResult]) -> list[DrawnImage | None]:
         overlays = self._stages["draw"].run(self._overlay, map_results, lambda *_: None, _count_bytes)
