@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,7 +33,14 @@ from gradcam.evaluation.checks.placement import (
     read_bundled_images,
     resize,
 )
-from gradcam.evaluation.checks.uncertainty import spread, undo_views, view_images
+from gradcam.evaluation.checks.uncertainty import (
+    LARGE_SHIFT_DIVISOR,
+    MAX_NOISE_SHARE,
+    add_noise,
+    spread,
+    undo_views,
+    view_images,
+)
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
 from gradcam.evaluation.explainers import Explainer, StepCounter, run_explain
 from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
@@ -60,7 +67,6 @@ from gradcam.targets.classes import ClassTarget
 RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers
 RANDOM_CLASSES = 3  # in addition to the rival class
 NOISE_SAMPLES = 4
-MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's range
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
 MIN_EVIDENCE = 0.2  # smallest drop in probability when pixels are covered; smallest share on the marked pixels
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # smallest lead over chance (1 / classes) of a recognised class
@@ -202,7 +208,7 @@ def check(
         is_probability=kind in ("class", *PROBABILITY_KINDS),
     )
     target_layer = layer_name if isinstance(source, Method) and source.has_layer else None
-    tests, controls, artifacts = checks.run()
+    tests, controls = checks.run()
     checks.counter.reach(MAX_HEATMAPS)
     return Verdict(
         tests=tests,
@@ -216,7 +222,7 @@ def check(
         seed=seed,
         labels=classifier.labels,
         image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
-        artifacts=artifacts,
+        artifacts=checks.artifacts,
         doubt=target_layer and find_misplacement(unwrap(classifier.model), images, target_layer, to_reshape(reshape)),
         notes=tuple(checks.notes),
     )
@@ -243,11 +249,12 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
     return {"index": instance.index, "label": instance.name, "title": label, "target_fields": fields}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SanityChecks:
     """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
 
-    A target with a fixed position in the image, such as a box, does not exist in other images or in grids.
+    A target with a fixed position in the image, such as a box, does not exist in other images or in grids. The tests
+    add their data to `artifacts`, and what they could not compare to `notes`.
     """
 
     subject: Subject
@@ -259,31 +266,31 @@ class SanityChecks:
     has_fixed_place: bool
     is_probability: bool  # True if the target's score is a probability
     notes: list[str] = field(default_factory=list)
+    artifacts: CheckArtifacts = field(init=False)
 
-    def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...], CheckArtifacts]:
+    def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...]]:
         """Run the tests until one fails, and compare with control maps if none of them fails."""
-        results: list[TestResult] = []
-        steps = (self._test_stability, self._test_classes, self._test_randomisation, self._test_other_image)
         heatmap = self.compute_heatmaps(self.subject.images)
-        artifacts, limit = self._add_noise(heatmap)
+        limit = self._add_noise(heatmap)
         if bool(heatmap.amax() == heatmap.amin()):
-            return (TestResult("covering", "failed", 0.0, CONSTANT_MESSAGE),), (), artifacts
+            return (TestResult("covering", "failed", 0.0, CONSTANT_MESSAGE),), ()
         too_little = self._describe_too_little(heatmap)
-        for step in steps:
-            artifacts, step_results = step(artifacts, MAX_SAME_CORRELATION if too_little else limit)
-            # If there is too little to explain, every method returns rounding errors and noise, so instability is not
-            # the method's fault.
-            is_excused = too_little is not None and step == self._test_stability
-            results += [
-                replace(result, outcome="undecided") if is_excused and result.outcome == "failed" else result
-                for result in step_results
-            ]
-            if any(result.outcome == "failed" for result in results):
-                return tuple(results), (), artifacts
+        results = [self._test_stability(heatmap)]
         if too_little:
-            return (*results, TestResult("covering", "undecided", 0.0, too_little)), (), artifacts
-        artifacts, final_results, controls = self._test_placement_and_covering(artifacts)
-        return (*results, *final_results), controls, artifacts
+            limit = MAX_SAME_CORRELATION
+            # Every method returns rounding errors and noise here, so instability is not the method's fault.
+            results = [replace(results[0], outcome="undecided") if results[0].outcome == "failed" else results[0]]
+        for test in (self._test_classes, self._test_randomisation, self._test_other_image):
+            if results[-1].outcome != "failed":
+                results += test(heatmap, limit)
+        if results[-1].outcome == "failed":
+            return tuple(results), ()
+        if too_little:
+            return (*results, TestResult("covering", "undecided", 0.0, too_little)), ()
+        other_images = self.other_images if self.has_fixed_place else self._choose_other_images()
+        grid, placed_maps, placement = self._test_placement(heatmap, other_images)
+        covering, controls = self._test_covering(grid, placed_maps, other_images)
+        return (*results, *placement, covering), controls
 
     def compute_heatmaps(self, images: Tensor, index: int | None = None, model: nn.Module | None = None) -> Tensor:
         """Compute the heatmaps of images, one at a time; `index` and `model` replace the subject's class and model."""
@@ -296,17 +303,14 @@ class SanityChecks:
             self.counter.step()
         return torch.cat(maps)
 
-    def _add_noise(self, heatmap: Tensor) -> tuple[CheckArtifacts, float]:
-        """Return the heatmaps of noisy images, and the rank correlation at which two heatmaps count as the same."""
-        images, generator = self.subject.images, make_generator(self.seed, "noise")
-        radius = MAX_NOISE_SHARE * float(images.amax() - images.amin())
-        noise = torch.rand((NOISE_SAMPLES, *images.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
-        noisy_maps = self.compute_heatmaps(images + ((2 * noise - 1) * radius).to(images.device, images.dtype))
-        correlations = rank_correlation(heatmap.expand_as(noisy_maps), noisy_maps)
-        return (
-            CheckArtifacts(heatmap[0], noisy_maps, correlations),
-            min(MAX_SAME_CORRELATION, max(MIN_SAME_CORRELATION, float(correlations.min()))),
+    def _add_noise(self, heatmap: Tensor) -> float:
+        """Explain noisy images, and return the rank correlation at which two heatmaps count as the same."""
+        noisy_maps = self.compute_heatmaps(
+            add_noise(self.subject.images, NOISE_SAMPLES, make_generator(self.seed, "noise"))
         )
+        correlations = rank_correlation(heatmap.expand_as(noisy_maps), noisy_maps)
+        self.artifacts = CheckArtifacts(heatmap[0], noisy_maps, correlations)
+        return min(MAX_SAME_CORRELATION, max(MIN_SAME_CORRELATION, float(correlations.min())))
 
     def _describe_too_little(self, heatmap: Tensor) -> str | None:
         """Return a sentence that says why there is too little evidence to explain; None if there is enough evidence."""
@@ -317,7 +321,7 @@ class SanityChecks:
         if not self.has_fixed_place and probability < 1 / count + MIN_PROBABILITY_ABOVE_CHANCE:
             return f"The probability is {probability:.2f}, near chance: there is too little to explain."
         grid = place_alone(subject, self.other_images)
-        masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.full_mask])
+        masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.cells])
         covered = grid.subject.score(grid.cover(mask)[1] for mask in masks)
         if probability - float(covered.min()) < MIN_EVIDENCE:
             reason = f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more"
@@ -349,44 +353,40 @@ class SanityChecks:
             f"probability is {preference:.2f}: there is too little to explain."
         )
 
-    def _test_stability(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
-        value, heatmap = float(artifacts.noisy_correlations.mean()), artifacts.heatmap
-        noise_maps = torch.stack([make_spectrum_noise(heatmap, self.seed, number) for number in range(NOISE_SAMPLES)])
-        chance_correlations = rank_correlation(heatmap.expand_as(noise_maps), noise_maps)
-        highest = float(chance_correlations.max())
-        outcome: Outcome = "passed" if float(artifacts.noisy_correlations.min()) > highest else "undecided"
+    def _test_stability(self, heatmap: Tensor) -> TestResult:
+        correlations = self.artifacts.noisy_correlations
+        noise = [make_spectrum_noise(heatmap[0], self.seed, number) for number in range(NOISE_SAMPLES)]
+        chance = float(rank_correlation(heatmap.expand(NOISE_SAMPLES, -1, -1), torch.stack(noise)).max())
+        value = float(correlations.mean())
+        outcome: Outcome = "passed" if float(correlations.min()) > chance else "undecided"
         reason = (
             f"With noise of up to {MAX_NOISE_SHARE * 100:.0f} % of the image's range, the rank correlation with the "
-            f"original heatmap is {value:.2f} on average. For random smooth maps, it is at most {highest:.2f}."
+            f"original heatmap is {value:.2f} on average. For random smooth maps, it is at most {chance:.2f}."
         )
-        return artifacts, [TestResult("stability", "failed" if value <= highest else outcome, value, reason)]
+        return TestResult("stability", "failed" if value <= chance else outcome, value, reason)
 
-    def _test_classes(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
-        subject = self.subject
-        classes = [int(find_rivals(subject)), int(subject.classes)]
-        generator = make_generator(self.seed, "other classes")
-        shuffled = torch.randperm(
-            subject.all_probabilities.shape[1], generator=generator, dtype=torch.int64, device="cpu"
-        )
-        rivals = (classes[0], *[index for index in shuffled.tolist() if index not in classes][:RANDOM_CLASSES])
-        maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in rivals])
-        correlations = rank_correlation(artifacts.heatmap.expand_as(maps), maps)
-        random_correlations = correlations[1:] if len(rivals) > 1 else correlations
-        rival = name_class(rivals[0], None if self.labels is None else self.labels[rivals[0]])
-        reason = f"The rank correlation with the heatmap of the rival class, {rival}, is {correlations[0]:.2f}"
-        if len(rivals) > 1:
-            reason += (
-                f". For {len(random_correlations)} random classes, it is "
-                f"{float(random_correlations.mean()):.2f} on average"
-            )
+    def _test_classes(self, heatmap: Tensor, limit: float) -> list[TestResult]:
+        subject, generator = self.subject, make_generator(self.seed, "other classes")
+        rival, count = int(find_rivals(subject)), subject.all_probabilities.shape[1]
+        shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
+        random_classes = [index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES]
+        maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in (rival, *random_classes)])
+        correlations = rank_correlation(heatmap.expand_as(maps), maps)
+        random_correlations = correlations[1:] if random_classes else correlations
+        value = float(random_correlations.mean())
+        rival_name = name_class(rival, None if self.labels is None else self.labels[rival])
+        reason = f"The rank correlation with the heatmap of the rival class, {rival_name}, is {correlations[0]:.2f}"
+        if random_classes:
+            reason += f". For {len(random_classes)} random classes, it is {value:.2f} on average"
         outcome: Outcome = "passed"
         if bool((random_correlations >= limit).all()):
             outcome = "failed"
             reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
-        result = TestResult("classes", outcome, float(random_correlations.mean()), f"{reason}.")
-        return replace(artifacts, rivals=rivals, rival_maps=maps, rival_correlations=correlations), [result]
+        rivals = (rival, *random_classes)
+        self.artifacts = replace(self.artifacts, rivals=rivals, rival_maps=maps, rival_correlations=correlations)
+        return [TestResult("classes", outcome, value, f"{reason}.")]
 
-    def _test_randomisation(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
+    def _test_randomisation(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         subject = self.subject
         try:
             maps_by_layer = {
@@ -394,9 +394,9 @@ class SanityChecks:
                 for name, model in randomise_in_stages(subject, RANDOMISATION_STAGES, self.seed)
             }
         except ModelError as error:
-            return artifacts, [TestResult("randomisation", "undecided", 0.0, str(error))]
+            return [TestResult("randomisation", "undecided", 0.0, str(error))]
         maps = torch.cat([*maps_by_layer.values()])
-        correlations = rank_correlation(artifacts.heatmap.expand_as(maps), maps)
+        correlations = rank_correlation(heatmap.expand_as(maps), maps)
         reason = (
             f"The rank correlation with the original heatmap is {correlations[0]:.2f} if the weights of "
             f"{next(iter(maps_by_layer))} are re-initialised, and {correlations[-1]:.2f} if all weights are re-initialised"
@@ -410,22 +410,18 @@ class SanityChecks:
             outcome = "undecided"
             reason += ". The heatmap ignores what the head has learnt"
         randomised = Randomisation(tuple(maps_by_layer), correlations[None], maps[None])
-        result = TestResult("randomisation", outcome, float(correlations.mean()), f"{reason}.")
-        return replace(artifacts, randomisation=randomised), [result]
+        self.artifacts = replace(self.artifacts, randomisation=randomised)
+        return [TestResult("randomisation", outcome, float(correlations.mean()), f"{reason}.")]
 
-    def _test_other_image(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
+    def _test_other_image(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         """Fail the placement test early if another image has the same heatmap."""
         if self.has_fixed_place:
-            return artifacts, []
+            return []
         other_heatmap = self.compute_heatmaps(self._choose_other_images()[:1])
-        correlation = float(rank_correlation(artifacts.heatmap[None], other_heatmap))
-        if correlation < limit:
-            return artifacts, []
-        reason = (
-            f"The rank correlation with the heatmap of another image is {correlation:.2f}: "
-            "the heatmap ignores the image."
-        )
-        return artifacts, [TestResult("placement", "failed", 1 / 2, reason)]
+        correlation = float(rank_correlation(heatmap, other_heatmap))
+        reason = f"The rank correlation with the heatmap of another image is {correlation:.2f}"
+        result = TestResult("placement", "failed", 1 / 2, f"{reason}: the heatmap ignores the image.")
+        return [result] if correlation >= limit else []
 
     def _choose_other_images(self) -> Tensor:
         """Return the three comparison images with the lowest probability of the class."""
@@ -434,41 +430,31 @@ class SanityChecks:
         other_subject = Subject(subject.model, self.other_images, classes, activation=subject.activation)
         return self.other_images[other_subject.probabilities.argsort(stable=True)[: CELLS - 1]]
 
-    def _test_placement_and_covering(
-        self, artifacts: CheckArtifacts
-    ) -> tuple[CheckArtifacts, list[TestResult], tuple[ControlMap, ...]]:
-        other_images = self.other_images if self.has_fixed_place else self._choose_other_images()
-        recognised_grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
-        results: list[TestResult] = []
-        if recognised_grid is None:
-            placed_maps = artifacts.heatmap.expand(CELLS, -1, -1)
-            if not self.has_fixed_place:
-                self.notes.append(
-                    "The model does not recognise the class among other images, so the image was tested alone."
-                )
-                results.append(self._test_views(artifacts.heatmap))
-        else:
-            placed_maps = self.compute_heatmaps(recognised_grid.images)
-            order = recognised_grid.order(placed_maps)
-            results.append(_evaluate_placement(float(order[:, 0].mean()), compute_placement_chance(order)))
-        grid = recognised_grid or place_alone(self.subject, other_images)
-        view_maps = (
-            undo_views(self.compute_heatmaps(view_images(self.subject.images)))
-            if not self.has_fixed_place
-            else artifacts.heatmap[None]
-        )
-        uncertainty = spread(torch.cat([artifacts.heatmap[None], artifacts.noisy_maps, view_maps]))
-        artifacts = replace(artifacts, grid=grid, placed_maps=placed_maps, uncertainty=uncertainty)
-        result, controls = self._test_covering(artifacts, grid, placed_maps, other_images)
-        return artifacts, [*results, result], controls
+    def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
+        """Return the test images, their heatmaps, and the result; no result if the target has a fixed position."""
+        grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
+        placed_maps, results, view_maps = heatmap.expand(CELLS, -1, -1), list[TestResult](), heatmap
+        if grid is not None:
+            placed_maps = self.compute_heatmaps(grid.images)
+            results.append(_evaluate_placement(grid.order(placed_maps)))
+        elif not self.has_fixed_place:
+            self.notes.append(
+                "The model does not recognise the class among other images, so the image was tested alone."
+            )
+            results.append(self._test_views(heatmap))
+        if not self.has_fixed_place:
+            view_maps = undo_views(self.compute_heatmaps(view_images(self.subject.images)))
+        grid = grid or place_alone(self.subject, other_images)
+        uncertainty = spread(torch.cat([heatmap, self.artifacts.noisy_maps, view_maps]))
+        self.artifacts = replace(self.artifacts, grid=grid, placed_maps=placed_maps, uncertainty=uncertainty)
+        return grid, placed_maps, results
 
     def _test_views(self, heatmap: Tensor) -> TestResult:
         """Test whether the heatmap moves with the image when the image is shifted and mirrored."""
-        view_maps = self.compute_heatmaps(view_images(self.subject.images, is_large=True))
-        moved_back, unmoved = (
-            rank_correlation(heatmap.expand_as(view_maps), maps)
-            for maps in (undo_views(view_maps, is_large=True), view_maps)
-        )
+        view_maps = self.compute_heatmaps(view_images(self.subject.images, LARGE_SHIFT_DIVISOR))
+        before = heatmap.expand_as(view_maps)
+        moved_back = rank_correlation(before, undo_views(view_maps, LARGE_SHIFT_DIVISOR))
+        unmoved = rank_correlation(before, view_maps)
         value, ahead = float(moved_back.mean()), int((moved_back > unmoved).sum())
         reason = (
             f"The image was shifted in four directions and mirrored, and the heatmap moved with it in {ahead} of "
@@ -479,68 +465,51 @@ class SanityChecks:
         return TestResult("placement", "failed" if ahead == 0 else outcome, value, reason)
 
     def _test_covering(
-        self, artifacts: CheckArtifacts, grid: PlacementGrid, placed_maps: Tensor, other_images: Tensor
+        self, grid: PlacementGrid, placed_maps: Tensor, other_images: Tensor
     ) -> tuple[TestResult, tuple[ControlMap, ...]]:
         """Compare the heatmap with its control maps by the evidence on the marked pixels."""
-        controls_or_errors = make_control_maps(
-            placed_maps, grid.images, dict(self._list_makers(artifacts, grid, other_images)), self.seed
-        )
-        maps = {name: control for name, control in controls_or_errors.items() if isinstance(control, Tensor)}
-        for name, error in controls_or_errors.items():
-            if isinstance(error, Exception):
-                message = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-                self.notes.append(f"Not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
-        moved_maps = [] if grid.cells is not None else move_randomly(placed_maps[0], self.seed)
-        masks = [
-            grid.full_mask,
-            *map(
-                grid.mark,
-                (placed_maps, *maps.values(), *(moved_map.expand_as(placed_maps) for moved_map in moved_maps)),
-            ),
-        ]
-        evidence = grid.measure(*masks).mean(1)
-        total, marked, *control_evidence = evidence.tolist()
+        makers = self._list_makers(grid, other_images)
+        maps, errors = make_control_maps(placed_maps, grid.images, makers, self.seed)
+        for name, error in errors.items():
+            message = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+            self.notes.append(f"Not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
+        moved_maps = move_randomly(placed_maps[0], self.seed) if grid.is_alone else []
+        moved_masks = (grid.mark(moved.expand_as(placed_maps)) for moved in moved_maps)
+        masks = [grid.cells, *map(grid.mark, (placed_maps, *maps.values())), *moved_masks]
+        total, marked, *control_evidence = grid.measure(*masks).mean(1).tolist()
         if total <= 0:
             reason = "Covering the whole image does not make the class less probable: there is nothing to explain."
             return TestResult("covering", "undecided", 0.0, reason), ()
-        effect = marked / total
-
-        def order(heatmaps: Tensor) -> float | None:
-            return None if grid.cells is None else float(grid.order(heatmaps)[:, 0].mean())
-
+        effect, *control_effects = (value / total for value in (marked, *control_evidence))
+        results = grid.mean_order(placed_maps), effect
         controls = tuple(
             compare_with_control(
                 name,
                 control[0],
-                float(rank_correlation(placed_maps[:1], control[:1].float())),
-                (order(placed_maps), effect),
-                (order(control), value / total),
+                float(rank_correlation(placed_maps[:1], control[:1])),
+                results,
+                (grid.mean_order(control), control_effect),
             )
-            for (name, control), value in zip(maps.items(), control_evidence)
+            for (name, control), control_effect in zip(maps.items(), control_effects)
         )
-        moved_effects = [value / total for value in control_evidence[len(maps) :]]
-        return _evaluate_covering(effect, controls, moved_effects), controls
+        return _evaluate_covering(effect, controls, control_effects[len(maps) :]), controls
 
-    def _list_makers(
-        self, artifacts: CheckArtifacts, grid: PlacementGrid, other_images: Tensor
-    ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-        """Yield the control maps that need the model, as functions that compute them."""
-        size = grid.images.shape[2:]
+    def _list_makers(self, grid: PlacementGrid, other_images: Tensor) -> dict[str, Callable[[], Tensor]]:
+        """Return the control maps that need the model, as functions that compute them."""
 
         def explain_other_image() -> Tensor:
-            return self.compute_heatmaps(resize(other_images[:1], size)).expand(CELLS, -1, -1)
+            return self.compute_heatmaps(resize(other_images[:1], grid.images.shape[2:])).expand(CELLS, -1, -1)
 
         def explain_random_network() -> Tensor:
             *_, (_, model) = randomise_in_stages(self.subject, 1, self.seed)
             return self._explain_grid(grid, model=model)
 
-        if not self.has_fixed_place:
-            yield "another image", explain_other_image
-        yield RIVAL, partial(self._explain_grid, grid, index=artifacts.rivals[0])
-        yield "random weights", explain_random_network
+        makers = {} if self.has_fixed_place else {"another image": explain_other_image}
+        explain_rival = partial(self._explain_grid, grid, index=self.artifacts.rivals[0])
+        return {**makers, RIVAL: explain_rival, "random weights": explain_random_network}
 
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
-        if grid.cells is None:  # All four test images are the same image.
+        if grid.is_alone:  # All four test images are the same image.
             return self.compute_heatmaps(grid.images[:1], **options).expand(CELLS, -1, -1)
         return self.compute_heatmaps(grid.images, **options)
 
@@ -558,7 +527,8 @@ def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
     return moved_maps
 
 
-def _evaluate_placement(value: float, chance: float) -> TestResult:
+def _evaluate_placement(order: Tensor) -> TestResult:
+    value, chance = float(order.diagonal().mean()), compute_placement_chance(order)
     reason = (
         "In a grid with three other images, a random pixel of this image has a higher heatmap value than a random pixel of "
         f"the others in {value * 100:.0f} % of cases. For a heatmap that ignores the image, the probability of this result "
@@ -571,8 +541,6 @@ def _evaluate_placement(value: float, chance: float) -> TestResult:
 def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
     # Similar classes may depend on the same pixels, so the rival class's heatmap cannot fail the test.
     strict_controls = [control for control in controls if control.name != RIVAL]
-    better = [control for control in strict_controls if control.is_better]
-    as_good = [control for control in strict_controls if not control.is_distinguished]
     best = max(strict_controls, key=lambda control: control.effect)
     share, best_share = max(0.0, effect), max(0.0, best.effect)
     reason = (
@@ -581,19 +549,17 @@ def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effe
     )
     if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:
         reason += ", but does not follow the image"
-    rival = next((control for control in controls if control.name == RIVAL), None)
-    outcome: Outcome = "passed"
+    outcome: Outcome = "passed" if effect >= MIN_EVIDENCE else "undecided"
     if moved_effects:
         chance = (1 + sum(value >= effect for value in moved_effects)) / (1 + len(moved_effects))
         reason += f". Moved to random positions, the heatmap does at least as well in {chance * 100:.0f} % of cases"
-        outcome = "passed" if chance <= SIGNIFICANCE_LEVEL else "undecided"
-    if better:
-        names = ", ".join(control.words for control in better)
-        return TestResult("covering", "failed", effect, f"{reason}. The heatmap is worse than {names}.")
-    if rival is not None and rival.is_better:
-        return TestResult("covering", "undecided", effect, f"{reason}. The heatmap is worse than {rival.words}.")
-    if as_good:
-        return TestResult(
-            "covering", "undecided", effect, f"{reason}. The heatmap is not better than {as_good[0].words}."
-        )
-    return TestResult("covering", outcome if effect >= MIN_EVIDENCE else "undecided", effect, f"{reason}.")
+        outcome = outcome if chance <= SIGNIFICANCE_LEVEL else "undecided"
+    strictly_better = [control.words for control in strict_controls if control.is_better]
+    as_good = [control.words for control in strict_controls if not control.is_distinguished]
+    if better := strictly_better or [control.words for control in controls if control.is_better]:
+        outcome = "failed" if strictly_better else "undecided"
+        reason += f". The heatmap is worse than {', '.join(better)}"
+    elif as_good:
+        outcome = "undecided"
+        reason += f". The heatmap is not better than {as_good[0]}"
+    return TestResult("covering", outcome, effect, f"{reason}.")

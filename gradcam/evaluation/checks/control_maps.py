@@ -93,29 +93,25 @@ def compare_with_control(
 
 def make_control_maps(
     heatmaps: Tensor, images: Tensor, makers: Mapping[str, Callable[[], Tensor]], seed: int
-) -> dict[str, Tensor | Exception]:
-    """Return the control maps (4,H,W) for heatmaps of images (4,C,H,W), by name.
+) -> tuple[dict[str, Tensor], dict[str, Exception]]:
+    """Return the control maps (4,H,W) for heatmaps of images (4,C,H,W), and the exceptions of failed makers, by name.
 
-    `makers` compute the control maps that need the model. If a maker fails, the result holds its exception instead.
+    `makers` compute the control maps that need the model. One failure does not prevent the other comparisons.
     """
-    size = heatmaps.shape[1:]
-    controls: dict[str, Tensor | Exception] = {
+    controls = {
         "mirrored": heatmaps.flip(2),
-        "shifted": heatmaps.roll([round(length / 3) for length in size], (1, 2)),
+        "shifted": heatmaps.roll([round(length / 3) for length in heatmaps.shape[1:]], (1, 2)),
         "noise": make_spectrum_noise(heatmaps[0], seed).expand_as(heatmaps),
         "centre": make_centre(images),
         "edges": make_edges(images),
     }
-    controls |= {name: _make_or_catch(make) for name, make in makers.items()}
-    return {name: controls[name] for name in CONTROL_DESCRIPTIONS if name in controls}
-
-
-def _make_or_catch(make: Callable[[], Tensor]) -> Tensor | Exception:
-    """Return the control map, or the exception, so that one failure does not prevent the other comparisons."""
-    try:
-        return make()
-    except Exception as error:  # The model or a user's function may raise anything.
-        return error
+    errors: dict[str, Exception] = {}
+    for name, make in makers.items():
+        try:
+            controls[name] = make()
+        except Exception as error:  # noqa: PERF203  (The model or a user's function may raise anything.)
+            errors[name] = error
+    return {name: controls[name] for name in CONTROL_DESCRIPTIONS if name in controls}, errors
 
 
 def make_spectrum_noise(heatmap: Tensor, seed: int, *names: object) -> Tensor:
@@ -126,9 +122,8 @@ def make_spectrum_noise(heatmap: Tensor, seed: int, *names: object) -> Tensor:
     """
     mirrored = torch.cat([heatmap, heatmap.flip(1)], 1)
     mirrored = torch.cat([mirrored, mirrored.flip(0)], 0)
-    noise = torch.randn(
-        mirrored.shape, generator=make_generator(seed, "noise of a spectrum", *names), dtype=torch.float32, device="cpu"
-    )
+    generator = make_generator(seed, "noise of a spectrum", *names)
+    noise = torch.randn(mirrored.shape, generator=generator, dtype=torch.float32, device="cpu")
     phases = torch.fft.rfft2(noise.to(mirrored))
     spectrum = torch.fft.rfft2(mirrored).abs() * phases / phases.abs().clamp(min=1e-12)
     smooth_noise = torch.fft.irfft2(spectrum, s=mirrored.shape)[: heatmap.shape[0], : heatmap.shape[1]]

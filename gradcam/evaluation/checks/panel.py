@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -47,66 +48,39 @@ def draw_verdict(data: PanelData, outcome: Outcome, title: str, summary: str, *,
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     image = scale_to_height(data.image, height)
     width = max(MIN_WIDTH_PIXELS, COLUMNS * (image.shape[1] + GAP_PIXELS) - GAP_PIXELS)
-    rows = [(test, _list_cells(data, test, image, height)) for test in data.tests]
-    blocks = [_draw_heading(outcome, title, summary, width), *(_draw_test(test, cells, width) for test, cells in rows)]
-    return np.pad(join_below(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+    tests = [_draw_test(test, list(_list_cells(data, test, image, height)), width) for test in data.tests]
+    panel = join_below([_draw_heading(outcome, title, summary, width), *tests])
+    return np.pad(panel, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
-def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -> list[Cell]:
-    """Return the cells of one test: the heatmaps that the test compared, with captions."""
-    artifacts = data.artifacts
-    original = _overlay_heatmap(image, artifacts.heatmap), "the original heatmap"
+def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -> Iterator[Cell]:
+    """Yield the cells of one test: the heatmaps that the test compared, with captions."""
+    artifacts, grid, placed_maps = data.artifacts, data.artifacts.grid, data.artifacts.placed_maps
+    if test.name == "covering" and grid is not None and placed_maps is not None and data.controls:
+        grid_image = to_pixels(grid.images[0], height)
+        yield _overlay_heatmap(grid_image, placed_maps[0]), f"{test.value:.2f}   the heatmap"
+        for control in data.controls:
+            note = "" if control.is_distinguished else ", as good"
+            yield _overlay_heatmap(grid_image, control.heatmap), f"{control.effect:.2f}   {control.name}{note}"
+        return
+    if test.name == "placement" and grid is not None and placed_maps is not None and not grid.is_alone:
+        for grid_image, heatmap, value in zip(grid.images, placed_maps, grid.order(placed_maps).diagonal()):
+            yield _overlay_heatmap(to_pixels(grid_image, height), heatmap), f"{value:.2f}   in this cell"
+        return
+    yield _overlay_heatmap(image, artifacts.heatmap), "the original heatmap"
+    compared: Iterable[tuple[Tensor, Tensor, str]] = ()
     if test.name == "stability":
-        uncertainty = (
-            []
-            if artifacts.uncertainty is None
-            else [(_overlay_deviations(image, artifacts.uncertainty), "uncertainty")]
-        )
-        noisy = zip(artifacts.noisy_maps, artifacts.noisy_correlations)
-        return [
-            original,
-            *uncertainty,
-            *((_overlay_heatmap(image, heatmap), f"{value:.2f}   with noise") for heatmap, value in noisy),
-        ][:COLUMNS]
-    if test.name == "classes" and artifacts.rival_maps is not None and artifacts.rival_correlations is not None:
+        if artifacts.uncertainty is not None:
+            yield _overlay_deviations(image, artifacts.uncertainty), "uncertainty"
+        compared = zip(artifacts.noisy_maps, artifacts.noisy_correlations, repeat("with noise"))
+    elif test.name == "classes" and artifacts.rival_maps is not None and artifacts.rival_correlations is not None:
         names = [name_class(index, None if data.labels is None else data.labels[index]) for index in artifacts.rivals]
-        rivals = zip(artifacts.rival_maps, artifacts.rival_correlations, names)
-        return [
-            original,
-            *((_overlay_heatmap(image, heatmap), f"{value:.2f}   {name}") for heatmap, value, name in rivals),
-        ]
-    if test.name == "randomisation" and artifacts.randomisation is not None:
-        randomisation = artifacts.randomisation
-        stages = zip(randomisation.heatmaps[0], randomisation.correlations[0], randomisation.layers)
-        return [
-            original,
-            *((_overlay_heatmap(image, heatmap), f"{value:.2f}   from {name} on") for heatmap, value, name in stages),
-        ]
-    if (
-        test.name == "placement"
-        and artifacts.grid is not None
-        and artifacts.placed_maps is not None
-        and artifacts.grid.cells is not None
-    ):
-        order = artifacts.grid.order(artifacts.placed_maps)[:, 0]
-        trials = zip(artifacts.grid.images, artifacts.placed_maps, order)
-        return [
-            (_overlay_heatmap(to_pixels(grid_image, height), heatmap), f"{value:.2f}   in this cell")
-            for grid_image, heatmap, value in trials
-        ]
-    if test.name == "covering" and artifacts.grid is not None and data.controls:
-        grid_pixels = to_pixels(artifacts.grid.images[0], height)
-        assert artifacts.placed_maps is not None  # A check sets it together with the grid.
-        captions = {
-            control.name: f"{control.effect:.2f}   {control.name}{'' if control.is_distinguished else ', as good'}"
-            for control in data.controls
-        }
-        captioned_maps = [
-            (artifacts.placed_maps[0], f"{test.value:.2f}   the heatmap"),
-            *((control.heatmap, captions[control.name]) for control in data.controls),
-        ]
-        return [(_overlay_heatmap(grid_pixels, heatmap), caption) for heatmap, caption in captioned_maps]
-    return [original]
+        compared = zip(artifacts.rival_maps, artifacts.rival_correlations, names)
+    elif test.name == "randomisation" and (randomisation := artifacts.randomisation) is not None:
+        names = [f"from {name} on" for name in randomisation.layers]
+        compared = zip(randomisation.heatmaps[0], randomisation.correlations[0], names)
+    for heatmap, value, name in compared:
+        yield _overlay_heatmap(image, heatmap), f"{value:.2f}   {name}"
 
 
 def to_pixels(image: Tensor, height: int) -> Pixels:
@@ -129,8 +103,8 @@ def _overlay_deviations(image: Pixels, deviations: Tensor) -> Pixels:
 
 
 def _draw_heading(outcome: Outcome, title: str, summary: str, width: int) -> Pixels:
-    lines = _wrap(summary, width, TEXT)
-    canvas = Image.new("RGB", (width, 2 * LINE_PIXELS + len(lines) * LINE_PIXELS + LINE_PIXELS), WHITE)
+    lines = _wrap(summary, width)
+    canvas = Image.new("RGB", (width, (len(lines) + 3) * LINE_PIXELS), WHITE)
     draw = ImageDraw.Draw(canvas)
     _write(draw, outcome, fit_text(title, width - measure_text(outcome, TITLE) - 2 * GAP_PIXELS, TITLE), lines)
     baseline = canvas.height - LINE_PIXELS // 2 + 4
@@ -143,9 +117,9 @@ def _draw_heading(outcome: Outcome, title: str, summary: str, width: int) -> Pix
 
 
 def _draw_test(test: TestResult, cells: Sequence[Cell], width: int) -> Pixels:
-    lines = _wrap(test.reason, width, TEXT)
+    lines = _wrap(test.reason, width)
     row_height = max(image.shape[0] for image, _ in cells) + LINE_PIXELS + GAP_PIXELS
-    top, rows = LINE_PIXELS + len(lines) * LINE_PIXELS + 2 * GAP_PIXELS, -(-len(cells) // COLUMNS)
+    top, rows = (len(lines) + 1) * LINE_PIXELS + 2 * GAP_PIXELS, -(-len(cells) // COLUMNS)
     canvas = Image.new("RGB", (width, top + rows * row_height), WHITE)
     draw = ImageDraw.Draw(canvas)
     _write(draw, test.outcome, test.question, lines)
@@ -164,11 +138,11 @@ def _write(draw: ImageDraw.ImageDraw, outcome: str, title: str, lines: Sequence[
         draw.text((0, (number + 2) * LINE_PIXELS), line, CAPTION_COLOUR, find_font(TEXT), anchor="ls")
 
 
-def _wrap(text: str, width: int, size: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and measure_text(longer, size) > width:
+        if lines[-1] and measure_text(longer, TEXT) > width:
             lines.append(word)
         else:
             lines[-1] = longer

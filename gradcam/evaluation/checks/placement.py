@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradcam.evaluation.metrics.localisation import measure_order
 from gradcam.evaluation.subject import Subject, count_pixels, rank_pixels
 from gradcam.hooks.memory import is_out_of_memory
 
@@ -34,27 +35,19 @@ EPSILON = 1e-6  # Probabilities are clamped to [EPSILON, 1 - EPSILON]; scores th
 class PlacementGrid:
     """Four test images (4,C,H,W): the image in each cell of a grid, or four times the image alone.
 
-    Test image i is masked with `shares[i]` of its pixels and `FILLINGS[i]`. `cells` are masks of the cells, bool
-    (4,4,H,W), the cell with the checked image first; None if the image is alone.
+    Test image i is masked with `shares[i]` of its pixels and `FILLINGS[i]`. `cells` (4,H,W) are the masks of the cells,
+    bool; test image i has the checked image in cell i. If the image is alone, each cell is all of the image.
     """
 
     subject: Subject
     shares: Sequence[float]
     patch: Tensor
-    cells: Tensor | None = None
+    cells: Tensor
+    is_alone: bool
 
     @property
     def images(self) -> Tensor:
         return self.subject.images
-
-    @property
-    def all_cells(self) -> Tensor:
-        """The masks of the cells; (4,0,H,W) if the image is alone."""
-        return (
-            self.images.new_zeros(CELLS, 0, *self.images.shape[2:], dtype=torch.bool)
-            if self.cells is None
-            else self.cells
-        )
 
     def measure(self, *masks: Tensor) -> Tensor:
         """Return the evidence on each of M masks, bool (4,H,W), in each test image: (M,4).
@@ -75,17 +68,11 @@ class PlacementGrid:
 
     def order(self, heatmaps: Tensor) -> Tensor:
         """Return the area under the ROC curve of heatmaps (4,H,W) as detectors of each cell: (4,4); chance is 1/2."""
-        ranks = torch.stack([rank_evenly(heatmap) for heatmap in heatmaps])[:, None]
-        cells = self.all_cells
-        sizes, pixels = cells.sum((2, 3)), ranks[0].numel()
-        means = (ranks * cells).sum((2, 3)) / sizes
-        return (means - (sizes - 1) / 2) / (pixels - sizes)
+        return torch.stack([measure_order(heatmaps, cell.expand_as(heatmaps)) for cell in self.cells], 1)
 
-    @property
-    def full_mask(self) -> Tensor:
-        """A mask of all evidence: the cell with the checked image, or all pixels if the image is alone."""
-        all_pixels = torch.ones_like(self.images[:, 0], dtype=torch.bool)
-        return all_pixels if self.cells is None else self.cells[:, 0]
+    def mean_order(self, heatmaps: Tensor) -> float | None:
+        """Return the mean of the diagonal of `order`, for the cells with the checked image; None if it is alone."""
+        return None if self.is_alone else float(measure_order(heatmaps, self.cells).mean())
 
     def cover(self, marked: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images with only the marked pixels, and the images without them; missing pixels are filled in."""
@@ -96,15 +83,6 @@ class PlacementGrid:
         return variants[0], variants[1]
 
 
-def rank_evenly(heatmap: Tensor) -> Tensor:
-    """Return the rank of each pixel, starting at the least relevant one; equal pixels share the mean of their ranks."""
-    values, order = heatmap.flatten().sort()
-    _, counts = values.unique_consecutive(return_counts=True)
-    ends = counts.cumsum(0)  # for each distinct value, the number of pixels with this value or a lower one
-    means = ((2 * ends - counts - 1).float() / 2).repeat_interleave(counts)
-    return torch.empty_like(means).scatter_(0, order, means).reshape(heatmap.shape)
-
-
 def compute_placement_chance(order: Tensor) -> float:
     """Return the probability that a heatmap that ignores the image scores at least as well.
 
@@ -112,16 +90,8 @@ def compute_placement_chance(order: Tensor) -> float:
     exchangeable. The result is therefore the share of the 24 permutations of positions that score at least as well as
     the true positions.
     """
-    by_position = torch.stack(
-        [order[i, [list_cell_order(i).index(position) for position in range(CELLS)]] for i in range(CELLS)]
-    )
-    scores = [by_position[range(CELLS), cells].sum() for cells in map(list, itertools.permutations(range(CELLS)))]
+    scores = [order[range(CELLS), positions].sum() for positions in itertools.permutations(range(CELLS))]
     return sum(bool(score >= scores[0] - EPSILON) for score in scores) / len(scores)
-
-
-def list_cell_order(position: int) -> list[int]:
-    """Return the positions of a grid's cells, starting with the position of the checked image."""
-    return [position, *(i for i in range(CELLS) if i != position)]
 
 
 def fill_mean(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
@@ -162,18 +132,18 @@ Filling = Callable[[Tensor, Tensor, Tensor], Tensor]
 FILLINGS: tuple[Filling, ...] = (fill_mean, fill_blur, fill_patch, fill_inpainted)  # one for each test image
 
 
-def resize(images: Tensor, size: Sequence[int]) -> Tensor:
+def resize(images: Tensor, size: Any) -> Tensor:
     """Resize images (N,C,H,W) to another height and width."""
-    options: dict[str, Any] = {"mode": "bilinear", "antialias": True, "align_corners": False}
-    return (
-        images if tuple(images.shape[2:]) == tuple(size) else F.interpolate(images.float(), size, **options).to(images)
-    )
+    if images.shape[2:] == tuple(size):
+        return images
+    return F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False).to(images)
 
 
 def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
     """Return test images that are four copies of the subject's image, without a grid."""
     images = subject.images.expand(CELLS, -1, -1, -1)
-    return PlacementGrid(_to_subject(subject, images), SINGLE_IMAGE_SHARES, other_images[:1])
+    all_pixels = torch.ones_like(images[:, 0], dtype=torch.bool)
+    return PlacementGrid(_to_subject(subject, images), SINGLE_IMAGE_SHARES, other_images[:1], all_pixels, is_alone=True)
 
 
 def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:
@@ -182,30 +152,16 @@ def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = Fa
     Images are resized to half their height and width. If `is_large`, images keep their size, and the grid has twice the
     height and width of an image.
     """
-    height, width = subject.images.shape[2:]
-    rows, columns = ((height, height), (width, width)) if is_large else (_halve(height), _halve(width))
-    images, cells = [], []
-    for position in range(CELLS):
-        sources = [*other_images[:position], subject.images[0], *other_images[position:]]
-        sizes = itertools.product(rows, columns)
-        parts = [resize(source[None], size)[0] for source, size in zip(sources, sizes)]
-        images.append(torch.cat([torch.cat(parts[:2], 2), torch.cat(parts[2:], 2)], 1))
-        cells.append(torch.stack([_mask_cell(i, rows, columns) for i in list_cell_order(position)]))
-    device = subject.images.device
-    return PlacementGrid(
-        _to_subject(subject, torch.stack(images)), GRID_SHARES, other_images[:1], torch.stack(cells).to(device)
-    )
-
-
-def _halve(length: int) -> tuple[int, int]:
-    return length // 2, length - length // 2
-
-
-def _mask_cell(position: int, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    cell = torch.zeros(sum(rows), sum(columns), dtype=torch.bool, device="cpu")
-    row, column = divmod(position, 2)
-    cell[row * rows[0] : row * rows[0] + rows[row], column * columns[0] : column * columns[0] + columns[column]] = True
-    return cell
+    height, width = (length * (1 + is_large) for length in subject.images.shape[2:])
+    rows, columns = ((slice(length // 2), slice(length // 2, length)) for length in (height, width))
+    images = subject.images.new_empty(CELLS, subject.images.shape[1], height, width)
+    cells = images.new_zeros(CELLS, height, width, dtype=torch.bool)
+    for cell, (row, column) in enumerate(itertools.product(rows, columns)):
+        cells[cell, row, column] = True
+        for position in range(CELLS):
+            sources = [*other_images[:position], subject.images[0], *other_images[position:]]
+            images[position, :, row, column] = resize(sources[cell][None], images[0, 0, row, column].shape)[0]
+    return PlacementGrid(_to_subject(subject, images), GRID_SHARES, other_images[:1], cells, is_alone=False)
 
 
 def _to_subject(subject: Subject, images: Tensor) -> Subject:
@@ -227,7 +183,8 @@ def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGri
             if is_out_of_memory(error) or not is_large:
                 raise
             return None
-        evidence, *other_evidence = grid.measure(*grid.all_cells.unbind(1))
+        # The first mask of each test image is the cell with the checked image.
+        evidence, *other_evidence = grid.measure(*(grid.cells.roll(i, 0) for i in range(CELLS)))
         if bool((evidence > torch.stack([torch.zeros_like(evidence), *other_evidence]).amax(0)).all()):
             return grid
     return None

@@ -72,37 +72,36 @@ def uncertainty(
     for image, index in zip(
         images.split(1), torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)
     ):
-        radius = MAX_NOISE_SHARE * float(image.amax() - image.amin())
-        noise = torch.rand((samples, *image.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
-        noisy = image + ((2 * noise - 1) * radius).to(image.device, image.dtype)
-        views = torch.cat([image, noisy, view_images(image)]).split(1)
-        maps = [
-            check_heatmaps(run_explain(explain, model, view, index), (1, *image.shape[2:]), image.device)
-            for view in views
-        ]
+        views = torch.cat([image, add_noise(image, samples, generator), view_images(image)])
+        size = (1, *image.shape[2:])
+        maps = [check_heatmaps(run_explain(explain, model, view, index), size, image.device) for view in views.split(1)]
         unmoved, moved = torch.cat(maps[: 1 + samples]), torch.cat(maps[1 + samples :])
         deviations.append(spread(torch.cat([unmoved, undo_views(moved)])))
     return torch.stack(deviations)
 
 
-def view_images(images: Tensor, *, is_large: bool = False) -> Tensor:
+def add_noise(image: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """Return noisy copies (samples,C,H,W) of an image (1,C,H,W)."""
+    radius = MAX_NOISE_SHARE * float(image.amax() - image.amin())
+    noise = torch.rand((samples, *image.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
+    return image + ((2 * noise - 1) * radius).to(image.device, image.dtype)
+
+
+def view_images(image: Tensor, divisor: int = SMALL_SHIFT_DIVISOR) -> Tensor:
     """Return an image (1,C,H,W) shifted in four directions, with wrap-around, and mirrored: (5,C,H,W)."""
-    return torch.cat(
-        [*(images.roll(shift, (2, 3)) for shift in _list_shifts(images.shape[2:], is_large=is_large)), images.flip(3)]
-    )
+    shifts = _list_shifts(image.shape[2:], divisor)
+    return torch.cat([*(image.roll(shift, (2, 3)) for shift in shifts), image.flip(3)])
 
 
-def undo_views(heatmaps: Tensor, *, is_large: bool = False) -> Tensor:
+def undo_views(heatmaps: Tensor, divisor: int = SMALL_SHIFT_DIVISOR) -> Tensor:
     """Return the heatmaps (5,H,W) of the views from `view_images`, moved back into place."""
-    shifts = _list_shifts(heatmaps.shape[1:], is_large=is_large)
-    unshifted = [heatmap.roll((-shift[0], -shift[1]), (0, 1)) for heatmap, shift in zip(heatmaps, shifts)]
+    shifts = _list_shifts(heatmaps.shape[1:], divisor)
+    unshifted = [heatmap.roll((-down, -across), (0, 1)) for heatmap, (down, across) in zip(heatmaps, shifts)]
     return torch.stack([*unshifted, heatmaps[-1].flip(1)])
 
 
-def _list_shifts(size: Any, *, is_large: bool) -> list[tuple[int, int]]:
-    down, across = (
-        max(1, round(length / (LARGE_SHIFT_DIVISOR if is_large else SMALL_SHIFT_DIVISOR))) for length in size
-    )
+def _list_shifts(size: Any, divisor: int) -> list[tuple[int, int]]:
+    down, across = (max(1, round(length / divisor)) for length in size)
     return [(down, 0), (-down, 0), (0, across), (0, -across)]
 
 
