@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,8 @@ from gradcam.errors import GradcamError, ImageError, ModelError, describe_failur
 from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.snapshots.gate import MIN_ALIKE_CORRELATION
 from gradcam.evaluation.snapshots.result import CHANGES, Diff, compare_entries
-from gradcam.evaluation.snapshots.snapshot import ItemExplainer, Origin, Snapshot, SnapshotEntry, explain_items
-from gradcam.images.read import Pixels
+from gradcam.evaluation.snapshots.snapshot import ItemExplainer, Origin, Snapshot, read_pixels
 from gradcam.models.classifier import Classifier
-from gradcam.models.preprocess import Prepared
 from gradcam.options import Progress, check_number
 from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InMemoryImage, InputImage
@@ -90,49 +88,33 @@ def diff(
     if isinstance(old, Snapshot):
         _check_explained(old.origin, method, score)
         method, score = method or old.origin.method, old.origin.score
-    settings = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
-    explain_settings: Any = {"method": method, "score": score or "logit", **settings}
-    old_source, explainer = (
-        old if isinstance(old, Snapshot) else ItemExplainer.create(old, **explain_settings),
-        ItemExplainer.create(new, **explain_settings),
-    )
+    settings: Any = {"method": method, "score": score or "logit", "reshape": reshape}
+    create = partial(ItemExplainer.create, **settings, batch_size=batch_size, workers=workers)
+    old_source, explainer = old if isinstance(old, Snapshot) else create(old), create(new)
     _check_classes(old_source.origin, explainer.origin)
     items = list_inputs(inputs).items
-    counter = StepCounter(progress, total=len(items) * (1 if isinstance(old_source, Snapshot) else 2))
-    old_snapshot = (
-        _find_entries(old_source, new, items)
-        if isinstance(old_source, Snapshot)
-        else explain_items(old_source, items, counter.step)
-    )
-    old_entries, remaining = (
-        {entry.name: entry for entry in old_snapshot.entries},
-        [item for item in items if item.name not in old_snapshot.failures],
-    )
+    counter = StepCounter(progress, total=len(items) * (1 if isinstance(old, Snapshot) else 2))
+    if isinstance(old_source, Snapshot):
+        old_snapshot = _find_entries(old_source, new, items)
+    else:
+        old_snapshot = old_source.explain(items, counter.step)
+    old_entries = {entry.name: entry for entry in old_snapshot.entries}
+    remaining = {item.name: item for item in items if item.name not in old_snapshot.failures}
     counter.total -= len(items) - len(remaining)
-    new_snapshot = explain_items(
-        explainer, remaining, counter.step, {name: entry.explained_class for name, entry in old_entries.items()}
-    )
-    rows, failures, item_by_name = (
-        [],
-        {**old_snapshot.failures, **new_snapshot.failures},
-        {item.name: item for item in remaining},
-    )
+    classes = {name: entry.explained_class for name, entry in old_entries.items()}
+    new_snapshot = explainer.explain(list(remaining.values()), counter.step, classes)
+    rows, failures = [], {**old_snapshot.failures, **new_snapshot.failures}
+    origins = old_snapshot.origin, new_snapshot.origin
     for entry in new_snapshot.entries:
-        read = partial(_read, new, item_by_name[entry.name])
+        read = partial(read_pixels, new, remaining[entry.name])
         try:
-            rows.append(
-                compare_entries(old_entries[entry.name], entry, (old_snapshot.origin, new_snapshot.origin), alike, read)
-            )
+            rows.append(compare_entries(old_entries[entry.name], entry, origins, alike, read))
         except GradcamError as error:
             failures[entry.name] = describe_failure(entry.name, error)
     rows.sort(key=lambda row: (CHANGES.index(row.change), row.correlation))
-    order = {item.name: i for i, item in enumerate(items)}
-    failures = dict(sorted(failures.items(), key=lambda failure: order[failure[0]]))
-    notes = [
-        *_note_models(old_source, new_snapshot.origin),
-        *_note_images(old_source, old_snapshot, old_entries, new_snapshot),
-    ]
-    return Diff(old_snapshot.origin, new_snapshot.origin, tuple(rows), failures, tuple(notes), float(alike))
+    failures = {item.name: failures[item.name] for item in items if item.name in failures}
+    notes = [*_note_models(old_source, explainer.origin), *_note_images(old_source, old_snapshot, new_snapshot)]
+    return Diff(*origins, tuple(rows), failures, tuple(notes), float(alike))
 
 
 def _check_explained(origin: Origin, method: str | Method | None, score: str | None) -> None:
@@ -192,22 +174,12 @@ def _hash(item: InputImage, classifier: Classifier) -> str:
     return result.fetched.sha256
 
 
-def _read(classifier: Classifier, item: InputImage) -> Pixels:
-    prepared = read_item(classifier, replace(item, wanted=None)).picture
-    if isinstance(prepared, Prepared):
-        return prepared.reading.picture
-    raise ImageError(str(prepared))
-
-
 def _note_models(old_source: ItemExplainer | Snapshot, new: Origin) -> Iterator[str]:
     old, has_snapshot = old_source.origin, isinstance(old_source, Snapshot)
     if has_snapshot and old.architecture != new.architecture:
         yield f"The models have different architectures: tensor names or shapes of {old.model} and {new.model} differ."
-    changed = [
-        f"{name} {old.versions.get(name)}"
-        for name, version in new.versions.items()
-        if old.versions.get(name) != version
-    ]
+    versions = {name: old.versions.get(name) for name in new.versions}
+    changed = [f"{name} {version}" for name, version in versions.items() if version != new.versions[name]]
     if changed:
         yield f"The snapshot was taken with other versions ({', '.join(changed)}): heatmaps may differ in their last digits."
     if old.layer != new.layer:
@@ -221,20 +193,16 @@ def _note_models(old_source: ItemExplainer | Snapshot, new: Origin) -> Iterator[
         yield "OLD and NEW have the same weights and the same precision."
 
 
-def _note_images(
-    old_source: ItemExplainer | Snapshot,
-    old_snapshot: Snapshot,
-    old_entries: Mapping[str, SnapshotEntry],
-    new_snapshot: Snapshot,
-) -> Iterator[str]:
+def _note_images(old_source: ItemExplainer | Snapshot, old: Snapshot, new: Snapshot) -> Iterator[str]:
     if isinstance(old_source, Snapshot):
-        missing = {entry.sha256 for entry in old_source.entries} - {entry.sha256 for entry in old_snapshot.entries}
+        missing = {entry.sha256 for entry in old_source.entries} - {entry.sha256 for entry in old.entries}
         if missing:
             verb = "was" if len(missing) == 1 else "were"
             yield f"{len(missing)} of the snapshot's {len(old_source.entries)} images {verb} missing or changed."
-    differing = [entry.name for entry in new_snapshot.entries if old_entries[entry.name].region != entry.region]
+    old_regions = {entry.name: entry.region for entry in old.entries}
+    differing = sum(old_regions[entry.name] != entry.region for entry in new.entries)
     if differing:
         yield (
-            f"OLD and NEW see different parts of {len(differing)} of {len(new_snapshot.entries)} images. Their heatmaps "
-            "are compared on the common part."
+            f"OLD and NEW see different parts of {differing} of {len(new.entries)} images. Their heatmaps are compared on "
+            "the common part."
         )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from xml.etree import ElementTree
 
 from gradcam.errors import GradcamError, escape_controls, format_fields, shorten
@@ -21,7 +19,8 @@ CONDITION_NAMES = {
     "moved": "how far the centre of mass moved, as a share of the diagonal, 0 to 1",
     "drop": "how much less probable the new model finds the old model's class, -1 to 1",
 }
-CONDITION_PATTERN = re.compile(r"\s*(?P<mean>mean\s+)?(?P<name>\w+)\s*(?P<sign>[<>])\s*(?P<number>\S+?)\s*")
+NUMBER_PATTERN = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+CONDITION_PATTERN = re.compile(rf"\s*(mean\s+)?({'|'.join(CONDITION_NAMES)})\s*([<>])\s*({NUMBER_PATTERN})\s*")
 MEAN_CASE = "the mean of all images"
 SUITE = "gradcam diff"
 
@@ -45,19 +44,13 @@ class Condition:
 def parse_condition(text: str) -> Condition:
     """Parse a condition. Raise `GradcamError` if the text is not a condition."""
     match = CONDITION_PATTERN.fullmatch(text)
-    limit = math.nan
-    if match is not None:
-        try:
-            limit = float(match["number"])
-        except ValueError:
-            match = None
-    if match is None or not math.isfinite(limit) or match["name"] not in CONDITION_NAMES:
+    if match is None:
         raise GradcamError(
             f"{shorten(text)} is not a condition: expected NAME<NUMBER or NAME>NUMBER, such as 'correlation<0.9' or 'mean "
             f"agree<1'. Names: {', '.join(CONDITION_NAMES)}."
         )
-    normalised = f"{'mean ' if match['mean'] else ''}{match['name']}{match['sign']}{match['number']}"
-    return Condition(normalised, match["name"], match["sign"], limit, match["mean"] is not None)
+    mean, name, sign, number = match.groups()
+    return Condition(f"{'mean ' if mean else ''}{name}{sign}{number}", name, sign, float(number), mean is not None)
 
 
 @dataclass(frozen=True)
@@ -107,8 +100,8 @@ class Gate:
 
     def to_junit(self) -> bytes:
         """Return JUnit XML with one test case per image, for continuous integration services."""
-        failures, errors = (sum(bool(getattr(case, name)) for case in self.cases) for name in ("met", "error"))
-        counts = {"tests": str(len(self.cases)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
+        failures, errors = (str(sum(bool(getattr(case, name)) for case in self.cases)) for name in ("met", "error"))
+        counts = {"tests": str(len(self.cases)), "failures": failures, "errors": errors, "skipped": "0"}
         root = ElementTree.Element("testsuites", counts)
         suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **counts})
         for case in self.cases:
@@ -139,16 +132,17 @@ def check_conditions(
     """Find the conditions that each image, and the mean, meets. Raise `GradcamError` if a condition is invalid."""
     parsed = [parse_condition(text) for text in conditions]
 
-    def find_met(values: Mapping[str, float], *, of_mean: bool) -> tuple[str, ...]:
-        return tuple(
-            condition.text for condition in parsed if condition.of_mean is of_mean and condition.is_met(values)
-        )
-
-    cases = [Case(name, values, find_met(values, of_mean=False)) for name, values in values_by_image.items()]
+    on_mean, on_image = (
+        [condition for condition in parsed if condition.of_mean is of_mean] for of_mean in (True, False)
+    )
+    cases = [_check_case(name, values, on_image) for name, values in values_by_image.items()]
     cases += [Case(name, {}, error=reason) for name, reason in failures.items()]
-    if any(condition.of_mean for condition in parsed):
-        no_values: Any = {"error": "no image could be compared"}
-        cases.append(
-            Case(MEAN_CASE, means, find_met(means, of_mean=True)) if means else Case(MEAN_CASE, {}, **no_values)
-        )
+    if on_mean and means:
+        cases.append(_check_case(MEAN_CASE, means, on_mean))
+    elif on_mean:
+        cases.append(Case(MEAN_CASE, {}, error="no image could be compared"))
     return Gate(tuple(condition.text for condition in parsed), tuple(cases))
+
+
+def _check_case(name: str, values: Mapping[str, float], conditions: Sequence[Condition]) -> Case:
+    return Case(name, values, tuple(condition.text for condition in conditions if condition.is_met(values)))

@@ -122,10 +122,8 @@ class ImageDiff:
         draw = partial(overlay, region=(0, 0, *image.shape[:2]))
         grey = np.repeat(image.mean(2, keepdims=True), 3, 2).astype(np.uint8)  # Faint red and blue are visible on grey.
         difference = draw(grey, new - old, signed=True, alpha=0.8)
-        return OldKeys(
-            DRAWN_DIFF,
-            {"image": image, "old": draw(image, old), "new": draw(image, new), "difference": difference},
-        )
+        images = {"image": image, "old": draw(image, old), "new": draw(image, new), "difference": difference}
+        return OldKeys(DRAWN_DIFF, images)
 
     def panel(self, *, height: int = 224) -> Pixels:
         """Draw the image, both heatmaps and their difference side by side, with names and numbers.
@@ -145,11 +143,12 @@ class ImageDiff:
         ImageError
             If `height` is not a positive number of pixels. Also as in `draw`.
         """
-        names = {"old": _caption("old", self.old), "new": _caption("new", self.new)}
-        names["difference"] = "red: stronger in new, blue: in old"
-        images = self.draw()
-        row = PanelRow(f"{self.image}: {self.describe()}", list(images.values()))
-        return draw_panel([names.get(name, name) for name in images], [row], height=height)
+        old, new = (
+            f"{name}: {name_class(prediction.index, prediction.label)} {100 * prediction.probability:.0f} %"
+            for name, prediction in (("old", self.old), ("new", self.new))
+        )
+        row = PanelRow(f"{self.image}: {self.describe()}", list(self.draw().values()))
+        return draw_panel(["image", old, new, "red: stronger in new, blue: in old"], [row], height=height)
 
     def describe(self) -> str:
         """Return the numbers as one line of text."""
@@ -165,18 +164,9 @@ class ImageDiff:
             {name: getattr(prediction, name) for name in ("index", "label", "probability")}
             for prediction in (self.old, self.new)
         )
+        new = add_old_keys(DIFF, {**new, "old_class_probability": self.old_class_probability})
         numbers = {name: value for name, value in self.values.items() if name != "agree"}
-        return {
-            "old": old,
-            "new": add_old_keys(DIFF, {**new, "old_class_probability": self.old_class_probability}),
-            "agree": self.agree,
-            "change": self.change,
-            **numbers,
-        }
-
-
-def _caption(name: str, prediction: Prediction) -> str:
-    return f"{name}: {name_class(prediction.index, prediction.label)} {100 * prediction.probability:.0f} %"
+        return {"old": old, "new": new, "agree": self.agree, "change": self.change, **numbers}
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,8 +260,12 @@ class Diff:
 
     def to_record(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
+        old, new = (
+            {name: value for name, value in vars(origin).items() if name != "labels"} for origin in (self.old, self.new)
+        )
         record = {
-            **{name: _describe(origin) for name, origin in (("old", self.old), ("new", self.new))},
+            "old": old,
+            "new": new,
             "alike": self.alike,
             "means": self.means,
             "notes": list(self.notes),
@@ -279,12 +273,6 @@ class Diff:
             "failures": dict(self.failures),
         }
         return add_old_keys(DIFF, record)
-
-
-def _describe(origin: Origin) -> dict[str, Any]:
-    return {name: value for name, value in vars(origin).items() if name != "labels"} | {
-        "versions": dict(origin.versions)
-    }
 
 
 def compare_entries(
@@ -319,22 +307,16 @@ def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
     Raise `ImageError` if the regions do not overlap, or if the image was read in two sizes.
     """
     if old.size != new.size:
-        old_size, new_size = (f"{width} x {height}" for height, width in (old.size, new.size))
+        sizes = [f"{width} x {height}" for height, width in (old.size, new.size)]
         raise ImageError(
-            f"has {old_size} pixels for OLD and {new_size} for NEW: read it with the same --reader and size"
+            f"has {sizes[0]} pixels for OLD and {sizes[1]} for NEW: read it with the same --reader and size"
         )
-    region = _find_common(old.region, new.region)
-    return torch.cat([_resample(entry, region) for entry in (old, new)]), region
-
-
-def _find_common(first: Region, second: Region) -> Region:
-    """Return the intersection of two regions. Raise `ImageError` if the regions do not overlap."""
-    top, left = max(first[0], second[0]), max(first[1], second[1])
-    height = min(first[0] + first[2], second[0] + second[2]) - top
-    width = min(first[1] + first[3], second[1] + second[3]) - left
-    if min(height, width) < 1:
+    top, left = (max(old.region[i], new.region[i]) for i in (0, 1))
+    bottom, right = (min(entry.region[i] + entry.region[i + 2] for entry in (old, new)) for i in (0, 1))
+    if bottom <= top or right <= left:
         raise ImageError("the parts of the image that OLD and NEW see do not overlap")
-    return top, left, height, width
+    region = top, left, bottom - top, right - left
+    return torch.cat([_resample(entry, region) for entry in (old, new)]), region
 
 
 def _resample(entry: SnapshotEntry, region: Region) -> Tensor:
@@ -343,9 +325,9 @@ def _resample(entry: SnapshotEntry, region: Region) -> Tensor:
     if region == entry.region:
         return resize(values, size)[0]
     top, left, height, width = entry.region
-    cells_per_pixel_y, cells_per_pixel_x = values.shape[2] / height, values.shape[3] / width
-    start = ((region[0] - top) * cells_per_pixel_y, (region[1] - left) * cells_per_pixel_x)
-    return resize(values, size, part=(start, (region[2] * cells_per_pixel_y, region[3] * cells_per_pixel_x)))[0]
+    y_scale, x_scale = values.shape[2] / height, values.shape[3] / width  # in cells per pixel
+    start = ((region[0] - top) * y_scale, (region[1] - left) * x_scale)
+    return resize(values, size, part=(start, (region[2] * y_scale, region[3] * x_scale)))[0]
 
 
 def _find_centres(maps: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
-import zipfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,18 +23,19 @@ from gradcam._version import __version__
 from gradcam.batch.image_results import ExplainedImage, ExplainRequest, explain_batch
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
-from gradcam.batch.read_items import HashedItem
+from gradcam.batch.read_items import HashedItem, read_item
 from gradcam.batch.save import describe_weights
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
-from gradcam.errors import GradcamError, ModelError, OutputError, describe_failure, format_fields, shorten
+from gradcam.errors import GradcamError, ImageError, ModelError, OutputError, describe_failure, format_fields, shorten
 from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.subject import check_probabilities
 from gradcam.images.files import read_text_file, write_atomically
 from gradcam.images.opencv import cv2
-from gradcam.images.read import Region
+from gradcam.images.read import Pixels, Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
+from gradcam.models.preprocess import Prepared
 from gradcam.options import Progress, check_count, count_cores, keep_old_names
 from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
@@ -146,15 +147,11 @@ class Snapshot:
         OutputError
             If the file cannot be written, or if it exists and is not a snapshot.
         """
-        target = Path(path)
+        target, content = Path(path), io.BytesIO()
         check_snapshot_path(target)
-        header = {"kind": KIND, "schema": SCHEMA, **asdict(self.origin)}
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, values in {"about": np.array(json.dumps(header)), **_to_columns(self.entries)}.items():
-                array = io.BytesIO()
-                np.lib.format.write_array(array, values, allow_pickle=False)
-                archive.writestr(zipfile.ZipInfo(f"{name}.npy"), array.getvalue(), zipfile.ZIP_DEFLATED)
+        header = json.dumps({"kind": KIND, "schema": SCHEMA, **asdict(self.origin)})
+        columns: Any = _to_columns(self.entries)
+        np.savez_compressed(content, about=np.array(header), **columns)
         try:
             write_atomically(target, content.getvalue())
         except OSError as error:
@@ -238,10 +235,9 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
     """Yield descriptions of faults in the contents. Stop at the first, because later checks rely on earlier ones."""
-    texts = ("model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score")
-    if set(header) != {field.name for field in fields(Origin)} or not all(
-        isinstance(header[name], str) for name in texts
-    ):
+    texts = {"model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score"}
+    are_texts = all(isinstance(header.get(name), str) for name in texts)
+    if not are_texts or set(header) != {*texts, "classes", "labels", "versions"}:
         yield "its description of the model is incomplete"
     if not isinstance(header["versions"], dict):
         yield "its versions are missing"
@@ -260,22 +256,19 @@ def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) 
         yield "its heatmaps do not fit their grids"
     are_maps = ((arrays["maps"] >= 0) & (arrays["maps"] <= 1)).all()  # NaN fails both comparisons
     are_classes = ((arrays["predicted"] >= 0) & (arrays["predicted"] < count)).all()
-    if not (
-        are_maps and are_classes and np.isfinite(arrays["probability"]).all() and (arrays["region"][:, 2:] > 0).all()
-    ):
+    are_regions = (arrays["region"][:, 2:] > 0).all()
+    if not (are_maps and are_classes and are_regions and np.isfinite(arrays["probability"]).all()):
         yield "it contains invalid values"
 
 
 def _to_rows(arrays: Mapping[str, NDArray[Any]]) -> Iterator[SnapshotEntry]:
-    ends = arrays["grid"].prod(1).cumsum()
-    for i, (name, end) in enumerate(zip(arrays["names"], ends)):
-        grid = arrays["grid"][i]
-        predicted, probability = int(arrays["predicted"][i]), float(arrays["probability"][i])
-        size, region = (tuple(map(int, arrays[key][i])) for key in ("size", "region"))
-        values = arrays["maps"][end - grid.prod() : end].reshape(grid).astype(np.float16)
-        sha256 = str(arrays["sha256"][i])
-        # `size` has two values and `region` four, which mypy cannot know.
-        yield SnapshotEntry(str(name), sha256, predicted, probability, predicted, probability, size, region, values)  # type: ignore[arg-type]
+    keys = ("names", "sha256", "predicted", "probability", "size", "region", "grid")
+    start = 0
+    for name, sha256, predicted, probability, size, region, grid in zip(*(arrays[key].tolist() for key in keys)):
+        values = arrays["maps"][start : start + math.prod(grid)].reshape(grid).astype(np.float16)
+        start += values.size
+        prediction = predicted, probability
+        yield SnapshotEntry(name, sha256, *prediction, *prediction, tuple(size), tuple(region), values)
 
 
 @dataclass(frozen=True)
@@ -293,11 +286,11 @@ class ItemExplainer:
         cls,
         classifier: Classifier,
         *,
-        method: str | Method | None,
-        score: str,
-        reshape: Any,
-        batch_size: int | str,
-        workers: int | None,
+        method: str | Method | None = None,
+        score: str = "logit",
+        reshape: Any = None,
+        batch_size: int | str = "auto",
+        workers: int | None = None,
     ) -> Self:
         """Choose the layer and the batch size, and return the explainer.
 
@@ -338,61 +331,51 @@ class ItemExplainer:
         )
 
     def explain(
-        self, items: Iterable[InputImage], class_by_name: Mapping[str, int] | None = None
-    ) -> Generator[SnapshotEntry | ImageFailure, None, None]:
-        """Yield the result on each image, in order.
+        self, items: Sequence[InputImage], step: Callable[[], None], class_by_name: Mapping[str, int] | None = None
+    ) -> Snapshot:
+        """Explain images, and call `step` after each one.
 
-        The heatmap explains the top class, or the image's class in `class_by_name`.
+        The heatmaps explain the top class, or the image's class in `class_by_name`.
         """
-        class_texts = None if class_by_name is None else {name: str(index) for name, index in class_by_name.items()}
-        class_items = (
-            replace(item, wanted=None if class_texts is None else class_texts.get(item.name)) for item in items
-        )
-        return compute_items(
+        classes = {item.name: None for item in items} | {name: str(i) for name, i in (class_by_name or {}).items()}
+        entries: list[SnapshotEntry] = []
+        failures: dict[str, str] = {}
+        for name, result in compute_items(
             self.classifier,
             partial(explain_batch, self.classifier, self.request),
-            class_items,
+            (replace(item, wanted=classes[item.name]) for item in items),
             finish=_to_entry,
             batch_size=self.batch_size,
             workers=self.workers,
             audit=True,
-        )
-
-
-@dataclass(frozen=True)
-class ImageFailure:
-    """An image that could not be explained, and the reason."""
-
-    name: str
-    reason: str
+        ):
+            step()
+            if isinstance(result, str):
+                failures[name] = result
+            else:
+                entries.append(result)
+        return Snapshot(self.origin, tuple(entries), failures)
 
 
 def _hash_architecture(classifier: Classifier) -> str:
     """Return the SHA-256 of the names and shapes of the model's tensors."""
     tensors = {key: tensor for key, tensor in classifier.model.state_dict().items() if isinstance(tensor, torch.Tensor)}
-    return hashlib.sha256(
-        "\n".join(f"{key} {tuple(tensor.shape)}" for key, tensor in tensors.items()).encode()
-    ).hexdigest()
+    lines = [f"{key} {tuple(tensor.shape)}" for key, tensor in tensors.items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _to_entry(fetched: HashedItem, result: ExplainedImage | GradcamError) -> SnapshotEntry | ImageFailure:
+def _to_entry(fetched: HashedItem, result: ExplainedImage | GradcamError) -> tuple[str, SnapshotEntry | str]:
+    name = fetched.item.name
     if isinstance(result, GradcamError):
-        return ImageFailure(fetched.item.name, describe_failure(fetched.item.name, result))
+        return name, describe_failure(name, result)
     (explanation,) = result.maps.values()
-    values, top = explanation.maps[0, 0].float(), result.predictions[0]
-    largest = float(values.max())
-    height, width = result.picture.shape[:2]
-    return SnapshotEntry(
-        fetched.item.name,
-        fetched.sha256 or "",
-        top.index,
-        top.probability,
-        int(explanation.classes[0, 0]),  # type: ignore[index]  # The target is a class.
-        float(explanation.probability() or 0),
-        (height, width),
-        result.region,
-        (values / (largest or 1.0)).numpy().astype(np.float16),
-    )
+    values, prediction = explanation.maps[0, 0].float(), result.predictions[0]
+    top = prediction.index, prediction.probability
+    # The target is a class.
+    explained = int(explanation.classes[0, 0]), float(explanation.probability() or 0)  # type: ignore[index]
+    map_ = (values / (float(values.max()) or 1.0)).numpy().astype(np.float16)
+    size = result.picture.shape[:2]
+    return name, SnapshotEntry(name, fetched.sha256 or "", *top, *explained, size, result.region, map_)
 
 
 def take_snapshot(
@@ -446,26 +429,15 @@ def take_snapshot(
     >>> [(entry.name, entry.map.shape) for entry in snapshot.entries]
     [('photo.jpg', (7, 7)), ('other.png', (7, 7))]
     """
-    explainer = ItemExplainer.create(
-        classifier, method=method, score=score, reshape=reshape, batch_size=batch_size, workers=workers
-    )
+    settings: Any = {"score": score, "reshape": reshape, "batch_size": batch_size, "workers": workers}
+    explainer = ItemExplainer.create(classifier, method=method, **settings)
     items = list_inputs(inputs).items
-    counter = StepCounter(progress, total=len(items))
-    return explain_items(explainer, items, counter.step)
+    return explainer.explain(items, StepCounter(progress, total=len(items)).step)
 
 
-def explain_items(
-    explainer: ItemExplainer,
-    items: Sequence[InputImage],
-    step: Callable[[], None],
-    class_by_name: Mapping[str, int] | None = None,
-) -> Snapshot:
-    """Explain images with `ItemExplainer.explain`, and collect the results. `step` is called after each image."""
-    entries, failures = [], {}
-    for entry in explainer.explain(items, class_by_name):
-        step()
-        if isinstance(entry, ImageFailure):
-            failures[entry.name] = entry.reason
-        else:
-            entries.append(entry)
-    return Snapshot(explainer.origin, tuple(entries), failures)
+def read_pixels(classifier: Classifier, item: InputImage) -> Pixels:
+    """Read an image again, for drawing. Raise `ImageError` if it can no longer be read."""
+    prepared = read_item(classifier, replace(item, wanted=None)).picture
+    if isinstance(prepared, Prepared):
+        return prepared.reading.picture
+    raise ImageError(str(prepared))
