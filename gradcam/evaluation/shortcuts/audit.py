@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from gradcam.batch.read_items import read_item
 from gradcam.cam.methods.base import Method
-from gradcam.errors import ImageError, InputError, ModelError, shorten
+from gradcam.errors import InputError, ModelError, shorten
 from gradcam.evaluation.explainers import StepCounter
 from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster, Evidence, check_installed, cluster
 from gradcam.evaluation.shortcuts.evidence import ImageEvidence, collect_evidence
 from gradcam.evaluation.shortcuts.labels import Labels, find_labels
 from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster, describe_place, draw_heatmap
-from gradcam.evaluation.snapshots.snapshot import ItemExplainer
+from gradcam.evaluation.snapshots.snapshot import ItemExplainer, read_pixels
 from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
 from gradcam.models.labels import name_class
-from gradcam.models.preprocess import Prepared
 from gradcam.options import Progress
 from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
@@ -98,8 +96,8 @@ def audit(
     True
     """
     settings: Any = {"method": method, "score": score, "reshape": reshape, "batch_size": batch_size}
-    more: Any = {"labels": labels, "workers": workers, "progress": progress}
-    return audit_items(list_inputs(inputs).items, classifier, **settings, **more)
+    items = list_inputs(inputs).items
+    return audit_items(items, classifier, labels=labels, progress=progress, workers=workers, **settings)
 
 
 def audit_items(
@@ -108,62 +106,49 @@ def audit_items(
     *,
     labels: Labels | None = None,
     progress: Progress | None = None,
-    method: str | Method | None = None,
-    score: str = "logit",
-    reshape: Any = None,
-    batch_size: int | str = "auto",
-    workers: int | None = None,
+    **settings: Any,
 ) -> Audit:
     """Audit images that are already listed, as `audit` does."""
     check_installed()
-    settings: Any = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
-    explainer = ItemExplainer.create(classifier, method=method, score=score, **settings)
+    explainer = ItemExplainer.create(classifier, **settings)
     if classifier.fit != "crop":
         raise ModelError(f"An audit needs the model's default crop, but fit is {classifier.fit!r}: use fit='crop'.")
-    labelled = find_labels(labels, items, classifier)
-    counter = StepCounter(progress, total=len(labelled.items))
-    evidence, blank, failures = collect_evidence(explainer, labelled.items, counter.step)
-    name_of = partial(_name, classifier)
-    _check_classes(evidence, name_of, {**labelled.failures, **failures})
-    classes = np.array([image.class_index for image in evidence], np.int64)
-    arrays = Evidence.from_maps(
-        classes, np.stack([image.map for image in evidence]), np.stack([image.features for image in evidence])
-    )
-    clusters = cluster(arrays)
+    items, source, failures = find_labels(labels, items, classifier)
+    evidence, blank = collect_evidence(explainer, items, failures, StepCounter(progress, total=len(items)).step)
     sizes = Counts(image.class_index for image in evidence)
-    small = [f"{name_of(index)} ({count})" for index, count in sorted(sizes.items()) if count < MIN_IMAGES_PER_CLASS]
+    # Two classes may have the same name.
+    counts = [(name_class(index, classifier.label(index)), count) for index, count in sorted(sizes.items())]
+    _check_classes(counts, failures)
+    classes = np.array([image.class_index for image in evidence], np.int64)
+    maps, features = (np.stack([getattr(image, name) for image in evidence]) for name in ("map", "features"))
+    clusters = cluster(Evidence.from_maps(classes, maps, features))
     return Audit(
         classifier.name,
         explainer.request.methods[0].name,
         explainer.layer,
-        labelled.source,
+        source,
         tuple(_describe(cluster, evidence, sizes, classifier) for cluster in clusters),
         tuple(blank),
-        {**labelled.failures, **failures},
-        tuple(_note(labelled.source, evidence, blank, small, labels)),
+        failures,
+        tuple(_note(source, evidence, blank, counts, labels)),
     )
 
 
-def _name(classifier: Classifier, index: int) -> str:
-    return name_class(index, classifier.label(index))
-
-
-def _check_classes(evidence: Sequence[ImageEvidence], name_of: Any, failures: Mapping[str, str]) -> None:
+def _check_classes(counts: Sequence[tuple[str, int]], failures: Mapping[str, str]) -> None:
     """Raise `InputError` if there is no other class to compare with, or no class with enough images to cluster."""
-    sizes = Counts(image.class_index for image in evidence)
-    if not evidence:
+    if not counts:
         first = f" The first of {len(failures)} failures: {shorten(next(iter(failures.values())))}" if failures else ""
         raise InputError(f"No image has positive evidence for its class.{first}")
-    if len(sizes) < 2:
+    name, count = max(counts, key=itemgetter(1))
+    if len(counts) < 2:
         raise InputError(
-            f"All {len(evidence)} images with positive evidence are of one class, {name_of(evidence[0].class_index)}: "
-            "give images of at least two classes to compare."
+            f"All {count} images with positive evidence are of one class, {name}: give images of at least two classes to "
+            "compare."
         )
-    if max(sizes.values()) < MIN_IMAGES_PER_CLASS:
-        index, count = sizes.most_common(1)[0]
+    if count < MIN_IMAGES_PER_CLASS:
         raise InputError(
             f"Clustering needs {MIN_IMAGES_PER_CLASS} images with positive evidence in a class, but the largest class, "
-            f"{name_of(index)}, has {count}: give more images."
+            f"{name}, has {count}: give more images."
         )
 
 
@@ -187,37 +172,26 @@ def _describe(
 
 def _draw(classifier: Classifier, members: Mapping[str, ImageEvidence], name: str) -> Pixels:
     """Draw a member of a cluster; raise `ImageError` if its image can no longer be read."""
-    member = members[name]
-    prepared = read_item(classifier, replace(member.item, wanted=None)).picture
-    if not isinstance(prepared, Prepared):
-        raise ImageError(str(prepared))
-    return draw_heatmap(prepared.reading.picture, member.map, member.region)
+    return draw_heatmap(read_pixels(classifier, members[name].item), members[name].map, members[name].region)
 
 
 def _note(
-    source: str,
-    evidence: Sequence[ImageEvidence],
-    blank: Sequence[str],
-    small: Sequence[str],
-    labels: Labels | None,
+    source: str, evidence: Sequence[ImageEvidence], blank: Sequence[str], counts: Sequence[tuple[str, int]], labels: Any
 ) -> Iterator[str]:
     if labels is None:
         advice = "" if "folders" in source else ". Use --labels FILE (labels= in Python) to read them from a table"
         yield f"The explained classes are {source}{advice}."
     wrong = sum(image.class_index != image.predicted for image in evidence)
     if wrong:
-        yield (
-            f"For {wrong} of {len(evidence)} images, the model does not predict the label. "
-            "Their heatmaps explain the label."
-        )
+        subject = f"For {wrong} of {len(evidence)} images, the model does not predict the label."
+        yield f"{subject} Their heatmaps explain the label."
     if blank:
         subject = "images have" if len(blank) > 1 else "image has"
         yield f"{len(blank)} {subject} no positive evidence for the class. Blank heatmaps are not clustered."
+    small = [f"{name} ({count})" for name, count in counts if count < MIN_IMAGES_PER_CLASS]
     if small:
-        names = ", ".join(
-            [*small[:MAX_LISTED], *([f"and {len(small) - MAX_LISTED} more"] if len(small) > MAX_LISTED else [])]
-        )
+        more = f", and {len(small) - MAX_LISTED} more" if len(small) > MAX_LISTED else ""
         yield (
             f"Classes with fewer than {MIN_IMAGES_PER_CLASS} images with positive evidence are not clustered. "
-            f"Clusters of other classes are compared with them: {names}."
+            f"Clusters of other classes are compared with them: {', '.join(small[:MAX_LISTED])}{more}."
         )

@@ -89,8 +89,8 @@ class Evidence:
     def from_maps(cls, classes: NDArray[np.int64], maps: Array, features: Array) -> Evidence:
         """Normalise maps (N,h,w) and features (N,C). The maps must be non-negative and not blank."""
         places = maps.reshape(len(maps), -1).astype(np.float64)
-        grid = (int(maps.shape[1]), int(maps.shape[2]))
-        return cls(classes, grid, places / places.sum(1, keepdims=True), _to_unit(features.astype(np.float64)))
+        places /= places.sum(1, keepdims=True)
+        return cls(classes, maps.shape[1:], places, _to_unit(features.astype(np.float64)))
 
 
 def cluster(evidence: Evidence) -> list[Cluster]:
@@ -121,12 +121,10 @@ def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cl
     for node in nodes:  # A node comes after its children.
         children = [best[child] for child in pairs[node - len(sample)] if child in best]
         highest = max((suspicion for suspicion, _ in children), default=0.0)
-        keeps_whole = clusters[node].suspicion >= highest - SPLIT_MARGIN
-        best[node] = (
-            (clusters[node].suspicion, [node])
-            if keeps_whole
-            else (highest, [node for _, part_nodes in children for node in part_nodes])
-        )
+        if clusters[node].suspicion >= highest - SPLIT_MARGIN:
+            best[node] = clusters[node].suspicion, [node]
+        else:
+            best[node] = highest, [node for _, part_nodes in children for node in part_nodes]
     _, selected = best[nodes[-1]]
     for node in selected:
         inside = order[slices[node]]
@@ -134,7 +132,7 @@ def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cl
         yield replace(clusters[node], members=sample[inside[np.argsort(distances, kind="stable")]])
     unclustered = np.setdiff1d(members, np.concatenate([clusters[node].members for node in selected]))
     if len(unclustered):
-        yield replace(build_clusters(evidence, [unclustered])[0], is_rest=True)
+        yield replace(next(build_clusters(evidence, [unclustered])), is_rest=True)
 
 
 def _scale(values: Array) -> Array:
@@ -166,45 +164,39 @@ def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice
     return pairs, order, [slice(start, start + size) for start, size in zip(starts, sizes)]
 
 
-def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> list[Cluster]:
-    """Build a cluster from each part of one class, and measure how rare its evidence is in other images.
+def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Iterator[Cluster]:
+    """Yield a cluster from each part of one class, and measure how rare its evidence is in other images.
 
     An image counts as having the evidence if its value reaches the threshold that 80 % of the part's members reach. For
     `place`, the value is the amount of evidence at the part's position, and images of other classes are compared with
     images of the part's class. For `apart`, the value is the similarity to the part's mean features, and images outside
     the part are compared with members of the part. A member's similarity is measured to the mean of the other members.
     """
-    return [
-        cluster
-        for first in range(0, len(parts), PARTS_PER_BATCH)
-        for cluster in _build_clusters(evidence, parts[first : first + PARTS_PER_BATCH])
-    ]
-
-
-def _build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Iterator[Cluster]:
-    in_class = evidence.classes == evidence.classes[parts[0][0]]
-    means = [evidence.places[members].mean(0) for members in parts]
-    amounts = evidence.places @ np.stack([_mark_core(mean) for mean in means], 1)
-    totals = np.stack([evidence.looks[members].sum(0) for members in parts])
-    similarities = evidence.looks @ _to_unit(totals).T
-    for members, mean, amount, total, similarity in zip(parts, means, amounts.T, totals, similarities.T):
-        member_looks = evidence.looks[members]
-        similarity[members] = (member_looks * _to_unit(total - member_looks)).sum(1)
-        has_place, has_look = (
-            values >= np.quantile(values[members], MISFIT_FRACTION, method="lower") for values in (amount, similarity)
-        )
-        is_member = np.zeros(len(in_class), bool)
-        is_member[members] = True
-        yield Cluster(
-            class_=int(evidence.classes[members[0]]),
-            members=members,
-            share=len(members) / int(in_class.sum()),
-            map=mean.reshape(evidence.grid),
-            place=estimate_rarity(has_place[~in_class], has_place[in_class]),
-            apart=estimate_rarity(has_look[~is_member], has_look[is_member]),
-            elsewhere=int(has_place[~in_class].sum()),
-            other_count=int((~in_class).sum()),
-        )
+    class_ = int(evidence.classes[parts[0][0]])
+    in_class = evidence.classes == class_
+    for first in range(0, len(parts), PARTS_PER_BATCH):
+        batch = parts[first : first + PARTS_PER_BATCH]
+        means = [evidence.places[members].mean(0) for members in batch]
+        amounts = evidence.places @ np.stack([_mark_core(mean) for mean in means], 1)
+        totals = np.stack([evidence.looks[members].sum(0) for members in batch])
+        similarities = evidence.looks @ _to_unit(totals).T
+        for members, mean, amount, total, similarity in zip(batch, means, amounts.T, totals, similarities.T):
+            member_looks = evidence.looks[members]
+            similarity[members] = (member_looks * _to_unit(total - member_looks)).sum(1)
+            has_place, has_look = (
+                values >= np.quantile(values[members], MISFIT_FRACTION, method="lower")
+                for values in (amount, similarity)
+            )
+            yield Cluster(
+                class_,
+                members,
+                share=len(members) / int(in_class.sum()),
+                map=mean.reshape(evidence.grid),
+                place=estimate_rarity(has_place[~in_class], has_place[in_class]),
+                apart=estimate_rarity(np.delete(has_look, members), has_look[members]),
+                elsewhere=int(has_place[~in_class].sum()),
+                other_count=int((~in_class).sum()),
+            )
 
 
 def _mark_core(mean: Array) -> Array:

@@ -45,20 +45,16 @@ class ImageEvidence:
     features: NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
-class _ResultWithFeatures:
-    result: ExplainedImage
-    features: Tensor  # (C,h,w) on the map's grid
+ResultWithFeatures = tuple[ExplainedImage, Tensor]  # features (C,h,w) on the map's grid
 
 
 def collect_evidence(
-    explainer: ItemExplainer, items: Sequence[InputImage], step: Callable[[], None]
-) -> tuple[list[ImageEvidence], list[str], dict[str, str]]:
-    """Return the evidence in each image, the names of images with blank heatmaps, and the reasons for failures."""
+    explainer: ItemExplainer, items: Sequence[InputImage], failures: dict[str, str], step: Callable[[], None]
+) -> tuple[list[ImageEvidence], list[str]]:
+    """Return the evidence in each image, and the names of images with blank heatmaps. Add reasons to `failures`."""
     evidence: list[ImageEvidence] = []
     blank: list[str] = []
-    failures: dict[str, str] = {}
-    for item, image_evidence in compute_items(
+    for name, image_evidence in compute_items(
         explainer.classifier,
         partial(_explain, explainer),
         items,
@@ -68,22 +64,22 @@ def collect_evidence(
     ):
         step()
         if isinstance(image_evidence, str):
-            failures[item.name] = image_evidence
+            failures[name] = image_evidence
         elif not image_evidence.map.any():
-            blank.append(item.name)
+            blank.append(name)
         elif evidence and image_evidence.map.shape != evidence[0].map.shape:
             shapes = [" x ".join(map(str, entry.map.shape)) for entry in (image_evidence, evidence[0])]
-            failures[item.name] = (
-                f"{item.name}: its heatmap is {shapes[0]}, but the first image's is {shapes[1]}: give all images one --size"
+            failures[name] = (
+                f"{name}: its heatmap is {shapes[0]}, but the first image's is {shapes[1]}: give all images one --size"
             )
         else:
             evidence.append(image_evidence)
-    return evidence, blank, failures
+    return evidence, blank
 
 
 def _explain(
     explainer: ItemExplainer, prepared: Sequence[Prepared], *, classes: Sequence[int] | None = None
-) -> list[_ResultWithFeatures | GradcamError]:
+) -> list[ResultWithFeatures | GradcamError]:
     """Explain images, and record the layer's features in the same pass. Raise `LayerError` if the layer has no grid."""
     module = find_layer(explainer.classifier.model, explainer.layer).module
     outputs: list[Tensor] = []
@@ -98,10 +94,7 @@ def _explain(
         hooks.after_forward(module, record_output)
         results = explain_batch(explainer.classifier, explainer.request, prepared, classes=classes)
     grids = _to_grid(explainer, outputs, prepared)
-    return [
-        result if isinstance(result, GradcamError) else _ResultWithFeatures(result, grid)
-        for result, grid in zip(results, grids)
-    ]
+    return [result if isinstance(result, GradcamError) else (result, grid) for result, grid in zip(results, grids)]
 
 
 def _to_grid(explainer: ItemExplainer, outputs: Sequence[Tensor], prepared: Sequence[Prepared]) -> Tensor:
@@ -120,22 +113,22 @@ def _to_grid(explainer: ItemExplainer, outputs: Sequence[Tensor], prepared: Sequ
     return grid if windows is None else crop_to_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
 
 
-def _finish(fetched: HashedItem, outcome: _ResultWithFeatures | GradcamError) -> tuple[InputImage, ImageEvidence | str]:
-    item = fetched.item
+def _finish(fetched: HashedItem, outcome: ResultWithFeatures | GradcamError) -> tuple[str, ImageEvidence | str]:
+    name = fetched.item.name
     if isinstance(outcome, GradcamError):
-        return item, describe_failure(item.name, outcome)
-    (explanation,) = outcome.result.maps.values()
+        return name, describe_failure(name, outcome)
+    result, grid = outcome
+    (explanation,) = result.maps.values()
     values = explanation.maps[0, 0].float().clamp(min=0)
-    if values.shape != outcome.features.shape[1:]:
-        grids = [" x ".join(map(str, shape)) for shape in (values.shape, outcome.features.shape[1:])]
+    if values.shape != grid.shape[1:]:
+        grids = [" x ".join(map(str, shape)) for shape in (values.shape, grid.shape[1:])]
         return (
-            item,
-            f"{item.name}: the heatmap is {grids[0]}, but the layer's features are {grids[1]}: choose another method",
+            name,
+            f"{name}: the heatmap is {grids[0]}, but the layer's features are {grids[1]}: choose another method",
         )
     weights = values / values.sum().clamp(min=torch.finfo(torch.float32).tiny)
-    features = (outcome.features * weights).sum((1, 2))
+    features = (grid * weights).sum((1, 2))
     if not (values.isfinite().all() and features.isfinite().all()):
-        return item, f"{item.name}: the layer has NaN or infinite features: check the weights and the precision"
-    class_index = int(explanation.classes[0, 0])  # type: ignore[index]  # The target is a class.
-    predicted = outcome.result.predictions[0].index
-    return item, ImageEvidence(item, class_index, predicted, outcome.result.region, values.numpy(), features.numpy())
+        return name, f"{name}: the layer has NaN or infinite features: check the weights and the precision"
+    explained, predicted = int(explanation.classes[0, 0]), result.predictions[0].index  # type: ignore[index]  # a class
+    return name, ImageEvidence(fetched.item, explained, predicted, result.region, values.numpy(), features.numpy())

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from gradcam.errors import InputError, TargetError
@@ -18,32 +18,21 @@ FOLDERS, PREDICTED = "folders", "predicted"
 Labels = str | os.PathLike[str] | Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class LabelledItems:
-    """The images that have a class. Each item's `wanted` is its class, or None if the model's prediction is used.
-
-    `source` names the origin of the classes, for messages. `failures` maps each image, table line or class that is left
-    out to the reason.
-    """
-
-    items: Sequence[InputImage]
-    source: str
-    failures: Mapping[str, str]
+# The images that have a class, the origin of the classes for messages, and the reason for each image, table line or class
+# that is left out. Each item's `wanted` is its class, or None if the model's prediction is used.
+LabelledItems = tuple[Sequence[InputImage], str, dict[str, str]]
 
 
 def find_labels(labels: Labels | None, items: Sequence[InputImage], classifier: Classifier) -> LabelledItems:
     """Find the class of each image. Raise `InputError` if the labels cannot be read, or if no image has a class."""
-    if labels == PREDICTED:
-        return _use_predictions(items)
+    folders = {item.name: PurePosixPath(item.name).parent.name for item in items}
+    if labels == PREDICTED or (labels is None and not _are_classes(folders, classifier)):
+        return [replace(item, wanted=None) for item in items], "the model's predictions", {}
     if isinstance(labels, Mapping):
-        return _label(items, dict(labels), "the labels given", classifier, {})
+        return _label(items, labels, "the labels given", classifier, {})
     if labels is None or labels == FOLDERS:
-        folders = {item.name: PurePosixPath(item.name).parent.name for item in items}
-        if labels is None and not _are_classes(folders, classifier):
-            return _use_predictions(items)
-        return _label(
-            items, {name: folder for name, folder in folders.items() if folder}, "the folders' names", classifier, {}
-        )
+        labels = {name: folder for name, folder in folders.items() if folder}
+        return _label(items, labels, "the folders' names", classifier, {})
     path = os.fspath(labels)
     if not path.lower().endswith(LIST_SUFFIXES):
         raise InputError(
@@ -54,22 +43,10 @@ def find_labels(labels: Labels | None, items: Sequence[InputImage], classifier: 
     return _label(items, labels_by_name, os.path.basename(path), classifier, failures)
 
 
-def _use_predictions(items: Sequence[InputImage]) -> LabelledItems:
-    return LabelledItems([replace(item, wanted=None) for item in items], "the model's predictions", {})
-
-
 def _are_classes(folders: Mapping[str, str], classifier: Classifier) -> bool:
     """Return True if all images are in folders, and at least two folders are named like a class."""
-    class_names = [name for name in set(folders.values()) if name and _is_class(classifier, name)]
-    return all(folders.values()) and len(class_names) > 1
-
-
-def _is_class(classifier: Classifier, name: str) -> bool:
-    try:
-        classifier.find_class(name)
-    except TargetError:
-        return False
-    return True
+    names = set(folders.values())
+    return all(names) and len(names - dict(_find_unknown(folders, classifier)).keys()) > 1
 
 
 def _match(
@@ -115,19 +92,14 @@ def _label(
 ) -> LabelledItems:
     unknown = dict(_find_unknown(labels, classifier))
     failures |= {f"class {name}": reason for name, reason in unknown.items()}
-    for item in items:
-        if item.name not in labels:
-            failures[item.name] = f"{item.name}: has no label in {source}"
-    labelled = [
-        replace(item, wanted=labels[item.name])
-        for item in items
-        if item.name in labels and labels[item.name] not in unknown
-    ]
+    failures |= {item.name: f"{item.name}: has no label in {source}" for item in items if item.name not in labels}
+    labelled = [replace(item, wanted=labels[item.name]) for item in items if item.name in labels]
+    labelled = [item for item in labelled if item.wanted not in unknown]
     if not labelled:
         reasons = list(failures.values())
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         raise InputError(f"No image has a class of the model in {source}: {reasons[0]}{more}.")
-    return LabelledItems(labelled, source, failures)
+    return labelled, source, failures
 
 
 def _find_unknown(labels: Mapping[str, str], classifier: Classifier) -> Iterator[tuple[str, str]]:

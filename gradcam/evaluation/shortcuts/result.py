@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,13 @@ MEAN_MAP_PIXELS = 224  # side of the image of a mean heatmap
 MAX_HEATMAP_PIXELS = 448  # largest side to which a heatmap is resized
 MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # smallest fractions of the evidence
 ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
+BANDS = {
+    "top": "at the top",
+    "bottom": "at the bottom",
+    "left": "on the left",
+    "right": "on the right",
+    "": "in the middle",
+}
 
 
 def describe_place(mean: NDArray[np.floating[Any]]) -> str:
@@ -36,31 +44,22 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
     none, it is the row or column of parts that holds at least 60 %, else the border if it holds at least 75 %, else the
     whole image.
     """
-    rows, columns = (_find_thirds(length) for length in mean.shape)
+    # for each cell, the third of the image that contains its centre
+    rows, columns = (np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(int) for length in mean.shape)
     fractions = mean / mean.sum()
     ninths = np.array([[fractions[rows == i][:, columns == j].sum() for j in range(3)] for i in range(3)])
     row, column = np.unravel_index(int(ninths.argmax()), (3, 3))
     if ninths[row, column] >= MIN_NINTH_FRACTION:
-        words = [word for word in (ROW_NAMES[row], COLUMN_NAMES[column]) if word]
-        return f"in the {' '.join(words)} corner" if len(words) == 2 else _describe_band(words)
-    by_row, by_column = ninths.sum(1), ninths.sum(0)
-    for bands, names in ((by_row, ROW_NAMES), (by_column, COLUMN_NAMES)):
-        if bands.max() >= MIN_BAND_FRACTION and names[int(bands.argmax())]:
-            return _describe_band([names[int(bands.argmax())]])
+        if ROW_NAMES[row] and COLUMN_NAMES[column]:
+            return f"in the {ROW_NAMES[row]} {COLUMN_NAMES[column]} corner"
+        return BANDS[ROW_NAMES[row] or COLUMN_NAMES[column]]
+    for bands, names in ((ninths.sum(1), ROW_NAMES), (ninths.sum(0), COLUMN_NAMES)):
+        name = names[int(bands.argmax())]
+        if name and bands.max() >= MIN_BAND_FRACTION:
+            return BANDS[name]
     if min(mean.shape) > 2 and 1 - fractions[1:-1, 1:-1].sum() >= MIN_BORDER_FRACTION:
         return "along the border"
     return "all over the image"
-
-
-def _find_thirds(length: int) -> NDArray[np.int64]:
-    """Return for each cell the third of the image that contains its centre."""
-    thirds: NDArray[np.int64] = np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(np.int64)
-    return thirds
-
-
-def _describe_band(words: list[str]) -> str:
-    side = words[0] if words else "middle"
-    return {"left": "on the left", "right": "on the right", "middle": "in the middle"}.get(side, f"at the {side}")
 
 
 @keep_old_names
@@ -139,13 +138,10 @@ class EvidenceCluster:
 
     def describe(self) -> str:
         """Describe where the evidence lies, and how many images of this class and of other classes have it there."""
-        elsewhere = (
-            f"{self.elsewhere} of {self.other_image_count}" if self.elsewhere else f"none of {self.other_image_count}"
-        )
         verb = "has" if self.elsewhere in (0, 1) else "have"
         return (
-            f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; {elsewhere} images "
-            f"of other classes {verb} as much evidence there"
+            f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; "
+            f"{self.elsewhere or 'none'} of {self.other_image_count} images of other classes {verb} as much evidence there"
         )
 
     def draw(self, *, count: int = TYPICAL_IMAGES) -> dict[str, Pixels]:
@@ -162,12 +158,10 @@ class EvidenceCluster:
             The mean heatmap under "mean map", and the images by name: RGB, uint8.
         """
         grey = np.full((MEAN_MAP_PIXELS, MEAN_MAP_PIXELS, 3), 128, np.uint8)
-        images = {"mean map": draw_heatmap(grey, self.map, (0, 0, MEAN_MAP_PIXELS, MEAN_MAP_PIXELS))}
+        images = {"mean map": draw_heatmap(grey, self.map, (0, 0, *grey.shape[:2]))}
         for name in self.members[:count]:
-            try:
+            with contextlib.suppress(GradcamError):  # The file may be gone. Draw the other images.
                 images[name] = self.draw_member(name)
-            except GradcamError:  # noqa: PERF203  (The file may be gone. Draw the other images.)
-                continue
         return images
 
     def to_record(self) -> dict[str, Any]:
