@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradcam.batch.image_results import ExplainedImage, explain_batch
-from gradcam.batch.pipeline import compute_items
 from gradcam.batch.read_items import HashedItem
 from gradcam.cam.views import crop_to_windows
 from gradcam.errors import GradcamError, LayerError, describe_failure
@@ -54,26 +53,16 @@ def collect_evidence(
     """Return the evidence in each image, and the names of images with blank heatmaps. Add reasons to `failures`."""
     evidence: list[ImageEvidence] = []
     blank: list[str] = []
-    for name, image_evidence in compute_items(
-        explainer.classifier,
-        partial(_explain, explainer),
-        items,
-        finish=_finish,
-        batch_size=explainer.batch_size,
-        workers=explainer.workers,
-    ):
-        step()
-        if isinstance(image_evidence, str):
-            failures[name] = image_evidence
-        elif not image_evidence.map.any():
-            blank.append(name)
-        elif evidence and image_evidence.map.shape != evidence[0].map.shape:
-            shapes = [" x ".join(map(str, entry.map.shape)) for entry in (image_evidence, evidence[0])]
+    for image in explainer.run(partial(_explain, explainer), items, _finish, step, failures):
+        if not image.map.any():
+            blank.append(image.item.name)
+        elif evidence and image.map.shape != evidence[0].map.shape:
+            name, shapes = image.item.name, [" x ".join(map(str, entry.map.shape)) for entry in (image, evidence[0])]
             failures[name] = (
                 f"{name}: its heatmap is {shapes[0]}, but the first image's is {shapes[1]}: give all images one --size"
             )
         else:
-            evidence.append(image_evidence)
+            evidence.append(image)
     return evidence, blank
 
 
@@ -101,9 +90,8 @@ def _to_grid(explainer: ItemExplainer, outputs: Sequence[Tensor], prepared: Sequ
     """Return the layer's output (N,C,h,w) on the CPU."""
     model = unwrap(explainer.classifier.model)
     images = torch.stack([image.image for image in prepared])
-    axes = AxisResolver(
-        model, to_batch(images), find_patches(model.modules()) if outputs and outputs[0].ndim == 3 else ()
-    )
+    patches = find_patches(model.modules()) if outputs and outputs[0].ndim == 3 else ()
+    axes = AxisResolver(model, to_batch(images), patches)
     module = find_layer(model, explainer.layer).module
     layout = axes.find_layout(outputs[0].shape, module, explainer.request.options["reshape"]) if outputs else None
     if layout is None or len(outputs[0]) != len(prepared):

@@ -28,13 +28,7 @@ MEAN_MAP_PIXELS = 224  # side of the image of a mean heatmap
 MAX_HEATMAP_PIXELS = 448  # largest side to which a heatmap is resized
 MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # smallest fractions of the evidence
 ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
-BANDS = {
-    "top": "at the top",
-    "bottom": "at the bottom",
-    "left": "on the left",
-    "right": "on the right",
-    "": "in the middle",
-}
+BANDS = {"top": "at the top", "bottom": "at the bottom", "left": "on the left", "right": "on the right"}
 
 
 def describe_place(mean: NDArray[np.floating[Any]]) -> str:
@@ -52,10 +46,10 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
     if ninths[row, column] >= MIN_NINTH_FRACTION:
         if ROW_NAMES[row] and COLUMN_NAMES[column]:
             return f"in the {ROW_NAMES[row]} {COLUMN_NAMES[column]} corner"
-        return BANDS[ROW_NAMES[row] or COLUMN_NAMES[column]]
+        return BANDS.get(ROW_NAMES[row] or COLUMN_NAMES[column], "in the middle")
     for bands, names in ((ninths.sum(1), ROW_NAMES), (ninths.sum(0), COLUMN_NAMES)):
         name = names[int(bands.argmax())]
-        if name and bands.max() >= MIN_BAND_FRACTION:
+        if name in BANDS and bands.max() >= MIN_BAND_FRACTION:
             return BANDS[name]
     if min(mean.shape) > 2 and 1 - fractions[1:-1, 1:-1].sum() >= MIN_BORDER_FRACTION:
         return "along the border"

@@ -338,23 +338,29 @@ class ItemExplainer:
         The heatmaps explain the top class, or the image's class in `class_by_name`.
         """
         classes = {item.name: None for item in items} | {name: str(i) for name, i in (class_by_name or {}).items()}
-        entries: list[SnapshotEntry] = []
+        class_items = [replace(item, wanted=classes[item.name]) for item in items]
         failures: dict[str, str] = {}
-        for name, result in compute_items(
-            self.classifier,
-            partial(explain_batch, self.classifier, self.request),
-            (replace(item, wanted=classes[item.name]) for item in items),
-            finish=_to_entry,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            audit=True,
-        ):
+        explain = partial(explain_batch, self.classifier, self.request)
+        entries = tuple(self.run(explain, class_items, _to_entry, step, failures, audit=True))
+        return Snapshot(self.origin, entries, failures)
+
+    def run(
+        self,
+        explain: Any,
+        items: Sequence[InputImage],
+        finish: Any,
+        step: Any,
+        failures: dict[str, str],
+        **options: Any,
+    ) -> Iterator[Any]:
+        """Yield the results of `finish`, and call `step` after each image. Results that are texts go to `failures`."""
+        options |= {"finish": finish, "batch_size": self.batch_size, "workers": self.workers}
+        for name, result in compute_items(self.classifier, explain, items, **options):
             step()
             if isinstance(result, str):
                 failures[name] = result
             else:
-                entries.append(result)
-        return Snapshot(self.origin, tuple(entries), failures)
+                yield result
 
 
 def _hash_architecture(classifier: Classifier) -> str:
