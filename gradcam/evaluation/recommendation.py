@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import Any, Literal
+from itertools import accumulate, product
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import SCORES, Progress, accept_old_parameters, keep_old_names
+from gradcam.options import SCORES, Progress, accept_old_parameters, argument_error, keep_old_names
 from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
 
@@ -302,15 +302,13 @@ def recommend(
     candidates = layer_names or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
     used = {name for mosaic in mosaic_list for name in mosaic.names}
     explainer = CombinationExplainer(classifier, reshape, {method.name: method for method in find_methods(names)})
-    counter = StepCounter(progress)
-    benchmark = Benchmark(explainer, [tile for tile in tiles if tile.name in used], mosaic_list, seed, counter.step)
-    counter.total = len(mosaic_list) + (SHORTLIST_SIZE + 1) * benchmark.batches
-    return decide(benchmark, [*dict.fromkeys([default, *combine(names, scores, candidates)])], objects or {}, counter)
+    tiles = [tile for tile in tiles if tile.name in used]
+    benchmark = Benchmark(explainer, tiles, mosaic_list, seed, StepCounter(progress))
+    benchmark.counter.total = len(mosaic_list) + (SHORTLIST_SIZE + 1) * len(benchmark.batches)
+    return decide(benchmark, [*dict.fromkeys([default, *combine(names, scores, candidates)])], objects or {})
 
 
-def decide(
-    benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects, counter: StepCounter
-) -> Recommendation:
+def decide(benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects) -> Recommendation:
     """Answer both questions. The default is the first combination. Raise `LayerError` if none of them has a heatmap."""
     default, left_out = combinations[0], benchmark.explainer.left_out
     scores = benchmark.score_mosaics(combinations)
@@ -322,7 +320,7 @@ def decide(
     mosaic_best = list_best({key: scores.order[key] for key in distinct})
     object_best = list_best(pointing) if pointing else mosaic_best
     best = [*dict.fromkeys([*object_best, *mosaic_best, *([first_of[default]] if default in scores.order else [])])]
-    counter.total = counter.done + len(best) * benchmark.batches
+    benchmark.counter.total = benchmark.counter.done + len(best) * len(benchmark.batches)
     road_values = benchmark.score_road(best)
     roads = {key: road_values[first_of[key]] for key in scores.order if first_of[key] in road_values}
     pointing = {key: pointing[first_of[key]] for key in scores.order if pointing}
@@ -412,8 +410,7 @@ class CombinationExplainer:
             yield from ((combo, explanations[combo.layer, combo.method].heatmaps) for combo in requested)
 
 
-@dataclass(frozen=True, eq=False)
-class MosaicScores:
+class MosaicScores(NamedTuple):
     """The results of the grid pointing game for each combination. An image's value is the mean over its mosaics."""
 
     order: Values
@@ -423,17 +420,17 @@ class MosaicScores:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """Measures combinations on mosaics and their images. `step` is called after each mosaic and each batch of ROAD."""
+    """Measures combinations on mosaics and their images. `counter` counts the mosaics and the batches of ROAD."""
 
     explainer: CombinationExplainer
     tiles: Sequence[Tile]
     mosaics: Sequence[Mosaic]
     seed: int
-    step: Callable[[], None] = field(default=lambda: None)
+    counter: StepCounter = field(default_factory=lambda: StepCounter(None))
 
     @property
-    def batches(self) -> int:
-        return -(-len(self.tiles) // ROAD_BATCH_SIZE)
+    def batches(self) -> list[Sequence[Tile]]:
+        return [self.tiles[i : i + ROAD_BATCH_SIZE] for i in range(0, len(self.tiles), ROAD_BATCH_SIZE)]
 
     def score_mosaics(self, combinations: Sequence[Combination]) -> MosaicScores:
         """Play the grid pointing game with each combination."""
@@ -448,7 +445,7 @@ class Benchmark:
             for key, heatmaps in self.explainer.explain(image, classes, combinations):
                 pointing = grid_pointing_game(heatmaps)
                 sums[key][:, indices] += torch.cat([pointing.order, pointing.mass, pointing.hits]).cpu().double()
-            self.step()
+            self.counter.step()
         means = {key: sums[key] / counts for key in combinations if key not in self.explainer.left_out}
         return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
@@ -470,13 +467,12 @@ class Benchmark:
         """Return the ROAD score of each single image for its class, at the model's input size."""
         classifier = self.explainer.classifier
         values: dict[Combination, list[Tensor]] = {key: [] for key in combinations}
-        for start in range(0, len(self.tiles), ROAD_BATCH_SIZE):
-            tiles = self.tiles[start : start + ROAD_BATCH_SIZE]
+        for tiles in self.batches:
             images, classes = to_batch(classifier, [tile.image for tile in tiles]), [tile.index for tile in tiles]
             subject = Subject(classifier.model, images, classes, activation=classifier.activation)
             for key, maps in self.explainer.explain(images, subject.classes[:, None], combinations):
                 values[key].append(road(subject, maps[:, 0], shares=FRACTIONS, seed=self.seed).combined.cpu().double())
-                self.step()
+                self.counter.step()
         return {key: torch.cat(parts) for key, parts in values.items() if parts}
 
 
@@ -554,15 +550,16 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     cells = {row.name: math.prod(row.grid) for row in rows if row.grid and row.name in with_grid}
     names = _list_by_finish(model, image)
     coarsest, *finer_sizes = sorted(set(cells.values())) or [0]
-    coarse = [name for name in names[len(names) // 4 :] if cells.get(name) == coarsest]
-    parents = {name: [name[: dot.start()] for dot in re.finditer(r"\.", name)] for name in coarse}
-    sequential = [
-        name for name in coarse if all(isinstance(model.get_submodule(p), nn.Sequential) for p in parents[name])
-    ]
-    candidates = [default, *sequential[::-1][:MAX_COARSE_LAYERS]]
+
+    def is_in_sequence(name: str) -> bool:
+        parents = accumulate(name.split(".")[:-1], "{}.{}".format)
+        return all(isinstance(model.get_submodule(parent), nn.Sequential) for parent in parents)
+
+    coarse = [name for name in names[len(names) // 4 :] if cells.get(name) == coarsest and is_in_sequence(name)]
+    candidates = [default, *coarse[::-1][:MAX_COARSE_LAYERS]]
     if finer_sizes:
         finer_layers = [name for name in reversed(names) if cells.get(name) == finer_sizes[0]]
-        candidates += sorted(finer_layers, key=lambda name: name.count("."))[:1]
+        candidates.append(min(finer_layers, key=lambda name: name.count(".")))
     elif number := re.search(r"\d+(?=\.|$)", default):  # the block's number
         blocks = range(int(number[0]) - 1, int(number[0]) - MAX_BLOCKS, -1)
         counterparts = [f"{default[: number.start()]}{block}{default[number.end() :]}" for block in blocks]
@@ -573,7 +570,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
 def resolve_layer_names(model: nn.Module, names: Iterable[str]) -> list[str]:
     """Return the full layer names without duplicates. Raise `LayerError` if a name is unknown or the list is empty."""
     if isinstance(names, str) or not names:
-        raise LayerError(f"layers is {names!r}, expected a list of one or more layer names.")
+        raise argument_error(names, "layers", "a list of one or more layer names.", LayerError)
     return list(dict.fromkeys(find_layer(unwrap(model), name).name for name in names))
 
 

@@ -462,7 +462,7 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
         ),
         (lambda item: item.update(about=edit(item["about"], layer=None)), "its description of the model is incomplete"),
         (lambda item: item.update(about=edit(item["about"], classes=7)), "its labels do not match its 7 classes"),
-        (lambda item: item.update(about=edit(item["about"], versions=3)), "its versions are missing"),
+        (lambda item: item.update(about=edit(item["about"], versions=3)), "its description of the model is incomplete"),
         (
             lambda item: item.update(about=np.array("[1]")),
             "is not a snapshot. Take one with gradcam diff MODEL IMAGE... --save FILE",

@@ -152,7 +152,9 @@ def test_an_unrelated_map_rarely_scores_as_well() -> None:
     # Two of the four trials are right and the other two are exchanged.
     places = [[0.9, 0.4, 0.4, 0.4], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9]]
     scores = [sum(places[i][permutation[i]] for i in range(4)) for permutation in itertools.permutations(range(4))]
-    assert compute_placement_chance(torch.tensor(places)) == pytest.approx(sum(score >= scores[0] - 1e-6 for score in scores) / 24)
+    assert compute_placement_chance(torch.tensor(places)) == pytest.approx(
+        sum(score >= scores[0] - 1e-6 for score in scores) / 24
+    )
     generator = torch.Generator().manual_seed(3)
     chances = [compute_placement_chance(torch.rand(4, 4, generator=generator)) for _ in range(2000)]
     assert 0.03 < sum(chance <= 1 / 20 for chance in chances) / len(chances) < 0.055

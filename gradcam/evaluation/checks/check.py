@@ -31,16 +31,10 @@ from gradcam.evaluation.checks.placement import (
     find_recognised_grid,
     place_alone,
     read_bundled_images,
+    replace_images,
     resize,
 )
-from gradcam.evaluation.checks.uncertainty import (
-    LARGE_SHIFT_DIVISOR,
-    MAX_NOISE_SHARE,
-    add_noise,
-    spread,
-    undo_views,
-    view_images,
-)
+from gradcam.evaluation.checks.uncertainty import MAX_NOISE_SHARE, add_noise, spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
 from gradcam.evaluation.explainers import Explainer, StepCounter, run_explain
 from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
@@ -67,6 +61,7 @@ from gradcam.targets.classes import ClassTarget
 RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers
 RANDOM_CLASSES = 3  # in addition to the rival class
 NOISE_SAMPLES = 4
+LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
 MIN_EVIDENCE = 0.2  # smallest drop in probability when pixels are covered; smallest share on the marked pixels
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # smallest lead over chance (1 / classes) of a recognised class
@@ -78,6 +73,7 @@ SIGNIFICANCE_LEVEL = 0.05
 # views, and the control maps.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
+ALONE_NOTE = "The model does not recognise the class among other images, so the image was tested alone."
 
 
 @accept_old_parameters
@@ -197,19 +193,13 @@ def check(
     explain = Explainer((source,), layer_name, score, classifier.activation, reshape, seed).only(source.name)
     class_index = int(subject.classes)
     kind = classifier.instance(class_index).kind if isinstance(classifier, PictureScores) else "class"
-    checks = SanityChecks(
-        subject,
-        explain,
-        torch.cat([resize(classifier.batch([other_image]), images.shape[2:]) for other_image in comparison_images]),
-        classifier.labels,
-        seed,
-        StepCounter(progress, MAX_HEATMAPS),
-        has_fixed_place=kind not in ("class", *COSINE_KINDS),
-        is_probability=kind in ("class", *PROBABILITY_KINDS),
-    )
+    others = torch.cat([resize(classifier.batch([other]), images.shape[2:]) for other in comparison_images])
+    counter = StepCounter(progress, MAX_HEATMAPS)
+    has_fixed_place, is_probability = kind not in ("class", *COSINE_KINDS), kind in ("class", *PROBABILITY_KINDS)
+    checks = SanityChecks(subject, explain, others, classifier.labels, seed, counter, has_fixed_place, is_probability)
     target_layer = layer_name if isinstance(source, Method) and source.has_layer else None
     tests, controls = checks.run()
-    checks.counter.reach(MAX_HEATMAPS)
+    counter.reach(MAX_HEATMAPS)
     return Verdict(
         tests=tests,
         controls=controls,
@@ -305,9 +295,8 @@ class SanityChecks:
 
     def _add_noise(self, heatmap: Tensor) -> float:
         """Explain noisy images, and return the rank correlation at which two heatmaps count as the same."""
-        noisy_maps = self.compute_heatmaps(
-            add_noise(self.subject.images, NOISE_SAMPLES, make_generator(self.seed, "noise"))
-        )
+        images = add_noise(self.subject.images, NOISE_SAMPLES, make_generator(self.seed, "noise"))
+        noisy_maps = self.compute_heatmaps(images)
         correlations = rank_correlation(heatmap.expand_as(noisy_maps), noisy_maps)
         self.artifacts = CheckArtifacts(heatmap[0], noisy_maps, correlations)
         return min(MAX_SAME_CORRELATION, max(MIN_SAME_CORRELATION, float(correlations.min())))
@@ -336,15 +325,13 @@ class SanityChecks:
         """
         subject = self.subject
         images = torch.cat([subject.images, self.other_images])
-        preference = _measure_preference(subject.model, images, subject.activation, int(subject.classes))
+        measure = partial(_measure_preference, images=images, activation=subject.activation)
+        preference = measure(subject.model, index=int(subject.classes))
         try:
-            random_preferences = [
-                _measure_preference(model, images, subject.activation)
-                for model in make_random_networks(subject, RANDOM_NETWORKS, self.seed)
-            ]
+            networks = make_random_networks(subject, RANDOM_NETWORKS, self.seed)
+            ahead = sum(measure(network) >= preference for network in networks)  # NaN >= x is False.
         except ModelError:  # The randomisation test reports a model that cannot be copied.
             return None
-        ahead = sum(value >= preference for value in random_preferences)  # NaN is not counted, as NaN >= x is False.
         if ahead == 0:
             return None
         return (
@@ -374,16 +361,17 @@ class SanityChecks:
         correlations = rank_correlation(heatmap.expand_as(maps), maps)
         random_correlations = correlations[1:] if random_classes else correlations
         value = float(random_correlations.mean())
-        rival_name = name_class(rival, None if self.labels is None else self.labels[rival])
-        reason = f"The rank correlation with the heatmap of the rival class, {rival_name}, is {correlations[0]:.2f}"
+        rivals = (rival, *random_classes)
+        names = tuple(name_class(index, None if self.labels is None else self.labels[index]) for index in rivals)
+        reason = f"The rank correlation with the heatmap of the rival class, {names[0]}, is {correlations[0]:.2f}"
         if random_classes:
             reason += f". For {len(random_classes)} random classes, it is {value:.2f} on average"
         outcome: Outcome = "passed"
         if bool((random_correlations >= limit).all()):
             outcome = "failed"
             reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
-        rivals = (rival, *random_classes)
-        self.artifacts = replace(self.artifacts, rivals=rivals, rival_maps=maps, rival_correlations=correlations)
+        fields: Any = {"rivals": rivals, "rival_names": names, "rival_maps": maps, "rival_correlations": correlations}
+        self.artifacts = replace(self.artifacts, **fields)
         return [TestResult("classes", outcome, value, f"{reason}.")]
 
     def _test_randomisation(self, heatmap: Tensor, limit: float) -> list[TestResult]:
@@ -403,9 +391,8 @@ class SanityChecks:
         )
         outcome: Outcome = "passed"
         if float(correlations[-1]) >= limit:
-            outcome = "failed"
-            reason += f". At {limit:.2f} or more, two heatmaps count as the same: "
-            reason += "the heatmap ignores what the model has learnt"
+            outcome, ignored = "failed", "the heatmap ignores what the model has learnt"
+            reason += f". At {limit:.2f} or more, two heatmaps count as the same: {ignored}"
         elif float(correlations[0]) >= limit:
             outcome = "undecided"
             reason += ". The heatmap ignores what the head has learnt"
@@ -425,10 +412,8 @@ class SanityChecks:
 
     def _choose_other_images(self) -> Tensor:
         """Return the three comparison images with the lowest probability of the class."""
-        subject = self.subject
-        classes = [int(subject.classes)] * len(self.other_images)
-        other_subject = Subject(subject.model, self.other_images, classes, activation=subject.activation)
-        return self.other_images[other_subject.probabilities.argsort(stable=True)[: CELLS - 1]]
+        probabilities = replace_images(self.subject, self.other_images).probabilities
+        return self.other_images[probabilities.argsort(stable=True)[: CELLS - 1]]
 
     def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
         """Return the test images, their heatmaps, and the result; no result if the target has a fixed position."""
@@ -438,9 +423,7 @@ class SanityChecks:
             placed_maps = self.compute_heatmaps(grid.images)
             results.append(_evaluate_placement(grid.order(placed_maps)))
         elif not self.has_fixed_place:
-            self.notes.append(
-                "The model does not recognise the class among other images, so the image was tested alone."
-            )
+            self.notes.append(ALONE_NOTE)
             results.append(self._test_views(heatmap))
         if not self.has_fixed_place:
             view_maps = undo_views(self.compute_heatmaps(view_images(self.subject.images)))
@@ -482,17 +465,12 @@ class SanityChecks:
             return TestResult("covering", "undecided", 0.0, reason), ()
         effect, *control_effects = (value / total for value in (marked, *control_evidence))
         results = grid.mean_order(placed_maps), effect
-        controls = tuple(
-            compare_with_control(
-                name,
-                control[0],
-                float(rank_correlation(placed_maps[:1], control[:1])),
-                results,
-                (grid.mean_order(control), control_effect),
-            )
-            for (name, control), control_effect in zip(maps.items(), control_effects)
-        )
-        return _evaluate_covering(effect, controls, control_effects[len(maps) :]), controls
+        controls = []
+        for (name, control), control_effect in zip(maps.items(), control_effects):
+            alike = float(rank_correlation(placed_maps[:1], control[:1]))
+            control_results = grid.mean_order(control), control_effect
+            controls.append(compare_with_control(name, control[0], alike, results, control_results))
+        return _evaluate_covering(effect, controls, control_effects[len(maps) :]), tuple(controls)
 
     def _list_makers(self, grid: PlacementGrid, other_images: Tensor) -> dict[str, Callable[[], Tensor]]:
         """Return the control maps that need the model, as functions that compute them."""
@@ -509,20 +487,17 @@ class SanityChecks:
         return {**makers, RIVAL: explain_rival, "random weights": explain_random_network}
 
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
-        if grid.is_alone:  # All four test images are the same image.
-            return self.compute_heatmaps(grid.images[:1], **options).expand(CELLS, -1, -1)
-        return self.compute_heatmaps(grid.images, **options)
+        images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all test images are the same.
+        return self.compute_heatmaps(images, **options).expand(CELLS, -1, -1)
 
 
 def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
     """Return copies of a heatmap (H,W), randomly shifted (with wrap-around) and randomly mirrored."""
     generator = make_generator(seed, "elsewhere")
+    sample = partial(torch.randint, size=(1,), generator=generator, dtype=torch.int64, device="cpu")
     moved_maps = []
     for _ in range(RANDOM_POSITIONS):
-        down, across, is_mirrored = (
-            int(torch.randint(limit, (1,), generator=generator, dtype=torch.int64, device="cpu"))
-            for limit in (*heatmap.shape, 2)
-        )
+        down, across, is_mirrored = (int(sample(high=limit)) for limit in (*heatmap.shape, 2))
         moved_maps.append((heatmap.flip(1) if is_mirrored else heatmap).roll((down, across), (0, 1)))
     return moved_maps
 
@@ -542,10 +517,9 @@ def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effe
     # Similar classes may depend on the same pixels, so the rival class's heatmap cannot fail the test.
     strict_controls = [control for control in controls if control.name != RIVAL]
     best = max(strict_controls, key=lambda control: control.effect)
-    share, best_share = max(0.0, effect), max(0.0, best.effect)
     reason = (
-        f"{share * 100:.0f} % of the class's evidence lies on the marked pixels. "
-        f"The best control map, {best.words}, reaches {best_share * 100:.0f} %"
+        f"{max(0.0, effect) * 100:.0f} % of the class's evidence lies on the marked pixels. "
+        f"The best control map, {best.words}, reaches {max(0.0, best.effect) * 100:.0f} %"
     )
     if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:
         reason += ", but does not follow the image"

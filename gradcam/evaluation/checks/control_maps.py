@@ -76,18 +76,17 @@ class ControlMap:
         return CONTROL_DESCRIPTIONS[self.name]
 
 
+Scores = tuple[float | None, float]  # (order, effect)
+
+
 def compare_with_control(
-    name: str,
-    control: Tensor,
-    alike: float,
-    scores: tuple[float | None, float],
-    control_scores: tuple[float | None, float],
+    name: str, control: Tensor, alike: float, scores: Scores, control_scores: Scores
 ) -> ControlMap:
-    """Return a control map with its results; `scores` (of the heatmap) and `control_scores` are (order, effect)."""
+    """Return a control map with its results, compared with the heatmap's `scores`."""
     (order, effect), (control_order, control_effect) = scores, control_scores
-    order_gain = None if order is None or control_order is None else order - control_order
-    is_apart = effect - control_effect >= MIN_EFFECT_GAIN or (order_gain is not None and order_gain >= MIN_ORDER_GAIN)
-    is_better = control_effect - effect >= MIN_EFFECT_GAIN and (order_gain is None or order_gain <= 0)
+    order_gain = 0.0 if order is None or control_order is None else order - control_order
+    is_apart = effect - control_effect >= MIN_EFFECT_GAIN or order_gain >= MIN_ORDER_GAIN
+    is_better = control_effect - effect >= MIN_EFFECT_GAIN and order_gain <= 0
     return ControlMap(name, control_order, control_effect, alike, is_apart and not is_better, is_better, control)
 
 

@@ -45,15 +45,16 @@ class CheckArtifacts:
     """The data behind a verdict. Fields of tests that did not run are None or empty.
 
     `noisy_maps` (S,H,W) are heatmaps of noisy images. `noisy_correlations` (S,) are their rank correlations with
-    `heatmap`. `rivals` are the rival class and random classes. `rival_maps` (K,H,W) and `rival_correlations` (K,)
-    belong to them. `placed_maps` (4,H',W') are the heatmaps of the test images in `grid`. `uncertainty` (H,W) is
-    computed as in the function `uncertainty`.
+    `heatmap`. `rivals` are the rival class and random classes, and `rival_names` are their names. `rival_maps` (K,H,W)
+    and `rival_correlations` (K,) belong to them. `placed_maps` (4,H',W') are the heatmaps of the test images in `grid`.
+    `uncertainty` (H,W) is computed as in the function `uncertainty`.
     """
 
     heatmap: Tensor
     noisy_maps: Tensor
     noisy_correlations: Tensor
     rivals: tuple[int, ...] = ()
+    rival_names: tuple[str, ...] = ()
     rival_maps: Tensor | None = None
     rival_correlations: Tensor | None = None
     randomisation: Randomisation | None = None

@@ -19,7 +19,6 @@ from gradcam.images.draw import GAP_PIXELS, draw_colour_bar, join_below, overlay
 from gradcam.images.read import Pixels
 from gradcam.images.sheets import INK, LEGENDS, MARGIN, WHITE, find_font, fit_text, measure_text
 from gradcam.inspection.sheets import CAPTION_COLOUR, LABEL, TEXT, TITLE
-from gradcam.models.labels import name_class
 from gradcam.options import check_count
 
 Cell = tuple[Pixels, str]  # (image, caption)
@@ -34,13 +33,12 @@ COLOURS = {"passed": (15, 115, 55), "undecided": (170, 100, 0), "failed": (190, 
 
 @dataclass(frozen=True, eq=False)
 class PanelData:
-    """The contents of a panel: the image, the results of tests and control maps, the artifacts, and the class names."""
+    """The contents of a panel: the image, the results of tests and control maps, and the artifacts."""
 
     image: Pixels
     tests: Sequence[TestResult]
     controls: Sequence[ControlMap]
     artifacts: CheckArtifacts
-    labels: Sequence[str] | None
 
 
 def draw_verdict(data: PanelData, outcome: Outcome, title: str, summary: str, *, height: int) -> Pixels:
@@ -71,11 +69,12 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
     compared: Iterable[tuple[Tensor, Tensor, str]] = ()
     if test.name == "stability":
         if artifacts.uncertainty is not None:
-            yield _overlay_deviations(image, artifacts.uncertainty), "uncertainty"
+            # The largest possible deviation has the colour of a heatmap's maximum.
+            deviations = (artifacts.uncertainty / MAX_DEVIATION).clamp(0, 1)
+            yield overlay(image, deviations, region=(0, 0, *image.shape[:2])), "uncertainty"
         compared = zip(artifacts.noisy_maps, artifacts.noisy_correlations, repeat("with noise"))
     elif test.name == "classes" and artifacts.rival_maps is not None and artifacts.rival_correlations is not None:
-        names = [name_class(index, None if data.labels is None else data.labels[index]) for index in artifacts.rivals]
-        compared = zip(artifacts.rival_maps, artifacts.rival_correlations, names)
+        compared = zip(artifacts.rival_maps, artifacts.rival_correlations, artifacts.rival_names)
     elif test.name == "randomisation" and (randomisation := artifacts.randomisation) is not None:
         names = [f"from {name} on" for name in randomisation.layers]
         compared = zip(randomisation.heatmaps[0], randomisation.correlations[0], names)
@@ -95,11 +94,6 @@ def to_pixels(image: Tensor, height: int) -> Pixels:
 def _overlay_heatmap(image: Pixels, heatmap: Tensor) -> Pixels:
     values = scale_to_unit((heatmap - heatmap.amin().clamp(max=0)).float()[None])[0]
     return overlay(image, values, region=(0, 0, *image.shape[:2]))
-
-
-def _overlay_deviations(image: Pixels, deviations: Tensor) -> Pixels:
-    """Overlay standard deviations. The largest possible deviation has the colour of a heatmap's maximum."""
-    return overlay(image, (deviations / MAX_DEVIATION).clamp(0, 1), region=(0, 0, *image.shape[:2]))
 
 
 def _draw_heading(outcome: Outcome, title: str, summary: str, width: int) -> Pixels:

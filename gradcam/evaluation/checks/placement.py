@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -120,16 +120,14 @@ def fill_inpainted(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
     span = (high - low).clamp(min=1e-12)
     bytes_ = ((image.float() - low) / span * 255).round().to("cpu", torch.uint8).numpy()
     mask = hole.to("cpu", torch.uint8).numpy()
-    parts = [bytes_] if len(bytes_) == 3 else bytes_[:, None]  # OpenCV inpaints images of one or three channels.
-    inpainted = [
-        cv2.inpaint(np.moveaxis(part, 0, 2).copy(), mask, INPAINT_RADIUS_PIXELS, cv2.INPAINT_NS) for part in parts
-    ]
+    # OpenCV inpaints images of one or three channels.
+    parts = [np.moveaxis(part, 0, 2).copy() for part in ([bytes_] if len(bytes_) == 3 else bytes_[:, None])]
+    inpainted = [cv2.inpaint(part, mask, INPAINT_RADIUS_PIXELS, cv2.INPAINT_NS) for part in parts]
     filled = np.concatenate([np.atleast_3d(part).transpose(2, 0, 1) for part in inpainted])
     return (torch.from_numpy(filled).to(low) / 255 * span + low).to(image.dtype)
 
 
-Filling = Callable[[Tensor, Tensor, Tensor], Tensor]
-FILLINGS: tuple[Filling, ...] = (fill_mean, fill_blur, fill_patch, fill_inpainted)  # one for each test image
+FILLINGS = (fill_mean, fill_blur, fill_patch, fill_inpainted)  # one for each test image
 
 
 def resize(images: Tensor, size: Any) -> Tensor:
@@ -143,7 +141,9 @@ def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
     """Return test images that are four copies of the subject's image, without a grid."""
     images = subject.images.expand(CELLS, -1, -1, -1)
     all_pixels = torch.ones_like(images[:, 0], dtype=torch.bool)
-    return PlacementGrid(_to_subject(subject, images), SINGLE_IMAGE_SHARES, other_images[:1], all_pixels, is_alone=True)
+    return PlacementGrid(
+        replace_images(subject, images), SINGLE_IMAGE_SHARES, other_images[:1], all_pixels, is_alone=True
+    )
 
 
 def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:
@@ -161,11 +161,12 @@ def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = Fa
         for position in range(CELLS):
             sources = [*other_images[:position], subject.images[0], *other_images[position:]]
             images[position, :, row, column] = resize(sources[cell][None], images[0, 0, row, column].shape)[0]
-    return PlacementGrid(_to_subject(subject, images), GRID_SHARES, other_images[:1], cells, is_alone=False)
+    return PlacementGrid(replace_images(subject, images), GRID_SHARES, other_images[:1], cells, is_alone=False)
 
 
-def _to_subject(subject: Subject, images: Tensor) -> Subject:
-    return Subject(subject.model, images, [int(subject.classes)] * len(images), activation=subject.activation)
+def replace_images(subject: Subject, images: Tensor) -> Subject:
+    """Return a subject with the same model and class, but other images (M,C,H,W)."""
+    return Subject(subject.model, images, int(subject.classes), activation=subject.activation)
 
 
 def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGrid | None:

@@ -13,8 +13,7 @@ from gradcam.evaluation.heatmap_sources import ExplainFunction
 from gradcam.evaluation.subject import check_heatmaps, make_generator, scale_to_unit
 from gradcam.options import argument_error, check_count
 
-# A view is shifted by the image's height or width, divided by one of these numbers.
-SMALL_SHIFT_DIVISOR, LARGE_SHIFT_DIVISOR = 16, 4
+SHIFT_DIVISOR = 16  # Views are shifted by the image's height or width, divided by this number.
 MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's range
 
 
@@ -69,9 +68,8 @@ def uncertainty(
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise argument_error(shorten(images), "images", "a floating-point tensor (N,C,H,W).")
     generator, deviations = make_generator(seed, "uncertainty"), []
-    for image, index in zip(
-        images.split(1), torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)
-    ):
+    indices = torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)
+    for image, index in zip(images.split(1), indices):
         views = torch.cat([image, add_noise(image, samples, generator), view_images(image)])
         size = (1, *image.shape[2:])
         maps = [check_heatmaps(run_explain(explain, model, view, index), size, image.device) for view in views.split(1)]
@@ -87,13 +85,13 @@ def add_noise(image: Tensor, samples: int, generator: torch.Generator) -> Tensor
     return image + ((2 * noise - 1) * radius).to(image.device, image.dtype)
 
 
-def view_images(image: Tensor, divisor: int = SMALL_SHIFT_DIVISOR) -> Tensor:
+def view_images(image: Tensor, divisor: int = SHIFT_DIVISOR) -> Tensor:
     """Return an image (1,C,H,W) shifted in four directions, with wrap-around, and mirrored: (5,C,H,W)."""
     shifts = _list_shifts(image.shape[2:], divisor)
     return torch.cat([*(image.roll(shift, (2, 3)) for shift in shifts), image.flip(3)])
 
 
-def undo_views(heatmaps: Tensor, divisor: int = SMALL_SHIFT_DIVISOR) -> Tensor:
+def undo_views(heatmaps: Tensor, divisor: int = SHIFT_DIVISOR) -> Tensor:
     """Return the heatmaps (5,H,W) of the views from `view_images`, moved back into place."""
     shifts = _list_shifts(heatmaps.shape[1:], divisor)
     unshifted = [heatmap.roll((-down, -across), (0, 1)) for heatmap, (down, across) in zip(heatmaps, shifts)]

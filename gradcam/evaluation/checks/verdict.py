@@ -122,18 +122,17 @@ class Verdict:
         correlations = self.artifacts.rival_correlations
         if correlations is None or float(correlations[0]) < MIN_SAME_CORRELATION:
             return None
-        index = self.artifacts.rivals[0]
-        name = name_class(index, None if self.labels is None else self.labels[index])
-        return f"{name} ({float(correlations[0]):.2f})"
+        return f"{self.artifacts.rival_names[0]} ({float(correlations[0]):.2f})"
 
     @property
     def summary(self) -> str:
         """The result in sentences: the control maps that the heatmap is distinguished from, and what to try next."""
         sentences = [self.doubt] if self.doubt else []
         if self.distinguished_from:
-            sentences.append(f"Distinguished from {', '.join(_list_words(self.controls, is_distinguished=True))}.")
-        controls = [control for control in self.controls if control.name != RIVAL]
-        if as_good := _list_words(controls, is_distinguished=False):
+            words = [control.words for control in self.controls if control.is_distinguished]
+            sentences.append(f"Distinguished from {', '.join(words)}.")
+        as_good = [control.words for control in self.controls if not control.is_distinguished and control.name != RIVAL]
+        if as_good:
             sentences.append(f"Not distinguished from {', '.join(as_good)}.")
         if self.rival is not None:
             sentences.append(f"The rival class has the same heatmap: {self.rival}.")
@@ -162,27 +161,22 @@ class Verdict:
         """
         place = "" if self.layer is None else f" at {self.layer}"
         title = f"{self.class_name}, {self.probability * 100:.0f} %, by {self.method}{place} in {self.model}"
-        summary = " ".join([self.summary, *([PASSED_NOTE] if self.outcome == "passed" else [])])
-        data = PanelData(self.image, self.tests, self.controls, self.artifacts, self.labels)
+        summary = f"{self.summary} {PASSED_NOTE}" if self.outcome == "passed" else self.summary
+        data = PanelData(self.image, self.tests, self.controls, self.artifacts)
         return draw_verdict(data, self.outcome, title, summary, height=height)
 
     def to_record(self) -> dict[str, Any]:
         """Return everything except the artifacts, ready for JSON."""
         names = ("model", "method", "layer", "score", "index", "label", "probability", "seed", "outcome")
-        tests = [{name: getattr(test, name) for name in ("name", "outcome", "value", "reason")} for test in self.tests]
         control_fields = ("name", "order", "effect", "alike", "is_distinguished")
         record = {
             **{name: getattr(self, name) for name in names},
             **self.target_fields,
             "doubt": self.doubt,
-            "tests": tests,
+            "tests": [dict(vars(test)) for test in self.tests],
             "controls": [{name: getattr(control, name) for name in control_fields} for control in self.controls],
             "distinguished_from": self.distinguished_from,
             "same_map": self.rival,
             "notes": list(self.notes),
         }
         return add_old_keys(CHECK, record)
-
-
-def _list_words(controls: Sequence[ControlMap], *, is_distinguished: bool) -> list[str]:
-    return [control.words for control in controls if control.is_distinguished == is_distinguished]

@@ -141,10 +141,8 @@ def _check_classes(counts: Sequence[tuple[str, int]], failures: Mapping[str, str
         raise InputError(f"No image has positive evidence for its class.{first}")
     name, count = max(counts, key=itemgetter(1))
     if len(counts) < 2:
-        raise InputError(
-            f"All {count} images with positive evidence are of one class, {name}: give images of at least two classes to "
-            "compare."
-        )
+        problem = f"All {count} images with positive evidence are of one class, {name}"
+        raise InputError(f"{problem}: give images of at least two classes to compare.")
     if count < MIN_IMAGES_PER_CLASS:
         raise InputError(
             f"Clustering needs {MIN_IMAGES_PER_CLASS} images with positive evidence in a class, but the largest class, "

@@ -183,10 +183,8 @@ def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Ite
         for members, mean, amount, total, similarity in zip(batch, means, amounts.T, totals, similarities.T):
             member_looks = evidence.looks[members]
             similarity[members] = (member_looks * _to_unit(total - member_looks)).sum(1)
-            has_place, has_look = (
-                values >= np.quantile(values[members], MISFIT_FRACTION, method="lower")
-                for values in (amount, similarity)
-            )
+            has_place = amount >= np.quantile(amount[members], MISFIT_FRACTION, method="lower")
+            has_look = similarity >= np.quantile(similarity[members], MISFIT_FRACTION, method="lower")
             yield Cluster(
                 class_,
                 members,

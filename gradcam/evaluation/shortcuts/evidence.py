@@ -53,14 +53,13 @@ def collect_evidence(
     """Return the evidence in each image, and the names of images with blank heatmaps. Add reasons to `failures`."""
     evidence: list[ImageEvidence] = []
     blank: list[str] = []
-    for image in explainer.run(partial(_explain, explainer), items, _finish, step, failures):
+    for image in explainer.run(partial(_explain, explainer), items, step, failures, finish=_finish):
         if not image.map.any():
             blank.append(image.item.name)
         elif evidence and image.map.shape != evidence[0].map.shape:
-            name, shapes = image.item.name, [" x ".join(map(str, entry.map.shape)) for entry in (image, evidence[0])]
-            failures[name] = (
-                f"{name}: its heatmap is {shapes[0]}, but the first image's is {shapes[1]}: give all images one --size"
-            )
+            sizes = [" x ".join(map(str, entry.map.shape)) for entry in (image, evidence[0])]
+            reason = f"its heatmap is {sizes[0]}, but the first image's is {sizes[1]}: give all images one --size"
+            failures[image.item.name] = f"{image.item.name}: {reason}"
         else:
             evidence.append(image)
     return evidence, blank
@@ -109,11 +108,9 @@ def _finish(fetched: HashedItem, outcome: ResultWithFeatures | GradcamError) -> 
     (explanation,) = result.maps.values()
     values = explanation.maps[0, 0].float().clamp(min=0)
     if values.shape != grid.shape[1:]:
-        grids = [" x ".join(map(str, shape)) for shape in (values.shape, grid.shape[1:])]
-        return (
-            name,
-            f"{name}: the heatmap is {grids[0]}, but the layer's features are {grids[1]}: choose another method",
-        )
+        sizes = [" x ".join(map(str, shape)) for shape in (values.shape, grid.shape[1:])]
+        reason = f"the heatmap is {sizes[0]}, but the layer's features are {sizes[1]}: choose another method"
+        return name, f"{name}: {reason}"
     weights = values / values.sum().clamp(min=torch.finfo(torch.float32).tiny)
     features = (grid * weights).sum((1, 2))
     if not (values.isfinite().all() and features.isfinite().all()):

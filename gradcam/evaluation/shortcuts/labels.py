@@ -49,9 +49,7 @@ def _are_classes(folders: Mapping[str, str], classifier: Classifier) -> bool:
     return all(names) and len(names - dict(_find_unknown(folders, classifier)).keys()) > 1
 
 
-def _match(
-    entries: Sequence[ListEntry], items: Sequence[InputImage], path: str
-) -> tuple[dict[str, str], dict[str, str]]:
+def _match(entries: list[ListEntry], items: Sequence[InputImage], path: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the class of each image by name, and the problems in the table by line.
 
     Paths in the table may be relative to the table, to the current folder, or to the folder of the image names.
@@ -62,16 +60,15 @@ def _match(
     for entry in entries:
         location = f"{path}, line {entry.line}"
         display_path = _relate(entry.path, table_folder)
+        subject = f"{location}: {display_path}"
         name = names.get(os.path.realpath(entry.path)) or names.get(display_path) or names.get(entry.path)
         if name is None:
-            failures[location] = f"{location}: {display_path} is not among the images"
+            failures[location] = f"{subject} is not among the images"
         elif entry.wanted is None:
-            failures[location] = f"{location}: {display_path} has no class"
+            failures[location] = f"{subject} has no class"
         elif labels.setdefault(name, entry.wanted) != entry.wanted:
-            failures[location] = (
-                f"{location}: {display_path} has the class {entry.wanted} here, but {labels[name]} on an earlier line, "
-                "which is used"
-            )
+            used = f"but {labels[name]} on an earlier line, which is used"
+            failures[location] = f"{subject} has the class {entry.wanted} here, {used}"
     return labels, failures
 
 

@@ -258,11 +258,10 @@ class Audit:
 
     def to_record(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
-        fields = ("model", "method", "layer", "source")
         return {
             "schema": SCHEMA,
             "kind": KIND,
-            **{name: getattr(self, name) for name in fields},
+            **{name: getattr(self, name) for name in ("model", "method", "layer", "source")},
             "notes": list(self.notes),
             "clusters": [{"rank": i, **cluster.to_record()} for i, cluster in enumerate(self.clusters, 1)],
             "blank": list(self.blank),

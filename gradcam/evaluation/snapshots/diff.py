@@ -88,9 +88,9 @@ def diff(
     if isinstance(old, Snapshot):
         _check_explained(old.origin, method, score)
         method, score = method or old.origin.method, old.origin.score
-    settings: Any = {"method": method, "score": score or "logit", "reshape": reshape}
-    create = partial(ItemExplainer.create, **settings, batch_size=batch_size, workers=workers)
-    old_source, explainer = old if isinstance(old, Snapshot) else create(old), create(new)
+    settings: Any = {"score": score or "logit", "reshape": reshape, "batch_size": batch_size, "workers": workers}
+    old_source = old if isinstance(old, Snapshot) else ItemExplainer.create(old, method=method, **settings)
+    explainer = ItemExplainer.create(new, method=method, **settings)
     _check_classes(old_source.origin, explainer.origin)
     items = list_inputs(inputs).items
     counter = StepCounter(progress, total=len(items) * (1 if isinstance(old, Snapshot) else 2))
@@ -122,10 +122,8 @@ def _check_explained(origin: Origin, method: str | Method | None, score: str | N
     method_name = None if method is None else find_method(method).name
     for name, value, recorded in (("method", method_name, origin.method), ("score", score, origin.score)):
         if value not in (None, recorded):
-            raise GradcamError(
-                f"The snapshot was taken with the {name} {recorded}, not {value}: leave the {name} out, "
-                "or take a new snapshot."
-            )
+            problem = f"The snapshot was taken with the {name} {recorded}, not {value}"
+            raise GradcamError(f"{problem}: leave the {name} out, or take a new snapshot.")
 
 
 def _check_classes(old: Origin, new: Origin) -> None:
@@ -202,7 +200,5 @@ def _note_images(old_source: ItemExplainer | Snapshot, old: Snapshot, new: Snaps
     old_regions = {entry.name: entry.region for entry in old.entries}
     differing = sum(old_regions[entry.name] != entry.region for entry in new.entries)
     if differing:
-        yield (
-            f"OLD and NEW see different parts of {differing} of {len(new.entries)} images. Their heatmaps are compared on "
-            "the common part."
-        )
+        difference = f"OLD and NEW see different parts of {differing} of {len(new.entries)} images."
+        yield f"{difference} Their heatmaps are compared on the common part."

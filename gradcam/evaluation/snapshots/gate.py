@@ -132,9 +132,8 @@ def check_conditions(
     """Find the conditions that each image, and the mean, meets. Raise `GradcamError` if a condition is invalid."""
     parsed = [parse_condition(text) for text in conditions]
 
-    on_mean, on_image = (
-        [condition for condition in parsed if condition.of_mean is of_mean] for of_mean in (True, False)
-    )
+    on_image = [condition for condition in parsed if not condition.of_mean]
+    on_mean = [condition for condition in parsed if condition.of_mean]
     cases = [_check_case(name, values, on_image) for name, values in values_by_image.items()]
     cases += [Case(name, {}, error=reason) for name, reason in failures.items()]
     if on_mean and means:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from gradcam.cam.postprocess import resize
 from gradcam.errors import ImageError, format_fields
 from gradcam.evaluation.metrics.soundness import rank_correlation
-from gradcam.evaluation.snapshots.gate import Gate, check_conditions
+from gradcam.evaluation.snapshots.gate import CONDITION_NAMES, Gate, check_conditions
 from gradcam.evaluation.snapshots.snapshot import Origin, SnapshotEntry
 from gradcam.evaluation.subject import count_pixels, rank_pixels, scale_to_unit
 from gradcam.images.draw import overlay
@@ -98,8 +98,7 @@ class ImageDiff:
     @property
     def values(self) -> dict[str, float]:
         """Return the numbers by the names that conditions use."""
-        names = ("correlation", "overlap", "moved", "drop")
-        return {"agree": float(self.agree), **{name: getattr(self, name) for name in names}}
+        return {name: float(getattr(self, name)) for name in CONDITION_NAMES}
 
     def draw(self) -> dict[str, Pixels]:
         """Draw the common region of both models: the image, both heatmaps, and their difference.
@@ -143,12 +142,10 @@ class ImageDiff:
         ImageError
             If `height` is not a positive number of pixels. Also as in `draw`.
         """
-        old, new = (
-            f"{name}: {name_class(prediction.index, prediction.label)} {100 * prediction.probability:.0f} %"
-            for name, prediction in (("old", self.old), ("new", self.new))
-        )
+        old, new = (f"{name_class(top.index, top.label)} {100 * top.probability:.0f} %" for top in (self.old, self.new))
         row = PanelRow(f"{self.image}: {self.describe()}", list(self.draw().values()))
-        return draw_panel(["image", old, new, "red: stronger in new, blue: in old"], [row], height=height)
+        columns = ["image", f"old: {old}", f"new: {new}", "red: stronger in new, blue: in old"]
+        return draw_panel(columns, [row], height=height)
 
     def describe(self) -> str:
         """Return the numbers as one line of text."""
@@ -160,10 +157,8 @@ class ImageDiff:
 
     def to_record(self) -> dict[str, Any]:
         """Return everything except the heatmaps, ready for JSON."""
-        old, new = (
-            {name: getattr(prediction, name) for name in ("index", "label", "probability")}
-            for prediction in (self.old, self.new)
-        )
+        names = ("index", "label", "probability")
+        old, new = ({name: getattr(top, name) for name in names} for top in (self.old, self.new))
         new = add_old_keys(DIFF, {**new, "old_class_probability": self.old_class_probability})
         numbers = {name: value for name, value in self.values.items() if name != "agree"}
         return {"old": old, "new": new, "agree": self.agree, "change": self.change, **numbers}
@@ -260,9 +255,8 @@ class Diff:
 
     def to_record(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
-        old, new = (
-            {name: value for name, value in vars(origin).items() if name != "labels"} for origin in (self.old, self.new)
-        )
+        names = [field.name for field in fields(Origin) if field.name != "labels"]
+        old, new = ({name: getattr(origin, name) for name in names} for origin in (self.old, self.new))
         record = {
             "old": old,
             "new": new,
@@ -307,10 +301,9 @@ def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
     Raise `ImageError` if the regions do not overlap, or if the image was read in two sizes.
     """
     if old.size != new.size:
-        sizes = [f"{width} x {height}" for height, width in (old.size, new.size)]
-        raise ImageError(
-            f"has {sizes[0]} pixels for OLD and {sizes[1]} for NEW: read it with the same --reader and size"
-        )
+        (old_height, old_width), (height, width) = old.size, new.size
+        sizes = f"{old_width} x {old_height} pixels for OLD and {width} x {height} for NEW"
+        raise ImageError(f"has {sizes}: read it with the same --reader and size")
     top, left = (max(old.region[i], new.region[i]) for i in (0, 1))
     bottom, right = (min(entry.region[i] + entry.region[i + 2] for entry in (old, new)) for i in (0, 1))
     if bottom <= top or right <= left:

@@ -45,6 +45,7 @@ from gradcam.targets.classes import ClassTarget
 
 SCHEMA = 1
 KIND = "gradcam snapshot"
+TAKE_SNAPSHOT = " with gradcam diff MODEL IMAGE... --save FILE"  # in error messages
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,6 @@ def _to_columns(entries: Sequence[SnapshotEntry]) -> dict[str, NDArray[Any]]:
     }
 
 
-# The NumPy dtype kinds of the arrays that do not hold integers.
-DTYPE_KINDS = {"names": "U", "sha256": "U", "probability": "f", "maps": "f"}
-
-
 def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """Read a snapshot that `Snapshot.save` wrote.
 
@@ -214,16 +211,14 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
     except FileNotFoundError:
-        raise OutputError(
-            f"{path}: does not exist. Take a snapshot with gradcam diff MODEL IMAGE... --save FILE"
-        ) from None
+        raise OutputError(f"{path}: does not exist. Take a snapshot{TAKE_SNAPSHOT}") from None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read ({describe_os_error(error)})") from error
     except Exception as error:  # ValueError, BadZipFile, zlib.error, EOFError; a plain .npy is no context manager
         raise OutputError(f"{path}: is not a snapshot, or is damaged ({type(error).__name__})") from error
     header = load_fields(str(arrays.pop("about", "")).encode("utf-8", "replace")) or {}
     if header.pop("kind", None) != KIND:
-        raise OutputError(f"{path}: is not a snapshot. Take one with gradcam diff MODEL IMAGE... --save FILE")
+        raise OutputError(f"{path}: is not a snapshot. Take one{TAKE_SNAPSHOT}")
     if (schema := header.pop("schema", None)) != SCHEMA:
         raise OutputError(f"{path}: has schema {shorten(schema)}, but this version of gradcam reads {SCHEMA}")
     if (fault := next(_find_faults(header, arrays), None)) is not None:
@@ -237,10 +232,9 @@ def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) 
     """Yield descriptions of faults in the contents. Stop at the first, because later checks rely on earlier ones."""
     texts = {"model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score"}
     are_texts = all(isinstance(header.get(name), str) for name in texts)
-    if not are_texts or set(header) != {*texts, "classes", "labels", "versions"}:
+    are_complete = header.keys() == texts | {"classes", "labels", "versions"}
+    if not (are_texts and are_complete and isinstance(header["versions"], dict)):
         yield "its description of the model is incomplete"
-    if not isinstance(header["versions"], dict):
-        yield "its versions are missing"
     labels, count = header["labels"], header["classes"]
     if type(count) is not int or not (labels is None or (isinstance(labels, list) and len(labels) == count)):
         yield f"its labels do not match its {shorten(count)} classes"
@@ -250,7 +244,7 @@ def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) 
     rows = len(arrays["names"]) if arrays["names"].ndim else -1
     for name, values in arrays.items():
         shape = (values.size,) if name == "maps" else (rows, *expected[name].shape[1:])
-        if values.shape != shape or values.dtype.kind != DTYPE_KINDS.get(name, "i"):
+        if values.shape != shape or values.dtype.kind != expected[name].dtype.kind:
             yield f"{name} is {values.dtype} {values.shape}"
     if (arrays["grid"] < 1).any() or arrays["grid"].prod(1).sum() != len(arrays["maps"]):
         yield "its heatmaps do not fit their grids"
@@ -315,46 +309,30 @@ class ItemExplainer:
         # These libraries read images and compute. torchvision is left out, because its import takes seconds.
         versions = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
         versions |= {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
-        return Origin(
-            classifier.name,
-            describe_weights(classifier)["sha256"],
-            _hash_architecture(classifier),
-            str(find_input_dtype(classifier.model)).removeprefix("torch."),
-            # The repr of user code may contain a memory address, so use the name of its class.
-            repr(preprocess) if is_dataclass(preprocess) else type(preprocess).__qualname__,
-            self.request.methods[0].name,
-            self.layer,
-            target.score,
-            classifier.classes,
-            None if labels is None else tuple(labels),
-            versions,
-        )
+        dtype = str(find_input_dtype(classifier.model)).removeprefix("torch.")
+        model = classifier.name, describe_weights(classifier)["sha256"], _hash_architecture(classifier), dtype
+        # The repr of user code may contain a memory address, so use the name of its class.
+        preprocessing = repr(preprocess) if is_dataclass(preprocess) else type(preprocess).__qualname__
+        explained = self.request.methods[0].name, self.layer, target.score
+        classes = classifier.classes, None if labels is None else tuple(labels)
+        return Origin(*model, preprocessing, *explained, *classes, versions)
 
     def explain(
         self, items: Sequence[InputImage], step: Callable[[], None], class_by_name: Mapping[str, int] | None = None
     ) -> Snapshot:
-        """Explain images, and call `step` after each one.
-
-        The heatmaps explain the top class, or the image's class in `class_by_name`.
-        """
+        """Explain each image's top class, or its class in `class_by_name`, and call `step` after each image."""
         classes = {item.name: None for item in items} | {name: str(i) for name, i in (class_by_name or {}).items()}
         class_items = [replace(item, wanted=classes[item.name]) for item in items]
         failures: dict[str, str] = {}
         explain = partial(explain_batch, self.classifier, self.request)
-        entries = tuple(self.run(explain, class_items, _to_entry, step, failures, audit=True))
+        entries = tuple(self.run(explain, class_items, step, failures, finish=_to_entry, audit=True))
         return Snapshot(self.origin, entries, failures)
 
     def run(
-        self,
-        explain: Any,
-        items: Sequence[InputImage],
-        finish: Any,
-        step: Any,
-        failures: dict[str, str],
-        **options: Any,
+        self, explain: Any, items: Sequence[InputImage], step: Any, failures: dict[str, str], **options: Any
     ) -> Iterator[Any]:
         """Yield the results of `finish`, and call `step` after each image. Results that are texts go to `failures`."""
-        options |= {"finish": finish, "batch_size": self.batch_size, "workers": self.workers}
+        options |= {"batch_size": self.batch_size, "workers": self.workers}
         for name, result in compute_items(self.classifier, explain, items, **options):
             step()
             if isinstance(result, str):
