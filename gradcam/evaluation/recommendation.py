@@ -559,7 +559,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     candidates = [default, *coarse[::-1][:MAX_COARSE_LAYERS]]
     if finer_sizes:
         finer_layers = [name for name in reversed(names) if cells.get(name) == finer_sizes[0]]
-        candidates.append(min(finer_layers, key=lambda name: name.count(".")))
+        candidates += sorted(finer_layers, key=lambda name: name.count("."))[:1]
     elif number := re.search(r"\d+(?=\.|$)", default):  # the block's number
         blocks = range(int(number[0]) - 1, int(number[0]) - MAX_BLOCKS, -1)
         counterparts = [f"{default[: number.start()]}{block}{default[number.end() :]}" for block in blocks]

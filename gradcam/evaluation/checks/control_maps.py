@@ -76,12 +76,10 @@ class ControlMap:
         return CONTROL_DESCRIPTIONS[self.name]
 
 
-Scores = tuple[float | None, float]  # (order, effect)
+Score = tuple[float | None, float]  # (order, effect)
 
 
-def compare_with_control(
-    name: str, control: Tensor, alike: float, scores: Scores, control_scores: Scores
-) -> ControlMap:
+def compare_with_control(name: str, control: Tensor, alike: float, scores: Score, control_scores: Score) -> ControlMap:
     """Return a control map with its results, compared with the heatmap's `scores`."""
     (order, effect), (control_order, control_effect) = scores, control_scores
     order_gain = 0.0 if order is None or control_order is None else order - control_order

@@ -140,10 +140,8 @@ def resize(images: Tensor, size: Any) -> Tensor:
 def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
     """Return test images that are four copies of the subject's image, without a grid."""
     images = subject.images.expand(CELLS, -1, -1, -1)
-    all_pixels = torch.ones_like(images[:, 0], dtype=torch.bool)
-    return PlacementGrid(
-        replace_images(subject, images), SINGLE_IMAGE_SHARES, other_images[:1], all_pixels, is_alone=True
-    )
+    cells = torch.ones_like(images[:, 0], dtype=torch.bool)
+    return PlacementGrid(replace_images(subject, images), SINGLE_IMAGE_SHARES, other_images[:1], cells, is_alone=True)
 
 
 def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:

@@ -122,16 +122,10 @@ def audit_items(
     classes = np.array([image.class_index for image in evidence], np.int64)
     maps, features = (np.stack([getattr(image, name) for image in evidence]) for name in ("map", "features"))
     clusters = cluster(Evidence.from_maps(classes, maps, features))
-    return Audit(
-        classifier.name,
-        explainer.request.methods[0].name,
-        explainer.layer,
-        source,
-        tuple(_describe(cluster, evidence, sizes, classifier) for cluster in clusters),
-        tuple(blank),
-        failures,
-        tuple(_note(source, evidence, blank, counts, labels)),
-    )
+    results = tuple(_describe(cluster, evidence, sizes, classifier) for cluster in clusters)
+    notes = tuple(_note(source, evidence, blank, counts, labels))
+    method = explainer.request.methods[0].name
+    return Audit(classifier.name, method, explainer.layer, source, results, tuple(blank), failures, notes)
 
 
 def _check_classes(counts: Sequence[tuple[str, int]], failures: Mapping[str, str]) -> None:

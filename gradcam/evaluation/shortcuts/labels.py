@@ -12,35 +12,41 @@ from pathlib import PurePosixPath
 from gradcam.errors import InputError, TargetError
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import InputImage
-from gradcam.sources.list_files import LIST_SUFFIXES, ListEntry, read_list
+from gradcam.sources.list_files import LIST_SUFFIXES, read_list
 
 FOLDERS, PREDICTED = "folders", "predicted"
 Labels = str | os.PathLike[str] | Mapping[str, str]
 
 
-# The images that have a class, the origin of the classes for messages, and the reason for each image, table line or class
-# that is left out. Each item's `wanted` is its class, or None if the model's prediction is used.
-LabelledItems = tuple[Sequence[InputImage], str, dict[str, str]]
+def find_labels(
+    labels: Labels | None, items: Sequence[InputImage], classifier: Classifier
+) -> tuple[Sequence[InputImage], str, dict[str, str]]:
+    """Find the class of each image. Raise `InputError` if the labels cannot be read, or if no image has a class.
 
-
-def find_labels(labels: Labels | None, items: Sequence[InputImage], classifier: Classifier) -> LabelledItems:
-    """Find the class of each image. Raise `InputError` if the labels cannot be read, or if no image has a class."""
+    Return the images that have a class, the origin of the classes for messages, and the reason for each image, table line
+    or class that is left out. Each image's `wanted` is its class, or None if the model's prediction is used.
+    """
     folders = {item.name: PurePosixPath(item.name).parent.name for item in items}
+    failures: dict[str, str] = {}
     if labels == PREDICTED or (labels is None and not _are_classes(folders, classifier)):
-        return [replace(item, wanted=None) for item in items], "the model's predictions", {}
+        return [replace(item, wanted=None) for item in items], "the model's predictions", failures
     if isinstance(labels, Mapping):
-        return _label(items, labels, "the labels given", classifier, {})
-    if labels is None or labels == FOLDERS:
-        labels = {name: folder for name, folder in folders.items() if folder}
-        return _label(items, labels, "the folders' names", classifier, {})
-    path = os.fspath(labels)
-    if not path.lower().endswith(LIST_SUFFIXES):
-        raise InputError(
-            f"{path}: expected a table ({', '.join(LIST_SUFFIXES)}) with the columns image and class, or the word "
-            f"{FOLDERS} or {PREDICTED}."
-        )
-    labels_by_name, failures = _match(read_list(os.path.abspath(path)), items, path)
-    return _label(items, labels_by_name, os.path.basename(path), classifier, failures)
+        classes, source = labels, "the labels given"
+    elif labels is None or labels == FOLDERS:
+        classes, source = {name: folder for name, folder in folders.items() if folder}, "the folders' names"
+    else:
+        classes, failures = _read_table(os.fspath(labels), items)
+        source = os.path.basename(labels)
+    unknown = dict(_find_unknown(classes, classifier))
+    failures |= {f"class {name}": reason for name, reason in unknown.items()}
+    failures |= {item.name: f"{item.name}: has no label in {source}" for item in items if item.name not in classes}
+    labelled = [replace(item, wanted=classes[item.name]) for item in items if item.name in classes]
+    labelled = [item for item in labelled if item.wanted not in unknown]
+    if not labelled:
+        reasons = list(failures.values())
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        raise InputError(f"No image has a class of the model in {source}: {reasons[0]}{more}.")
+    return labelled, source, failures
 
 
 def _are_classes(folders: Mapping[str, str], classifier: Classifier) -> bool:
@@ -49,15 +55,20 @@ def _are_classes(folders: Mapping[str, str], classifier: Classifier) -> bool:
     return all(names) and len(names - dict(_find_unknown(folders, classifier)).keys()) > 1
 
 
-def _match(entries: list[ListEntry], items: Sequence[InputImage], path: str) -> tuple[dict[str, str], dict[str, str]]:
+def _read_table(path: str, items: Sequence[InputImage]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the class of each image by name, and the problems in the table by line.
 
     Paths in the table may be relative to the table, to the current folder, or to the folder of the image names.
     """
+    if not path.lower().endswith(LIST_SUFFIXES):
+        raise InputError(
+            f"{path}: expected a table ({', '.join(LIST_SUFFIXES)}) with the columns image and class, or the word "
+            f"{FOLDERS} or {PREDICTED}."
+        )
     names = {item.name: item.name for item in items}
     names |= {os.path.realpath(item.content.path): item.name for item in items if item.content.path is not None}
     table_folder, labels, failures = os.path.dirname(os.path.abspath(path)), dict[str, str](), dict[str, str]()
-    for entry in entries:
+    for entry in read_list(os.path.abspath(path)):
         location = f"{path}, line {entry.line}"
         display_path = _relate(entry.path, table_folder)
         subject = f"{location}: {display_path}"
@@ -78,25 +89,6 @@ def _relate(path: str, folder: str) -> str:
         with contextlib.suppress(ValueError):  # On Windows, there is no relative path between two drives.
             return os.path.relpath(path, folder).replace(os.sep, "/")
     return path
-
-
-def _label(
-    items: Sequence[InputImage],
-    labels: Mapping[str, str],
-    source: str,
-    classifier: Classifier,
-    failures: dict[str, str],
-) -> LabelledItems:
-    unknown = dict(_find_unknown(labels, classifier))
-    failures |= {f"class {name}": reason for name, reason in unknown.items()}
-    failures |= {item.name: f"{item.name}: has no label in {source}" for item in items if item.name not in labels}
-    labelled = [replace(item, wanted=labels[item.name]) for item in items if item.name in labels]
-    labelled = [item for item in labelled if item.wanted not in unknown]
-    if not labelled:
-        reasons = list(failures.values())
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        raise InputError(f"No image has a class of the model in {source}: {reasons[0]}{more}.")
-    return labelled, source, failures
 
 
 def _find_unknown(labels: Mapping[str, str], classifier: Classifier) -> Iterator[tuple[str, str]]:

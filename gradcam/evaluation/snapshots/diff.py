@@ -129,10 +129,8 @@ def _check_explained(origin: Origin, method: str | Method | None, score: str | N
 def _check_classes(old: Origin, new: Origin) -> None:
     """Raise `ModelError` if the two models have different classes."""
     if old.classes != new.classes:
-        raise ModelError(
-            f"OLD, {old.model}, has {old.classes} classes and NEW, {new.model}, has {new.classes}: give two models with the "
-            "same classes."
-        )
+        counts = f"OLD, {old.model}, has {old.classes} classes and NEW, {new.model}, has {new.classes}"
+        raise ModelError(f"{counts}: give two models with the same classes.")
     pairs = list(zip(old.labels or (), new.labels or ()))
     differing = [i for i, (old_label, new_label) in enumerate(pairs) if old_label.casefold() != new_label.casefold()]
     if differing:
