@@ -84,9 +84,8 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
     rival_maps = [explain(subject.model, subject.images, torch.tensor([index])) for index in artifacts.rivals]
     similarities = torch.cat([rank_correlation(explanation, heatmap) for heatmap in rival_maps])
     assert values["classes"] == pytest.approx(float(similarities[1:].mean()), abs=1e-5)
-    assert values["stability"] == pytest.approx(
-        float(rank_correlation(explanation.expand(4, -1, -1), artifacts.noisy_maps).mean()), abs=1e-5
-    )
+    noisy = rank_correlation(explanation.expand(4, -1, -1), artifacts.noisy_maps)
+    assert values["stability"] == pytest.approx(float(noisy.mean()), abs=1e-5)
     rival = next(control for control in koala.controls if control.name == RIVAL)
     assert koala.rival == f"{classifier.label(artifacts.rivals[0])} ({float(similarities[0]):.2f})"
     assert f"The rival class has the same heatmap: {koala.rival}." in koala.summary
@@ -97,8 +96,6 @@ def test_the_map_is_tried_in_mosaics_of_pictures_that_show_the_class_least(
     koala: Verdict, classifier: gradcam.Classifier
 ) -> None:
     ground, placed = koala.artifacts.grid, koala.artifacts.placed_maps
-    assert ground is not None
-    assert placed is not None
     explain = gradcam_of(classifier)
     for image, heatmap in zip(ground.images, placed):
         torch.testing.assert_close(explain(classifier.model, image[None], torch.tensor([105]))[0], heatmap)
@@ -175,7 +172,6 @@ def of_weights_of_its_own(explain: Any) -> Any:
 
 BROKEN_EXPLAINERS = {
     "mirrored": (lambda explain: lambda *inputs: explain(*inputs).flip(2), "placement"),
-    "upside down": (lambda explain: lambda *inputs: explain(*inputs).flip(1), "placement"),
     "shifted": (shifted, "placement"),
     "noise by weights and class": (noise_by_weights_and_class, "placement"),
     "noise anew": (noise_anew, "stability"),
@@ -209,8 +205,7 @@ def test_a_network_with_random_weights_has_too_little_to_explain(method: str) ->
     classifier = gradcam.load_classifier(torchvision.models.resnet18(weights=None), size=64)
     picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     report = check(classifier, picture, method=method)
-    assert report.outcome == "undecided"
-    assert report.tests[-1].outcome == "undecided"
+    assert report.outcome == report.tests[-1].outcome == "undecided"
     assert "there is too little to explain" in report.tests[-1].reason
 
 
@@ -223,15 +218,12 @@ def test_confident_random_networks_do_not_distinguish_images(seed: int) -> None:
     with torch.no_grad():
         model[-1].weight.mul_(20)
     classifier = gradcam.load_classifier(model, size=(96, 96), layer="5")
-    images = [
-        draw_scene(np.random.default_rng([8, number]), things=[ShapeSpec(colour=number % 4)]).picture
-        for number in range(12)
-    ]
-    picture, other_images = images[seed], [images[number] for number in range(1, 6)]
+    rngs = [np.random.default_rng([8, number]) for number in range(12)]
+    images = [draw_scene(rng, things=[ShapeSpec(colour=i % 4)]).picture for i, rng in enumerate(rngs)]
+    picture, other_images = images[seed], images[1:6]
     report = check(classifier, picture, method="layercam", other_images=other_images)
     assert report.outcome == "undecided"
     match = re.search(r"difference in probability is (-?[.\d]+)", report.tests[-1].reason)
-    assert match is not None
     with torch.no_grad():
         probabilities = model(classifier.batch([picture, *other_images])).softmax(1)[:, report.index]
     expected = float(probabilities[0]) - sum(sorted(probabilities[1:].tolist())[:3]) / 3
@@ -250,12 +242,6 @@ def test_what_no_covering_changes_is_too_little(colours: gradcam.Classifier) -> 
     assert blank.outcome in ("undecided", "failed")
 
 
-def test_a_map_of_one_value_marks_nothing(colours: gradcam.Classifier, green: Path) -> None:
-    report = check(colours, green, method=lambda model, images, classes: torch.zeros(1, *images.shape[2:]))
-    assert report.outcome == "failed"
-    assert [test.reason for test in report.tests] == ["The heatmap is constant: it marks nothing."]
-
-
 def test_a_model_that_cannot_be_copied_is_asked_the_rest(colours: gradcam.Classifier, green: Path) -> None:
     class Uncopied(colour_model.ColourNet):
         def __deepcopy__(self, memo: object) -> nn.Module:
@@ -264,17 +250,13 @@ def test_a_model_that_cannot_be_copied_is_asked_the_rest(colours: gradcam.Classi
     report = check(replace(colours, model=Uncopied().eval()), green)
     assert outcomes(report)["randomisation"] == "undecided"
     assert outcomes(report)["placement"] == "passed"
-    assert any(
-        "Not compared with the heatmap of a network with random weights: Uncopied cannot be copied" in note
-        for note in report.notes
-    )
+    assert any("of a network with random weights: Uncopied cannot be copied" in note for note in report.notes)
     assert report.outcome == "undecided"
 
 
 def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
-    classifier = replace(
-        colour_model.load(), preprocess=replace(colour_model.load().preprocess, size=(12, 12), resize=12)
-    )
+    classifier = colour_model.load()
+    classifier = replace(classifier, preprocess=replace(classifier.preprocess, size=(12, 12), resize=12))
     picture = np.zeros((12, 12, 3), np.uint8)
     picture[4:8, 0:8] = (20, 245, 20)
     report = check(classifier, picture, target=GREEN)
@@ -289,9 +271,7 @@ def test_other_pictures_may_stand_beside(colours: gradcam.Classifier, green: Pat
     reds = [colour_model.paint(tmp_path / f"{number}.png", 0, seed=number) for number in range(3)]
     cyan = colour_model.paint(tmp_path / "cyan.png", 4)
     report = check(colours, green, other_images=[green, *reds, cyan])
-    ground = report.artifacts.grid
-    assert ground is not None
-    corners = ground.images[0].flatten(1)
+    corners = report.artifacts.grid.images[0].flatten(1)
     assert (corners[0] - corners[1] > 0.5).float().mean() > 0.05  # the other cells contain red squares
     with pytest.raises(ImageError):
         check(colours, green, other_images=[green, *reds, tmp_path / "none.png"])
@@ -350,8 +330,7 @@ def test_progress_goes_up_to_its_end(colours: gradcam.Classifier, green: Path) -
     counts = [count for count, _ in messages]
     assert counts == sorted(counts)
     assert counts[0] == 1
-    assert messages[-1][0] == messages[-1][1]
-    assert all(count <= total for count, total in messages)
+    assert {total for _, total in messages} == {counts[-1]}
 
 
 @pytest.mark.parametrize(
@@ -443,9 +422,6 @@ def test_the_panel_shows_what_the_tests_looked_at(koala: Verdict) -> None:
     # The rows of stability, classes and weights begin with the explained heatmap.
     assert [x0 for _, x0 in positions] == [MARGIN] * 3
     tops = [y0 for y0, _ in positions]
-    assert artifacts.randomisation is not None
-    assert artifacts.rival_maps is not None
-    assert artifacts.uncertainty is not None
     ((y0, x0),) = find(panel, overlay(picture, (2 * artifacts.uncertainty).clamp(0, 1), region=full_region))
     assert (y0, x0 > MARGIN) == (tops[0], True)
     assert find(panel, overlay(picture, artifacts.rival_maps[0], region=full_region))[0][0] == tops[1]
