@@ -108,18 +108,13 @@ def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> N
         for layer in ("a", "b")
         for method, score in (("gradcam", "logit"), ("gradcam", "contrast"), ("eigencam", None), ("finercam", None))
     ]
-    assert list(map(str, combinations[:3])) == [
-        "gradcam of the logit at a",
-        "gradcam of the contrast at a",
-        "eigencam at a",
-    ]
+    assert [str(combinations[i]) for i in (1, 2)] == ["gradcam of the contrast at a", "eigencam at a"]
 
 
 @pytest.mark.parametrize(
     ("methods", "scores", "message"),
     [
         (["gradcan"], ["logit"], "gradcan"),
-        (["rise"], ["logit"], "rise uses no target layer"),
         (["legrad"], ["logit"], "legrad uses no target layer"),
         (["gradcam"], ["logits"], "expected a list of some of logit, probability, contrast"),
         (["gradcam"], "logit", "expected a list of some of"),
@@ -169,12 +164,9 @@ def test_a_blind_layer_has_blank_maps_and_what_has_none_is_left_out() -> None:
     assert all("takes at most 1024" in reason for reason in trials.left_out.values())
     assert list(heatmaps_of) == [combination for combination in combinations if combination not in too_fine]
     blank = heatmaps_of[Combination("gradcam", "logit", "dead")]
-    assert blank.shape == (1, 2, 8, 8)
-    assert blank.count_nonzero() == 0
+    assert torch.equal(blank, torch.zeros(1, 2, 8, 8))
     assert heatmaps_of[Combination("gradcam", "logit", "turn")][0, 0].max() == 1
-    assert [combination for combination, _ in trials.explain(images, torch.tensor([[0, 1]]), combinations)] == list(
-        heatmaps_of
-    )
+    assert dict(trials.explain(images, torch.tensor([[0, 1]]), combinations)).keys() == heatmaps_of.keys()
 
 
 # Ranking
@@ -207,41 +199,20 @@ def test_the_shortlist_has_the_most_first_and_the_best_of_equal_ones_is_the_defa
 
 
 def test_rows_have_the_numbers_in_their_order() -> None:
-    first_combination, second_combination, third_combination = GRADCAM
-    fourth_combination, fifth_combination = (Combination("layercam", "logit", layer) for layer in ("turn", "active"))
-    pairs = {
-        first_combination: (0.2, 0.4),
-        second_combination: (0.9, 0.7),
-        third_combination: (0.5, 0.5),
-        fourth_combination: (0.6, 0.6),
-        fifth_combination: (0.1, 0.1),
-    }
-    game = make_game(
-        {combination: values(*pair * 4) for combination, pair in pairs.items()},
-        {pair: values(*(1, 0) * 4) for pair in pairs},
-    )
-    roads = {
-        fifth_combination: values(*(0.0, 0.1) * 4),
-        first_combination: values(*(0.1, 0.3) * 4),
-        second_combination: values(*(0.0, 0.2) * 4),
-    }
-    objects = {combination: values(*pair * 4) / 2 for combination, pair in pairs.items()}
+    keys = [*GRADCAM, *(Combination("layercam", "logit", layer) for layer in ("turn", "active"))]
+    pairs = dict(zip(keys, [(0.2, 0.4), (0.9, 0.7), (0.5, 0.5), (0.6, 0.6), (0.1, 0.1)]))
+    hits = {key: values(*(1, 0) * 4) for key in keys}
+    game = make_game({key: values(*pair * 4) for key, pair in pairs.items()}, hits)
+    road_pairs = {keys[4]: (0.0, 0.1), keys[0]: (0.1, 0.3), keys[1]: (0.0, 0.2)}
+    roads = {key: values(*pair * 4) for key, pair in road_pairs.items()}
+    objects = {key: values(*pair * 4) / 2 for key, pair in pairs.items()}
     rows = to_rows(game, objects, roads)
-    assert [row.combination for row in rows] == [
-        first_combination,
-        second_combination,
-        fifth_combination,
-        fourth_combination,
-        third_combination,
-    ]
+    assert [keys.index(row.combination) for row in rows] == [0, 1, 4, 3, 2]
     first, second, *_, last = rows
     assert [row.order.mean for row in rows] == pytest.approx([0.3, 0.8, 0.1, 0.6, 0.5])
     assert [row.order_behind.mean for row in rows] == pytest.approx([-0.5, 0, -0.7, -0.2, -0.3])
-    assert [row.objects.mean for row in rows if row.objects] == pytest.approx([0.15, 0.4, 0.05, 0.3, 0.25])
+    assert [row.objects.mean for row in rows] == pytest.approx([0.15, 0.4, 0.05, 0.3, 0.25])
     assert [(row.maximum.mean, row.mass.mean) for row in rows] == [(0.5, 1)] * 5
-    assert first.road is not None
-    assert first.road_behind is not None
-    assert second.road_behind is not None
     assert (first.road.mean, first.road_behind.mean, second.road_behind.mean) == pytest.approx((0.2, 0, -0.1))
     assert last.road is last.road_behind is None
 
@@ -280,8 +251,6 @@ def test_the_layer_that_knows_where_the_colours_are_is_recommended(recommendatio
     assert answer.row is answer.leader
     assert (answer.row.combination.method, answer.row.combination.layer) == ("gradcam", "active")
     assert (answer.row.order.mean, answer.row.mass.mean, answer.row.maximum.mean) == pytest.approx((1, 1, 1), abs=1e-6)
-    assert recommendation.default is not None
-    assert answer.gain is not None
     assert recommendation.default.combination == GRADCAM[0]
     # At the default layer, a class's map lies in the opposite cell. Its own cell equals two of the others, and is less
     # than one.
@@ -305,10 +274,8 @@ def test_the_numbers_are_those_of_the_metrics_themselves(recommendation: Recomme
         numbers: dict[str, list[Tensor]] = {name: [] for name in EIGHT_IMAGES}
         for mosaic in mosaics:
             target = ClassTarget([list(mosaic.classes)], score=combination.score or "logit")
-            explained = gradcam.explain(
-                classifier.model, mosaic.image[None], "active", method=combination.method, target=target
-            )
-            game = grid_pointing_game(explained)
+            options: Any = {"method": combination.method, "target": target}
+            game = grid_pointing_game(gradcam.explain(classifier.model, mosaic.image[None], "active", **options))
             for name, *metrics in zip(mosaic.names, game.order[0], game.mass[0], game.hits[0], strict=True):
                 numbers[name].append(torch.stack(metrics).double())
         means = torch.stack([torch.stack(number).mean(0) for number in numbers.values()])
@@ -320,12 +287,9 @@ def test_the_numbers_are_those_of_the_metrics_themselves(recommendation: Recomme
     explained = gradcam.explain(classifier.model, images, "turn", target=subject.classes)
     parts = (slice(0, 4), slice(4, 8))
     subjects = [Subject(classifier.model, images[part]) for part in parts]
-    scores = [
-        road(part_subject, explained.heatmaps[part, 0], shares=FRACTIONS) for part_subject, part in zip(subjects, parts)
-    ]
-    assert recommendation.default is not None
-    assert recommendation.default.road is not None
-    combined = torch.cat([score.combined for score in scores]).mean()
+    maps = [explained.heatmaps[part, 0] for part in parts]
+    scores = [road(*part_inputs, shares=FRACTIONS).combined for part_inputs in zip(subjects, maps)]
+    combined = torch.cat(scores).mean()
     assert recommendation.default.road.mean == pytest.approx(float(combined), abs=1e-6)
 
 
@@ -342,9 +306,7 @@ def test_where_objects_are_annotated_their_order_says_where_one_is() -> None:
     result = recommend(classifier, halves, objects=objects, **options)
     assert (result.single_object.measure, result.several_objects.measure) == ("objects", "order")
     assert result.single_object.row.combination == GRADCAM[1]
-    assert result.default is not None
-    assert None not in (result.single_object.gain, result.single_object.row.objects, result.default.objects)
-    assert (result.single_object.row.objects.mean, result.default.objects.mean) == (1, 0)  # type: ignore[union-attr]
+    assert (result.single_object.row.objects.mean, result.default.objects.mean) == (1, 0)
     # Seven annotated images are too few. Annotations of a class that is not explained do not count.
     objects["red"] = {COLOURS.index("blue"): mask}
     without = recommend(classifier, halves, objects=objects, **options)
@@ -398,19 +360,17 @@ def test_gains_are_the_leaders_numbers_minus_the_defaults() -> None:
     result = recommend(classifier_of(ColourNet()), pale, **options, min_probability=0)
     answer = result.single_object
     assert answer.measure == "road"
-    assert result.default is not None
-    assert None not in (answer.leader.road, result.default.road, result.default.road_behind, answer.gain)
-    assert answer.leader.road.mean > result.default.road.mean + 0.01  # type: ignore[union-attr]
-    assert answer.gain.mean == pytest.approx(answer.leader.road.mean - result.default.road.mean)  # type: ignore[union-attr]
-    assert result.default.road_behind.mean == pytest.approx(-answer.gain.mean)  # type: ignore[union-attr]
+    assert answer.leader.road.mean > result.default.road.mean + 0.01
+    assert answer.gain.mean == pytest.approx(answer.leader.road.mean - result.default.road.mean)
+    assert result.default.road_behind.mean == pytest.approx(-answer.gain.mean)
 
 
 def test_the_same_seed_gives_the_same_to_the_last_digit(recommendation: Recommendation) -> None:
     torch.manual_seed(99)
-    again = recommend(classifier_of(ColourNet()), EIGHT_IMAGES, methods=["gradcam", "eigencam"], mosaics=8)
+    options: Any = {"methods": ["gradcam", "eigencam"], "mosaics": 8}
+    again, reseeded = (recommend(classifier_of(ColourNet()), EIGHT_IMAGES, **options, seed=seed) for seed in (0, 1))
     assert json.dumps(again.to_dict()) == json.dumps(recommendation.to_dict())
-    reseeded = recommend(classifier_of(ColourNet()), EIGHT_IMAGES, methods=["gradcam", "eigencam"], mosaics=8, seed=1)
-    assert json.dumps(reseeded.to_dict()) != json.dumps(recommendation.to_dict())
+    assert json.dumps(reseeded.to_dict()["rows"]) != json.dumps(recommendation.to_dict()["rows"])
 
 
 def test_of_fewer_than_eight_pictures_the_default_is_recommended() -> None:
@@ -418,10 +378,8 @@ def test_of_fewer_than_eight_pictures_the_default_is_recommended() -> None:
     result = recommend(classifier_of(ColourNet()), PICTURES, methods=["gradcam"], scores=["logit"], mosaics=4)
     for answer in (result.single_object, result.several_objects):
         assert answer.row is result.default
-        assert answer.gain is not None
         assert not answer.gain.is_known
     assert result.several_objects.leader.combination == GRADCAM[1]
-    assert result.several_objects.gain is not None
     assert result.several_objects.gain.mean == pytest.approx(2 / 3)
 
 
@@ -429,23 +387,14 @@ def test_the_default_is_recommended_where_nothing_is_better() -> None:
     result = recommend(classifier_of(ColourNet(), "active"), EIGHT_IMAGES, methods=["hirescam"], scores=["logit"])
     for answer in (result.single_object, result.several_objects):
         assert answer.row is answer.leader is result.default
-        assert answer.gain is not None
         assert (answer.gain.mean, answer.gain.low, answer.gain.high) == (0, 0, 0)
-    assert result.default is not None
     assert result.default.combination == Combination("gradcam", "logit", "active")
 
 
 def test_the_progress_ends_with_all_steps() -> None:
     messages: list[tuple[int, int]] = []
-    recommend(
-        classifier_of(ColourNet()),
-        PICTURES,
-        methods=["gradcam"],
-        scores=["logit"],
-        layers=["turn", "active"],
-        mosaics=3,
-        progress=lambda count, total: messages.append((count, total)),
-    )
+    options: Any = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["turn", "active"], "mosaics": 3}
+    recommend(classifier_of(ColourNet()), PICTURES, **options, progress=lambda *step: messages.append(step))
     assert [step for step, _ in messages] == list(range(1, len(messages) + 1))
     assert messages[-1] == (3 + 2 * 2, 3 + 2 * 2)  # mosaics, and two combinations with two batches of ROAD each
 
@@ -454,7 +403,6 @@ def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
     model = Forked()
     result = recommend(classifier_of(model, "dead"), EIGHT_IMAGES, methods=["gradcam"], layers=["active"], mosaics=8)
     assert result.several_objects.row.combination.layer == "active"
-    assert result.default is not None
     assert (result.default.order.mean, result.default.mass.mean) == (0.5, 0)
     with pytest.raises(LayerError, match="head"):
         recommend(classifier_of(model, "head"), PICTURES, methods=["gradcam"], layers=["head"], mosaics=2)
