@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import ntpath
 import os
+import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,8 @@ GRID, CHANNELS, IMAGES_PER_CLASS = 7, 32, 150
 
 
 def load(model: nn.Module | None = None, **more: Any) -> gradcam.Classifier:
-    settings = {
-        "size": (IMAGE_PIXELS, IMAGE_PIXELS),
-        "mean": (0.0,) * 3,
-        "std": (1.0,) * 3,
-        "labels": list(CLASSES),
-        **more,
-    }
-    return gradcam.load_classifier(model or make_model(), **settings)
+    settings: Any = {"size": (IMAGE_PIXELS, IMAGE_PIXELS), "mean": (0.0,) * 3, "std": (1.0,) * 3, **more}
+    return gradcam.load_classifier(model or make_model(), labels=list(CLASSES), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +99,7 @@ def test_a_class_that_is_a_shortcut_as_a_whole_comes_first() -> None:
     evidence, _ = imagine(1, IMAGES_PER_CLASS)
     first = cluster(evidence)[0]
     assert first.class_ == 2
-    assert first.place > 0.7
-    assert first.suspicion > 0.7
+    assert min(first.place, first.suspicion) > 0.7
 
 
 def test_each_picture_of_a_class_is_in_one_cluster_and_it_repeats() -> None:
@@ -121,10 +115,8 @@ def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(report: Audit, mar
     first = report.clusters[0]
     assert set(first.members) == set(marked[1])
     assert (first.class_name, first.where, first.image_count) == ("apple", "in the bottom right corner", 40)
-    assert first.describe() == (
-        "in the bottom right corner, in 6 of 40 images of apple; none of 40 images of other classes has as much evidence "
-        "there"
-    )
+    words = "in the bottom right corner, in 6 of 40 images of apple; none of 40 images of other classes has"
+    assert first.describe() == f"{words} as much evidence there"
     assert first.suspicion > 1.5 * report.clusters[1].suspicion
     assert report.source == "the folders' names"
     assert sum(len(group.members) for group in report.clusters) == 80
@@ -231,7 +223,9 @@ def test_one_pass_of_the_model_gives_maps_and_features(marked: tuple[Path, list[
     model, batch_sizes = make_model(), []
     classifier = load(model, layer="1")
     model[0].register_forward_hook(lambda module, args, output: batch_sizes.append(len(output)))
-    audit(marked[0], classifier, batch_size=20)
+    messages: list[tuple[int, int]] = []
+    audit(marked[0], classifier, batch_size=20, progress=lambda *step: messages.append(step))
+    assert messages[-1] == (80, 80)
     assert [size for size in batch_sizes if size > 1] == [20] * 4
     # In the first batch, each image also runs alone, to check that the model treats the images independently.
     assert batch_sizes.count(1) == 20
@@ -258,11 +252,9 @@ def test_bands_frames_and_all_over_the_picture() -> None:
     top, frame = np.full((7, 7), 0.05), np.full((7, 7), 0.01)
     top[0] = 1
     frame[[0, -1]] = frame[:, [0, -1]] = 1
-    assert describe_place(top) == "at the top"
-    assert describe_place(top.T) == "on the left"
-    assert describe_place(frame) == "along the border"
-    assert describe_place(np.ones((7, 7))) == "all over the image"
-    assert describe_place(np.ones((1, 1))) == "in the middle"
+    maps = (top, top.T, frame, np.ones((7, 7)), np.ones((1, 1)))
+    words = ["at the top", "on the left", "along the border", "all over the image", "in the middle"]
+    assert [describe_place(values) for values in maps] == words
 
 
 # Labels
@@ -288,7 +280,7 @@ def test_a_table_names_pictures_from_where_they_lie_or_where_it_lies(
     prefix = "" if start == "beside" else start
     rows = [f"{prefix}{name},{name.partition('/')[0]}" for name in names[:-4]]
     table = write_table(folder / "labels.csv", rows)
-    report = audit("fruit", load(), labels=table)
+    report = audit("fruit", load(), labels=str(table))
     assert report.source == "labels.csv"
     unlabelled = [name for name in report.failures if name in names]
     assert unlabelled == names[-4:]
@@ -316,14 +308,14 @@ def test_each_bad_line_has_its_own_failure_and_the_rest_is_audited(tmp_path: Pat
     table = write_table(tmp_path / "labels.csv", rows)
     report = audit(tmp_path / "fruit", load(), labels=table)
     messages = list(report.failures.values())
-    assert len(messages) == 5
-    assert messages[0] == f"{table}, line 30: fruit/none.png is not among the images"
-    assert messages[1].startswith(
-        f"{table}, line 31: fruit/apple/02.png has the class lime here, but apple on an earlier line"
-    )
-    assert messages[2] == f"{table}, line 32: fruit/apple/02.png has no class"
-    assert messages[3].startswith("1 image left out: No class is called 'pear'")
-    assert messages[4].startswith("apple/13.png: is not an image")
+    beginnings = [
+        f"{table}, line 30: fruit/none.png is not among the images",
+        f"{table}, line 31: fruit/apple/02.png has the class lime here, but apple on an earlier line",
+        f"{table}, line 32: fruit/apple/02.png has no class",
+        "1 image left out: No class is called 'pear'",
+        "apple/13.png: is not an image",
+    ]
+    assert [message[: len(start)] for message, start in zip(messages, beginnings, strict=True)] == beginnings
     assert count_labels(report) == {"apple": 12, "lime": 14}
 
 
@@ -364,12 +356,8 @@ def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[P
     labels = {f"lime/{number:02}.png": "lime" for number in range(4)}
     labels |= {f"apple/{number:02}.png": "apple" for number in range(40)}
     report = audit(marked[0], load(), labels=labels)
-    assert report.notes[-1] == (
-        "Classes with fewer than 10 images with positive evidence are not clustered. Clusters of other classes are "
-        "compared with them: lime (4)."
-    )
-    assert {group.class_name for group in report.clusters} == {"apple"}
-    assert {group.other_image_count for group in report.clusters} == {4}
+    assert report.notes[-1].endswith("Clusters of other classes are compared with them: lime (4).")
+    assert {(group.class_name, group.other_image_count) for group in report.clusters} == {("apple", 4)}
     few = dict(list(labels.items())[:8])
     with pytest.raises(InputError, match="Clustering needs 10 images with positive evidence"):
         audit(marked[0], load(), labels=few)
@@ -400,15 +388,14 @@ def test_an_image_with_nan_features_fails_and_the_rest_is_audited(tmp_path: Path
     gradcam.write_image(tmp_path / "apple/00.png", white)
     report = audit(tmp_path, load(nn.Sequential(NanOnWhite(), make_model()), layer="1.1"))
     (reason,) = report.failures.values()
-    assert reason.startswith("apple/00.png: ")
-    assert "NaN" in reason
+    assert re.match("apple/00.png: .*NaN", reason)
     assert sum(len(group.members) for group in report.clusters) == 27
 
 
 def test_pictures_that_are_all_alike_are_clustered(tmp_path: Path) -> None:
     for fruit in CLASSES:
+        (tmp_path / fruit).mkdir()
         for number in range(12):
-            (tmp_path / fruit).mkdir(exist_ok=True)
             gradcam.write_image(tmp_path / fruit / f"{number}.png", draw_fruit(0, fruit))
     report = audit(tmp_path, load())
     assert sum(len(group.members) for group in report.clusters) == 24
@@ -456,8 +443,6 @@ def test_a_deleted_image_is_left_out_of_the_drawing(tmp_path: Path) -> None:
 
 
 def test_the_record_has_everything_and_is_json(report: Audit, marked: tuple[Path, list[str]]) -> None:
-    import json
-
     record = json.loads(json.dumps(report.to_record(), allow_nan=False))
     assert (record["schema"], record["kind"], record["model"]) == (1, "gradcam audit", report.model)
     assert [entry["rank"] for entry in record["clusters"]] == list(range(1, 1 + len(report.clusters)))
@@ -469,17 +454,3 @@ def test_the_record_has_everything_and_is_json(report: Audit, marked: tuple[Path
     again = audit(marked[0], load())
     assert again.to_record()["clusters"] == report.to_record()["clusters"]
     assert repr(report).startswith("Audit(80 images of 2 classes in ")
-
-
-def test_progress_is_reported(marked: tuple[Path, list[str]]) -> None:
-    messages: list[tuple[int, int]] = []
-    audit(marked[0], load(), progress=lambda count, total: messages.append((count, total)))
-    assert messages[-1] == (80, 80)
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_paths_of_both_kinds_are_taken(kind: Callable[[Any], Any], tmp_path: Path) -> None:
-    write_fruit(tmp_path, 10, 0)
-    rows = [f"{fruit}/{number:02}.png,{fruit}" for fruit in CLASSES for number in range(10)]
-    report = audit(kind(tmp_path), load(), labels=kind(write_table(tmp_path / "labels.csv", rows)))
-    assert not report.failures

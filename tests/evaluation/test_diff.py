@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -78,11 +79,8 @@ def test_the_numbers_are_those_of_both_models_heatmaps(
         # `diff` explains images in batches, so the last digits differ.
         np.testing.assert_allclose(row.old.probability, float(old.probabilities()[0].max()), atol=1e-4)
         np.testing.assert_allclose(row.new.probability, float(probabilities.max()), atol=1e-4)
-        np.testing.assert_allclose(
-            [row.old_class_probability, row.drop],
-            [probabilities[index], row.old.probability - row.old_class_probability],
-            atol=1e-4,
-        )
+        np.testing.assert_allclose(row.old_class_probability, probabilities[index], atol=1e-4)
+        assert row.drop == row.old.probability - row.old_class_probability
         assert row.agree is (index == int(probabilities.argmax()))
         old_map, new_map = (explanation.heatmaps[0, 0].double().numpy() for explanation in (old, new))
         assert row.correlation == pytest.approx(spearmanr(old_map.ravel(), new_map.ravel()).statistic, abs=2e-3)
@@ -102,11 +100,8 @@ def count_both(old: NDArray[Any], new: NDArray[Any]) -> float:
 def measure(old: NDArray[Any], new: NDArray[Any]) -> float:
     """Return the distance between the centres of mass, as a share of the image's diagonal."""
     rows, columns = np.mgrid[: old.shape[0], : old.shape[1]]
-    down, across = (
-        float((positions * old).sum() / old.sum() - (positions * new).sum() / new.sum())
-        for positions in (rows, columns)
-    )
-    return math.hypot(down, across) / math.hypot(*old.shape)
+    moves = [(axis * old).sum() / old.sum() - (axis * new).sum() / new.sum() for axis in (rows, columns)]
+    return math.hypot(*moves) / math.hypot(*old.shape)
 
 
 # Values by hand
@@ -156,9 +151,7 @@ def test_constant_and_blank_maps_are_as_rank_correlation_says() -> None:
         assert (both.correlation, both.overlap, both.moved, both.change) == (1, 1, 0, "none")
         assert (single.correlation, single.change) == (0, "map")
         assert single.moved == pytest.approx(0, abs=1e-6)  # both centres of mass are the middle
-    corner = np.zeros((224, 224))
-    corner[0, 0] = 1
-    assert compare(blank, corner).moved == pytest.approx(0.5, abs=0.005)
+    assert compare(blank, spot(0, 0)).moved == pytest.approx(0.5, abs=0.005)
 
 
 def test_grids_of_two_sizes_are_laid_on_the_same_points() -> None:
@@ -223,26 +216,20 @@ def test_the_same_class_with_another_map_comes_first(
         correlations = [row.correlation for row in comparison.rows if row.change == kind]
         assert correlations == sorted(correlations)
     for row in comparison.rows:
-        assert row.change == (
-            "class" if row.old.index != row.new.index else "map" if row.correlation < 0.95 else "none"
-        )
+        same = "map" if row.correlation < 0.95 else "none"
+        assert row.change == (same if row.old.index == row.new.index else "class")
     assert comparison.worst is comparison.rows[0]
     for name in ("correlation", "overlap", "moved", "drop", "agree"):
         assert comparison.means[name] == pytest.approx(np.mean([getattr(row, name) for row in comparison.rows]))
-    words = (
-        f"{changes.count('map')} with the same class and a different heatmap, "
-        f"{changes.count('class')} with a different class"
-    )
-    assert comparison.summary.startswith(f"4 images: {words}, ")
+    counts = re.findall(r"\d+(?= with| alike| images)", comparison.summary)
+    assert counts == [str(count) for count in (4, *map(changes.count, ("map", "class", "none")))]
 
 
 def test_a_model_is_like_itself(classifier: gradcam.Classifier, photo: Photo) -> None:
     comparison = diff(classifier, classifier, photo("koala.webp"))
     assert comparison.rows[0].values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0}
     assert comparison.notes == ("OLD and NEW have the same weights and the same precision.",)
-    assert comparison.summary.startswith(
-        "1 image: 0 with the same class and a different heatmap, 0 with a different class, 1 alike;"
-    )
+    assert re.match("1 image: 0 with the same class .*, 0 with a different class, 1 alike;", comparison.summary)
 
 
 def test_bfloat16_looks_where_float32_does(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -266,14 +253,9 @@ def test_the_record_is_json_and_has_all_numbers(comparison: Diff) -> None:
     record = json.loads(json.dumps(comparison.to_record(), allow_nan=False))
     assert [entry["image"] for entry in record["images"]] == [row.image for row in comparison.rows]
     first = record["images"][0]
-    assert {name: first[name] for name in ("correlation", "overlap", "moved", "drop")} == {
-        name: value for name, value in comparison.rows[0].values.items() if name != "agree"
-    }
-    assert (record["old"]["model"], record["old"]["layer"], record["means"]) == (
-        "efficientnet_lite0",
-        "layer4",
-        comparison.means,
-    )
+    assert {name: first[name] for name in comparison.means} == comparison.rows[0].values
+    assert (record["old"]["model"], record["old"]["layer"]) == ("efficientnet_lite0", "layer4")
+    assert record["means"] == comparison.means
 
 
 def test_what_is_drawn(comparison: Diff, classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -335,30 +317,23 @@ def small(classes: int = 4, **options: Any) -> gradcam.Classifier:
 
 
 def test_other_classes_are_refused_in_one_line(photo: Photo) -> None:
-    with pytest.raises(
-        ModelError, match="has 4 classes and NEW, .*, has 5: give two models with the same classes"
-    ) as caught:
+    with pytest.raises(ModelError, match="has 4 classes and NEW, .*, has 5: give two models with the same classes.$"):
         diff(small(4), small(5), photo("koala.webp"))
-    assert "\n" not in str(caught.value)
     first, second = small(labels=["a", "b", "c", "d"]), small(labels=["A", "b", "x", "y"])
-    with pytest.raises(
-        ModelError, match=r"Class 2 is 'c' in OLD, .*, and 'x' in NEW, .* \(2 classes differ\).*--labels"
-    ):
+    with pytest.raises(ModelError, match=r"Class 2 is 'c' in OLD, .*, and 'x' in NEW, .* \(2 .* differ\).*--labels"):
         diff(first, second, photo("koala.webp"))
     assert diff(small(), second, photo("koala.webp")).rows  # one of the models has no labels
 
 
 def test_only_classifiers_are_compared(classifier: gradcam.Classifier, photo: Photo) -> None:
     with pytest.raises(ModelError, match="Expected a classifier, received"):
-        diff(classifier, classifier.model, photo("koala.webp"))  # type: ignore[arg-type]
+        diff(classifier, classifier.model, photo("koala.webp"))
 
 
 def test_two_sizes_of_input_and_two_architectures_are_compared(photo: Photo) -> None:
     torch.manual_seed(1)
-    network = nn.Sequential(
-        nn.Conv2d(3, 6, 5, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
-    )
-    larger = gradcam.load_classifier(network, size=96, crop=1.0)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)]
+    larger = gradcam.load_classifier(nn.Sequential(nn.Conv2d(3, 6, 5, 2), nn.ReLU(), *head), size=96, crop=1.0)
     comparison = diff(small(), larger, photo("koala.webp"))
     assert len(comparison.rows) == 1
     messages = " ".join(comparison.notes)
@@ -448,36 +423,31 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "change", "message"),
     [
-        (lambda item: item.pop("maps"), "is damaged, its arrays are"),
-        (lambda item: item.update(maps=item["maps"][:-1]), "its heatmaps do not fit their grids"),
-        (lambda item: item.update(maps=item["maps"] * np.float16(np.nan)), "it contains invalid values"),
-        (lambda item: item.update(predicted=item["predicted"] + 1000), "it contains invalid values"),
-        (lambda item: item.update(region=item["region"][:, :3]), r"region is int64 \(4, 3\)"),
-        (lambda item: item.update(sha256=item["sha256"][:2]), r"sha256 is <U64 \(2,\)"),
-        (
-            lambda item: item.update(about=edit(item["about"], schema=2)),
-            "has schema 2, but this version of gradcam reads 1",
-        ),
-        (lambda item: item.update(about=edit(item["about"], layer=None)), "its description of the model is incomplete"),
-        (lambda item: item.update(about=edit(item["about"], classes=7)), "its labels do not match its 7 classes"),
-        (lambda item: item.update(about=edit(item["about"], versions=3)), "its description of the model is incomplete"),
-        (
-            lambda item: item.update(about=np.array("[1]")),
-            "is not a snapshot. Take one with gradcam diff MODEL IMAGE... --save FILE",
-        ),
-        (lambda item: item.pop("about"), "is not a snapshot. Take one with gradcam diff"),
+        ("maps", None, "is damaged, its arrays are"),
+        ("maps", lambda maps: maps[:-1], "its heatmaps do not fit their grids"),
+        ("maps", lambda maps: maps * np.float16(np.nan), "it contains invalid values"),
+        ("predicted", lambda predicted: predicted + 1000, "it contains invalid values"),
+        ("region", lambda region: region[:, :3], r"region is int64 \(4, 3\)"),
+        ("region", lambda region: region * [1, 1, 0, 1], "it contains invalid values"),
+        ("sha256", lambda sha256: sha256[:2], r"sha256 is <U64 \(2,\)"),
+        ("about", lambda about: edit(about, schema=2), "has schema 2, but this version of gradcam reads 1"),
+        ("about", lambda about: edit(about, layer=None), "its description of the model is incomplete"),
+        ("about", lambda about: edit(about, classes=7), "its labels do not match its 7 classes"),
+        ("about", lambda about: edit(about, versions=3), "its description of the model is incomplete"),
+        ("about", lambda about: np.array("[1]"), "is not a snapshot. Take one with gradcam diff MODEL"),
+        ("about", None, "is not a snapshot. Take one with gradcam diff MODEL"),
     ],
 )
 def test_a_snapshot_that_somebody_changed_is_refused(
-    change: Callable[[dict[str, Any]], None], message: str, snapshot: Snapshot, tmp_path: Path
+    name: str, change: Callable[[NDArray[Any]], Any] | None, message: str, snapshot: Snapshot, tmp_path: Path
 ) -> None:
     snapshot.save(tmp_path / "base.npz")
     with np.load(tmp_path / "base.npz") as file:
         arrays = dict(file)
-    change(arrays)
-    np.savez(tmp_path / "changed.npz", **arrays)
+    values = arrays.pop(name)
+    np.savez(tmp_path / "changed.npz", **arrays, **({name: change(values)} if change else {}))
     with pytest.raises(OutputError, match=message) as caught:
         read_snapshot(tmp_path / "changed.npz")
     assert str(caught.value).startswith(f"{tmp_path}")
@@ -537,32 +507,21 @@ def test_what_a_condition_says(text: str, values: dict[str, float], is_met: bool
      "drop>inf", "least correlation<1", "correlation<0.9 agree<1", "correlation=1"],
 )  # fmt: skip
 def test_a_bad_condition_is_a_line_with_the_names(text: str) -> None:
-    with pytest.raises(
-        GradcamError, match="is not a condition: expected NAME<NUMBER.*agree, correlation, overlap"
-    ) as caught:
+    with pytest.raises(GradcamError, match="is not a condition: expected NAME<NUMBER.*agree, correlation, overlap.*$"):
         parse_condition(text)
-    assert "\n" not in str(caught.value)
 
 
 def test_conditions_list_the_images_that_meet_them() -> None:
     good = {"agree": 1.0, "correlation": 0.95}
     bad = {"agree": 0.0, "correlation": 0.25}
     means = {"agree": 0.5, "correlation": 0.6}
-    gate = check_conditions(
-        ["correlation<0.9", "agree<1", "mean agree<0.4"],
-        {"bad & <b>\x01.png": bad, "good.png": good},
-        means,
-        {"x": "x: no"},
-    )
+    conditions, values = ["correlation<0.9", "agree<1", "mean agree<0.4"], {"bad & <b>\x01.png": bad, "good.png": good}
+    gate = check_conditions(conditions, values, means, {"x": "x: no"})
     assert gate.is_met
     assert [case.met for case in gate.cases] == [("correlation<0.9", "agree<1"), (), (), ()]
     root = ElementTree.fromstring(gate.to_junit())
     (suite,) = root
-    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
-        "tests": "4",
-        "failures": "1",
-        "errors": "1",
-    }
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["4", "1", "1"]
     assert [case.get("name") for case in suite] == ["bad & <b>\\x01.png", "good.png", "x", "the mean of all images"]
     assert [[child.tag for child in case] for case in suite] == [["failure"], ["system-out"], ["error"], ["system-out"]]
     message = suite[0][0].get("message") or ""
