@@ -226,7 +226,7 @@ def test_the_same_class_with_another_map_comes_first(
 
 
 def test_a_model_is_like_itself(classifier: gradcam.Classifier, photo: Photo) -> None:
-    comparison = diff(classifier, classifier, photo("koala.webp"))
+    comparison = diff(classifier, classifier, photo("koala.webp"), alike=1)
     assert comparison.rows[0].values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0}
     assert comparison.notes == ("OLD and NEW have the same weights and the same precision.",)
     assert re.match("1 image: 0 with the same class .*, 0 with a different class, 1 alike;", comparison.summary)
@@ -342,8 +342,9 @@ def test_two_sizes_of_input_and_two_architectures_are_compared(photo: Photo) -> 
 
 
 def test_alike_is_a_correlation(classifier: gradcam.Classifier, photo: Photo) -> None:
-    with pytest.raises(GradcamError, match="alike is 2, expected a rank correlation"):
-        diff(classifier, classifier, photo("koala.webp"), alike=2)
+    for alike in (1.5, -1.5):
+        with pytest.raises(GradcamError, match=f"alike is {alike}, expected a rank correlation"):
+            diff(classifier, classifier, photo("koala.webp"), alike=alike)
 
 
 # Snapshots
