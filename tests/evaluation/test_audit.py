@@ -435,8 +435,9 @@ def test_clusters_are_drawn_with_their_members(report: Audit, marked: tuple[Path
 
 
 def test_a_deleted_image_is_left_out_of_the_drawing(tmp_path: Path) -> None:
-    write_fruit(tmp_path, 12, 0)
+    write_fruit(tmp_path, 10, 0)
     report = audit(tmp_path, load())
+    assert not any("are not clustered" in note for note in report.notes)  # ten images are enough
     first = report.clusters[0]
     (tmp_path / first.members[0]).unlink()
     assert list(first.draw(count=2)) == ["mean map", first.members[1]]
