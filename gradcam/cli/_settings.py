@@ -21,12 +21,7 @@ if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
 
 ALL = "all"  # value of --box and --keypoint
-OPTION_NAMES_BY_FIELD = {
-    "boxes": "box",
-    "texts": "text",
-    "words": "word",
-    "keypoints": "keypoint",
-}
+OPTION_NAMES_BY_FIELD = {"boxes": "box", "texts": "text", "words": "word", "keypoints": "keypoint"}
 # The options that choose the target, by the task of the model.
 OPTIONS_BY_TASK = {
     "classification": ("--class", "--top-k", "--score", "--against"),

@@ -109,10 +109,7 @@ def _split_arguments(words: Sequence[str], against: Path | None, save: Path | No
     help="Save a snapshot of one model for a later comparison.",
 )
 @click.option(
-    "--against",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Compare one model with a snapshot from --save.",
+    "--against", metavar="FILE", type=click.Path(path_type=Path), help="Compare one model with a snapshot from --save."
 )
 @click.option(
     "--fail-if",
@@ -367,11 +364,7 @@ def _write_page(path: Path, diff: Diff, titles: Sequence[str]) -> None:
     )
     page = CardPage(
         title=" → ".join(Path(title).name if os.path.isabs(title) else title for title in titles),
-        summary=[
-            ("Method", diff.new.method),
-            ("Images", str(len(diff.rows))),
-            ("Failed", str(len(diff.failures))),
-        ],
+        summary=[("Method", diff.new.method), ("Images", str(len(diff.rows))), ("Failed", str(len(diff.failures)))],
         lines=lines,
         facts=[(role, _list_facts(origin)) for role, origin in zip(ROLES, (diff.old, diff.new))],
         failures=list(diff.failures.values()),

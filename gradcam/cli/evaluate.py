@@ -193,8 +193,7 @@ def _print_start(study: Study, output: OutputMode) -> None:
     setup, images, mosaics = study.conditions, len(study.items), len(study.compositions)
     counts = [plural(images, "image"), *([plural(mosaics, "mosaic") + " of four"] if mosaics else [])]
     click.echo(
-        f"{', '.join(counts)}   {setup.model} on {setup.device}   layer {setup.layer}   seed {setup.seed}",
-        err=True,
+        f"{', '.join(counts)}   {setup.model} on {setup.device}   layer {setup.layer}   seed {setup.seed}", err=True
     )
     click.echo(f"{setup.score} of {setup.target}; {setup.resizing}", err=True)
     for line in describe_cost(study.plan, images, mosaics):

@@ -29,8 +29,7 @@ PAGE_SUFFIXES = (".html", ".htm")
 @options.page_options()
 @click.option("--check", "is_checked", is_flag=True, help="Test whether the first heatmap can be trusted.")
 @options.output_option(
-    "Output file (.html) or folder. For several images, give a folder.  [default: <image>.html]",
-    default=None,
+    "Output file (.html) or folder. For several images, give a folder.  [default: <image>.html]", default=None
 )
 @click.option("--overwrite", is_flag=True, help="For a folder: delete the results of an earlier run and start again.")
 @click.option("--resume", is_flag=True, help="For a folder: continue an earlier run.")

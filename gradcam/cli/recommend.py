@@ -263,10 +263,7 @@ class RecommendResult:
                 f"{len(result.images)} images are too few: with fewer than {MIN_IMAGES_TO_COMPARE}, only the default is "
                 "recommended."
             )
-        for title, answer in (
-            (SINGLE_QUESTION, result.single_object),
-            (SEVERAL_QUESTION, result.several_objects),
-        ):
+        for title, answer in ((SINGLE_QUESTION, result.single_object), (SEVERAL_QUESTION, result.several_objects)):
             yield f"{click.style(title, bold=True)} {_explain(answer, result)}"
             yield f"  {self._command(answer)}"
 
