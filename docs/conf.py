@@ -11,7 +11,7 @@ from typing import Any
 from sphinx_gallery.scrapers import figure_rst
 
 import gradcam
-from gradcam.cli._commands import find_help
+from gradcam.cli._commands import format_examples
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # the gallery has models of drawn pictures, which are in `tests`
@@ -132,9 +132,7 @@ def show_as_typed(app: Any, context: Any, lines: list[str]) -> None:
 
 def add_examples(app: Any, context: Any, lines: list[str]) -> None:
     """Add a command's examples, which are in its help before the description."""
-    examples = find_help(context).examples
-    width = max((len(line) for line, _ in examples), default=0)
-    lines += ["", ".. code-block:: text", "", *(f"   {line:<{width}}   {comment}" for line, comment in examples), ""]
+    lines += ["", ".. code-block:: text", "", *(f" {line}" for line in format_examples(context)[2:]), ""]
 
 
 def setup(app: Any) -> None:

@@ -21,7 +21,6 @@ from gradcam.images.files import READ_SUFFIXES, is_url
 from gradcam.options import LAYOUTS, MAX_MAGNITUDE
 
 if TYPE_CHECKING:
-    from gradcam.cli._help import CommandHelp
     from gradcam.storage.store import Store
 
 # Sections of the long help, in this order, and their options. All other options come first, in the section "Options".
@@ -194,19 +193,17 @@ def show_version(context: click.Context, _: click.Parameter, is_requested: bool)
     context.exit()
 
 
-def find_help(context: click.Context) -> CommandHelp:
-    """Return the help texts of a command. The texts are empty for commands of plug-ins."""
-    from gradcam.cli._help import HELP, CommandHelp
-
-    return HELP.get(context.command_path.partition(" ")[2], CommandHelp())
-
-
 def format_examples(context: click.Context) -> list[str]:
-    """Return the lines of the section with examples; an empty list without examples."""
-    examples = find_help(context).examples
-    width = max((len(line) for line, _ in examples), default=0)
-    rows = [f"  {line:<{width}}   {comment}".rstrip() for line, comment in examples]
-    return ["", "Examples:", *rows] if rows else []
+    """Return the lines of the section with examples; an empty list for commands of plug-ins, which have none."""
+    from gradcam.cli._help import EXAMPLES
+
+    rows = [line.split("  # ") for line in EXAMPLES.get(_to_name(context), "").splitlines()[1:]]
+    width = max((len(line) for line, _ in rows), default=0)
+    return ["", "Examples:", *(f"  {line:<{width}}   {comment}" for line, comment in rows)] if rows else []
+
+
+def _to_name(context: click.Context) -> str:
+    return context.command_path.partition(" ")[2]
 
 
 def format_short_help(context: click.Context) -> list[str]:
@@ -224,8 +221,10 @@ def format_short_help(context: click.Context) -> list[str]:
 
 def _list_common_options(context: click.Context) -> list[tuple[str, str]]:
     """Return the options of the short help, each with the first sentence of its text and its default."""
+    from gradcam.cli._help import OPTIONS
+
     records = list_records(context)
-    names = find_help(context).options or [name for name in records if name not in ("-h", "--help")]
+    names = OPTIONS.get(_to_name(context), "").split() or [name for name in records if name not in ("-h", "--help")]
     rows = [(records[name][0], *split_default(records[name][1])) for name in names]
     rows = [(option, first_sentence(text), default) for option, text, default in rows]
     aligned = [len(text) for _, text, default in rows if default and len(text) <= MAX_ALIGNED]
