@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import sys
 import time
@@ -11,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,11 +22,10 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.cli._settings import (
     ModelChoice,
-    OutputLocation,
     OutputMode,
     Settings,
+    TargetChoice,
     check_task,
-    find_destination,
     to_target,
 )
 from gradcam.cli._terminal import custom_code_context, format_report, import_torch, show_pass_progress
@@ -38,8 +39,9 @@ from gradcam.errors import (
     find_similar_names,
     join_names,
 )
-from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_atomically
-from gradcam.storage.records import ImageOutcome, Record
+from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, join_name, to_safe_name, write_atomically
+from gradcam.storage.disk import describe_os_error
+from gradcam.storage.records import SCHEMA, ImageOutcome, Record
 
 if TYPE_CHECKING:
     from gradcam.batch.image_results import ExplainedImage, ExplainRequest
@@ -57,33 +59,41 @@ MAX_SUGGESTED_FILES = 1000  # files that are compared with a misspelt name
 ChooseMethods = Callable[["Classifier"], Sequence[Method]]  # returns the default methods for a model
 
 
-class Outcome(Protocol):
-    """The result for one image, or an error. With an error, there is no text to print, but there is a JSON record."""
-
-    @property
-    def error(self) -> str | None:
-        """Return the error message, which names the image; None after a success."""
-
-    def to_json(self) -> str: ...
-
-    def format(self) -> str: ...
+# The fields of an image's JSON record, and a function that formats the text.
+ImageResult = tuple[dict[str, Any], Callable[[], str]]
 
 
 def process_images(
-    images: Sequence[Path], process: Callable[[Path], Outcome], fail: Callable[[str, str], Outcome], output: OutputMode
+    images: Sequence[Path],
+    process: Callable[[Path], ImageResult],
+    output: OutputMode,
+    model: str,
+    empty: dict[str, Any],
 ) -> int:
-    """Process and print each image, and return the exit status.
-
-    `process` returns the outcome of an image; `fail` turns the image's name and an error message into an outcome.
-    """
+    """Process and print each image, and return the exit status. `empty`: the fields of the record after an error."""
     status = 0
     for attempt in map(Attempt, images):
+        fields, to_text = empty, str
         with attempt.catch_errors():
-            outcome = process(attempt.image)
-        if attempt.error is not None:
-            outcome, status = fail(str(attempt.image), attempt.error), 1
-        print_outcome(outcome.error, outcome.to_json, outcome.format, output)
+            fields, to_text = process(attempt.image)
+        status |= attempt.error is not None
+        to_json = partial(to_record, str(attempt.image), model, attempt.error, fields)
+        print_outcome(attempt.error, to_json, to_text, output)
     return status
+
+
+def to_record(image: str, model: str, error: str | None, fields: dict[str, Any]) -> str:
+    """Return a record as a line of JSON. NaN and infinite numbers become null."""
+    start = {"schema": SCHEMA, "image": image, "status": "ok" if error is None else "failed", "error": error}
+    return json.dumps(_replace_non_finite(start | {"model": model} | fields), allow_nan=False)
+
+
+def _replace_non_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_non_finite(field) for key, field in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replace_non_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_outcome(
@@ -127,6 +137,20 @@ def _suggest_files(image: Path) -> str:
 
 
 @dataclass(frozen=True)
+class OutputLocation:
+    """The folder for results. `file`: the path if there is a single result and the user has chosen its name."""
+
+    folder: Path
+    file: Path | None
+    names: OutputNames
+
+    def claim(self, image: Path, ending: str) -> Path:
+        """Create the folder, and return the path for the result of an image, whose name has this ending."""
+        make_folder(self.folder)
+        return self.file or self.names.claim([join_name(image.stem, ending)])[0]
+
+
+@dataclass(frozen=True)
 class ExplainJob:
     """The plan for each image: the explanations to compute, and the files to write.
 
@@ -137,7 +161,6 @@ class ExplainJob:
     request: ExplainRequest
     saving: OutputOptions
     destination: OutputLocation
-    names: OutputNames
     suffix: str
     panel: str = "panel"
     edits: Sequence[Edit] = ()
@@ -202,13 +225,13 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     names = [name for kinds in names_by_kind for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_suffix(job.request.options["evidence"], suffix=suffix)))
-    paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
+    paths = iter([job.destination.file] if job.destination.file is not None else job.destination.names.claim(names))
     paths_by_kind = []
     for result in results:
         drawings = result.draw_kinds(saving.kinds, **appearance)
-        paths_by_kind.append({kind: _write(next(paths), content) for kind, content in drawings.items()})
+        paths_by_kind.append({kind: write_file(next(paths), content) for kind, content in drawings.items()})
     if "panel" in saving.kinds:
-        path = _write(next(paths), panel(image_result.maps, **appearance))
+        path = write_file(next(paths), panel(image_result.maps, **appearance))
         paths_by_kind = [
             {**kinds, job.panel: path} if result.entry.on is None else kinds
             for kinds, result in zip(paths_by_kind, results)
@@ -216,7 +239,8 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     return paths_by_kind
 
 
-def _write(path: Path, content: Pixels | bytes) -> str:
+def write_file(path: Path, content: Pixels | bytes) -> str:
+    """Write an image or bytes to a file, completely or not at all, and return the path."""
     from gradcam.images.write import write_image
 
     if not isinstance(content, bytes):
@@ -225,7 +249,7 @@ def _write(path: Path, content: Pixels | bytes) -> str:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise OutputError(f"{path}: cannot be written ({describe_os_error(error)})") from error
     return str(path)
 
 
@@ -237,6 +261,49 @@ def make_folder(folder: Path) -> None:
         raise GradcamError(
             f"{folder}: the folder cannot be created ({error.strerror}); choose another --output"
         ) from error
+
+
+def find_destination(
+    output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
+) -> OutputLocation:
+    """Return the folder or file for the results. `suffixes`: the suffixes that a single output file can have.
+
+    Raise `click.UsageError` if a single file is given for several results, has another suffix, or is an input image.
+    """
+    path = Path(output)
+    is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
+    if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:
+        return OutputLocation(path, None, OutputNames(path, images))
+    if path.suffix.lower() not in suffixes:
+        noun = "images" if suffixes is WRITE_SUFFIXES else "maps"
+        raise click.UsageError(f"{path}: {noun} can only be written as {', '.join(sorted(suffixes))}.")
+    if results > 1:
+        raise click.UsageError(f"{path} is one file, but there are several results: give a folder to --output.")
+    if any(is_same_file(path, image) for image in images):
+        raise click.UsageError(f"{path} is the input image, which is never overwritten: choose another name.")
+    return OutputLocation(path.parent, path, OutputNames(path.parent, images))
+
+
+def find_suffix(choice: ModelChoice) -> str:
+    """Return the end of an output file's name: the model, its weights and the fit if they are not the defaults."""
+    from gradcam.models.providers import DEFAULT_MODEL
+
+    parts = [] if choice.model in (None, DEFAULT_MODEL) else [str(choice.model).rpartition("/")[2]]
+    parts += [] if choice.weights is None else [choice.weights.stem]
+    parts += [] if choice.fit == "crop" else [choice.fit.replace(":", "-")]
+    return "".join(f"-{to_safe_name(name)}" for name in parts) + ".png"
+
+
+def list_input_files(images: Sequence[Path], target_choice: TargetChoice) -> list[Path]:
+    """List the images and the files of other options. They must not be overwritten."""
+    return [*images, *(path for path in (target_choice.like, target_choice.mask) if isinstance(path, Path))]
+
+
+def is_same_file(first: Path, second: Path) -> bool:
+    """Return whether two paths lead to the same file."""
+    with contextlib.suppress(OSError):  # A file may be missing or unreadable; then the resolved paths are compared.
+        return os.path.samefile(first, second)
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def prepare_job(
@@ -255,11 +322,10 @@ def prepare_job(
         check_panel(saving, request)
     results = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
     suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
-    inputs = [*images, *settings.target_choice.files]
+    inputs = list_input_files(images, settings.target_choice)
     destination = find_destination(settings.output, inputs, len(images) * results, suffixes)
-    suffix, names = settings.model.suffix, OutputNames(destination.folder, inputs)
-    suffix = f"-edited{suffix}" if settings.edits else suffix
-    return ExplainJob(classifier, request, saving, destination, names, suffix, edits=settings.edits)
+    suffix = f"{'-edited' if settings.edits else ''}{find_suffix(settings.model)}"
+    return ExplainJob(classifier, request, saving, destination, suffix, edits=settings.edits)
 
 
 def require_images(images: Sequence[Path], output: OutputMode) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +11,6 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
-from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, to_safe_name
 from gradcam.options import DEFAULTS, ExplainOptions
 
 if TYPE_CHECKING:
@@ -66,16 +63,6 @@ class ModelChoice:
             word for name, value in values.items() if value != defaults[name] for word in (f"--{name}", to_word(value))
         ]
 
-    @property
-    def suffix(self) -> str:
-        """Return the end of an output file's name: the model, its weights and the fit if they are not the defaults."""
-        from gradcam.models.providers import DEFAULT_MODEL
-
-        parts = [] if self.model in (None, DEFAULT_MODEL) else [str(self.model).rpartition("/")[2]]
-        parts += [] if self.weights is None else [self.weights.stem]
-        parts += [] if self.fit == "crop" else [self.fit.replace(":", "-")]
-        return "".join(f"-{to_safe_name(name)}" for name in parts) + ".png"
-
 
 @dataclass(frozen=True)
 class TargetChoice:
@@ -107,11 +94,6 @@ class TargetChoice:
     def task(self) -> str | None:
         """Return the task that the options imply, for models that support several tasks; None if they imply none."""
         return "matching" if self.like is not None else "pose" if self.keypoints or self.axis else None
-
-    @property
-    def files(self) -> list[Path]:
-        """List the input files other than the images. They must not be overwritten."""
-        return [path for path in (self.like, self.mask) if isinstance(path, Path)]
 
     def describe(self) -> dict[str, Any]:
         """Return the given options for run.json. Files are described by their names and SHA-256 hashes."""
@@ -145,14 +127,6 @@ class Settings:
     saved: tuple[str, ...] = ("overlay",)
     target_choice: TargetChoice = TargetChoice()
     edits: tuple[Edit, ...] = ()
-
-
-@dataclass(frozen=True)
-class OutputLocation:
-    """The folder for results. `file`: the path if there is a single result and the user has chosen its name."""
-
-    folder: Path
-    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -338,31 +312,3 @@ def _check_for_attributions(settings: Settings) -> None:
         unsuitable += ["--reshape"] if "reshape" in changed else []
     if unsuitable:
         raise click.UsageError(f"{unsuitable[0]} does not work with --method {attributions[0]}: remove one of them.")
-
-
-def find_destination(
-    output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
-) -> OutputLocation:
-    """Return the folder or file for the results. `suffixes`: the suffixes that a single output file can have.
-
-    Raise `click.UsageError` if a single file is given for several results, has another suffix, or is an input image.
-    """
-    path = Path(output)
-    is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
-    if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:
-        return OutputLocation(path)
-    if path.suffix.lower() not in suffixes:
-        noun = "images" if suffixes is WRITE_SUFFIXES else "maps"
-        raise click.UsageError(f"{path}: {noun} can only be written as {', '.join(sorted(suffixes))}.")
-    if results > 1:
-        raise click.UsageError(f"{path} is one file, but there are several results: give a folder to --output.")
-    if any(is_same_file(path, image) for image in images):
-        raise click.UsageError(f"{path} is the input image, which is never overwritten: choose another name.")
-    return OutputLocation(path.parent, path)
-
-
-def is_same_file(first: Path, second: Path) -> bool:
-    """Return whether two paths lead to the same file."""
-    with contextlib.suppress(OSError):  # A file may be missing or unreadable; then the resolved paths are compared.
-        return os.path.samefile(first, second)
-    return os.path.realpath(first) == os.path.realpath(second)

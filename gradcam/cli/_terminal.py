@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import FrameType
@@ -186,13 +186,9 @@ MAX_TABLE_ROWS = 32  # if --depth is not given
 
 def format_report(report: ImageOutcome) -> str:
     """Format the report of an image: title, predictions, explanations, the part that the model sees, and a note."""
-    name = report.record.image.replace("\\", "/").rpartition("/")[2]
-    record = _make_printable(replace(report.record, image=name))
-    height, width = record.size or (0, 0)
-    title = click.style(record.image, bold=True)
+    record, size = _make_printable(report.record), report.record.size or (0, 0)
     task = [] if report.task == "classification" else [report.task]
-    parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", *task, f"{report.seconds:.1f} s"]
-    lines = ["   ".join(parts), ""]
+    lines = [format_title(report.record.image, size, record.model, report.device, report.seconds, *task), ""]
     if record.predictions:
         lines += [*(_format_detections(record.predictions, report.task) if task else _format_classes(record)), ""]
     lines += [*_format_explanations(record, report.grids), ""] if record.explained else []
@@ -517,6 +513,13 @@ def show_pass_progress(output: OutputMode) -> Iterator[Progress]:
         yield bar.update
 
 
+def align(rows: Sequence[Sequence[str]], gap: str = "   ", right: Collection[int] = ()) -> list[str]:
+    """Return a line per row, with its cells padded to the width of the column. `right`: columns to align right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    signs = [">" if i in right else "<" for i in range(len(widths))]
+    return [gap.join(f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths)).rstrip() for row in rows]
+
+
 def shorten_name(name: str, max_length: int) -> str:
     """Shorten a name to `max_length` characters. Layer names are never shortened, because users copy them."""
     return name if len(name) <= max_length else name[: max_length - 1] + "…"
@@ -537,9 +540,11 @@ def format_written_path(file: str) -> str:
     return f"  →  {click.style(escape_controls(file), fg='green')}"
 
 
-def format_image_name(image: str) -> str:
-    """Return the file name of an image in bold, for a title."""
-    return click.style(escape_controls(image.replace("\\", "/").rpartition("/")[2]), bold=True)
+def format_title(image: str, size: Sequence[int], model: str, device: object, seconds: float, *facts: str) -> str:
+    """Return the title of an image's report: its name, its size as width x height, the model, and the time."""
+    texts = image.replace("\\", "/").rpartition("/")[2], f"{model} on {device}"
+    name, place = (text if text.isprintable() else escape_controls(text) for text in texts)
+    return "   ".join([click.style(name, bold=True), f"{size[1]} x {size[0]}", place, *facts, f"{seconds:.1f} s"])
 
 
 def _load_torch() -> None:

@@ -13,8 +13,8 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, print_notes
-from gradcam.cli._settings import OutputMode, find_destination, is_same_file, to_model_choice
+from gradcam.cli._job import find_destination, is_same_file, load_model, make_folder, print_notes
+from gradcam.cli._settings import OutputMode, to_model_choice
 from gradcam.cli._terminal import (
     custom_code_context,
     format_written_path,

@@ -16,7 +16,7 @@ from gradcam.batch.formats import FORMATS, Destination, Format, OpenRun, find_fo
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, prepare_request, print_notes
+from gradcam.cli._job import list_input_files, load_model, prepare_request, print_notes
 from gradcam.cli._page_maker import PageMaker
 from gradcam.cli._settings import ModelChoice, OutputMode, Settings, to_settings
 from gradcam.cli._terminal import (
@@ -164,7 +164,7 @@ def run_batch(arguments: BatchArguments) -> int:
         if not choice.output_format.has_files:  # Without files, no names can collide.
             check_panel(saving, work.request)
         else:
-            other_inputs = settings.target_choice.files
+            other_inputs = list_input_files([], settings.target_choice)
             check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, others=other_inputs)
         results = stack.enter_context(contextlib.closing(_open_results(arguments, listing, work, saving, stems)))
         print_notes(results.notes, arguments.output)

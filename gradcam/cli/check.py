@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,25 +15,34 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, print_notes, process_images, require_images
-from gradcam.cli._settings import OutputMode, find_destination, to_single_target, to_single_target_settings
+from gradcam.cli._job import (
+    ImageResult,
+    find_destination,
+    find_suffix,
+    list_input_files,
+    load_model,
+    print_notes,
+    process_images,
+    require_images,
+    write_file,
+)
+from gradcam.cli._settings import OutputMode, to_single_target, to_single_target_settings
 from gradcam.cli._terminal import (
     custom_code_context,
-    format_image_name,
+    format_title,
     format_written_path,
     import_torch,
     show_pass_progress,
 )
 from gradcam.errors import GradcamError, escape_controls
 from gradcam.evaluation.heatmap_sources import CONTROLS, find_explainable
-from gradcam.images.files import OutputNames, join_name
 from gradcam.options import MAX_SEED
 from gradcam.plugins import list_entry_points
-from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
     from gradcam.evaluation.checks.verdict import Verdict
     from gradcam.models.classifier import Classifier
+    from gradcam.models.preprocess import Prepared
 
 COLOURS = {"passed": "green", "undecided": "yellow", "failed": "red"}
 WIDTH = 100  # characters per line
@@ -43,61 +50,24 @@ MIN_OTHER_IMAGES, MAX_OTHER_IMAGES = 3, 8  # number of images to compare an imag
 COLUMN = len("undecided")  # width of the column of outcomes
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """The result for one image: a verdict and the file of its panel, or an error. `size`: (height, width)."""
+def _format(title: str, verdict: Verdict, panel: str) -> str:
+    """Format the explained class, the outcome and reason of each test, the verdict and the path of the panel."""
+    from gradcam.evaluation.checks.findings import PASSED_NOTE
 
-    image: str
-    model: str
-    verdict: Verdict | None = None
-    panel: str | None = None
-    size: tuple[int, int] = (0, 0)
-    device: str = ""
-    seconds: float = 0.0
-    error: str | None = None
+    place = "" if verdict.layer is None else f" at {escape_controls(verdict.layer)}"
+    subject = f"  {escape_controls(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
+    lines = [title, subject, ""]
+    for test in verdict.tests:
+        padding = " " * (COLUMN - len(test.outcome))
+        lines.append(f"  {_style(test.outcome)}{padding}  {click.style(test.question, bold=True)}")
+        lines += [*_wrap(test.reason, " " * (COLUMN + 4)), ""]
+    meaning = f" {PASSED_NOTE}" if verdict.outcome == "passed" else ""
+    lines += [f"  Verdict: {_style(verdict.outcome)}.{meaning}", *_wrap(verdict.summary, "  ")]
+    return "\n".join([*lines, format_written_path(panel), ""])
 
-    def to_json(self) -> str:
-        status = "ok" if self.error is None else "failed"
-        record: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": status}
-        record |= {"error": self.error, "model": self.model}
-        if self.verdict is not None:
-            record |= {**self.verdict.to_record(), "panel": self.panel}
-        return json.dumps(record, allow_nan=False)
 
-    def format(self) -> str:
-        """Format the explained class, the outcome and reason of each test, the verdict and the path of the panel."""
-        from gradcam.evaluation.checks.findings import PASSED_NOTE
-
-        verdict = self.verdict
-        if verdict is None:
-            return ""
-        height, width = self.size
-        title = [
-            format_image_name(self.image),
-            f"{width} x {height}",
-            f"{escape_controls(verdict.model)} on {self.device}",
-            f"{self.seconds:.1f} s",
-        ]
-        place = "" if verdict.layer is None else f" at {escape_controls(verdict.layer)}"
-        subject = (
-            f"  {escape_controls(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
-        )
-        lines = ["   ".join(title), subject, ""]
-        indent = " " * (COLUMN + 4)
-        for test in verdict.tests:
-            heading = (
-                f"  {_style(test.outcome)}{' ' * (COLUMN - len(test.outcome))}  {click.style(test.question, bold=True)}"
-            )
-            reason = textwrap.wrap(
-                test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-            )
-            lines += [heading, *reason, ""]
-        meaning = f" {PASSED_NOTE}" if verdict.outcome == "passed" else ""
-        lines.append(f"  Verdict: {_style(verdict.outcome)}.{meaning}")
-        lines += textwrap.wrap(
-            verdict.summary, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
-        )
-        return "\n".join([*lines, format_written_path(self.panel or ""), ""])
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _style(outcome: str) -> str:
@@ -156,37 +126,30 @@ def check_command(
     require_images(images, output)
     import_torch()
     with custom_code_context(*params["methods"]):
-        methods: dict[str, Any] = {method.name: method for method in map(find_explainable, params["methods"])}
-    methods = methods or {"": None}  # the default method of the model
+        methods = [*{method.name: method for method in map(find_explainable, params["methods"])}.values()]
     settings = to_single_target_settings(params, params["class_"])
-    destination = find_destination(
-        params["output"], [*images, *settings.target_choice.files], len(images) * len(methods)
-    )
+    inputs, results = list_input_files(images, settings.target_choice), len(images) * max(1, len(methods))
+    destination = find_destination(params["output"], inputs, results)
     classifier = load_model(settings.model, layer=params["layer"])
     options = {name: params[name] for name in ("score", "reshape", "seed")}
     options["target"] = to_single_target(settings, classifier)
     print_notes(classifier.notes, output)
-    names = OutputNames(destination.folder, images)
-
-    def claim(image: Path, method: str) -> Path:
-        make_folder(destination.folder)
-        name = join_name(image.stem, f"-{method}-check{settings.model.suffix}")
-        return destination.file or names.claim([name])[0]
-
-    def fail(image: str, error: str) -> CheckResult:
-        return CheckResult(image, classifier.name, error=error)
-
     options["other_images"] = _prepare_other_images(classifier, images) if len(images) > MIN_OTHER_IMAGES else {}
-    checks = [partial(_check, classifier, {**options, "method": method}, claim, output) for method in methods.values()]
     outcomes: list[str] = []
 
-    def run_check(check: Callable[[Path], CheckResult], image: Path) -> CheckResult:
-        result = check(image)
-        outcomes.extend([] if result.verdict is None else [result.verdict.outcome])
-        return result
+    def process(method: Any, image: Path) -> ImageResult:
+        start, prepared = time.perf_counter(), classifier.prepare(image)
+        verdict = _check(classifier, prepared, image, {**options, "method": method}, output)
+        path = destination.claim(image, f"-{verdict.method}-check{find_suffix(settings.model)}")
+        write_file(path, verdict.panel())
+        outcomes.append(verdict.outcome)
+        size, seconds = prepared.reading.picture.shape, time.perf_counter() - start
+        title = format_title(str(image), size, verdict.model, classifier.device, seconds)
+        return {**verdict.to_record(), "panel": str(path)}, partial(_format, title, verdict, str(path))
 
-    status = max(process_images(images, partial(run_check, check), fail, output) for check in checks)
-    return status or int(fail_on is not None and any(_is_as_bad(outcome, fail_on) for outcome in outcomes))
+    processes = [partial(process, method) for method in methods or [None]]  # None: the model's default method
+    status = max(process_images(images, function, output, classifier.name, {}) for function in processes)
+    return status or int(fail_on is not None and not {fail_on, "failed"}.isdisjoint(outcomes))
 
 
 def _prepare_other_images(classifier: Classifier, images: Sequence[Path]) -> dict[Path, Any]:
@@ -200,29 +163,11 @@ def _prepare_other_images(classifier: Classifier, images: Sequence[Path]) -> dic
     return prepared
 
 
-def _is_as_bad(outcome: str, limit: str) -> bool:
-    from gradcam.evaluation.checks.findings import OUTCOMES
-
-    return [*OUTCOMES].index(outcome) >= [*OUTCOMES].index(limit)  # type: ignore[arg-type]  # Both are outcomes.
-
-
 def _check(
-    classifier: Classifier,
-    options: Mapping[str, Any],
-    claim: Callable[[Path, str], Path],
-    output: OutputMode,
-    image: Path,
-) -> CheckResult:
+    classifier: Classifier, prepared: Prepared, image: Path, options: dict[str, Any], output: OutputMode
+) -> Verdict:
     from gradcam.evaluation.checks.check import check
-    from gradcam.images.write import write_image
 
-    start = time.perf_counter()
-    prepared = classifier.prepare(image)
+    other_images = [other for path, other in options["other_images"].items() if path != image]
     with show_pass_progress(output) as progress:
-        other_images = [prepared_image for path, prepared_image in options["other_images"].items() if path != image]
-        verdict = check(classifier, prepared, **{**options, "other_images": other_images}, progress=progress)
-    path = claim(image, verdict.method)
-    write_image(path, verdict.panel())
-    height, width = prepared.reading.picture.shape[:2]
-    seconds, device = time.perf_counter() - start, str(classifier.device)
-    return CheckResult(str(image), classifier.name, verdict, str(path), (height, width), device, seconds)
+        return check(classifier, prepared, **{**options, "other_images": other_images}, progress=progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command, to_weights
-from gradcam.cli._job import load_model, make_folder, print_notes
+from gradcam.cli._job import load_model, make_folder, print_notes, to_record, write_file
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import (
     custom_code_context,
@@ -24,13 +23,11 @@ from gradcam.cli._terminal import (
     shorten_name,
     show_pass_progress,
 )
-from gradcam.errors import GradcamError, LayerError, ModelError, OutputError, escape_controls
+from gradcam.errors import GradcamError, LayerError, ModelError, escape_controls
 from gradcam.evaluation.snapshots.gate import CONDITION_NAMES, MIN_ALIKE_CORRELATION, Gate, parse_condition
-from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_atomically
+from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name
 from gradcam.models.labels import name_class
 from gradcam.options import PRECISIONS
-from gradcam.storage.disk import describe_os_error
-from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
     from gradcam.evaluation.snapshots.result import Diff, ImageDiff
@@ -155,7 +152,7 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: A
     gate = diff.gate([condition.text for condition in params["conditions"]])
     panels = _write_panels(diff, params["output"], arguments) if params["output"] else {}
     if params["junit"]:
-        _write(params["junit"], gate.to_junit())
+        write_file(params["junit"], gate.to_junit())
     if params["page"]:
         _write_page(params["page"], diff, titles)
     print_notes(diff.notes, output)
@@ -219,14 +216,11 @@ def _save(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) 
         click.echo(reason, err=True)
     if output.as_json:
         for entry in snap.entries:
-            prediction = {
-                "index": entry.predicted,
-                "label": snap.origin.label(entry.predicted),
-                "probability": entry.probability,
-            }
-            click.echo(_to_json(entry.name, snap.origin.model, predictions=[prediction]))
+            label = snap.origin.label(entry.predicted)
+            prediction = {"index": entry.predicted, "label": label, "probability": entry.probability}
+            click.echo(to_record(entry.name, snap.origin.model, None, {"predictions": [prediction]}))
         for name, reason in snap.failures.items():
-            click.echo(_to_json(name, snap.origin.model, reason))
+            click.echo(to_record(name, snap.origin.model, reason, {}))
     elif not output.quiet:
         origin = snap.origin
         click.echo(
@@ -320,18 +314,13 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
             yield f"Failed: {condition}{image_count}: {example}"
 
 
-def _to_json(image: str, model: str, error: str | None = None, **fields: Any) -> str:
-    record = {"schema": SCHEMA, "image": image, "status": "ok" if error is None else "failed", "error": error}
-    return json.dumps({**record, "model": model, **fields}, allow_nan=False)
-
-
 def _print_records(diff: Diff, gate: Gate, panels: dict[str, str]) -> None:
     met = {case.name: list(case.met) for case in gate.cases}
     for row in diff.rows:
         fields = {"against": diff.old.model, **row.to_record(), "met": met[row.image], "panel": panels.get(row.image)}
-        click.echo(_to_json(row.image, diff.new.model, **fields))
+        click.echo(to_record(row.image, diff.new.model, None, fields))
     for name, reason in diff.failures.items():
-        click.echo(_to_json(name, diff.new.model, reason))
+        click.echo(to_record(name, diff.new.model, reason, {}))
 
 
 def _write_panels(diff: Diff, folder: Path, arguments: DiffArguments) -> dict[str, str]:
@@ -391,10 +380,3 @@ def _to_card(row: ImageDiff) -> Card:
     ]
     facts += [("Top 30 %", f"{100 * row.overlap:.0f} %"), ("Moved", f"{100 * row.moved:.1f} %")]
     return Card(row.image, CHANGE_LABELS[row.change][0], facts, images, is_bad=row.change != "none")
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({describe_os_error(error)})") from error

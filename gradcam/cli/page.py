@@ -16,7 +16,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import Attempt, make_folder, prepare_request, require_images
 from gradcam.cli._page_maker import PageMaker
 from gradcam.cli._settings import OutputMode, to_settings
-from gradcam.cli._terminal import format_image_name, format_written_path, show_pass_progress
+from gradcam.cli._terminal import format_title, format_written_path, show_pass_progress
 from gradcam.cli.batch import BatchArguments, BatchOptions, run_batch
 from gradcam.errors import escape_controls
 from gradcam.images.files import is_url, join_name
@@ -119,10 +119,8 @@ def _write_page(
         return 1
     if not output_mode.quiet:
         target, seconds = page.targets, time.perf_counter() - start
-        height, width = page.image.shape[:2]
-        by = f"{escape_controls(page.model)} on {classifier.device}"
         sets = [f"{maps.method} at {maps.layer}" for maps in page.maps]
-        click.echo("   ".join([format_image_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))
+        click.echo(format_title(str(image), page.image.shape, page.model, classifier.device, seconds))
         click.echo(
             f"\n  {escape_controls(target.names[page.first])}, and {len(target.names) - 1:,} more; "
             f"{escape_controls(', '.join(sets))}"

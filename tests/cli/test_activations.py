@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.cli.inspect.activations import ActivationsOutcome, LayerDrawing
+from gradcam.cli._job import to_record
+from gradcam.cli._terminal import format_title
+from gradcam.cli.inspect.activations import _format
 from gradcam.inspection.channels import activations, measure_strengths
 from gradcam.inspection.sheets import draw_activations
 from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command
@@ -149,19 +151,15 @@ def test_for_people_it_is_a_line_for_each_layer(inspect: Command, photo: Photo) 
 
 
 def test_strengths_that_are_no_numbers_are_null() -> None:
-    messages = ActivationsOutcome(
-        "a.png", "m", rows=[LayerDrawing("x", 3, (2, 2), 0, [(1, float("nan")), (0, float("inf")), (2, 1.5)])], file="f"
-    )
-    assert json.loads(messages.to_json())["layers"][0]["shown"] == [
-        {"channel": 1, "strength": None}, {"channel": 0, "strength": None}, {"channel": 2, "strength": 1.5}
-    ]  # fmt: skip
+    shown = [{"strength": value} for value in (float("nan"), float("inf"), 1.5)]
+    record = json.loads(to_record("a.png", "m", None, {"layers": [{"shown": shown}]}))
+    assert record["layers"] == [{"shown": [{"strength": None}, {"strength": None}, {"strength": 1.5}]}]
 
 
 def test_names_with_control_characters_move_no_cursor() -> None:
-    messages = ActivationsOutcome(
-        "dir/a\x1b[2J.png", "m", rows=[LayerDrawing("x", 7, (2, 2), 1, [(k, 1.0) for k in range(6)])], file="b\n.png"
-    )
-    text = messages.format()
+    shown = [{"channel": channel, "strength": 1.0} for channel in range(6)]
+    row = {"layer": "x", "channels": 7, "grid": (2, 2), "dead": 1, "shown": shown}
+    text = _format(format_title("dir/a\x1b[2J.png", (2, 3), "m", "cpu", 1.0), [row], "b\n.png")
     assert "\x1b[2J" not in text
     assert r"a\x1b[2J.png" in text
     assert r"b\n.png" in text

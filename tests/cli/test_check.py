@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli.check import WIDTH, CheckResult
+from gradcam.cli.check import WIDTH
 from gradcam.evaluation import check as check_in_python
 from tests import colour_model
 from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
@@ -182,10 +182,6 @@ def test_progress_is_shown_on_a_terminal(check: Command, small: Photo, monkeypat
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert re.search(PASSES, check(path, "--json").err)
     assert not re.search(PASSES, check(path, "-q").err)
-
-
-def test_an_error_has_no_lines() -> None:
-    assert CheckResult("a.png", "m", error="a.png: does not exist").format() == ""
 
 
 def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,77 +12,27 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, print_notes, process_images
-from gradcam.cli._settings import OutputLocation, OutputMode, find_destination, to_model_choice
-from gradcam.cli._terminal import format_written_path, import_torch
-from gradcam.cli.inspect import InspectOutcome
+from gradcam.cli._job import (
+    ImageResult,
+    find_destination,
+    find_suffix,
+    load_model,
+    print_notes,
+    process_images,
+    write_file,
+)
+from gradcam.cli._settings import OutputMode, to_model_choice
+from gradcam.cli._terminal import align, format_title, format_written_path, import_torch, plural
 from gradcam.errors import escape_controls
-from gradcam.images.files import MAX_NAME_PART_BYTES, OutputNames, join_name, truncate_bytes
+from gradcam.images.files import MAX_NAME_PART_BYTES, truncate_bytes
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from gradcam.models.classifier import Classifier
 
 MAX_LISTED_CHANNELS = 5  # per layer
-
-
-@dataclass(frozen=True)
-class LayerDrawing:
-    """The drawn channels of a layer.
-
-    `dead`: the number of channels that are zero everywhere. `shown`: the numbers and strengths of the drawn channels,
-    in the order of drawing.
-    """
-
-    layer: str
-    channels: int
-    grid: tuple[int, int]
-    dead: int
-    shown: Sequence[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class ActivationsOutcome(InspectOutcome):
-    """The result for one image: a file with the drawings of some layers, or an error."""
-
-    file: str | None = None
-    rows: Sequence[LayerDrawing] = ()
-
-    def to_fields(self) -> dict[str, Any]:
-        drawn = ([{"channel": i, "strength": value} for i, value in row.shown] for row in self.rows)
-        return {
-            "file": self.file,
-            "layers": [asdict(row) | {"shown": channels} for row, channels in zip(self.rows, drawn)],
-        }
-
-    def format(self) -> str:
-        cells = [_to_cells(row) for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  " + "   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in cells]
-        return "\n".join([self.to_title(), "", *lines, format_written_path(self.file or ""), ""])
-
-
-def _to_cells(row: LayerDrawing) -> tuple[str, str, str]:
-    height, width = row.grid
-    shape = f"{row.channels} channel{'' if row.channels == 1 else 's'} of {height} x {width}"
-    dead = f", {row.dead} dead" if row.dead else ""
-    listed = ", ".join(str(channel) for channel, _ in row.shown[:MAX_LISTED_CHANNELS])
-    more = ", ..." if len(row.shown) > MAX_LISTED_CHANNELS else ""
-    return escape_controls(row.layer), shape + dead, f"{len(row.shown)} drawn: {listed}{more}"
-
-
-@dataclass(frozen=True)
-class _DrawJob:
-    classifier: Classifier
-    layers: Sequence[str]
-    reshape: str | tuple[int, ...] | None
-    draw_options: dict[str, Any]  # keyword arguments of `draw_activations`
-    destination: OutputLocation
-    names: OutputNames
-    suffix: str
 
 
 @click.command("activations", cls=Command)
@@ -105,64 +54,62 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
     negative values, zero is black, positive values have warm colours, and negative values have cold colours. The drawing of
     each image is written to <image>-activations.png.
     """
-    output = OutputMode(as_json, quiet)
-    job = _prepare(images, output, params)
-    name = job.classifier.name
-    return process_images(
-        images, partial(_draw, job), lambda image, error: ActivationsOutcome(image, name, error=error), output
-    )
-
-
-def _prepare(images: Sequence[Path], output: OutputMode, params: dict[str, Any]) -> _DrawJob:
     import_torch()
     from gradcam.images.draw import find_colormap
-    from gradcam.inspection.selection import is_pattern, select_layers
-
-    draw_options = {name: params[name] for name in ("channels", "columns", "order", "scale", "colormap")}
-    draw_options["size"] = params["cell"]
-    find_colormap(draw_options["colormap"])
-    destination = find_destination(params["output"], images, len(images))
-    layer_name = next((name for name in params["layers"] if not is_pattern(name)), None)
-    choice = to_model_choice(params)
-    classifier = load_model(choice, layer=layer_name)
-    layers = params["layers"] or (classifier.layer,)
-    select_layers(classifier.model, layers)
-    print_notes(classifier.notes, output)
-    names = OutputNames(destination.folder, images)
-    return _DrawJob(classifier, layers, params["reshape"], draw_options, destination, names, choice.suffix)
-
-
-def _draw(job: _DrawJob, image: Path) -> ActivationsOutcome:
     from gradcam.images.read import crop
-    from gradcam.images.write import write_image
     from gradcam.inspection.channels import activations
+    from gradcam.inspection.selection import is_pattern, select_layers
     from gradcam.inspection.sheets import draw_activations
     from gradcam.models.preprocess import find_canvas
 
-    start, classifier = time.perf_counter(), job.classifier
-    prepared = classifier.prepare(image)
-    reading = prepared.reading
-    size: tuple[int, ...] = reading.picture.shape[:2]
-    feature_maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
-    title = f"{truncate_bytes(escape_controls(image.name), MAX_NAME_PART_BYTES)}, as seen by {classifier.name}"
-    image_pixels = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
-    sheet = draw_activations(feature_maps, input_image=image_pixels, title=title, **job.draw_options)
-    make_folder(job.destination.folder)
-    path = job.destination.file or job.names.claim([join_name(image.stem, f"-activations{job.suffix}")])[0]
-    write_image(path, sheet)
-    rows = [_to_row(name, grid, job.draw_options) for name, grid in feature_maps.items()]
-    seconds = time.perf_counter() - start
-    return ActivationsOutcome(
-        str(image), classifier.name, str(classifier.device), size, seconds, file=str(path), rows=rows
-    )
+    output, choice, layers = OutputMode(as_json, quiet), to_model_choice(params), params["layers"]
+    find_colormap(params["colormap"])
+    destination = find_destination(params["output"], images, len(images))
+    classifier = load_model(choice, layer=next((name for name in layers if not is_pattern(name)), None))
+    layers = layers or (classifier.layer,)
+    select_layers(classifier.model, layers)
+    print_notes(classifier.notes, output)
+    options = {name: params[name] for name in ("channels", "columns", "order", "scale", "colormap")}
+    options["size"] = params["cell"]
+
+    def process(image: Path) -> ImageResult:
+        start, prepared = time.perf_counter(), classifier.prepare(image)
+        reading = prepared.reading
+        maps = activations(classifier.model, classifier.batch([reading.values]), layers, reshape=params["reshape"])
+        title = f"{truncate_bytes(escape_controls(image.name), MAX_NAME_PART_BYTES)}, as seen by {classifier.name}"
+        image_pixels = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
+        sheet = draw_activations(maps, input_image=image_pixels, title=title, **options)
+        path = write_file(destination.claim(image, f"-activations{find_suffix(choice)}"), sheet)
+        rows = [_to_row(name, layer_maps, params) for name, layer_maps in maps.items()]
+        size, seconds = reading.picture.shape, time.perf_counter() - start
+        title = format_title(str(image), size, classifier.name, classifier.device, seconds)
+        return {"file": path, "layers": rows}, partial(_format, title, rows, path)
+
+    return process_images(images, process, output, classifier.name, {"file": None, "layers": []})
 
 
-def _to_row(name: str, feature_maps: Tensor, draw_options: dict[str, Any]) -> LayerDrawing:
+def _to_row(name: str, feature_maps: Tensor, params: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a layer: its channels, the number of channels that are zero, and the drawn channels."""
     from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 
     channel_maps = take_maps(feature_maps, 0, name)
     strengths: np.ndarray[Any, Any] = measure_strengths(channel_maps)
-    drawn = order_channels(strengths, draw_options["order"])[: draw_options["channels"]]
-    count, height, width = channel_maps.shape
+    drawn = order_channels(strengths, params["order"])[: params["channels"]]
+    channels, *grid = channel_maps.shape
     dead = int((~channel_maps.any(axis=(1, 2))).sum())
-    return LayerDrawing(name, count, (height, width), dead, [(channel, float(strengths[channel])) for channel in drawn])
+    shown = [{"channel": channel, "strength": float(strengths[channel])} for channel in drawn]
+    return {"layer": name, "channels": channels, "grid": grid, "dead": dead, "shown": shown}
+
+
+def _format(title: str, rows: Sequence[dict[str, Any]], file: str) -> str:
+    lines = [f"  {line}" for line in align([_to_cells(row) for row in rows])]
+    return "\n".join([title, "", *lines, format_written_path(file), ""])
+
+
+def _to_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    height, width = row["grid"]
+    dead = f", {row['dead']} dead" if row["dead"] else ""
+    drawn = [str(channel["channel"]) for channel in row["shown"]]
+    listed = ", ".join([*drawn[:MAX_LISTED_CHANNELS], *(["..."] if len(drawn) > MAX_LISTED_CHANNELS else [])])
+    shape = f"{plural(row['channels'], 'channel')} of {height} x {width}{dead}"
+    return escape_controls(row["layer"]), shape, f"{len(drawn)} drawn: {listed}"

@@ -16,8 +16,8 @@ import click
 from gradcam._version import __version__
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, print_notes, print_outcome
-from gradcam.cli._settings import ModelChoice, OutputMode, is_same_file, to_model_choice
+from gradcam.cli._job import is_same_file, load_model, print_notes, print_outcome
+from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import (
     format_written_path,
     import_torch,

@@ -6,7 +6,8 @@ import importlib.util
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,23 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, print_notes, process_images
-from gradcam.cli._settings import OutputLocation, OutputMode, find_destination, to_model_choice
-from gradcam.cli._terminal import draw_bar, format_written_path, import_torch
-from gradcam.cli.inspect import InspectOutcome
+from gradcam.cli._job import (
+    ImageResult,
+    OutputLocation,
+    find_destination,
+    find_suffix,
+    load_model,
+    print_notes,
+    process_images,
+    write_file,
+)
+from gradcam.cli._settings import OutputMode, to_model_choice
+from gradcam.cli._terminal import draw_bar, format_title, format_written_path, import_torch
 from gradcam.errors import GradcamError, escape_controls, to_pip_command
-from gradcam.images.files import OutputNames, join_name
 from gradcam.models.labels import name_class
 
 if TYPE_CHECKING:
     from gradcam.inspection.flow import GradientFlow, LayerGradients
-    from gradcam.models.classifier import Classifier
 
 MAX_ROWS = 40  # of the table without --layer and --all
 BAR_LENGTH = 12  # characters
@@ -34,64 +41,31 @@ COLOURS = {"vanishing": "blue", "exploding": "yellow", "no gradient": "magenta",
 TITLES = ("layer", "output", "", "params", "zeros", "")
 
 
-@dataclass(frozen=True)
-class GradientsOutcome(InspectOutcome):
-    """The result for one image: the class and its gradient at each layer, or an error.
+def _to_fields(flow: GradientFlow) -> dict[str, Any]:
+    layers = [
+        asdict(layer)
+        | {"parameters": [asdict(parameter) | {"ratio": parameter.ratio} for parameter in layer.parameters]}
+        for layer in flow.layers
+    ]
+    return {"reference": flow.reference, "layers": layers}
 
-    `plot`: the path of the plot, if it was drawn. `show_all`: print every layer, not only as many as fit on a screen.
-    """
 
-    index: int = 0
-    label: str | None = None
-    flow: GradientFlow | None = None
-    plot: str | None = None
-    show_all: bool = False
-
-    def to_fields(self) -> dict[str, Any]:
-        flow = self.flow
-        if flow is None:
-            return {
-                "index": None,
-                "label": self.label,
-                "score": None,
-                "plot": self.plot,
-                "reference": None,
-                "layers": [],
-            }
-        start = {"index": self.index, "label": self.label, "score": flow.scores.item(), "plot": self.plot}
-        layers = [
-            asdict(layer)
-            | {"parameters": [asdict(parameter) | {"ratio": parameter.ratio} for parameter in layer.parameters]}
-            for layer in flow.layers
-        ]
-        return start | {"reference": flow.reference, "layers": layers}
-
-    def format(self) -> str:
-        """Format the title, the table of layers, a line for each verdict, and the path of the plot."""
-        if self.flow is None:
-            return ""
-        flow = self.flow
-        name = escape_controls(name_class(self.index, self.label))
-        rows = flow.layers if self.show_all else _select_layers(flow.layers)
-        lines = [self.to_title(), f"norms of the gradient of {name} ({self.index}), score {flow.scores.item():.4g}"]
-        lines += ["", *_table(rows, flow), ""]
-        if len(rows) < len(flow.layers):
-            lines.append(
-                f"  {len(rows)} of {len(flow.layers)} layers are listed. Use --all or --layer PATTERN for more."
-            )
-        names_by_verdict = {
-            verdict: [layer.name or layer.type for layer in flow.layers if layer.verdict == verdict]
-            for verdict in COLOURS
-        }
-        verdicts = [
-            click.style(f"  {verdict}: {_summarise_names(names)}", fg=COLOURS[verdict])
-            for verdict, names in names_by_verdict.items()
-            if names
-        ]
-        lines += verdicts or ["  No gradient vanishes or explodes."]
-        if self.plot is not None:
-            lines.append(format_written_path(self.plot))
-        return "\n".join([*lines, ""])
+def _format(title: str, flow: GradientFlow, plot: str | None, *, show_all: bool) -> str:
+    """Format the title, the table of layers, a line for each verdict, and the path of the plot."""
+    rows = flow.layers if show_all else _select_layers(flow.layers)
+    lines = [title, "", *_table(rows, flow), ""]
+    if len(rows) < len(flow.layers):
+        lines.append(f"  {len(rows)} of {len(flow.layers)} layers are listed. Use --all or --layer PATTERN for more.")
+    names: dict[str, list[str]] = {verdict: [] for verdict in COLOURS}
+    for layer in flow.layers:
+        if layer.verdict is not None:
+            names[layer.verdict].append(layer.name or layer.type)
+    lines += [
+        click.style(f"  {verdict}: {_summarise_names(layers)}", fg=COLOURS[verdict])
+        for verdict, layers in names.items()
+        if layers
+    ] or ["  No gradient vanishes or explodes."]
+    return "\n".join([*lines, *([] if plot is None else [format_written_path(plot)]), ""])
 
 
 def _select_layers(layers: Sequence[LayerGradients]) -> Sequence[LayerGradients]:
@@ -151,45 +125,6 @@ def _summarise_names(names: Sequence[str]) -> str:
     return summary if len(names) > 1 else f"only {names[0]}"
 
 
-@dataclass(frozen=True)
-class _GradientsJob:
-    classifier: Classifier
-    index: int | None
-    layers: tuple[str, ...]
-    destination: OutputLocation | None
-    names: OutputNames
-    suffix: str
-    show_all: bool
-
-    def process(self, image: Path) -> GradientsOutcome:
-        """Compute and plot the gradients of one image."""
-        from gradcam.inspection.flow import gradients
-        from gradcam.models.device import find_input_dtype
-        from gradcam.targets.classes import ClassTarget
-
-        start, classifier = time.perf_counter(), self.classifier
-        prepared = classifier.prepare(image)
-        images = prepared.image[None].to(classifier.device, find_input_dtype(classifier.model))
-        target = ClassTarget(self.index, activation=classifier.activation)
-        flow = gradients(classifier.model, images, target=target, layers=self.layers or None)
-        index = 0 if flow.classes is None else int(flow.classes)
-        label = classifier.label(index)
-        plot = None if self.destination is None else self._draw(image, self.destination, flow, name_class(index, label))
-        size, seconds = prepared.reading.picture.shape[:2], time.perf_counter() - start
-        about = str(image), classifier.name, str(classifier.device), size, seconds
-        return GradientsOutcome(*about, index=index, label=label, flow=flow, plot=plot, show_all=self.show_all)
-
-    def _draw(self, image: Path, destination: OutputLocation, flow: GradientFlow, name: str) -> str:
-        from gradcam.images.write import write_image
-        from gradcam.inspection.plot import draw_gradients
-
-        path = destination.file or self.names.claim([join_name(image.stem, f"-gradients{self.suffix}")])[0]
-        title = f"{image.name}: gradient of {name}, score {flow.scores.item():.4g}, in {self.classifier.name}"
-        make_folder(path.parent)
-        write_image(path, draw_gradients(flow, title=escape_controls(title)))
-        return str(path)
-
-
 @click.command("gradients", cls=Command)
 @options.images
 @options.class_("wanted", "Class name or index.  [default: top class of each image]")
@@ -208,12 +143,41 @@ def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **pa
     if params["reshape"] is not None:
         raise click.UsageError("gradcam inspect gradients does not use --reshape: remove it.")
     output_mode = OutputMode(as_json, quiet)
-    job = _prepare(images, _find_destination(params["output"], images, output_mode), params)
-    print_notes(job.classifier.notes, output_mode)
-    name = job.classifier.name
-    return process_images(
-        images, job.process, lambda image, error: GradientsOutcome(image, name, error=error), output_mode
-    )
+    destination = _find_destination(params["output"], images, output_mode)
+    import_torch()
+    from gradcam.inspection.flow import gradients
+    from gradcam.inspection.plot import draw_gradients
+    from gradcam.inspection.selection import select_layers
+    from gradcam.models.device import find_input_dtype
+    from gradcam.targets.classes import ClassTarget
+
+    choice, layers, class_name = to_model_choice(params), params["layers"], params["wanted"]
+    classifier = load_model(choice)
+    if layers:
+        select_layers(classifier.model, layers)
+    target_index = None if class_name is None else classifier.find_class(class_name)
+    print_notes(classifier.notes, output_mode)
+
+    def process(image: Path) -> ImageResult:
+        start, prepared = time.perf_counter(), classifier.prepare(image)
+        values = prepared.image[None].to(classifier.device, find_input_dtype(classifier.model))
+        target = ClassTarget(target_index, activation=classifier.activation)
+        flow = gradients(classifier.model, values, target=target, layers=layers or None)
+        index = 0 if flow.classes is None else int(flow.classes)
+        label, score = classifier.label(index), flow.scores.item()
+        name, plot = name_class(index, label), None
+        if destination is not None:
+            title = f"{image.name}: gradient of {name}, score {score:.4g}, in {classifier.name}"
+            drawing = draw_gradients(flow, title=escape_controls(title))
+            plot = write_file(destination.claim(image, f"-gradients{find_suffix(choice)}"), drawing)
+        size, seconds = prepared.reading.picture.shape, time.perf_counter() - start
+        title = format_title(str(image), size, classifier.name, classifier.device, seconds)
+        title += f"\nnorms of the gradient of {escape_controls(name)} ({index}), score {score:.4g}"
+        fields = {"index": index, "label": label, "score": score, "plot": plot, **_to_fields(flow)}
+        return fields, partial(_format, title, flow, plot, show_all=params["show_all"] or bool(layers))
+
+    empty = dict.fromkeys(("index", "label", "score", "plot", "reference")) | {"layers": []}
+    return process_images(images, process, output_mode, classifier.name, empty)
 
 
 def _find_destination(output: str | None, images: tuple[Path, ...], output_mode: OutputMode) -> OutputLocation | None:
@@ -224,18 +188,3 @@ def _find_destination(output: str | None, images: tuple[Path, ...], output_mode:
         print_notes([f"plots need matplotlib: {to_pip_command('plots')}"], output_mode)
         return None
     return find_destination(output or ".", images, len(images))
-
-
-def _prepare(images: tuple[Path, ...], destination: OutputLocation | None, params: dict[str, Any]) -> _GradientsJob:
-    import_torch()
-    from gradcam.inspection.selection import select_layers
-
-    choice, layers, class_name = to_model_choice(params), params["layers"], params["wanted"]
-    classifier = load_model(choice)
-    if layers:
-        select_layers(classifier.model, layers)
-    index = None if class_name is None else classifier.find_class(class_name)
-    names = OutputNames(Path() if destination is None else destination.folder, images)
-    return _GradientsJob(
-        classifier, index, layers, destination, names, choice.suffix, params["show_all"] or bool(layers)
-    )
