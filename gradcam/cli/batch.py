@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gradcam.batch.engine import BatchWork, Engine
     from gradcam.batch.image_results import ExplainRequest, MakePage
     from gradcam.batch.result_names import OutputOptions
+    from gradcam.batch.save import Saver
     from gradcam.images.jpeg import Codec
     from gradcam.models.classifier import Classifier
     from gradcam.sources.collect import InputListing
@@ -100,26 +101,29 @@ def _describe_targets(settings: Settings, model: Classifier) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """The values of the options for the output and the execution of a batch."""
+    """The inputs, the explanation settings, the options of a batch, and how to print the results."""
 
+    inputs: Sequence[str]
+    settings: Settings
+    output: OutputMode
     folder: Path | Store
-    saved: tuple[str, ...]
-    format: str
-    quality: int
-    output_format: Format
-    batch_size: int | None
-    workers: int | None
-    processes: int
-    pixels: str
-    resume: bool
-    overwrite: bool
-    report: bool
-    limit: FailureLimit | None
-    shard: Shard | None
-    audit: bool
-    engine: str
-    address: str | None
-    actors_per_gpu: int
+    saved: tuple[str, ...] = ("overlay",)
+    format: str = "jpg"
+    quality: int = 90
+    output_format: Format = FORMATS["files"]
+    batch_size: int | None = None
+    workers: int | None = None
+    processes: int = 1
+    pixels: str = "cpu"
+    resume: bool = False
+    overwrite: bool = False
+    report: bool = False
+    limit: FailureLimit | None = None
+    shard: Shard | None = None
+    audit: bool = False
+    engine: str = "local"
+    address: str | None = None
+    actors_per_gpu: int = 1
     pages: bool = False
     make_page: MakePage | None = None
 
@@ -130,65 +134,78 @@ class BatchOptions:
         return Destination(self.folder, mode, self.shard, self.report)
 
 
-@dataclass(frozen=True)
-class BatchArguments:
-    """All arguments of a batch: inputs, explanation settings, batch options, and how to print the results."""
+def _check_options(batch: BatchOptions) -> None:
+    """Raise `click.UsageError` if two options contradict each other."""
+    is_ray, has_files = batch.engine == "ray", batch.output_format.has_files
+    no_files = f"needs files, but --output-format {batch.output_format.name} writes none: remove one of them."
+    has_address, has_actors = batch.address is not None, batch.actors_per_gpu > 1
+    both_modes = "--resume continues an earlier run, but --overwrite deletes it: give only one of them."
+    device_pixels = "--pixels device does not work with --engine ray: remove --pixels, or use --engine local."
+    refusals = {
+        both_modes: batch.resume and batch.overwrite,
+        f"--report {no_files}": batch.report and not has_files,
+        "--ray-address needs --engine ray: add --engine ray, or remove --ray-address.": has_address and not is_ray,
+        "--actors-per-gpu needs --engine ray: add --engine ray, or remove --actors-per-gpu.": has_actors and not is_ray,
+        "--processes is for --engine local: use --actors-per-gpu with Ray.": batch.processes > 1 and is_ray,
+        device_pixels: batch.pixels == "device" and is_ray,
+        f"--pages {no_files}": batch.pages and not has_files,
+    }
+    for message, is_refused in refusals.items():
+        if is_refused:
+            raise click.UsageError(message)
 
-    inputs: Sequence[str]
-    settings: Settings
-    choice: BatchOptions
-    output: OutputMode
 
-
-def run_batch(arguments: BatchArguments) -> int:
+def run_batch(batch: BatchOptions) -> int:
     """Explain the images, print a summary, and return the exit status. Raise errors only before the first image."""
     from gradcam.batch.result_names import OutputOptions, check_outputs, check_panel, plan_stems
+    from gradcam.batch.save import Saver
+    from gradcam.report import draw_views
     from gradcam.sources.collect import list_inputs
 
-    choice, settings = arguments.choice, arguments.settings
-    with report_waits(arguments.output), contextlib.ExitStack() as stack:
+    _check_options(batch)
+    settings = batch.settings
+    with report_waits(batch.output), contextlib.ExitStack() as stack:
         # Check the output before torch is imported and a model is loaded, which takes seconds.
-        choice.output_format.check_place(choice.destination)
-        listing = list_inputs(arguments.inputs, exclude=choice.folder)
+        batch.output_format.check_place(batch.destination)
+        listing = list_inputs(batch.inputs, exclude=batch.folder)
         import_torch()
-        engine, device = _start_engine(choice, settings, stack)
-        work = _resolve(_find_work(arguments, listing, device), arguments)
-        if choice.resume:
+        engine, device = _start_engine(batch, stack)
+        work = _resolve(_find_work(batch, listing, device), batch)
+        if batch.resume:
             from gradcam.batch.formats.records import check_recorded_classes
 
-            check_recorded_classes(choice.folder, work.items, work.classifier)
-        kinds, stems = tuple(dict.fromkeys(choice.saved)), plan_stems(listing.items)
-        saving = OutputOptions(
-            kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report
-        )
-        if not choice.output_format.has_files:  # Without files, no names can collide.
+            check_recorded_classes(batch.folder, work.items, work.classifier)
+        kinds, stems = tuple(dict.fromkeys(batch.saved)), plan_stems(listing.items)
+        saving = OutputOptions(kinds, batch.format, batch.quality, settings.alpha, settings.colormap, batch.report)
+        if not batch.output_format.has_files:  # Without files, no names can collide.
             check_panel(saving, work.request)
         else:
-            other_inputs = list_input_files([], settings.target_choice)
-            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, others=other_inputs)
-        results = stack.enter_context(contextlib.closing(_open_results(arguments, listing, work, saving, stems)))
-        print_notes(results.notes, arguments.output)
-        return _explain(results, stems, saving, work, arguments, engine=engine, left_out=listing.left_out)
+            others = list_input_files([], settings.target_choice)
+            check_outputs(batch.folder, listing.items, stems, saving=saving, request=work.request, others=others)
+        results = stack.enter_context(contextlib.closing(_open_results(batch, listing, work, saving, stems)))
+        print_notes(results.notes, batch.output)
+        saver = Saver(results.place, stems, saving, work.classifier, work.request, draw_views)
+        return _explain(results, saver, work, batch, engine=engine, left_out=listing.left_out)
 
 
-def _start_engine(choice: BatchOptions, settings: Settings, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
+def _start_engine(batch: BatchOptions, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
     """Return the engine, and the device of its models; None if they run in this process. The stack ends the engine.
 
     If models run in other processes, the model of this process only prepares the request.
     """
-    model, layers = settings.model, settings.layers
+    model, layers = batch.settings.model, batch.settings.layers
     load = partial(load_on, model, layers[0] if layers else None)
-    if choice.engine == "local":
+    if batch.engine == "local":
         from gradcam.batch.engine import explain_locally
         from gradcam.models.device import find_device, list_gpus
 
         gpus = list_gpus() if model.device == "cuda" else []
-        if len(gpus) < 2 and choice.processes == 1:
+        if len(gpus) < 2 and batch.processes == 1:
             return explain_locally, None
         from gradcam.batch.processes import ProcessEngine
 
         device = "cuda" if gpus else str(find_device(model.device))
-        return ProcessEngine(load, (gpus or [device]) * choice.processes, choice.workers), device.partition(":")[0]
+        return ProcessEngine(load, (gpus or [device]) * batch.processes, batch.workers), device.partition(":")[0]
     from gradcam.batch.ray.engine import RayEngine
     from gradcam.batch.ray.session import connect, find_layout
 
@@ -196,33 +213,29 @@ def _start_engine(choice: BatchOptions, settings: Settings, stack: contextlib.Ex
         raise click.UsageError(
             f"--device {model.device} does not work with --engine ray: use one of {', '.join(RAY_DEVICES)}."
         )
-    if choice.actors_per_gpu > 1 and model.device == "cpu":
+    if batch.actors_per_gpu > 1 and model.device == "cpu":
         raise click.UsageError("--actors-per-gpu needs GPUs, but --device is cpu: remove one of them.")
-    ray = stack.enter_context(connect(choice.address))
-    layout = find_layout(ray, model.device, choice.actors_per_gpu)
-    return RayEngine(ray, layout, load, choice.workers), layout.device
+    ray = stack.enter_context(connect(batch.address))
+    layout = find_layout(ray, model.device, batch.actors_per_gpu)
+    return RayEngine(ray, layout, load, batch.workers), layout.device
 
 
-def _find_work(arguments: BatchArguments, listing: InputListing, device: str | None) -> BatchWork:
+def _find_work(batch: BatchOptions, listing: InputListing, device: str | None) -> BatchWork:
     """Load the model and collect the images of this shard. Raise `click.UsageError` if options contradict the list."""
     from gradcam.batch.engine import BatchWork
     from gradcam.batch.pool import choose_batch_size
     from gradcam.options import count_cores
 
-    choice, settings = arguments.choice, arguments.settings
+    settings = batch.settings
     local_settings = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))
-    classifier, request = prepare_request(local_settings, arguments.output)
-    if (
-        choice.pixels == "device"
-        and device in (None, "cpu")
-        and settings.model.device == "auto"
-        and classifier.device.type == "cpu"
-    ):
+    classifier, request = prepare_request(local_settings, batch.output)
+    found_no_gpu = settings.model.device == "auto" and classifier.device.type == "cpu" and device in (None, "cpu")
+    if batch.pixels == "device" and found_no_gpu:
         raise DeviceError(
             "--pixels device needs a GPU, but no GPU was found: remove --pixels, or add --device cpu to decode, resize and "
             "draw with PyTorch on the CPU."
         )
-    request = replace(request, make_page=choice.make_page)
+    request = replace(request, make_page=batch.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list already names the classes to explain: remove --class and --top-k.")
     unfit = settings.target_choice.option_names if classifier.task not in ("detection", "segmentation") else []
@@ -236,28 +249,28 @@ def _find_work(arguments: BatchArguments, listing: InputListing, device: str | N
     return BatchWork(
         classifier=classifier,
         request=request,
-        items=[item for item in listing.items if choice.shard is None or choice.shard.takes(item.name)],
-        batch_size=choice.batch_size or choose_batch_size(classifier, device),
-        workers=choice.workers or count_cores(),
+        items=[item for item in listing.items if batch.shard is None or batch.shard.takes(item.name)],
+        batch_size=batch.batch_size or choose_batch_size(classifier, device),
+        workers=batch.workers or count_cores(),
         device=device,
-        audit=choice.audit,
-        pixels="cpu" if _find_codec(choice, classifier, request, device) is None else "device",
+        audit=batch.audit,
+        pixels="cpu" if _find_codec(batch, classifier, request, device) is None else "device",
     )
 
 
-def _find_codec(choice: BatchOptions, model: Classifier, request: ExplainRequest, device: str | None) -> Codec | None:
+def _find_codec(batch: BatchOptions, model: Classifier, request: ExplainRequest, device: str | None) -> Codec | None:
     """Return the codec that processes images on the device; None for the CPU. Ray's actors always decode on the CPU."""
     from gradcam.batch.device import find_device_codec
 
-    return find_device_codec("cpu" if choice.engine == "ray" else choice.pixels, model, request, device)
+    return find_device_codec("cpu" if batch.engine == "ray" else batch.pixels, model, request, device)
 
 
-def _resolve(work: BatchWork, arguments: BatchArguments) -> BatchWork:
+def _resolve(work: BatchWork, batch: BatchOptions) -> BatchWork:
     """Resolve the automatic settings of the work. A resumed run keeps its original layers."""
     from gradcam.batch.image_results import resolve_settings
     from gradcam.storage.clear import list_earlier_layers
 
-    destination, classifier = arguments.choice.destination, work.classifier
+    destination, classifier = batch.destination, work.classifier
     layers = list_earlier_layers(destination.place, destination.part, destination.mode)
     with contextlib.redirect_stdout(sys.stderr):  # Custom models may print.
         resolved = resolve_settings(classifier, work.request)
@@ -270,28 +283,23 @@ def _resolve(work: BatchWork, arguments: BatchArguments) -> BatchWork:
 
 
 def _open_results(
-    arguments: BatchArguments, listing: InputListing, work: BatchWork, saving: OutputOptions, stems: dict[str, str]
+    batch: BatchOptions, listing: InputListing, work: BatchWork, saving: OutputOptions, stems: dict[str, str]
 ) -> OpenRun:
     from gradcam.batch.device import describe_image_processing
     from gradcam.batch.formats.records import open_results
     from gradcam.batch.save import describe_weights
     from gradcam.storage.run_file import RunSettings, describe_root, fingerprint_user_files
 
-    settings, choice = arguments.settings, arguments.choice
-    extras = {"listed_classes": listing.has_classes, "output_format": choice.output_format.name}
-    custom_code = {"target": work.request.target, choice.output_format.name: choice.output_format.open}
+    settings, output_format, methods = batch.settings, batch.output_format, work.request.methods
+    extras: dict[str, Any] = {"listed_classes": listing.has_classes, "output_format": output_format.name}
+    custom_code = {"target": work.request.target, output_format.name: output_format.open}
     custom_code |= {
-        f"method {method.name}" if method.name in custom_code else method.name: method
-        for method in work.request.methods
+        f"method {method.name}" if method.name in custom_code else method.name: method for method in methods
     }
-    changed = {
-        method.name: dict(method.options)
-        for method in work.request.methods
-        if method != METHODS.get(method.name, method)
-    }
+    changed = {method.name: dict(method.options) for method in methods if method != METHODS.get(method.name, method)}
     extras |= {"method_options": changed} if changed else {}
-    extras |= {"pages": True} if choice.pages else {}
-    codec = _find_codec(choice, work.classifier, work.request, work.device)
+    extras |= {"pages": True} if batch.pages else {}
+    codec = _find_codec(batch, work.classifier, work.request, work.device)
     # On the CPU, store no "pixels", as earlier versions did, so that their runs can be resumed.
     extras |= {} if codec is None else {"pixels": describe_image_processing(codec, saving)}
     run = RunSettings(
@@ -299,33 +307,24 @@ def _open_results(
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
         settings=describe_settings(settings, work, saving) | extras | fingerprint_user_files(custom_code),
-        inputs=list(arguments.inputs),
-        root=describe_root(listing.root, choice.folder),
+        inputs=list(batch.inputs),
+        root=describe_root(listing.root, batch.folder),
         images=len(work.items),
         left_out=listing.left_out,
         resolved=work.resolved,
     )
-    return open_results(choice.output_format, choice.destination, run, listing, stems)
+    return open_results(output_format, batch.destination, run, listing, stems)
 
 
 def _explain(
-    results: OpenRun,
-    stems: dict[str, str],
-    saving: OutputOptions,
-    work: BatchWork,
-    arguments: BatchArguments,
-    *,
-    engine: Engine,
-    left_out: int,
+    results: OpenRun, saver: Saver, work: BatchWork, batch: BatchOptions, *, engine: Engine, left_out: int
 ) -> int:
     from gradcam.batch.engine import explain_to_run
-    from gradcam.batch.save import Saver
-    from gradcam.report import draw_views, write_report
+    from gradcam.report import write_report
     from gradcam.sources.shards import TooManyFailuresError
 
-    saver = Saver(results.place, stems, saving, work.classifier, work.request, draw_views)
-    choice, names = arguments.choice, [item.name for item in work.items]
-    display = Display(arguments.output, len(names), sum(name in results.done for name in names))
+    names = [item.name for item in work.items]
+    display = Display(batch.output, len(names), sum(name in results.done for name in names))
 
     def stop(reason: str) -> None:
         click.echo(escape_controls(reason), err=True)  # Print this first, because closing a store may take long.
@@ -334,13 +333,13 @@ def _explain(
         display.print_stop(results.recorded)
 
     try:
-        records = explain_to_run(results, saver, work, choice.limit, engine=engine)
+        records = explain_to_run(results, saver, work, batch.limit, engine=engine)
         # Close the generator here. A traceback would keep its threads alive while another run uses the folder.
         with contextlib.closing(records), display.show_bar():
             for record in records:
                 display.add(record)
         results.close(names)
-        report = str(write_report(choice.folder)) if choice.report else None
+        report = str(write_report(batch.folder)) if batch.report else None
     except (OutputError, StoreError, ClusterError, DeviceError, TooManyFailuresError) as error:
         display.print_failures(results.manifest)
         stop(str(error))
@@ -349,7 +348,7 @@ def _explain(
         stop("Stopped.")
         raise
     display.print_failures(results.manifest)
-    display.print_summary(str(choice.folder), left_out=left_out, report=report)
+    display.print_summary(str(batch.folder), left_out=left_out, report=report)
     return int(display.has_failures)
 
 
@@ -450,31 +449,10 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
     explains the missing images.
     """
     names = {field.name for field in fields(BatchOptions)}
-    choice = BatchOptions(**{name: value for name, value in params.items() if name in names})
-    settings = to_settings({name: value for name, value in params.items() if name not in names} | {"output": ""})
-    if choice.resume and choice.overwrite:
-        raise click.UsageError("--resume continues an earlier run, but --overwrite deletes it: give only one of them.")
-    if choice.report and not choice.output_format.has_files:
-        raise click.UsageError(
-            f"--report needs files, but --output-format {choice.output_format.name} writes none: remove one of them."
-        )
-    if choice.address is not None and choice.engine != "ray":
-        raise click.UsageError("--ray-address needs --engine ray: add --engine ray, or remove --ray-address.")
-    if choice.actors_per_gpu > 1 and choice.engine != "ray":
-        raise click.UsageError("--actors-per-gpu needs --engine ray: add --engine ray, or remove --actors-per-gpu.")
-    if choice.processes > 1 and choice.engine == "ray":
-        raise click.UsageError("--processes is for --engine local: use --actors-per-gpu with Ray.")
-    if choice.pixels == "device" and choice.engine == "ray":
-        raise click.UsageError(
-            "--pixels device does not work with --engine ray: remove --pixels, or use --engine local."
-        )
-    if choice.pages and not choice.output_format.has_files:
-        raise click.UsageError(
-            f"--pages needs files, but --output-format {choice.output_format.name} writes none: remove one of them."
-        )
-    if choice.pages:
-        choice = replace(choice, make_page=PageMaker(settings))
-    return run_batch(BatchArguments(inputs, settings, choice, OutputMode(as_json, quiet)))
+    settings = to_settings({name: value for name, value in params.items() if name not in names})
+    selected = {name: value for name, value in params.items() if name in names}
+    make_page = PageMaker(settings) if params["pages"] else None
+    return run_batch(BatchOptions(inputs, settings, OutputMode(as_json, quiet), **selected, make_page=make_page))
 
 
 @click.command("report", cls=Command)

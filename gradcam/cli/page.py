@@ -10,14 +10,13 @@ from typing import Any
 
 import click
 
-from gradcam.batch.formats import FORMATS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import Attempt, make_folder, prepare_request, require_images
 from gradcam.cli._page_maker import PageMaker
 from gradcam.cli._settings import OutputMode, to_settings
 from gradcam.cli._terminal import format_title, format_written_path, show_pass_progress
-from gradcam.cli.batch import BatchArguments, BatchOptions, run_batch
+from gradcam.cli.batch import BatchOptions, run_batch
 from gradcam.errors import escape_controls
 from gradcam.images.files import is_url, join_name
 
@@ -49,8 +48,7 @@ def page_command(
     --pages`.
     """
     output_mode = OutputMode(as_json=False, quiet=quiet)
-    page_params = {name: value for name, value in params.items() if name not in ("overwrite", "resume")}
-    settings = to_settings(page_params | {"output": ""})
+    settings = to_settings({name: value for name, value in params.items() if name not in ("overwrite", "resume")})
     make_page = PageMaker(settings, top, is_whole=True, is_checked=is_checked)
     is_file = output is not None and Path(output).suffix.lower() in PAGE_SUFFIXES and not os.path.isdir(output)
     image = _find_single_image(inputs)
@@ -60,31 +58,9 @@ def page_command(
     if output is None or is_file:
         problem = "no --output" if output is None else f"{output} is one file"
         raise click.UsageError(f"There are several images, but {problem}: give a folder to --output.")
-    choice = BatchOptions(
-        folder=options.FOLDER.convert(output, None, None),
-        saved=("overlay",),
-        format="jpg",
-        quality=90,
-        output_format=FORMATS["files"],
-        batch_size=None,
-        workers=None,
-        processes=1,
-        pixels="cpu",
-        resume=params["resume"],
-        overwrite=params["overwrite"],
-        report=True,
-        limit=None,
-        shard=None,
-        audit=False,
-        engine="local",
-        address=None,
-        actors_per_gpu=1,
-        pages=True,
-        make_page=make_page,
-    )
-    if choice.resume and choice.overwrite:
-        raise click.UsageError("--resume continues an earlier run, but --overwrite deletes it: give only one of them.")
-    return run_batch(BatchArguments(inputs, settings, choice, output_mode))
+    folder = options.FOLDER.convert(output, None, None)
+    selected = {"resume": params["resume"], "overwrite": params["overwrite"], "report": True, "pages": True}
+    return run_batch(BatchOptions(inputs, settings, output_mode, folder, **selected, make_page=make_page))
 
 
 def _find_single_image(inputs: tuple[str, ...]) -> Path | None:
