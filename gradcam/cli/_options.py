@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from gradcam import options as allowed
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, suggest_names
@@ -22,26 +23,11 @@ from gradcam.cli._terminal import custom_code_context, quote_command
 from gradcam.errors import GradcamError, InputError, shorten
 from gradcam.fit import to_fit_word
 from gradcam.images.files import is_url, to_path, to_safe_name
-from gradcam.options import (
-    ACTIVATIONS,
-    AUGMENTATIONS,
-    AXES,
-    EDGES,
-    EDIT_FORM,
-    EVIDENCE,
-    LAYOUTS,
-    MAX_COUNT,
-    MAX_MAGNITUDE,
-    MAX_PIXELS,
-    OUTPUT_KINDS,
-    PRECISIONS,
-    PREDICTIONS,
-    SCORES,
-    SMOOTHINGS,
-    TASKS,
-)
+from gradcam.options import EDIT_FORM, EVIDENCE, MAX_PIXELS, SCORES
 from gradcam.plugins import PluginKind, is_custom, list_entry_points, load_plugin
 from gradcam.sources.shards import parse_failure_limit, parse_shard
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Parser(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click
@@ -56,6 +42,23 @@ class Parser(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             return self._parse(value) if isinstance(value, str) else value
         except GradcamError as error:
             self.fail(str(error), parameter, context)
+
+
+def option(
+    usage: str, text: str, convert: Any = None, *, name: str | None = None, **settings: Any
+) -> Callable[[Command], Command]:
+    """Return an option with the help `text`.
+
+    `usage`: the names and the metavar, such as "-o --output PATH". `convert`: a click type, or a function that converts
+    text and raises `GradcamError`. `name`: the name of the parameter, if it is not the name of the option.
+    """
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    settings |= {"metavar": words[-1]} if len(words) > len(names) else {}
+    kind = convert if convert is None or isinstance(convert, click.ParamType) else Parser("text", convert)
+    names += [] if name is None else [name]
+    settings["show_default"] = "default" in settings and "[default:" not in text
+    return click.option(*names, type=kind, help=text, **settings)
 
 
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
@@ -140,9 +143,6 @@ def _is_result(stem: str, stems: set[str]) -> bool:
     return any(end == name or end.startswith(f"{name}-") for name in map(to_safe_name, stems))
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
 def _set_max_pixels(context: click.Context, parameter: click.Parameter, pixels: int | None) -> None:
     """Set the limit as an environment variable, so that it applies in all threads and processes that read images."""
     if pixels is not None:
@@ -153,17 +153,16 @@ def _set_max_pixels(context: click.Context, parameter: click.Parameter, pixels: 
 
 def choice(name: str, values: Iterable[str], text: str) -> Callable[[Command], Command]:
     """Return an option with a fixed set of values. The first value is the default."""
-    allowed = list(values)
-    return click.option(name, type=click.Choice(allowed), default=allowed[0], show_default=True, help=text)
+    names = list(values)
+    return option(name, text, click.Choice(names), default=names[0])
 
 
-max_pixels = click.option(
-    "--max-pixels",
-    metavar="N",
-    type=integer(1, MAX_MAGNITUDE**2),
+max_pixels = option(
+    "--max-pixels N",
+    "Largest image to read, in pixels.  [default: what fits in 1 GiB]",
+    integer(1, allowed.MAX_MAGNITUDE**2),
     expose_value=False,
     callback=_set_max_pixels,
-    help="Largest image to read, in pixels.  [default: what fits in 1 GiB]",
 )
 
 
@@ -185,46 +184,36 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
     return target
 
 
-def _class_option(*names: str, help: str, metavar: str = "NAME|INDEX", **settings: Any) -> Callable[[Command], Command]:
-    return click.option(*names, metavar=metavar, help=help, shell_complete=complete(list_classes), **settings)
-
-
-def layer(text: str, name: str = "layer", metavar: str = "NAME", **settings: Any) -> Callable[[Command], Command]:
+def layer(text: str, usage: str = "-l --layer NAME", **settings: Any) -> Callable[[Command], Command]:
     """Return the option for the target layer."""
-    return click.option(
-        "-l", "--layer", name, metavar=metavar, help=text, shell_complete=complete(list_layers), **settings
-    )
+    return option(usage, text, shell_complete=complete(list_layers), **settings)
 
 
-def class_(name: str, text: str) -> Callable[[Command], Command]:
-    """Return the option for a single class."""
-    return _class_option("-c", "--class", name, help=text)
+def class_(name: str, text: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return the option for a class."""
+    return option("-c --class NAME|INDEX", text, name=name, shell_complete=complete(list_classes), **settings)
 
 
 def against(text: str, metavar: str) -> Callable[[Command], Command]:
     """Return the option for the classes or sentences to contrast with."""
-    return _class_option("--against", multiple=True, metavar=metavar, help=text)
+    return option(f"--against {metavar}", text, multiple=True, shell_complete=complete(list_classes))
 
 
 def colormap(default: str, text: str) -> Callable[[Command], Command]:
     """Return the option for the colour map."""
-    offers = complete(list_colormaps)
-    return click.option(
-        "--colormap", default=default, show_default=True, metavar="NAME", help=text, shell_complete=offers
-    )
+    return option("--colormap NAME", text, default=default, shell_complete=complete(list_colormaps))
 
 
 def number(
-    name: str, text: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_COUNT, **settings: Any
+    usage: str, text: str, default: int | None = None, *, minimum: int = 1, maximum: int = allowed.MAX_COUNT
 ) -> Callable[[Command], Command]:
-    """Return an option for an integer in a range."""
-    settings = {"metavar": "N"} | settings
-    return click.option(name, type=integer(minimum, maximum), default=default, show_default=True, help=text, **settings)
+    """Return an option for an integer in a range. Without a metavar in `usage`, the metavar is N."""
+    return option(usage if " " in usage else f"{usage} N", text, integer(minimum, maximum), default=default)
 
 
-def output_option(text: str, **settings: Any) -> Callable[[Command], Command]:
+def output_option(text: str, convert: Any = None, default: str | None = None) -> Callable[[Command], Command]:
     """Return the option for the output path."""
-    return click.option("-o", "--output", metavar="PATH", help=text, **settings)
+    return option("-o --output PATH", text, convert, default=default)
 
 
 def _to_edit(text: str) -> Any:
@@ -233,16 +222,17 @@ def _to_edit(text: str) -> Any:
     return parse_edit(text)
 
 
-edits = click.option(
-    "--edit",
-    "edits",
+edits = option(
+    "--edit EDIT",
+    f"Remove a part of the image before the model sees it; may be repeated. The form is {EDIT_FORM}.",
+    _to_edit,
+    name="edits",
     multiple=True,
-    metavar="EDIT",
-    type=Parser("edit", _to_edit),
-    help=f"Remove a part of the image before the model sees it; may be repeated. The form is {EDIT_FORM}.",
 )
 score = choice(
-    "--score", SCORES, "Score to explain. contrast: the class's logit minus the mean of the five highest other logits."
+    "--score",
+    SCORES,
+    "Score to explain. contrast: the class's logit minus the mean of the five highest other logits.",
 )
 output = output_option("Output file or folder.  [default: the current folder]", default=".")
 
@@ -260,121 +250,101 @@ def output_file(*suffixes: str) -> Parser:
     return Parser("file", find)
 
 
-_LABELS_SETTINGS: Any = {
-    "metavar": "FILE",
-    "type": parse.FILE,
-    "help": "File with the names of the model's classes, one per line or as JSON.",
-}
-_LABELS = click.option("--labels", **_LABELS_SETTINGS)
+_LABELS_SETTINGS = "File with the names of the model's classes, one per line or as JSON.", parse.FILE
+_LABELS = option("--labels FILE", *_LABELS_SETTINGS)
 _MODEL = (
-    click.option(
-        "-m",
-        "--model",
-        metavar="NAME",
-        help="Torchvision name, timm:NAME, hf:NAME, or FILE.py:FUNCTION (see `gradcam models`). Without --model, the "
+    option(
+        "-m --model NAME",
+        "Torchvision name, timm:NAME, hf:NAME, or FILE.py:FUNCTION (see `gradcam models`). Without --model, the "
         f"embedded ImageNet classifier is used.{_describe_plugins('models')}",
         shell_complete=complete(list_models),
     ),
-    click.option(
-        "--weights",
-        metavar="FILE|NAME",
-        type=Parser("weights", parse.to_weights),
-        help="Checkpoint to load, or the name of pretrained weights, such as IMAGENET1K_V1.",
+    option(
+        "--weights FILE|NAME",
+        "Checkpoint to load, or the name of pretrained weights, such as IMAGENET1K_V1.",
+        parse.to_weights,
     ),
     _LABELS,
-    click.option(
-        "--mean",
-        metavar="M[,M,M]",
-        type=Parser("numbers", parse.to_means),
-        help="Mean of each channel, for pixel values from 0 to 1. Give one value for a greyscale model.",
+    option(
+        "--mean M[,M,M]",
+        "Mean of each channel, for pixel values from 0 to 1. Give one value for a greyscale model.",
+        parse.to_means,
     ),
-    click.option(
-        "--std",
-        metavar="S[,S,S]",
-        type=Parser("numbers", parse.to_stds),
-        help="Standard deviation of each channel, for pixel values from 0 to 1.",
+    option("--std S[,S,S]", "Standard deviation of each channel, for pixel values from 0 to 1.", parse.to_stds),
+    option(
+        "--size N|HxW",
+        "Input size of the model, in pixels. N: a centre crop of N x N; HxW: the whole image, resized.",
+        parse.to_size,
     ),
-    click.option(
-        "--size",
-        metavar="N|HxW",
-        type=Parser("size", parse.to_size),
-        help="Input size of the model, in pixels. N: a centre crop of N x N; HxW: the whole image, resized.",
-    ),
-    click.option(
-        "--crop",
-        metavar="SHARE",
-        type=real(0, 1, above=True),
-        help="Fraction of the resized image that the centre crop keeps, up to 1 (the whole image).",
+    option(
+        "--crop SHARE",
+        "Fraction of the resized image that the centre crop keeps, up to 1 (the whole image).",
+        real(0, 1, above=True),
     ),
     choice(
         "--activation",
-        ACTIVATIONS,
+        allowed.ACTIVATIONS,
         "Function that turns logits into probabilities. sigmoid: for multi-label models; none: the outputs are "
         "used as they are; applied: the single output is already a probability; auto: softmax, or sigmoid for a single "
         "logit.",
     ),
-    click.option("--reader", metavar="MODULE:FUNCTION", help="Custom function that reads an image file."),
+    option("--reader MODULE:FUNCTION", "Custom function that reads an image file."),
     max_pixels,
-    click.option(
-        "--device", default="auto", show_default=True, metavar="DEVICE", help="One of auto, cpu, cuda, cuda:N, mps."
-    ),
-    choice("--precision", PRECISIONS, "Floating-point precision of the model."),
-    click.option(
-        "--reshape",
-        metavar="GRID|LAYOUT",
-        type=Parser("layout", parse.to_layout),
-        help="Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of: "
-        f"{', '.join(LAYOUTS)}.",
+    option("--device DEVICE", "One of auto, cpu, cuda, cuda:N, mps.", default="auto"),
+    choice("--precision", allowed.PRECISIONS, "Floating-point precision of the model."),
+    option(
+        "--reshape GRID|LAYOUT",
+        "Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of: "
+        f"{', '.join(allowed.LAYOUTS)}.",
+        parse.to_layout,
     ),
 )
 _FIT = (
-    click.option(
-        "--fit",
-        type=Parser("fit", lambda text: text if text == "crop" else to_fit_word(text)),
-        default="crop",
-        show_default=True,
-        metavar="crop|whole|tiles[:N]",
-        help="Part of the image that the model sees. crop: the model's default centre crop; whole: the whole image; tiles: "
+    option(
+        "--fit crop|whole|tiles[:N]",
+        "Part of the image that the model sees. crop: the model's default centre crop; whole: the whole image; tiles: "
         "overlapping windows of N x N pixels, whose heatmaps are joined.",
+        lambda text: text if text == "crop" else to_fit_word(text),
+        default="crop",
     ),
     choice(
         "--predictions",
-        PREDICTIONS,
+        allowed.PREDICTIONS,
         "Input for the predictions: the model's default crop (own), or the same view as the explanation (seen).",
     ),
 )
 _TARGET = (
-    _class_option(
-        "-c",
-        "--class",
+    class_(
         "classes",
+        "Class name or index to explain; may be repeated. name:7 is the class whose name is 7.  [default: top class]",
         multiple=True,
-        help="Class name or index to explain; may be repeated. name:7 is the class whose name is 7.  "
-        "[default: top class]",
     ),
-    number("--top-k", "Explain the K most probable classes.", 1, metavar="K"),
-    click.option(
-        "--target",
-        metavar="FILE.py:NAME",
-        callback=_find_target,
-        help="Custom target function, instead of a class. The function gets the model's output and returns the score."
+    number("--top-k K", "Explain the K most probable classes.", 1),
+    option(
+        "--target FILE.py:NAME",
+        "Custom target function, instead of a class. The function gets the model's output and returns the score."
         f"{_describe_plugins('targets')}",
+        callback=_find_target,
     ),
     score,
     against(
         "Class to contrast with --class (needs --score contrast), or sentence to contrast with --text; may be repeated.",
         "NAME|SENTENCE",
     ),
-    choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
+    choice(
+        "--evidence",
+        EVIDENCE,
+        "Show evidence for the class (positive), against it (negative), or both (signed).",
+    ),
     choice(
         "--augmentation",
-        AUGMENTATIONS,
+        allowed.AUGMENTATIONS,
         "Average the heatmaps of several views. flip: the image and its mirror image. flip-scale: these two, and copies "
         "of both with all values multiplied by 0.9 and by 1.1.",
     ),
     choice(
         "--smoothing",
-        SMOOTHINGS,
+        allowed.SMOOTHINGS,
         "Smoothing of the heatmap. eigen: the first principal component of the channels instead of their sum.",
     ),
 )
@@ -396,7 +366,12 @@ images = click.argument("images", nargs=-1, required=True, type=click.Path(), me
 
 
 def names_option(
-    *names: str, find: Callable[[Sequence[str]], Iterable[object]], completions: Iterable[str], **settings: Any
+    usage: str,
+    text: str,
+    *,
+    find: Callable[[Sequence[str]], Iterable[object]],
+    completions: Iterable[str],
+    **settings: Any,
 ) -> Callable[[Command], Command]:
     """Return an option for several names, converted by `find`. `completions`: the names that tab completion offers."""
 
@@ -409,72 +384,64 @@ def names_option(
         except GradcamError as error:
             raise click.BadParameter(str(error), context, parameter) from error
 
-    offers = complete(lambda context: completions)
-    return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
+    offers, settings = complete(lambda context: completions), {"multiple": True, "callback": to_names} | settings
+    return option(usage, text, shell_complete=offers, **settings)
 
 
-_EDGE = click.option(
-    "--edge", type=click.Choice(EDGES), help="Detectors: explain the position of this edge of the box."
-)
-_AXIS = click.option("--axis", type=click.Choice(AXES), help="Pose models: coordinate to explain.")
+_EDGE = option("--edge", "Detectors: explain the position of this edge of the box.", click.Choice(allowed.EDGES))
+_AXIS = option("--axis", "Pose models: coordinate to explain.", click.Choice(allowed.AXES))
 _OTHER_TARGETS = (
-    click.option(
-        "--task",
-        type=click.Choice(["auto", *TASKS]),
+    option(
+        "--task TASK",
+        f"Task of the model: {', '.join(allowed.TASKS)}.  [default: detected from the model]",
+        click.Choice(["auto", *allowed.TASKS]),
         default="auto",
-        metavar="TASK",
-        help=f"Task of the model: {', '.join(TASKS)}.  [default: detected from the model]",
     ),
     names_option(
-        *("--box", "boxes"),
+        "--box N|all",
+        "Detectors: number of the detection to explain; may be repeated. 0 is the highest-scoring one.  [default: 0]",
+        name="boxes",
         find=_find_numbers_or_all,
         completions=[ALL],
-        metavar="N|all",
-        help="Detectors: number of the detection to explain; may be repeated. 0 is the highest-scoring one.  [default: 0]",
     ),
     _EDGE,
-    click.option(
-        "--missed",
-        metavar="L,T,R,B",
-        type=Parser("box", parse.to_box),
-        multiple=True,
-        help="Detectors: box around an object that was not detected; may be repeated. Give left, top, right and bottom in "
+    option(
+        "--missed L,T,R,B",
+        "Detectors: box around an object that was not detected; may be repeated. Give left, top, right and bottom in "
         "pixels. With --class, an object of this class is expected in the box.",
-    ),
-    click.option("--threshold", metavar="SCORE", type=real(0, 1), help="Detectors: minimum score, from 0 to 1."),
-    click.option(
-        "--mask",
-        metavar="X,Y|BOX|FILE",
-        type=Parser("mask", parse.to_mask),
-        help="Segmenters: region to explain. X,Y: the predicted region at this point; BOX: left,top,right,bottom in pixels; "
-        "FILE: an image that is black outside the region. Without --mask: all pixels that are predicted as the class.",
-    ),
-    click.option(
-        "--text",
-        "texts",
-        metavar="SENTENCE",
-        type=Parser("text", parse.to_sentence),
+        parse.to_box,
         multiple=True,
-        help="CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
     ),
-    click.option(
-        "--like", metavar="FILE", type=parse.FILE, help="Explain why the image is similar to this second image."
+    option("--threshold SCORE", "Detectors: minimum score, from 0 to 1.", real(0, 1)),
+    option(
+        "--mask X,Y|BOX|FILE",
+        "Segmenters: region to explain. X,Y: the predicted region at this point; BOX: left,top,right,bottom in pixels; "
+        "FILE: an image that is black outside the region. Without --mask: all pixels that are predicted as the class.",
+        parse.to_mask,
     ),
+    option(
+        "--text SENTENCE",
+        "CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
+        parse.to_sentence,
+        name="texts",
+        multiple=True,
+    ),
+    option("--like FILE", "Explain why the image is similar to this second image.", parse.FILE),
     click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption."),
     names_option(
-        *("--word", "words"),
+        "--word N",
+        "Captioners: number of the word to explain; may be repeated.",
+        name="words",
         find=_find_numbers,
         completions=(),
-        metavar="N",
-        help="Captioners: number of the word to explain; may be repeated.",
     ),
     names_option(
-        *("--keypoint", "keypoints"),
+        "--keypoint N|all",
+        "Pose models: number of the keypoint to explain; may be repeated. The keypoint belongs to "
+        "the highest-scoring box, or to --box.  [default: 0]",
+        name="keypoints",
         find=_find_numbers_or_all,
         completions=[ALL],
-        metavar="N|all",
-        help="Pose models: number of the keypoint to explain; may be repeated. The keypoint belongs to "
-        "the highest-scoring box, or to --box.  [default: 0]",
     ),
     _AXIS,
 )
@@ -483,7 +450,7 @@ _OTHER_TARGETS = (
 def layers(text: str, *, default: str) -> Callable[[Command], Command]:
     """Return the option for several layers, by names and patterns. `default`: the help text for the default layers."""
     full_text = f"{text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
-    return layer(full_text, "layers", "NAME|PATTERN", multiple=True)
+    return layer(full_text, "-l --layer NAME|PATTERN", name="layers", multiple=True)
 
 
 def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) -> Callable[[Command], Command]:
@@ -494,13 +461,12 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
             return [find(name) for name in names]
 
     return names_option(
-        "--method",
-        "methods",
-        metavar="NAME[,NAME]",
+        "--method NAME[,NAME]",
+        "CAM method (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method."
+        f"{_describe_plugins('methods')}{default}",
+        name="methods",
         find=find_all,
         completions=[*built_in, *list_entry_points("methods")],
-        help="CAM method (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method."
-        f"{_describe_plugins('methods')}{default}",
     )
 
 
@@ -510,7 +476,7 @@ def explain_options(
     """Return the options for the model, layers, methods and target. `default`: the help text for the default method."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any_method, [*METHODS, *ATTRIBUTIONS], default)
-    return combine(*_MODEL, layer(text, "layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)
+    return combine(*_MODEL, layer(text, name="layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)
 
 
 def page_options() -> Callable[[Command], Command]:
@@ -520,16 +486,14 @@ def page_options() -> Callable[[Command], Command]:
         layer(
             "Target layer (see `gradcam layers`); may be repeated. Without --layer, the page shows the default layer and up "
             "to three earlier layers.",
-            "layers",
+            name="layers",
             multiple=True,
         ),
         _methods(find_method, METHODS, " Some models have a different default.  [default: gradcam]"),
-        _class_option(
-            "-c",
-            "--class",
+        class_(
             "classes",
+            "Class to show first; may be repeated. These classes always have heatmaps.  [default: top class]",
             multiple=True,
-            help="Class to show first; may be repeated. These classes always have heatmaps.  [default: top class]",
         ),
         number("--top", "Number of classes with heatmaps, if heatmaps of all classes would cost too much.", 50),
         *_OTHER_TARGETS,
@@ -539,23 +503,22 @@ def page_options() -> Callable[[Command], Command]:
 
 def method(default: str) -> Callable[[Command], Command]:
     """Return the option for a single method."""
-    return click.option(
-        "--method",
-        metavar="NAME",
+    return option(
+        "--method NAME",
+        f"CAM method (see `gradcam methods`). FILE.py:NAME is your own method.  [default: {default}]",
         shell_complete=complete(lambda context: [*METHODS, *list_entry_points("methods")]),
-        help=f"CAM method (see `gradcam methods`). FILE.py:NAME is your own method.  [default: {default}]",
     )
 
 
 def html_page(contents: str) -> Callable[[Command], Command]:
     """Return the option for an HTML page with a card per image."""
     text = f"Write an HTML page with the first {contents}."
-    return click.option("--page", metavar="FILE.html", type=output_file(".html", ".htm"), help=text)
+    return option("--page FILE.html", text, output_file(".html", ".htm"))
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:
-    if unknown := [name for name in names if name not in OUTPUT_KINDS]:
-        raise GradcamError(f"{unknown[0]!r} cannot be saved: choose from {', '.join(OUTPUT_KINDS)}.")
+    if unknown := [name for name in names if name not in allowed.OUTPUT_KINDS]:
+        raise GradcamError(f"{unknown[0]!r} cannot be saved: choose from {', '.join(allowed.OUTPUT_KINDS)}.")
     return names
 
 
@@ -566,30 +529,23 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 model = combine(*_MODEL)
 # In `gradcam audit`, --labels gives the class of each image, so --class-names gives the names of the model's classes.
 audit_model = combine(
-    *(option for option in _MODEL if option is not _LABELS), click.option("--class-names", "labels", **_LABELS_SETTINGS)
+    *(option for option in _MODEL if option is not _LABELS),
+    option("--class-names FILE", *_LABELS_SETTINGS, name="labels"),
 )
 model_without_name = combine(*_MODEL[1:])  # without --model, for commands in which an argument names the model
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS))
 other_targets = combine(*_EVALUATED_TARGETS, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
 save = names_option(
-    "--save",
-    "saved",
-    metavar="KIND[,KIND]",
+    "--save KIND[,KIND]",
+    f"Files to write: {', '.join(allowed.OUTPUT_KINDS)}; may be repeated.  [default: overlay]",
+    name="saved",
     find=_find_saved,
-    completions=OUTPUT_KINDS,
+    completions=allowed.OUTPUT_KINDS,
     default=("overlay",),
-    help=f"Files to write: {', '.join(OUTPUT_KINDS)}; may be repeated.  [default: overlay]",
 )
 appearance = combine(
-    click.option(
-        "--alpha",
-        type=real(0, 1),
-        default=0.5,
-        show_default=True,
-        metavar="A",
-        help="Opacity of the heatmap, from 0 to 1.",
-    ),
+    option("--alpha A", "Opacity of the heatmap, from 0 to 1.", real(0, 1), default=0.5),
     colormap("turbo", "OpenCV colour map of the heatmap."),
 )
 printing = combine(

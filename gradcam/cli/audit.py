@@ -42,12 +42,11 @@ SUSPICION_NOTE = (
 
 @click.command("audit", cls=Command, main_options=["--labels"])
 @click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
-@click.option(
-    "--labels",
-    "classes",
-    metavar="TABLE|folders|predicted",
-    help="Source of each image's class. TABLE: a file with the columns image and class; folders: the folder names; "
+@options.option(
+    "--labels TABLE|folders|predicted",
+    "Source of each image's class. TABLE: a file with the columns image and class; folders: the folder names; "
     "predicted: the model's predictions.  [default: folders if the folders are named like classes, otherwise predicted]",
+    name="classes",
 )
 @options.audit_model
 @options.layer("Target layer (see `gradcam layers`).")

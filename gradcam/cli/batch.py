@@ -368,28 +368,25 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 
 @click.command("batch", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option(
-    "-o",
-    "--output",
-    "folder",
+@options.option(
+    "-o --output DIR",
+    "Folder for the results, or its URL in a store, such as s3://bucket/explained.",
+    options.FOLDER,
+    name="folder",
     required=True,
-    metavar="DIR",
-    type=options.FOLDER,
-    help="Folder for the results, or its URL in a store, such as s3://bucket/explained.",
 )
 @options.explain_options()
 @options.appearance
 @options.save
 @options.choice("--format", PICTURE_FORMATS, "Image format.")
-@options.number("--quality", "Quality of jpg and webp, from 1 to 100.", 90, maximum=100, metavar="Q")
-@click.option(
+@options.number("--quality Q", "Quality of jpg and webp, from 1 to 100.", 90, maximum=100)
+@options.option(
     "--output-format",
-    type=FormatName([*FORMATS, *(name for name in list_entry_points("formats") if name not in FORMATS)]),
-    default="files",
-    show_default=True,
-    help="Format of the results. "
+    "Format of the results. "
     + "; ".join(f"{output_format.name}: {output_format.summary}" for output_format in FORMATS.values())
     + ". FILE.py:NAME is your own format.",
+    FormatName([*FORMATS, *(name for name in list_entry_points("formats") if name not in FORMATS)]),
+    default="files",
 )
 @options.number(
     "--batch-size",
@@ -410,30 +407,27 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @click.option("--overwrite", is_flag=True, help="Delete the results of an earlier run, and start again.")
 @click.option("--report", is_flag=True, help="Also write a gallery, index.html.")
 @click.option("--pages", is_flag=True, help="Also write an HTML page per image, with the heatmaps of every class.")
-@click.option(
-    "--max-failures",
-    "limit",
-    type=options.FAILURE_LIMIT,
-    metavar="N|P%",
-    help="Stop if more than N images, or more than P % of all images, fail. With --resume, images that failed in an "
+@options.option(
+    "--max-failures N|P%",
+    "Stop if more than N images, or more than P % of all images, fail. With --resume, images that failed in an "
     "earlier run do not count again.",
+    options.FAILURE_LIMIT,
+    name="limit",
 )
-@click.option(
-    "--shard",
-    type=options.SHARD,
-    metavar="I/N",
-    help="Split the images into N parts and explain only part I, so that several machines can share one output folder.",
+@options.option(
+    "--shard I/N",
+    "Split the images into N parts and explain only part I, so that several machines can share one output folder.",
+    options.SHARD,
 )
 @options.choice(
     "--engine",
     ["local", "ray"],
     "Engine that explains the images. local: this machine; ray: Ray actors, on one machine or a cluster.",
 )
-@click.option(
-    "--ray-address",
-    "address",
-    metavar="HOST:PORT",
-    help="Ray cluster to connect to.  [default: RAY_ADDRESS, or a new local cluster]",
+@options.option(
+    "--ray-address HOST:PORT",
+    "Ray cluster to connect to.  [default: RAY_ADDRESS, or a new local cluster]",
+    name="address",
 )
 @options.number("--actors-per-gpu", "Number of Ray actors per GPU, each with its own model.", 1, maximum=100)
 @click.option("--audit", is_flag=True, help="Add the SHA-256 of each input to its record.")

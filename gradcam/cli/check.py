@@ -79,23 +79,22 @@ def _style(outcome: str) -> str:
 @options.model
 @options.layer("Target layer (see `gradcam layers`).")
 @options.names_option(
-    "--method",
-    "methods",
-    metavar="NAME[,NAME]",
-    find=list,
-    completions=[*METHODS, *CONTROLS, *list_entry_points("methods")],
-    help="CAM method to test (see `gradcam methods`); may be repeated. "
+    "--method NAME[,NAME]",
+    "CAM method to test (see `gradcam methods`); may be repeated. "
     f"You can also test a control map, which should not pass: {', '.join(CONTROLS)}.  "
     "[default: gradcam, or the task's default]",
+    name="methods",
+    find=list,
+    completions=[*METHODS, *CONTROLS, *list_entry_points("methods")],
 )
 @options.class_("class_", "Class name or index to explain.  [default: top class of each image]")
 @options.other_targets
 @options.score
-@options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED, metavar=None)
-@click.option(
+@options.number("--seed INTEGER", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
+@options.option(
     "--fail-on",
-    type=click.Choice(["undecided", "failed"]),
-    help="Exit with status 1 on this verdict or a worse one.  [default: no verdict changes the exit status]",
+    "Exit with status 1 on this verdict or a worse one.  [default: no verdict changes the exit status]",
+    click.Choice(["undecided", "failed"]),
 )
 @options.output
 @options.printing

@@ -47,11 +47,10 @@ MODEL_OPTIONS = ("weights", "precision", "layer")  # options that can be given f
 def _options_for(role: str) -> Callable[[options.Command], options.Command]:
     """Return the options that apply to only one of the two models."""
     name = role.upper()
-    weights = options.Parser("weights", to_weights)
     return options.combine(
-        click.option(f"--weights-{role}", metavar="FILE|NAME", type=weights, help=f"Weights of {name} only."),
-        click.option(f"--precision-{role}", type=click.Choice([*PRECISIONS]), help=f"Precision of {name} only."),
-        click.option(f"--layer-{role}", metavar="NAME", help=f"Target layer of {name} only."),
+        options.option(f"--weights-{role} FILE|NAME", f"Weights of {name} only.", to_weights),
+        options.option(f"--precision-{role}", f"Precision of {name} only.", click.Choice([*PRECISIONS])),
+        options.option(f"--layer-{role} NAME", f"Target layer of {name} only."),
     )
 
 
@@ -91,41 +90,26 @@ def _split_arguments(words: Sequence[str], against: Path | None, save: Path | No
 @_options_for("new")
 @options.layer("Target layer of both models (see `gradcam layers`).  [default: the default layer of OLD]")
 @options.method("gradcam, or the snapshot's method")
-@click.option(
-    "--alike",
-    type=options.real(-1, 1),
+@options.option(
+    "--alike R",
+    "Smallest rank correlation at which two heatmaps count as alike.",
+    options.real(-1, 1),
     default=MIN_ALIKE_CORRELATION,
-    show_default=True,
-    metavar="R",
-    help="Smallest rank correlation at which two heatmaps count as alike.",
 )
-@click.option(
-    "--save",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Save a snapshot of one model for a later comparison.",
-)
-@click.option(
-    "--against", metavar="FILE", type=click.Path(path_type=Path), help="Compare one model with a snapshot from --save."
-)
-@click.option(
-    "--fail-if",
-    "conditions",
-    metavar="CONDITION",
-    multiple=True,
-    type=options.Parser("condition", parse_condition),
-    help="Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if any image meets it. "
+@options.option("--save FILE", "Save a snapshot of one model for a later comparison.", click.Path(path_type=Path))
+@options.option("--against FILE", "Compare one model with a snapshot from --save.", click.Path(path_type=Path))
+@options.option(
+    "--fail-if CONDITION",
+    "Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if any image meets it. "
     f"'mean agree<1' tests the mean of all images. Names: {', '.join(CONDITION_NAMES)}.",
+    parse_condition,
+    name="conditions",
+    multiple=True,
 )
-@click.option(
-    "--junit",
-    metavar="FILE.xml",
-    type=options.output_file(".xml"),
-    help="Write JUnit XML with one test case per image.",
-)
+@options.option("--junit FILE.xml", "Write JUnit XML with one test case per image.", options.output_file(".xml"))
 @options.html_page(f"{MAX_PAGE_IMAGES} images")
 @options.output_option(
-    "Output folder for one panel per image, <image>-diff.png.", type=click.Path(file_okay=False, path_type=Path)
+    "Output folder for one panel per image, <image>-diff.png.", click.Path(file_okay=False, path_type=Path)
 )
 @options.printing
 def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:

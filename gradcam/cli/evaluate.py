@@ -68,28 +68,25 @@ MAX_LISTED_METHODS = 3  # in the last printed line
 @click.command("evaluate", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.names_option(
-    "--method",
-    "methods",
+    "--method NAME[,NAME]",
+    f"CAM method to compare (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method. "
+    f"Groups: {', '.join(METHOD_GROUPS)}.  [default: {','.join(DEFAULT_METHODS)}]",
+    name="methods",
     find=list,
     completions=[*METHODS, *METHOD_GROUPS, *CONTROLS, *list_entry_points("methods")],
-    metavar="NAME[,NAME]",
-    help=f"CAM method to compare (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method. "
-    f"Groups: {', '.join(METHOD_GROUPS)}.  [default: {','.join(DEFAULT_METHODS)}]",
 )
 @options.names_option(
-    "--metric",
-    "metrics",
-    find=list,
-    completions=[*METRICS, *list_entry_points("metrics"), *GROUPS, "all"],
-    metavar="NAME[,NAME]",
-    help=f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *list_entry_points('metrics')])}, or "
+    "--metric NAME[,NAME]",
+    f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *list_entry_points('metrics')])}, or "
     f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: all groups except soundness; "
     "without --annotations, also except 'annotations']",
+    name="metrics",
+    find=list,
+    completions=[*METRICS, *list_entry_points("metrics"), *GROUPS, "all"],
 )
-@click.option(
-    "--annotations",
-    metavar="PATH",
-    help="Object annotations for the localisation metrics. Give boxes (.csv), a folder of label masks, or COCO (.json).",
+@options.option(
+    "--annotations PATH",
+    "Object annotations for the localisation metrics. Give boxes (.csv), a folder of label masks, or COCO (.json).",
 )
 @options.model
 @options.layer("Target layer of all methods.  [default: each method's default]")

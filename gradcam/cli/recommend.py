@@ -58,41 +58,36 @@ def _find_scores(names: Sequence[str]) -> list[str]:
 @options.model
 @options.layer(
     "Layer to try (see `gradcam layers`); may be repeated.  [default: up to seven layers of the model]",
-    "layers",
+    name="layers",
     multiple=True,
 )
 @options.names_option(
-    "--method",
-    "methods",
-    metavar="NAME[,NAME]",
+    "--method NAME[,NAME]",
+    "CAM method to try; may be repeated.  [default: methods with one forward pass]",
+    name="methods",
     find=_find_methods,
     completions=METHODS,
-    help="CAM method to try; may be repeated.  [default: methods with one forward pass]",
 )
 @options.names_option(
-    "--score",
-    "scores",
-    metavar="NAME[,NAME]",
+    "--score NAME[,NAME]",
+    f"Score to try; may be repeated.  [default: {','.join(SCORES)}]",
+    name="scores",
     default=tuple(SCORES),
     find=_find_scores,
     completions=SCORES,
-    help=f"Score to try; may be repeated.  [default: {','.join(SCORES)}]",
 )
 @options.number("--limit", "Largest number of images. Larger sets are sampled at random.", 24, minimum=4)
-@click.option(
-    "--min-probability",
-    type=options.real(0, 1),
+@options.option(
+    "--min-probability P",
+    "Smallest probability of the top class. Images with a lower probability are left out.",
+    options.real(0, 1),
     default=0.5,
-    show_default=True,
-    metavar="P",
-    help="Smallest probability of the top class. Images with a lower probability are left out.",
 )
 @click.option("--least", type=options.real(0, 1), hidden=True)
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
-@click.option(
-    "--annotations",
-    metavar="PATH",
-    help="Object annotations, to test localisation. Give boxes (.csv), a folder of label masks, or COCO (.json).",
+@options.option(
+    "--annotations PATH",
+    "Object annotations, to test localisation. Give boxes (.csv), a folder of label masks, or COCO (.json).",
 )
 @click.option("--all", "show_all", is_flag=True, help="Print all rows of the table.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")

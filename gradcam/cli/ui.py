@@ -37,20 +37,11 @@ DEFAULT_PORT = 8765
 @click.command("ui", cls=Command)
 @click.argument("places", nargs=-1, metavar="[IMAGE|FOLDER]...", type=click.Path(path_type=Path))
 @options.model
-@click.option(
-    "--port",
-    type=options.integer(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    metavar="N",
-    help="Port of the page. 0: any free port.",
-)
-@click.option(
-    "--host",
+@options.option("--port N", "Port of the page. 0: any free port.", options.integer(0, 65535), default=DEFAULT_PORT)
+@options.option(
+    "--host ADDRESS",
+    "Network address. With an address other than 127.0.0.1, other machines can connect if they have the token.",
     default=LOCALHOST,
-    show_default=True,
-    metavar="ADDRESS",
-    help="Network address. With an address other than 127.0.0.1, other machines can connect if they have the token.",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser; only print the address.")
 def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool, **params: Any) -> int:

@@ -98,15 +98,13 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
 
 @click.command("features", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option(
-    "-o",
-    "--output",
-    "path",
+@options.option(
+    "-o --output FILE",
+    "Output file, .npz or .safetensors. An existing file is replaced.",
+    click.Path(path_type=Path),
+    name="path",
     required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     callback=_to_path,
-    help="Output file, .npz or .safetensors. An existing file is replaced.",
 )
 @options.layers("Layers whose output is written", default="the model's default layer")
 @click.option(
