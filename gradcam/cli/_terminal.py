@@ -186,9 +186,12 @@ MAX_TABLE_ROWS = 32  # if --depth is not given
 
 def format_report(report: ImageOutcome) -> str:
     """Format the report of an image: title, predictions, explanations, the part that the model sees, and a note."""
-    record, size = _make_printable(report.record), report.record.size or (0, 0)
+    record: Record = _make_printable(report.record)
+    predictions, explained = ([*map(_make_printable, parts)] for parts in (record.predictions, record.explained))
+    record = replace(record, predictions=predictions, explained=explained)
     task = [] if report.task == "classification" else [report.task]
-    lines = [format_title(report.record.image, size, record.model, report.device, report.seconds, *task), ""]
+    image, size = report.record.image, record.size or (0, 0)
+    lines = [format_title(image, size, record.model, report.device, report.seconds, *task), ""]
     if record.predictions:
         lines += [*(_format_detections(record.predictions, report.task) if task else _format_classes(record)), ""]
     lines += [*_format_explanations(record, report.grids), ""] if record.explained else []
@@ -196,22 +199,10 @@ def format_report(report: ImageOutcome) -> str:
     return "\n".join([*lines, _format_view(record, has_fit=not task), *note, ""])
 
 
-def _make_printable(record: Record) -> Record:
-    """Return the record with the control characters in its texts escaped."""
-    parts: list[Any] = [record, *record.predictions, *record.explained]
-    texts = {text for part in parts for text in vars(part).values() if isinstance(text, str)}
-    escaped = {text: escape_controls(text) for text in texts if not text.isprintable()}
-    if not escaped:
-        return record
-    printable_record, *printable_parts = [
-        replace(part, **{name: escaped.get(text, text) for name, text in vars(part).items() if isinstance(text, str)})
-        for part in parts
-    ]
-    prediction_count = len(record.predictions)
-    result: Record = replace(
-        printable_record, predictions=printable_parts[:prediction_count], explained=printable_parts[prediction_count:]
-    )
-    return result
+def _make_printable(part: Any) -> Any:
+    """Return a record, or a part of one, with the control characters in its texts escaped."""
+    texts = {name: text for name, text in vars(part).items() if isinstance(text, str) and not text.isprintable()}
+    return replace(part, **{name: escape_controls(text) for name, text in texts.items()}) if texts else part
 
 
 def _format_classes(record: Record) -> list[str]:

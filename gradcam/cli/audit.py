@@ -16,6 +16,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import find_destination, is_same_file, load_model, make_folder, print_notes
 from gradcam.cli._settings import OutputMode, to_model_choice
 from gradcam.cli._terminal import (
+    align,
     custom_code_context,
     format_written_path,
     import_torch,
@@ -133,7 +134,7 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     yield f"  Look at these first: {escape_controls(', '.join(first.members[:3]))}{ellipsis}"
 
 
-def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
+def _to_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
     cells = [("", "suspicion", "class", "images", "where", "same place in other classes")]
     cells += [
         (
@@ -146,11 +147,7 @@ def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
         )
         for rank, cluster in enumerate(clusters, 1)
     ]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    for rank, *texts in cells:
-        rank_width, *text_widths = widths
-        columns = [rank.rjust(rank_width), *(text.ljust(width) for text, width in zip(texts, text_widths))]
-        yield f"  {'   '.join(columns)}".rstrip()
+    return [f"  {line}" for line in align(cells, right=(0,))]
 
 
 def _write_page(path: Path, audit: Audit) -> None:

@@ -16,6 +16,7 @@ from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, make_folder, print_notes, to_record, write_file
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import (
+    align,
     custom_code_context,
     format_written_path,
     import_torch,
@@ -251,7 +252,7 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
     if not rows:
         return
     listed = rows[:ROWS]
-    cells = [("image", "old", "new", "correlation", "top 30 %", "moved", "")]
+    cells = [("image", "old", "new", "correlation", "top 30 %", "moved")]
     cells += [
         (
             _shorten_start(row.image),
@@ -260,16 +261,12 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
             f"{row.correlation:.3f}",
             f"{100 * row.overlap:.0f} %",
             f"{100 * row.moved:.1f} %",
-            CHANGE_LABELS[row.change][0],
         )
         for row in listed
     ]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    for i, line in enumerate(cells):
-        texts = [cell.ljust(width) for cell, width in zip(line[:3], widths)]
-        numbers = [cell.rjust(width) for cell, width in zip(line[3:6], widths[3:6])]
-        word = click.style(line[6], fg=CHANGE_LABELS[listed[i - 1].change][1]) if i else ""
-        yield f"  {'   '.join([*texts, *numbers, word])}".rstrip()
+    labels = ["", *(click.style(label, fg=colour) for label, colour in (CHANGE_LABELS[row.change] for row in listed))]
+    for line, label in zip(align(cells, right=(3, 4, 5)), labels):
+        yield f"  {line}   {label}".rstrip()
     if len(rows) > ROWS:
         more = sum(row.change != "none" for row in rows[ROWS:])
         yield f"  and {len(rows) - ROWS} more, {f'{more} of them not alike' if more else 'all alike'} (--json lists them)"

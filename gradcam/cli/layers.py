@@ -18,6 +18,7 @@ from gradcam.cli._completion import complete, list_models
 from gradcam.cli._job import check_model_name
 from gradcam.cli._settings import to_model_choice, to_word
 from gradcam.cli._terminal import (
+    align,
     custom_code_context,
     find_fitting_depth,
     format_shape,
@@ -70,13 +71,8 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
 
 
 def _table(rows: Sequence[LayerRow]) -> list[str]:
-    cells = [TITLES, *map(_cells, rows)]
-    name, kind, output, stride, parameters, _ = (max(map(len, column)) for column in zip(*cells))
-    lines = [
-        f"{row[0]:<{name}}  {row[1]:<{kind}}  {row[2]:<{output}}  {row[3]:>{stride}}  {row[4]:>{parameters}}  {row[5]}"
-        for row in cells
-    ]
-    return [f"  {lines[0]}", *(_mark(row, line) for row, line in zip(rows, lines[1:]))]
+    titles, *lines = align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
+    return [f"  {titles}", *map(_mark, rows, lines)]
 
 
 def _cells(row: LayerRow) -> tuple[str, ...]:

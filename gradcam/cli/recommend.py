@@ -16,7 +16,15 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice, to_word
-from gradcam.cli._terminal import import_torch, plural, print_above_bar, quote_command, report_waits, show_pass_progress
+from gradcam.cli._terminal import (
+    align,
+    import_torch,
+    plural,
+    print_above_bar,
+    quote_command,
+    report_waits,
+    show_pass_progress,
+)
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation.intervals import MIN_IMAGES_TO_COMPARE
 from gradcam.options import MAX_SEED, SCORES
@@ -299,32 +307,27 @@ def _explain(answer: Answer, result: Recommendation) -> str:
 def _table(rows: Sequence[Row], recommendation: Recommendation) -> list[str]:
     columns = [name for name in COLUMNS if name != "objects" or rows[0].objects is not None]
     titles = ("method", "score", "layer", *(COLUMNS[name] for name in columns))
-    cells = [titles, *([*_name(row), *(_cell(row, name) for name in columns)] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in cells]
+    cells = [titles]
+    for row in rows:
+        names = row.combination.method, row.combination.score or "-", row.combination.layer
+        cells.append((*names, *(_cell(row, name) for name in columns)))
     marks = {
         "1": recommendation.single_object.row,
         "4": recommendation.several_objects.row,
         "*": recommendation.default,
     }
     prefixes = ["".join(mark if row is marked_row else " " for mark, marked_row in marks.items()) for row in rows]
-    table = [f"{mark} {line}" for mark, line in zip(["   ", *prefixes], lines)]
+    table = [f"{mark} {line}" for mark, line in zip(["   ", *prefixes], align(cells, "  "))]
     styled = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]
     return [*styled, "", "1: best for one object   4: best for several objects   *: default"]
-
-
-def _name(row: Row) -> tuple[str, ...]:
-    return row.combination.method, row.combination.score or "-", row.combination.layer
 
 
 def _cell(row: Row, name: str) -> str:
     interval: Interval | None = getattr(row, name)
     if interval is None or not interval.n:
         return "-"
-    return f"{interval.mean:.2f}" if name in ("mass", "maximum") else _format_interval(interval)
-
-
-def _format_interval(interval: Interval) -> str:
+    if name in ("mass", "maximum"):
+        return f"{interval.mean:.2f}"
     between = f" [{_number(interval.low)}, {_number(interval.high)}]" if interval.is_known else ""
     return _number(interval.mean) + between
 

@@ -6,8 +6,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import is_same_file, load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import (
+    align,
     format_written_path,
     import_torch,
     plural,
@@ -27,67 +28,15 @@ from gradcam.cli._terminal import (
     show_progress_bar,
 )
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, escape_controls
-from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
+from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, count_cores
 from gradcam.renames import FEATURES, add_old_keys
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
-    from gradcam.batch.features import Extractor, FeatureFile
+    from gradcam.batch.features import Extractor, FeatureFile, Row
     from gradcam.sources.collect import InputListing
 
 FEATURE_SUFFIXES = (".npz", ".safetensors")
-
-
-@dataclass(frozen=True)
-class FeaturesOutcome:
-    """The result of a run.
-
-    There is no file if all images failed. `layers`: the shape and dtype of each layer's array, whose first axis is the
-    image. `left_out`: the number of files that are not images.
-    """
-
-    path: Path
-    model: str
-    device: str
-    layers: Mapping[str, tuple[tuple[int, ...], str]]
-    images: int
-    failed: int
-    left_out: int
-    seconds: float
-
-    def to_json(self) -> str:
-        layers = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.layers.items()}
-        record = {"schema": SCHEMA, "file": str(self.path) if self.images else None, "model": self.model}
-        return json.dumps(
-            add_old_keys(FEATURES, record | {"images": self.images, "failed": self.failed, "layers": layers})
-        )
-
-    def format(self) -> str:
-        parts = [plural(self.images, "image")]
-        if self.failed:
-            parts.append(click.style(f"{self.failed} failed", fg="red"))
-        if self.left_out:
-            parts.append(f"{plural(self.left_out, 'non-image file')} left out")
-        title = [f"{click.style(self.model, bold=True)} on {self.device}", ", ".join(parts), f"{self.seconds:.1f} s"]
-        if not self.images:
-            return "\n".join(["   ".join(title), "Nothing was written."])
-        shapes = {name: " x ".join(map(str, shape)) for name, (shape, _) in self.layers.items()}
-        first, second = max(map(len, shapes)), max(map(len, shapes.values()))
-        rows = [f"  {name:<{first}}   {shapes[name]:<{second}}   {dtype}" for name, (_, dtype) in self.layers.items()]
-        return "\n".join(["   ".join(title), "", *rows, format_written_path(str(self.path))])
-
-
-@dataclass(frozen=True)
-class _FeatureSettings:
-    inputs: tuple[str, ...]
-    model: ModelChoice
-    layers: tuple[str, ...]
-    pools: bool
-    reshape: str | tuple[int, ...] | None
-    path: Path
-    batch_size: int | None
-    workers: int | None
-    output: OutputMode
 
 
 def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
@@ -115,7 +64,7 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
 @options.number("--workers", "Number of threads that read images.  [default: one per core]", maximum=MAX_WORKERS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
+def features_command(inputs: tuple[str, ...], path: Path, as_json: bool, quiet: bool, **params: Any) -> int:
     """Write the layer outputs of many images to one file.
 
     INPUT is an image file, a folder, a glob, a list or an archive, as for `gradcam batch`. The output file has one array
@@ -131,73 +80,80 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **para
     100,000 images with 2048 float32 values each take 0.8 GB. While the file is written, it needs twice as much disk space.
     Only a few batches are in memory at a time. The forward pass ends at the last of the chosen layers.
     """
-    selected = {name: params[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
-    settings = _FeatureSettings(
-        inputs=inputs, model=to_model_choice(params), output=OutputMode(as_json, quiet), **selected
-    )
-    if settings.reshape is not None and not settings.pools:
+    output, choice = OutputMode(as_json, quiet), to_model_choice(params)
+    if params["reshape"] is not None and not params["pools"]:
         raise click.UsageError("--reshape is only used with --pool: add --pool, or remove --reshape.")
-    from gradcam.batch.features import FeatureFile, check_feature_file, check_layer_names
+    from gradcam.batch.features import FeatureFile, check_feature_file, check_layer_names, extract_items
     from gradcam.sources.collect import list_inputs
 
     start = time.perf_counter()
-    with report_waits(settings.output):
-        listing = list_inputs(settings.inputs)
-        _refuse_input_as_output(settings, listing)
-        check_feature_file(settings.path, [item.name for item in listing.items])
-        extractor = _prepare(settings)
-        check_layer_names(settings.path, extractor.layers)
+    with report_waits(output):
+        listing = list_inputs(inputs)
+        _refuse_input_as_output(path, [choice.weights, choice.labels, *map(Path, inputs)], listing)
+        check_feature_file(path, [item.name for item in listing.items])
+        extractor, batch_size = _prepare(choice, params)
+        check_layer_names(path, extractor.layers)
         classifier = extractor.classifier
-        print_notes(classifier.notes, settings.output)
-        with FeatureFile(settings.path) as file:
+        print_notes(classifier.notes, output)
+        with FeatureFile(path) as file:
             try:
-                failed = _write_rows(settings, listing, extractor, file)
+                workers = params["workers"] or count_cores()
+                results = extract_items(extractor, listing.items, batch_size=batch_size, workers=workers)
+                failed = _write_rows(results, len(listing.items), file, output)
                 if file.names:
-                    file.write(
-                        {"model": classifier.name, "precision": settings.model.precision, "gradcam": __version__}
-                    )
+                    file.write({"model": classifier.name, "precision": choice.precision, "gradcam": __version__})
             except (LayerError, OutputError, StoreError) as error:  # Every other image would fail in the same way.
                 click.echo(f"Error: {escape_controls(str(error))} Nothing was written.", err=True)
                 return 1
-    seconds, written_count = time.perf_counter() - start, len(file.names)
-    device = str(classifier.device)
-    outcome = FeaturesOutcome(
-        settings.path, classifier.name, device, file.layers, written_count, failed, listing.left_out, seconds
-    )
-    print_outcome(None, outcome.to_json, outcome.format, settings.output)
+    counts = [plural(len(file.names), "image"), *([click.style(f"{failed} failed", fg="red")] if failed else [])]
+    counts += [f"{plural(listing.left_out, 'non-image file')} left out"] if listing.left_out else []
+    place = f"{click.style(classifier.name, bold=True)} on {classifier.device}"
+    title = "   ".join([place, ", ".join(counts), f"{time.perf_counter() - start:.1f} s"])
+    to_json = partial(_to_json, path, classifier.name, file, failed)
+    print_outcome(None, to_json, partial(_format, title, path, file), output)
     return int(failed > 0)
 
 
-def _refuse_input_as_output(settings: _FeatureSettings, listing: InputListing) -> None:
+def _to_json(path: Path, model: str, file: FeatureFile, failed: int) -> str:
+    layers = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in file.layers.items()}
+    record = {"schema": SCHEMA, "file": str(path) if file.names else None, "model": model}
+    return json.dumps(add_old_keys(FEATURES, record | {"images": len(file.names), "failed": failed, "layers": layers}))
+
+
+def _format(title: str, path: Path, file: FeatureFile) -> str:
+    if not file.names:
+        return f"{title}\nNothing was written."
+    rows = [(name, " x ".join(map(str, shape)), dtype) for name, (shape, dtype) in file.layers.items()]
+    return "\n".join([title, "", *(f"  {line}" for line in align(rows)), format_written_path(str(path))])
+
+
+def _refuse_input_as_output(path: Path, files: list[Path | None], listing: InputListing) -> None:
     input_paths = [item.content.path for item in listing.items if item.content.path is not None]
-    files = [settings.model.weights, settings.model.labels, *map(Path, settings.inputs)]
-    files += [path for path in input_paths if path.name == settings.path.name]
-    if any(path is not None and is_same_file(settings.path, path) for path in files):
-        raise click.UsageError(f"{settings.path} is an input file and is never overwritten: choose another name.")
+    files += [input_path for input_path in input_paths if input_path.name == path.name]
+    if any(file is not None and is_same_file(path, file) for file in files):
+        raise click.UsageError(f"{path} is an input file and is never overwritten: choose another name.")
 
 
-def _prepare(settings: _FeatureSettings) -> Extractor:
+def _prepare(choice: ModelChoice, params: dict[str, Any]) -> tuple[Extractor, int]:
+    """Load the model, and return the extractor and the batch size."""
     import_torch()
     from gradcam.batch.features import prepare_extractor
     from gradcam.batch.pool import choose_batch_size
     from gradcam.inspection.selection import is_pattern
 
-    layer_name = next((name for name in settings.layers if not is_pattern(name)), None)
-    classifier = load_model(settings.model, layer=layer_name)
+    classifier = load_model(choice, layer=next((name for name in params["layers"] if not is_pattern(name)), None))
     with contextlib.redirect_stdout(sys.stderr):  # Custom models may print.
-        size, layers = settings.batch_size or choose_batch_size(classifier), settings.layers or classifier.layer
-        return prepare_extractor(classifier, layers, pools=settings.pools, reshape=settings.reshape, batch_size=size)
+        options = {"batch_size": params["batch_size"] or choose_batch_size(classifier), "reshape": params["reshape"]}
+        layers = params["layers"] or classifier.layer
+        return prepare_extractor(classifier, layers, pools=params["pools"], **options), options["batch_size"]
 
 
-def _write_rows(settings: _FeatureSettings, listing: InputListing, extractor: Extractor, file: FeatureFile) -> int:
-    from gradcam.batch.features import extract_items
-    from gradcam.batch.pool import choose_batch_size
-    from gradcam.options import count_cores
-
+def _write_rows(
+    results: Generator[tuple[str, Row | GradcamError], None, None], total: int, file: FeatureFile, output: OutputMode
+) -> int:
+    """Write the features of each image, and return the number of images that failed."""
     failed = 0
-    size = settings.batch_size or choose_batch_size(extractor.classifier)
-    generator = extract_items(extractor, listing.items, batch_size=size, workers=settings.workers or count_cores())
-    with show_progress_bar(settings.output, "images", len(listing.items)) as bar, contextlib.closing(generator) as rows:
+    with show_progress_bar(output, "images", total) as bar, contextlib.closing(results) as rows:
         for completed, (name, row) in enumerate(rows, 1):
             if isinstance(row, GradcamError):
                 failed += 1
