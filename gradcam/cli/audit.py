@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command
 from gradcam.cli._job import find_destination, is_same_file, load_model, make_folder, print_notes
 from gradcam.cli._settings import OutputMode, to_model_choice
-from gradcam.cli._terminal import (
-    align,
-    custom_code_context,
-    format_written_path,
-    import_torch,
-    plural,
-    report_waits,
-    show_pass_progress,
-)
 from gradcam.errors import GradcamError, escape_controls
 
 if TYPE_CHECKING:
@@ -69,7 +61,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
     have no class are reported and left out, and the exit status is 1.
     """
     output, start = OutputMode(as_json, quiet), time.perf_counter()
-    import_torch()
+    terminal.import_torch()
     from gradcam.evaluation.shortcuts.audit import audit_items
     from gradcam.evaluation.shortcuts.clusters import check_installed
     from gradcam.images.write import write_image
@@ -78,14 +70,14 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
     check_installed()
     destination = find_destination(params["output"], [], 1)
     sheet = destination.file or destination.folder / SHEET_NAME
-    with report_waits(output):
+    with terminal.report_waits(output):
         items = list_inputs(inputs).items
         if any(item.content.path is not None and is_same_file(Path(item.content.path), sheet) for item in items):
             raise GradcamError(f"{sheet} is an input image and is never overwritten: choose another --output.")
         classifier = load_model(to_model_choice(params), layer=params["layer"])
         print_notes(classifier.notes, output)
         settings: Any = {name: params[name] for name in ("method", "score", "reshape")}
-        with custom_code_context(params["method"]), show_pass_progress(output) as progress:
+        with terminal.custom_code_context(params["method"]), terminal.show_pass_progress(output) as progress:
             audit = audit_items(items, classifier, labels=params["classes"], **settings, progress=progress)
     make_folder(destination.folder)
     write_image(sheet, audit.sheet())
@@ -97,7 +89,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
         click.echo(json.dumps({**audit.to_record(), "sheet": str(sheet)}, allow_nan=False))
     elif not quiet:
         seconds = time.perf_counter() - start
-        files = [format_written_path(str(path)) for path in (sheet, params["page"]) if path]
+        files = [terminal.format_written_path(str(path)) for path in (sheet, params["page"]) if path]
         click.echo("\n".join([*_format(audit, str(classifier.device), seconds), *files, ""]))
     return int(bool(audit.failures))
 
@@ -113,16 +105,11 @@ def _print_failures(audit: Audit) -> None:
 def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     """Yield the lines of the report: the title, a table of the first clusters, and the images to look at first."""
     clusters = audit.clusters
-    image_count = sum(len(cluster.members) for cluster in clusters)
-    yield "   ".join(
-        [
-            f"{click.style(escape_controls(audit.model), bold=True)} on {device}",
-            f"{audit.method} at {escape_controls(audit.layer)}",
-            f"{plural(image_count, 'image')} of {plural(len({c.index for c in clusters}), 'class', 'classes')}",
-            plural(len(clusters), "cluster"),
-            f"{seconds:.1f} s",
-        ]
-    )
+    images = terminal.plural(sum(len(cluster.members) for cluster in clusters), "image")
+    classes = terminal.plural(len({cluster.index for cluster in clusters}), "class", "classes")
+    title = [f"{click.style(escape_controls(audit.model), bold=True)} on {device}"]
+    title += [f"{audit.method} at {escape_controls(audit.layer)}", f"{images} of {classes}"]
+    yield "   ".join([*title, terminal.plural(len(clusters), "cluster"), f"{seconds:.1f} s"])
     yield ""
     yield from _to_table(clusters[:MAX_ROWS])
     if len(clusters) > MAX_ROWS:
@@ -147,17 +134,16 @@ def _to_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
         )
         for rank, cluster in enumerate(clusters, 1)
     ]
-    return [f"  {line}" for line in align(cells, right=(0,))]
+    return [f"  {line}" for line in terminal.align(cells, right=(0,))]
 
 
 def _write_page(path: Path, audit: Audit) -> None:
     from gradcam.report.cards import CardPage
 
-    shown_count, clusters = min(MAX_PAGE_CLUSTERS, len(audit.clusters)), audit.clusters
+    clusters = audit.clusters
     lines = [f"{audit.summary[:1].upper()}{audit.summary[1:]}.", *audit.notes, SUSPICION_NOTE]
-    lines += (
-        [f"This page shows the first {shown_count} of {len(clusters)} clusters."] if shown_count < len(clusters) else []
-    )
+    if len(clusters) > MAX_PAGE_CLUSTERS:
+        lines.append(f"This page shows the first {MAX_PAGE_CLUSTERS} of {len(clusters)} clusters.")
     page = CardPage(
         title=f"Audit of {os.path.basename(audit.model)}",
         summary=[("Method", audit.method), ("Layer", audit.layer), ("Clusters", str(len(clusters)))],

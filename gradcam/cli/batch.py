@@ -15,18 +15,11 @@ import click
 from gradcam.batch.formats import FORMATS, Destination, Format, OpenRun, find_format
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command
 from gradcam.cli._job import list_input_files, load_model, prepare_request, print_notes
 from gradcam.cli._page_maker import PageMaker
 from gradcam.cli._settings import ModelChoice, OutputMode, Settings, to_settings
-from gradcam.cli._terminal import (
-    Display,
-    TerminationSignal,
-    custom_code_context,
-    format_written_path,
-    import_torch,
-    report_waits,
-)
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, escape_controls
 from gradcam.options import FORMATS as PICTURE_FORMATS
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, PIXEL_DEVICES
@@ -164,11 +157,11 @@ def run_batch(batch: BatchOptions) -> int:
 
     _check_options(batch)
     settings = batch.settings
-    with report_waits(batch.output), contextlib.ExitStack() as stack:
+    with terminal.report_waits(batch.output), contextlib.ExitStack() as stack:
         # Check the output before torch is imported and a model is loaded, which takes seconds.
         batch.output_format.check_place(batch.destination)
         listing = list_inputs(batch.inputs, exclude=batch.folder)
-        import_torch()
+        terminal.import_torch()
         engine, device = _start_engine(batch, stack)
         work = _resolve(_find_work(batch, listing, device), batch)
         if batch.resume:
@@ -324,7 +317,7 @@ def _explain(
     from gradcam.sources.shards import TooManyFailuresError
 
     names = [item.name for item in work.items]
-    display = Display(batch.output, len(names), sum(name in results.done for name in names))
+    display = terminal.Display(batch.output, len(names), sum(name in results.done for name in names))
 
     def stop(reason: str) -> None:
         click.echo(escape_controls(reason), err=True)  # Print this first, because closing a store may take long.
@@ -344,7 +337,7 @@ def _explain(
         display.print_failures(results.manifest)
         stop(str(error))
         return 1
-    except (KeyboardInterrupt, TerminationSignal):
+    except (KeyboardInterrupt, terminal.TerminationSignal):
         stop("Stopped.")
         raise
     display.print_failures(results.manifest)
@@ -360,7 +353,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
             return value
         name = value if is_custom(value) else super().convert(value, parameter, context)
         try:
-            with custom_code_context(name):
+            with terminal.custom_code_context(name):
                 return find_format(name)
         except GradcamError as error:
             self.fail(str(error), parameter, context)
@@ -460,8 +453,8 @@ def report_command(folder: Path | Store, quiet: bool) -> int:
     """
     from gradcam.report.gallery import write_report
 
-    with report_waits(OutputMode(as_json=False, quiet=quiet)):
+    with terminal.report_waits(OutputMode(as_json=False, quiet=quiet)):
         page = write_report(folder)
     if not quiet:
-        click.echo(format_written_path(str(page)))
+        click.echo(terminal.format_written_path(str(page)))
     return 0

@@ -14,6 +14,7 @@ import click
 
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command
 from gradcam.cli._job import (
     ImageResult,
@@ -27,13 +28,6 @@ from gradcam.cli._job import (
     write_file,
 )
 from gradcam.cli._settings import OutputMode, to_single_target, to_single_target_settings
-from gradcam.cli._terminal import (
-    custom_code_context,
-    format_title,
-    format_written_path,
-    import_torch,
-    show_pass_progress,
-)
 from gradcam.errors import GradcamError, escape_controls
 from gradcam.evaluation.heatmap_sources import CONTROLS, find_explainable
 from gradcam.options import MAX_SEED
@@ -63,7 +57,7 @@ def _format(title: str, verdict: Verdict, panel: str) -> str:
         lines += [*_wrap(test.reason, " " * (COLUMN + 4)), ""]
     meaning = f" {PASSED_NOTE}" if verdict.outcome == "passed" else ""
     lines += [f"  Verdict: {_style(verdict.outcome)}.{meaning}", *_wrap(verdict.summary, "  ")]
-    return "\n".join([*lines, format_written_path(panel), ""])
+    return "\n".join([*lines, terminal.format_written_path(panel), ""])
 
 
 def _wrap(text: str, indent: str) -> list[str]:
@@ -123,8 +117,8 @@ def check_command(
     """
     output = OutputMode(as_json, quiet)
     require_images(images, output)
-    import_torch()
-    with custom_code_context(*params["methods"]):
+    terminal.import_torch()
+    with terminal.custom_code_context(*params["methods"]):
         methods = [*{method.name: method for method in map(find_explainable, params["methods"])}.values()]
     settings = to_single_target_settings(params, params["class_"])
     inputs, results = list_input_files(images, settings.target_choice), len(images) * max(1, len(methods))
@@ -143,7 +137,7 @@ def check_command(
         write_file(path, verdict.panel())
         outcomes.append(verdict.outcome)
         size, seconds = prepared.reading.picture.shape, time.perf_counter() - start
-        title = format_title(str(image), size, verdict.model, classifier.device, seconds)
+        title = terminal.format_title(str(image), size, verdict.model, classifier.device, seconds)
         return {**verdict.to_record(), "panel": str(path)}, partial(_format, title, verdict, str(path))
 
     processes = [partial(process, method) for method in methods or [None]]  # None: the model's default method
@@ -168,5 +162,5 @@ def _check(
     from gradcam.evaluation.checks.check import check
 
     other_images = [other for path, other in options["other_images"].items() if path != image]
-    with show_pass_progress(output) as progress:
+    with terminal.show_pass_progress(output) as progress:
         return check(classifier, prepared, **{**options, "other_images": other_images}, progress=progress)

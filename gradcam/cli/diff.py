@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, make_folder, print_notes, to_record, write_file
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
-from gradcam.cli._terminal import (
-    align,
-    custom_code_context,
-    format_written_path,
-    import_torch,
-    plural,
-    shorten_name,
-    show_pass_progress,
-)
 from gradcam.errors import GradcamError, LayerError, ModelError, escape_controls
 from gradcam.evaluation.snapshots.gate import CONDITION_NAMES, MIN_ALIKE_CORRELATION, Gate, parse_condition
 from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name
@@ -55,23 +47,13 @@ def _options_for(role: str) -> Callable[[options.Command], options.Command]:
     )
 
 
-@dataclass(frozen=True)
-class DiffArguments:
-    """The images, and two models, or one model and a snapshot file to compare with (`against`) or write (`save`)."""
-
-    models: Sequence[str]
-    images: Sequence[str]
-    against: Path | None
-    save: Path | None
-
-
-def _split_arguments(words: Sequence[str], against: Path | None, save: Path | None) -> DiffArguments:
+def _split_arguments(words: tuple[str, ...], params: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Split the arguments into models and images. Raise `click.UsageError` if a model or all images are missing."""
-    if against is not None and save is not None:
+    if params["against"] is not None and params["save"] is not None:
         raise click.UsageError(
             "--against compares with a snapshot, but --save takes a snapshot: give only one of them."
         )
-    count = 1 if against is not None or save is not None else 2
+    count = 2 if params["against"] is params["save"] is None else 1
     are_images = [word.endswith(("/", os.sep)) or Path(word).suffix.lower() in READ_SUFFIXES for word in words[:count]]
     if any(are_images):
         word = words[are_images.index(True)]
@@ -81,7 +63,7 @@ def _split_arguments(words: Sequence[str], against: Path | None, save: Path | No
         )
     if len(words) <= count:
         raise click.UsageError("There are no images: give files or folders after the model names.")
-    return DiffArguments(words[:count], words[count:], against, save)
+    return words[:count], words[count:]
 
 
 @click.command("diff", cls=Command, main_options=["--against"])
@@ -124,18 +106,18 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: A
     the heatmaps' centres of mass, as a percentage of the image diagonal.
     """
     output, start = OutputMode(as_json, quiet), time.perf_counter()
-    arguments = _split_arguments(words, params["against"], params["save"])
+    models, images = _split_arguments(words, params)
     unfit = [name for name in MODEL_OPTIONS if params[f"{name}_old"] is not None]
-    if unfit and len(arguments.models) == 1:
+    if unfit and len(models) == 1:
         raise click.UsageError(
             f"--{unfit[0]}-old needs two models, OLD NEW, but only one is given: remove --{unfit[0]}-old."
         )
-    import_torch()
-    if arguments.save is not None:
-        return _save(arguments, params, output)
-    diff, titles = _compare(arguments, params, output)
+    terminal.import_torch()
+    if params["save"] is not None:
+        return _save(models[0], images, params, output)
+    diff, titles = _compare(models, images, params, output)
     gate = diff.gate([condition.text for condition in params["conditions"]])
-    panels = _write_panels(diff, params["output"], arguments) if params["output"] else {}
+    panels = _write_panels(diff, params["output"], images) if params["output"] else {}
     if params["junit"]:
         write_file(params["junit"], gate.to_junit())
     if params["page"]:
@@ -146,15 +128,13 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: A
     if as_json:
         _print_records(diff, gate, panels)
     elif not quiet:
-        models, seconds = " → ".join(map(escape_controls, titles)), time.perf_counter() - start
-        heading = f"{models}   {_describe_place(diff)}   {seconds:.1f} s"
+        title, seconds = " → ".join(map(escape_controls, titles)), time.perf_counter() - start
+        layers = " → ".join(dict.fromkeys(escape_controls(origin.layer) for origin in (diff.old, diff.new)))
+        heading = f"{title}   {diff.new.method} at {layers}   {seconds:.1f} s"
+        summary = f"  {diff.summary[:1].upper()}{diff.summary[1:]}."
         written = [params["output"], params["page"], params["junit"]]
-        arrows = [format_written_path(str(path)) for path in written if path]
-        click.echo(
-            "\n".join(
-                [heading, "", *_to_table(diff.rows), f"  {diff.summary[:1].upper()}{diff.summary[1:]}.", *arrows, ""]
-            )
-        )
+        arrows = [terminal.format_written_path(str(path)) for path in written if path]
+        click.echo("\n".join([heading, "", *_to_table(diff.rows), summary, *arrows, ""]))
     for line in _describe_gate(gate):
         click.echo(line, err=True)
     return int(bool(diff.failures) or gate.is_met)
@@ -162,13 +142,10 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: A
 
 def _load(role: str, name: str, params: dict[str, Any], layer: str | None = None) -> tuple[Classifier, str]:
     """Load the old or the new model, and return it with its title. Errors name the role of the model."""
-    model_params = {option: params[f"{option}_{role}"] for option in MODEL_OPTIONS}
-    choice = replace(to_model_choice(params), model=name, task="auto")
-    choice = replace(
-        choice,
-        **{option: model_params[option] for option in ("weights", "precision") if model_params[option] is not None},
-    )
-    layer = model_params["layer"] or params["layer"] or layer
+    values = {option: params[f"{option}_{role}"] for option in MODEL_OPTIONS}
+    layer = values.pop("layer") or params["layer"] or layer
+    changes = {option: value for option, value in values.items() if value is not None}
+    choice = replace(to_model_choice(params), model=name, task="auto", **changes)
     try:
         classifier = load_model(choice, layer=layer)
         if classifier.task != "classification":
@@ -184,67 +161,61 @@ def _title(choice: ModelChoice) -> str:
     return " ".join([str(choice.model), *weights, *([] if choice.precision == "fp32" else [choice.precision])])
 
 
-def _save(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) -> int:
+def _save(model: str, images: Sequence[str], params: dict[str, Any], output: OutputMode) -> int:
     from gradcam.evaluation.snapshots.snapshot import check_snapshot_path, take_snapshot
 
     if params["conditions"] or params["junit"] or params["page"] or params["output"]:
         raise click.UsageError("--save compares nothing: remove --fail-if, --junit, --page and --output.")
-    path: Any = arguments.save
-    check_snapshot_path(path)
-    classifier, title = _load("new", arguments.models[0], params)
+    check_snapshot_path(params["save"])
+    classifier, title = _load("new", model, params)
     print_notes(classifier.notes, output)
-    with custom_code_context(params["method"]), show_pass_progress(output) as progress:
+    with terminal.custom_code_context(params["method"]), terminal.show_pass_progress(output) as progress:
         options: Any = {"method": params["method"], "reshape": params["reshape"], "progress": progress}
-        snap = take_snapshot(classifier, arguments.images, **options)
-    snap.save(path)
+        snap = take_snapshot(classifier, images, **options)
+    snap.save(params["save"])
+    origin = snap.origin
     for reason in snap.failures.values():
         click.echo(reason, err=True)
     if output.as_json:
         for entry in snap.entries:
-            label = snap.origin.label(entry.predicted)
+            label = origin.label(entry.predicted)
             prediction = {"index": entry.predicted, "label": label, "probability": entry.probability}
-            click.echo(to_record(entry.name, snap.origin.model, None, {"predictions": [prediction]}))
+            click.echo(to_record(entry.name, origin.model, None, {"predictions": [prediction]}))
         for name, reason in snap.failures.items():
-            click.echo(to_record(name, snap.origin.model, reason, {}))
+            click.echo(to_record(name, origin.model, reason, {}))
     elif not output.quiet:
-        origin = snap.origin
-        click.echo(
-            f"{escape_controls(title)}   {origin.method} at {escape_controls(origin.layer)}   "
-            f"{plural(len(snap.entries), 'image')}"
-        )
-        click.echo(format_written_path(str(path)))
+        count, layer = terminal.plural(len(snap.entries), "image"), escape_controls(origin.layer)
+        click.echo(f"{escape_controls(title)}   {origin.method} at {layer}   {count}")
+        click.echo(terminal.format_written_path(str(params["save"])))
     return int(bool(snap.failures))
 
 
-def _compare(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) -> tuple[Diff, list[str]]:
+def _compare(
+    models: Sequence[str], images: Sequence[str], params: dict[str, Any], output: OutputMode
+) -> tuple[Diff, list[str]]:
     """Compare the models, and return the result and the titles of both models."""
     from gradcam.evaluation.snapshots.diff import diff
     from gradcam.evaluation.snapshots.snapshot import read_snapshot
 
     old: Classifier | Snapshot
-    if arguments.against is not None:
-        old = read_snapshot(arguments.against)
-        title, layer = f"{old.origin.model} in {arguments.against.name}", old.origin.layer
+    if params["against"] is not None:
+        old = read_snapshot(params["against"])
+        title, layer = f"{old.origin.model} in {params['against'].name}", old.origin.layer
     else:
-        old, title = _load("old", arguments.models[0], params)
+        old, title = _load("old", models[0], params)
         print_notes(old.notes, output)
-        with custom_code_context(params["method"]):
+        with terminal.custom_code_context(params["method"]):
             layer = old.layer_for(params["method"] or old.default_method)
     try:
-        new, new_title = _load("new", arguments.models[-1], params, layer)
+        new, new_title = _load("new", models[-1], params, layer)
     except LayerError:
         # NEW has no layer with the name of OLD's layer: use the default layer of NEW. If --layer names the layer, the
         # same error is raised again.
-        new, new_title = _load("new", arguments.models[-1], params)
-    print_notes([note for note in new.notes if arguments.against or note not in getattr(old, "notes", ())], output)
-    with custom_code_context(params["method"]), show_pass_progress(output) as progress:
+        new, new_title = _load("new", models[-1], params)
+    print_notes([note for note in new.notes if params["against"] or note not in getattr(old, "notes", ())], output)
+    with terminal.custom_code_context(params["method"]), terminal.show_pass_progress(output) as progress:
         options: Any = {"method": params["method"], "reshape": params["reshape"], "alike": params["alike"]}
-        return diff(old, new, arguments.images, **options, progress=progress), [title, new_title]
-
-
-def _describe_place(diff: Diff) -> str:
-    layers = dict.fromkeys(escape_controls(origin.layer) for origin in (diff.old, diff.new))
-    return f"{diff.new.method} at {' → '.join(layers)}"
+        return diff(old, new, images, **options, progress=progress), [title, new_title]
 
 
 def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
@@ -253,24 +224,20 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
         return
     listed = rows[:ROWS]
     cells = [("image", "old", "new", "correlation", "top 30 %", "moved")]
-    cells += [
-        (
-            _shorten_start(row.image),
-            _format_prediction(row.old),
-            _format_prediction(row.new),
-            f"{row.correlation:.3f}",
-            f"{100 * row.overlap:.0f} %",
-            f"{100 * row.moved:.1f} %",
-        )
-        for row in listed
-    ]
+    cells += [(_shorten_start(row.image), *_to_cells(row)) for row in listed]
     labels = ["", *(click.style(label, fg=colour) for label, colour in (CHANGE_LABELS[row.change] for row in listed))]
-    for line, label in zip(align(cells, right=(3, 4, 5)), labels):
+    for line, label in zip(terminal.align(cells, right=(3, 4, 5)), labels):
         yield f"  {line}   {label}".rstrip()
     if len(rows) > ROWS:
         more = sum(row.change != "none" for row in rows[ROWS:])
         yield f"  and {len(rows) - ROWS} more, {f'{more} of them not alike' if more else 'all alike'} (--json lists them)"
     yield ""
+
+
+def _to_cells(row: ImageDiff) -> tuple[str, ...]:
+    """Format both predictions, the correlation, the overlap of the highest 30 % and the distance moved."""
+    predictions = _format_prediction(row.old), _format_prediction(row.new)
+    return *predictions, f"{row.correlation:.3f}", f"{100 * row.overlap:.0f} %", f"{100 * row.moved:.1f} %"
 
 
 def _shorten_start(name: str) -> str:
@@ -280,7 +247,8 @@ def _shorten_start(name: str) -> str:
 
 
 def _format_prediction(top: Prediction) -> str:
-    return f"{shorten_name(escape_controls(name_class(top.index, top.label)), MAX_NAME)} {100 * top.probability:.0f} %"
+    name = terminal.shorten_name(escape_controls(name_class(top.index, top.label)), MAX_NAME)
+    return f"{name} {100 * top.probability:.0f} %"
 
 
 def _describe_gate(gate: Gate) -> Iterator[str]:
@@ -291,7 +259,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
             parsed = parse_condition(condition)
             worst = sorted(cases, key=lambda case: case.values[parsed.name], reverse=parsed.sign == ">")[0]
             example = f"{escape_controls(worst.name)} has {worst.values[parsed.name]:.4g}"
-            image_count = "" if parsed.of_mean else f" in {plural(len(cases), 'image')}"
+            image_count = "" if parsed.of_mean else f" in {terminal.plural(len(cases), 'image')}"
             yield f"Failed: {condition}{image_count}: {example}"
 
 
@@ -304,12 +272,12 @@ def _print_records(diff: Diff, gate: Gate, panels: dict[str, str]) -> None:
         click.echo(to_record(name, diff.new.model, reason, {}))
 
 
-def _write_panels(diff: Diff, folder: Path, arguments: DiffArguments) -> dict[str, str]:
+def _write_panels(diff: Diff, folder: Path, images: Sequence[str]) -> dict[str, str]:
     """Write a panel for each image. Return the paths by image name."""
     from gradcam.images.write import write_image
 
     make_folder(folder)
-    names, paths = OutputNames(folder, map(Path, arguments.images)), {}
+    names, paths = OutputNames(folder, map(Path, images)), {}
     for row in diff.rows:
         (path,) = names.claim([join_name(PurePosixPath(row.image).stem, "-diff.png")])
         write_image(path, row.panel())
@@ -320,11 +288,9 @@ def _write_panels(diff: Diff, folder: Path, arguments: DiffArguments) -> dict[st
 def _write_page(path: Path, diff: Diff, titles: Sequence[str]) -> None:
     from gradcam.report.cards import CardPage
 
-    shown_count = len(diff.rows[:MAX_PAGE_IMAGES])
     lines = [f"{diff.summary[:1].upper()}{diff.summary[1:]}.", *diff.notes]
-    lines += (
-        [f"This page shows the first {shown_count} of {len(diff.rows)} images."] if shown_count < len(diff.rows) else []
-    )
+    if len(diff.rows) > MAX_PAGE_IMAGES:
+        lines.append(f"This page shows the first {MAX_PAGE_IMAGES} of {len(diff.rows)} images.")
     lines.append(
         "Both heatmaps explain the class that the old model predicts. Correlation: the rank correlation of their pixels; 1 "
         "means that the pixels have the same order. Top 30 %: the overlap of the highest 30 % of the pixels; unrelated "
@@ -354,10 +320,5 @@ def _to_card(row: ImageDiff) -> Card:
         images = row.draw()
     except GradcamError:  # The image may have been deleted meanwhile, but its numbers are still useful.
         images = {}
-    facts = [
-        ("Old", _format_prediction(row.old)),
-        ("New", _format_prediction(row.new)),
-        ("Correlation", f"{row.correlation:.3f}"),
-    ]
-    facts += [("Top 30 %", f"{100 * row.overlap:.0f} %"), ("Moved", f"{100 * row.moved:.1f} %")]
+    facts = [*zip(("Old", "New", "Correlation", "Top 30 %", "Moved"), _to_cells(row))]
     return Card(row.image, CHANGE_LABELS[row.change][0], facts, images, is_bad=row.change != "none")

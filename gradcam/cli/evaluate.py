@@ -17,19 +17,10 @@ import click
 
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, print_notes
 from gradcam.cli._settings import OutputMode, Settings, to_single_target, to_single_target_settings
-from gradcam.cli._terminal import (
-    TerminationSignal,
-    custom_code_context,
-    describe_resume,
-    format_written_path,
-    import_torch,
-    plural,
-    report_waits,
-    show_progress_bar,
-)
 from gradcam.errors import OutputError, StoreError, escape_controls, to_pip_command
 from gradcam.evaluation.heatmap_sources import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
@@ -129,8 +120,8 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
 
     # Check all arguments before torch is imported and a model is loaded, which takes seconds.
     annotations, paths = params["annotations"], None if params["output"] is None else _find_paths(params["output"])
-    with report_waits(output):
-        with custom_code_context(*params["methods"], *params["metrics"]):
+    with terminal.report_waits(output):
+        with terminal.custom_code_context(*params["methods"], *params["metrics"]):
             plan = make_plan(
                 params["methods"] or DEFAULT_METHODS,
                 params["metrics"] or None,
@@ -159,7 +150,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
 def _prepare(
     items: Sequence[Any], plan: StudyPlan, study_options: StudyOptions, settings: Settings, output: OutputMode
 ) -> Study:
-    import_torch()
+    terminal.import_torch()
     from gradcam.evaluation.study.prepare import prepare_study
 
     classifier = load_model(settings.model, layer=study_options.layer)
@@ -188,7 +179,7 @@ def _print_start(study: Study, output: OutputMode) -> None:
     if output.quiet or output.as_json:
         return
     setup, images, mosaics = study.conditions, len(study.items), len(study.compositions)
-    counts = [plural(images, "image"), *([plural(mosaics, "mosaic") + " of four"] if mosaics else [])]
+    counts = [terminal.plural(images, "image"), *([terminal.plural(mosaics, "mosaic") + " of four"] if mosaics else [])]
     click.echo(
         f"{', '.join(counts)}   {setup.model} on {setup.device}   layer {setup.layer}   seed {setup.seed}", err=True
     )
@@ -201,17 +192,17 @@ def _run(study: Study, journal: Journal | None, output: OutputMode) -> list[Stud
     entries: list[StudyEntry] = []
     standard_output = sys.stdout
     try:
-        with show_progress_bar(output, "heatmaps", study.total) as bar:
+        with terminal.show_progress_bar(output, "heatmaps", study.total) as bar:
             for entry in study.run(journal, progress=bar.update):
                 entries.append(entry)
                 if output.as_json:
                     click.echo(entry.to_json(), file=standard_output)
-    except (KeyboardInterrupt, TerminationSignal, OutputError, StoreError):
+    except (KeyboardInterrupt, terminal.TerminationSignal, OutputError, StoreError):
         total = len(study.items) + len(study.compositions)
         note = "" if journal is not None else " Without --output, these results are lost."
         click.echo(f"Stopped: {len(entries)} of {total} images and mosaics evaluated.{note}", err=True)
         if journal is not None:
-            click.echo(describe_resume(), err=True)
+            click.echo(terminal.describe_resume(), err=True)
         raise
     return entries
 
@@ -227,7 +218,7 @@ def _finish(study: Study, results: Results, paths: ResultPaths | None, output: O
         click.echo(format_results(results))
     for path in () if paths is None else _write_all(study, results, paths, output):
         if prints_results:
-            click.echo(format_written_path(str(path)))
+            click.echo(terminal.format_written_path(str(path)))
     return int(bool(results.failures))
 
 

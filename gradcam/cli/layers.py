@@ -13,19 +13,11 @@ import click
 
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_models
 from gradcam.cli._job import check_model_name
 from gradcam.cli._settings import to_model_choice, to_word
-from gradcam.cli._terminal import (
-    align,
-    custom_code_context,
-    find_fitting_depth,
-    format_shape,
-    import_torch,
-    quote_command,
-    shorten_name,
-)
 from gradcam.errors import LayerError, escape_controls, find_similar_names, join_names, shorten
 from gradcam.storage.records import SCHEMA
 
@@ -71,7 +63,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
 
 
 def _table(rows: Sequence[LayerRow]) -> list[str]:
-    titles, *lines = align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
+    titles, *lines = terminal.align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
     return [f"  {titles}", *map(_mark, rows, lines)]
 
 
@@ -81,8 +73,8 @@ def _cells(row: LayerRow) -> tuple[str, ...]:
         place = f"{place}, but its cells are not aligned with the image"
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
     parameters = f"{row.parameters:,}" if row.parameters else "-"
-    output = "-" if row.shape is None else format_shape(row.shape)
-    kind = escape_controls(shorten_name(row.type, MAX_TYPE))
+    output = "-" if row.shape is None else terminal.format_shape(row.shape)
+    kind = escape_controls(terminal.shorten_name(row.type, MAX_TYPE))
     return escape_controls(row.name), kind, output, _stride(row), parameters, place
 
 
@@ -108,7 +100,7 @@ def _suggest_command(survey: Survey, words: Sequence[str]) -> str:
             f"This model takes volumes. Explain a volume in Python: gradcam.explain(model, volume, '{suggested.name}')."
         )
     layer_options = [] if survey.is_of_task else ["--layer", suggested.name]
-    return quote_command(["gradcam", "run", "photo.jpg", *words, *layer_options])
+    return terminal.quote_command(["gradcam", "run", "photo.jpg", *words, *layer_options])
 
 
 @click.command("layers", cls=Command)
@@ -132,13 +124,13 @@ def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as
     choice = to_model_choice(model)
     name, pattern = _split_arguments(names, choice.model)
     check_model_name(name)
-    import_torch()
+    terminal.import_torch()
 
     from gradcam.models.providers import DEFAULT_MODEL
     from gradcam.models.skeletons import survey
 
     size = (choice.size, choice.size) if isinstance(choice.size, int) else choice.size
-    with custom_code_context(name):
+    with terminal.custom_code_context(name):
         model_survey = survey(name or DEFAULT_MODEL, size=size)
     rows = _select_rows(model_survey.rows, pattern, depth, show_all=show_all or as_json)
     if as_json:
@@ -166,7 +158,7 @@ def _select_rows(
     if pattern is not None:
         rows = _find_matching(rows, pattern)
     elif depth is None and not show_all:
-        depth = find_fitting_depth([_depth(row) for row in rows])
+        depth = terminal.find_fitting_depth([_depth(row) for row in rows])
     return [row for row in rows if depth is None or _depth(row) <= depth or (row.is_suggested and pattern is None)]
 
 

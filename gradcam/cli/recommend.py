@@ -13,18 +13,10 @@ import click
 
 from gradcam.cam.methods.table import METHODS, find_method
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice, to_word
-from gradcam.cli._terminal import (
-    align,
-    import_torch,
-    plural,
-    print_above_bar,
-    quote_command,
-    report_waits,
-    show_pass_progress,
-)
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation.intervals import MIN_IMAGES_TO_COMPARE
 from gradcam.options import MAX_SEED, SCORES
@@ -119,7 +111,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
     reported and left out, and the exit status is 1.
     """
     output = OutputMode(as_json, quiet)
-    import_torch()
+    terminal.import_torch()
     from gradcam.evaluation.annotations import read_annotations
     from gradcam.evaluation.recommendation import recommend, resolve_layer_names
     from gradcam.sources.collect import list_inputs
@@ -128,7 +120,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
         click.echo(f"--least is now --min-probability. The old name will be removed in gradcam {REMOVED_IN}.", err=True)
         params["min_probability"] = old_value
     start, choice, layers = time.perf_counter(), to_model_choice(params), params["layers"]
-    with report_waits(output):
+    with terminal.report_waits(output):
         listing = list_inputs(inputs)
         classifier = _load(choice, layers)
         options = {name: params[name] for name in ("scores", "min_probability", "seed", "reshape")}
@@ -137,7 +129,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
         names, path = [item.name for item in listing.items], params["annotations"]
         annotations = None if path is None else read_annotations(path, names=names, find_class=classifier.find_class)
         items = _sample(listing.items, params["limit"], params["seed"])
-        with show_pass_progress(output) as progress:
+        with terminal.show_pass_progress(output) as progress:
             images, options["objects"], failed = _read(classifier, items, annotations)
             recommendation = recommend(
                 classifier, images, methods=params["methods"] or None, progress=progress, **options
@@ -186,7 +178,7 @@ def _read(
         prepared = read_item(classifier, replace(item, wanted=None)).picture  # Ignore the classes in an image list.
         if isinstance(prepared, GradcamError):
             failed += 1
-            print_above_bar(str(prepared))
+            terminal.print_above_bar(str(prepared))
         else:
             images[item.name] = prepared.image
             if annotations is not None:
@@ -231,7 +223,7 @@ class RecommendResult:
         height, width = result.size
         title = [f"{click.style(result.model, bold=True)} on {self.device}", self._count_images()]
         title += [
-            f"{plural(result.mosaics, 'mosaic')} of {width} x {height}",
+            f"{terminal.plural(result.mosaics, 'mosaic')} of {width} x {height}",
             f"seed {result.seed}",
             f"{self.seconds:.1f} s",
         ]
@@ -256,7 +248,7 @@ class RecommendResult:
             "not in a mosaic": self.sampled_count - self.failed - used_count,
         }
         exclusions = [f"{count} {reason}" for reason, count in excluded.items() if count]
-        return ", ".join([f"{used_count} of {plural(self.given_count, 'image')}", *exclusions])
+        return ", ".join([f"{used_count} of {terminal.plural(self.given_count, 'image')}", *exclusions])
 
     def _sentences(self) -> Iterator[str]:
         """Yield the answer to each question, its reason and the command."""
@@ -279,7 +271,7 @@ class RecommendResult:
         words += ["--method", combination.method]
         if combination.score not in (None, "logit"):
             words += ["--score", str(combination.score)]
-        return quote_command([*words, "--layer", combination.layer])
+        return terminal.quote_command([*words, "--layer", combination.layer])
 
 
 def _explain(answer: Answer, result: Recommendation) -> str:
@@ -317,7 +309,7 @@ def _table(rows: Sequence[Row], recommendation: Recommendation) -> list[str]:
         "*": recommendation.default,
     }
     prefixes = ["".join(mark if row is marked_row else " " for mark, marked_row in marks.items()) for row in rows]
-    table = [f"{mark} {line}" for mark, line in zip(["   ", *prefixes], align(cells, "  "))]
+    table = [f"{mark} {line}" for mark, line in zip(["   ", *prefixes], terminal.align(cells, "  "))]
     styled = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]
     return [*styled, "", "1: best for one object   4: best for several objects   *: default"]
 

@@ -15,18 +15,10 @@ import click
 
 from gradcam._version import __version__
 from gradcam.cli import _options as options
+from gradcam.cli import _terminal as terminal
 from gradcam.cli._commands import Command
 from gradcam.cli._job import is_same_file, load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
-from gradcam.cli._terminal import (
-    align,
-    format_written_path,
-    import_torch,
-    plural,
-    print_above_bar,
-    report_waits,
-    show_progress_bar,
-)
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, escape_controls
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, count_cores
 from gradcam.renames import FEATURES, add_old_keys
@@ -87,7 +79,7 @@ def features_command(inputs: tuple[str, ...], path: Path, as_json: bool, quiet: 
     from gradcam.sources.collect import list_inputs
 
     start = time.perf_counter()
-    with report_waits(output):
+    with terminal.report_waits(output):
         listing = list_inputs(inputs)
         _refuse_input_as_output(path, [choice.weights, choice.labels, *map(Path, inputs)], listing)
         check_feature_file(path, [item.name for item in listing.items])
@@ -105,8 +97,11 @@ def features_command(inputs: tuple[str, ...], path: Path, as_json: bool, quiet: 
             except (LayerError, OutputError, StoreError) as error:  # Every other image would fail in the same way.
                 click.echo(f"Error: {escape_controls(str(error))} Nothing was written.", err=True)
                 return 1
-    counts = [plural(len(file.names), "image"), *([click.style(f"{failed} failed", fg="red")] if failed else [])]
-    counts += [f"{plural(listing.left_out, 'non-image file')} left out"] if listing.left_out else []
+    counts = [
+        terminal.plural(len(file.names), "image"),
+        *([click.style(f"{failed} failed", fg="red")] if failed else []),
+    ]
+    counts += [f"{terminal.plural(listing.left_out, 'non-image file')} left out"] if listing.left_out else []
     place = f"{click.style(classifier.name, bold=True)} on {classifier.device}"
     title = "   ".join([place, ", ".join(counts), f"{time.perf_counter() - start:.1f} s"])
     to_json = partial(_to_json, path, classifier.name, file, failed)
@@ -124,7 +119,9 @@ def _format(title: str, path: Path, file: FeatureFile) -> str:
     if not file.names:
         return f"{title}\nNothing was written."
     rows = [(name, " x ".join(map(str, shape)), dtype) for name, (shape, dtype) in file.layers.items()]
-    return "\n".join([title, "", *(f"  {line}" for line in align(rows)), format_written_path(str(path))])
+    return "\n".join(
+        [title, "", *(f"  {line}" for line in terminal.align(rows)), terminal.format_written_path(str(path))]
+    )
 
 
 def _refuse_input_as_output(path: Path, files: list[Path | None], listing: InputListing) -> None:
@@ -136,7 +133,7 @@ def _refuse_input_as_output(path: Path, files: list[Path | None], listing: Input
 
 def _prepare(choice: ModelChoice, params: dict[str, Any]) -> tuple[Extractor, int]:
     """Load the model, and return the extractor and the batch size."""
-    import_torch()
+    terminal.import_torch()
     from gradcam.batch.features import prepare_extractor
     from gradcam.batch.pool import choose_batch_size
     from gradcam.inspection.selection import is_pattern
@@ -153,11 +150,11 @@ def _write_rows(
 ) -> int:
     """Write the features of each image, and return the number of images that failed."""
     failed = 0
-    with show_progress_bar(output, "images", total) as bar, contextlib.closing(results) as rows:
+    with terminal.show_progress_bar(output, "images", total) as bar, contextlib.closing(results) as rows:
         for completed, (name, row) in enumerate(rows, 1):
             if isinstance(row, GradcamError):
                 failed += 1
-                print_above_bar(str(row))
+                terminal.print_above_bar(str(row))
             else:
                 file.add(name, row)
             bar.update(completed)
