@@ -7,9 +7,8 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +52,11 @@ LEGEND = {
     LEVEL: "not distinguished from the best method (Holm correction for all pairs of methods)",
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
+# The attribute of a ranking for each mark, and the style of the cell. A cell has the first mark that applies.
+MARKS = {BEST: "is_best", LEVEL: "is_level", FOOLED: "beats_all"}
+STYLES: dict[str, dict[str, Any]] = {
+    BEST: {"fg": "green", "bold": True}, LEVEL: {"fg": "green"}, FOOLED: {"fg": "yellow"}
+}  # fmt: skip
 MAX_LISTED_METHODS = 3  # in the last printed line
 
 
@@ -78,6 +82,7 @@ MAX_LISTED_METHODS = 3  # in the last printed line
 @options.option(
     "--annotations PATH",
     "Object annotations for the localisation metrics. Give boxes (.csv), a folder of label masks, or COCO (.json).",
+    click.Path(path_type=Path),
 )
 @options.model
 @options.layer("Target layer of all methods.  [default: each method's default]")
@@ -119,23 +124,20 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
     from gradcam.sources.collect import list_inputs
 
     # Check all arguments before torch is imported and a model is loaded, which takes seconds.
-    annotations, paths = params["annotations"], None if params["output"] is None else _find_paths(params["output"])
+    paths = None if params["output"] is None else _find_paths(params["output"])
     with terminal.report_waits(output):
         with terminal.custom_code_context(*params["methods"], *params["metrics"]):
             plan = make_plan(
                 params["methods"] or DEFAULT_METHODS,
                 params["metrics"] or None,
                 controls=None if params["controls"] else (),
-                has_annotations=annotations is not None,
+                has_annotations=params["annotations"] is not None,
             )
-        _check_paths(paths, mode)
+        if paths is not None:
+            _check_paths(paths, mode)
         items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items
-        study_params: dict[str, Any] = {
-            field.name: params[field.name] for field in fields(StudyOptions) if field.name in params
-        }
-        study_options = StudyOptions(
-            **study_params | {"annotations": None if annotations is None else Path(annotations)}
-        )
+        names = [field.name for field in fields(StudyOptions) if field.name in params]
+        study_options = StudyOptions(**{name: params[name] for name in names})
         study = _prepare(items, plan, study_options, to_single_target_settings(params, params["class_"]), output)
         _print_start(study, output)
         with _open(paths, mode, study) as journal:
@@ -157,9 +159,8 @@ def _prepare(
     target, target_options = to_single_target(settings, classifier), {*settings.target_choice.option_names}
     if classifier.task == "detection":
         target_options -= {"--text"}  # text prompts, not a target
-    if (
-        classifier.task != "classification" and not target_options
-    ):  # Explain the best detection of the class, or of any class.
+    if classifier.task != "classification" and not target_options:
+        # Explain the best detection of the class, or of any class.
         target = classifier.find_class(settings.classes[0]) if settings.classes else None
     study_options = replace(study_options, target=target)
     print_notes(classifier.notes, output)
@@ -179,13 +180,10 @@ def _print_start(study: Study, output: OutputMode) -> None:
     if output.quiet or output.as_json:
         return
     setup, images, mosaics = study.conditions, len(study.items), len(study.compositions)
-    counts = [terminal.plural(images, "image"), *([terminal.plural(mosaics, "mosaic") + " of four"] if mosaics else [])]
-    click.echo(
-        f"{', '.join(counts)}   {setup.model} on {setup.device}   layer {setup.layer}   seed {setup.seed}", err=True
-    )
-    click.echo(f"{setup.score} of {setup.target}; {setup.resizing}", err=True)
-    for line in describe_cost(study.plan, images, mosaics):
-        click.echo(line, err=True)
+    count = terminal.plural(images, "image") + (f", {terminal.plural(mosaics, 'mosaic')} of four" if mosaics else "")
+    title = f"{count}   {setup.model} on {setup.device}   layer {setup.layer}   seed {setup.seed}"
+    lines = [title, f"{setup.score} of {setup.target}; {setup.resizing}", *describe_cost(study.plan, images, mosaics)]
+    click.echo("\n".join(lines), err=True)
 
 
 def _run(study: Study, journal: Journal | None, output: OutputMode) -> list[StudyEntry]:
@@ -247,11 +245,9 @@ def _find_paths(output: str) -> ResultPaths:
     return ResultPaths(path.parent, path)
 
 
-def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
+def _check_paths(paths: ResultPaths, mode: Mode) -> None:
     from gradcam.evaluation.study.journal import check_journal
 
-    if paths is None:
-        return
     if paths.folder.exists() and not paths.folder.is_dir():
         raise OutputError(f"{paths.folder}: is a file, expected a folder for the results; choose another --output")
     check_journal(paths.journal, mode)
@@ -286,22 +282,17 @@ def format_results(results: Results, *, width: int | None = None) -> str:
     rankings, plan = compare_methods(results), results.plan
     columns = width or shutil.get_terminal_size((WIDTH, 24)).columns
     metrics = [name for name in plan.metrics if any(metric == name for _, metric in rankings)]
-    means = {name: {metric: _mean_cell(rankings[name, metric]) for metric in metrics} for name in plan.names}
+    cells = {key: _cell(ranking.interval) + _find_mark(ranking) for key, ranking in rankings.items()}
+    means = {name: {metric: cells[name, metric] for metric in metrics} for name in plan.names}
     lines = [*_format_tables("mean ±95 %", results, rankings, means, columns)]
     ranked_metrics = [metric for metric in metrics if any(rankings[name, metric].is_best for name in plan.methods)]
     if ranked_metrics and len(plan.methods) > 1:
-        rows = {name: {metric: rankings[name, metric].difference for metric in ranked_metrics} for name in plan.methods}
-        differences = {
-            name: {metric: _cell(gap, "+") if gap else "best" for metric, gap in row.items()}
-            for name, row in rows.items()
-        }
+        gaps = {key: ranking.difference for key, ranking in rankings.items()}
+        cells = {key: _cell(gap, "+") if gap else "best" for key, gap in gaps.items()}
+        differences = {name: {metric: cells[name, metric] for metric in ranked_metrics} for name in plan.methods}
         lines += _format_tables("paired difference from the best method", results, rankings, differences, columns)
-    used_marks = {
-        BEST: any(ranking.is_best for ranking in rankings.values()),
-        LEVEL: any(ranking.is_level for ranking in rankings.values()),
-        FOOLED: any(ranking.beats_all for ranking in rankings.values()),
-    }
-    lines += [f"{mark} {LEGEND[mark]}" for mark, is_used in used_marks.items() if is_used]
+    for mark, name in MARKS.items():
+        lines += [f"{mark} {LEGEND[mark]}"] if any(getattr(ranking, name) for ranking in rankings.values()) else []
     lines += (describe_too_few_images(rankings) or "").replace(". ", ".\n").splitlines()
     return "\n".join([*lines, *_format_conclusion(results, rankings, ranked_metrics)])
 
@@ -313,9 +304,7 @@ def _format_tables(title: str, results: Results, rankings: Rankings, cells: Cell
         first_line, _, second_line = metric.partition("-")  # The heading has two lines; the arrow ends the second.
         arrow = plan.metric(metric).arrow
         heads[metric] = (first_line, f"{second_line} {arrow}") if second_line else ("", f"{first_line} {arrow}")
-    widths = {
-        metric: max(*map(len, head), *(len(row[metric]) for row in cells.values())) for metric, head in heads.items()
-    }
+    widths = {name: max(map(len, (*head, *(row[name] for row in cells.values())))) for name, head in heads.items()}
     lines = [click.style(title, bold=True)]
     for metrics in _split_columns(widths, columns - first):
         counts = [f"n = {max(rankings[name, metric].interval.n for name in cells)}" for metric in metrics]
@@ -326,11 +315,10 @@ def _format_tables(title: str, results: Results, rankings: Rankings, cells: Cell
         for name, cell in cells.items():
             if name in plan.controls[:1] and plan.methods:
                 lines.append(click.style(f"{'controls':-<{first}}", dim=True))
-            parts = [
-                _colour(rankings[name, metric])(cell[metric]) + " " * (widths[metric] - len(cell[metric]))
-                for metric in metrics
-            ]
-            lines.append(f"{name:<{first}}{GAP}{GAP.join(parts)}".rstrip())
+            paddings = [" " * (widths[metric] - len(cell[metric])) for metric in metrics]
+            parts = [_colour(cell[metric], rankings[name, metric]) for metric in metrics]
+            line = GAP.join(part + padding for part, padding in zip(parts, paddings))
+            lines.append(f"{name:<{first}}{GAP}{line}".rstrip())
         lines.append("")
     return lines
 
@@ -347,9 +335,8 @@ def _split_columns(widths: Mapping[str, int], columns: int) -> list[list[str]]:
     return parts
 
 
-def _mean_cell(ranking: Ranking) -> str:
-    mark = BEST if ranking.is_best else LEVEL if ranking.is_level else FOOLED if ranking.beats_all else ""
-    return _cell(ranking.interval) + mark
+def _find_mark(ranking: Ranking) -> str:
+    return next((mark for mark, name in MARKS.items() if getattr(ranking, name)), "")
 
 
 def _cell(interval: Interval, plus: str = "") -> str:
@@ -368,12 +355,9 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def _colour(ranking: Ranking) -> Callable[[str], str]:
-    if ranking.is_best:
-        return partial(click.style, fg="green", bold=True)
-    if ranking.is_level or ranking.beats_all:
-        return partial(click.style, fg="green" if ranking.is_level else "yellow")
-    return partial(click.style, dim=True) if ranking.is_control else str
+def _colour(text: str, ranking: Ranking) -> str:
+    style = STYLES.get(_find_mark(ranking), {"dim": True} if ranking.is_control else {})
+    return click.style(text, **style) if style else text
 
 
 def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
@@ -385,13 +369,10 @@ def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[s
     valid_metrics = [metric for metric in metrics if not any(rankings[name, metric].beats_all for name in controls)]
     if len(methods) < 2 or not valid_metrics:
         return []
-    wins = {
-        name: sum(rankings[name, metric].is_best or rankings[name, metric].is_level for metric in valid_metrics)
-        for name in methods
-    }
-    listed = ", ".join(
-        f"{name} {wins[name]}" for name in sorted(wins, key=lambda name: -wins[name])[:MAX_LISTED_METHODS]
-    )
+    rows = {name: [rankings[name, metric] for metric in valid_metrics] for name in methods}
+    wins = {name: sum(ranking.is_best or ranking.is_level for ranking in row) for name, row in rows.items()}
+    ranked = sorted(wins.items(), key=lambda item: -item[1])
+    listed = ", ".join(f"{name} {count}" for name, count in ranked[:MAX_LISTED_METHODS])
     left_out = len(metrics) - len(valid_metrics)
     exclusion = f" (without {left_out} marked {FOOLED})" if left_out else ""
     title = f"Number of metrics marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
