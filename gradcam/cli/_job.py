@@ -113,7 +113,6 @@ class Attempt:
     """The work on one of several images. An exception is stored as `error`, so that the other images are processed."""
 
     image: Path
-    result: ExplainedImage | None = None
     error: str | None = None
     start: float = field(default_factory=time.perf_counter)
 
@@ -175,41 +174,29 @@ class ExplainJob:
 
 def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) -> int:
     """Explain the images one after another, write and print the results, and return the exit status."""
-    status = 0
-    for attempt in iterate_results(job, images, output):
-        record, grids = Record(str(attempt.image), job.classifier.name), []
-        if attempt.result is not None:
-            with attempt.catch_errors():
-                make_folder(job.destination.folder)
-                paths = write_result(job, attempt.image, attempt.result)
-                record = attempt.result.to_record(record.image, record.model, paths)
-                record = replace(record, edits=[str(edit) for edit in job.edits] or None)
-                grids = [result.grid for result in attempt.result.results]
-        if attempt.error is not None:
-            record, status = replace(record, error=attempt.error), 1
-        seconds, device = time.perf_counter() - attempt.start, str(job.classifier.device)
-        report = ImageOutcome(record, seconds, grids=grids, device=device, task=job.classifier.task)
-        print_outcome(attempt.error, record.to_json, partial(format_report, report), output)
-    return status
-
-
-def iterate_results(job: ExplainJob, images: Sequence[Path], output: OutputMode) -> Iterator[Attempt]:
-    """Explain each image. An attempt has either a result or an error."""
     from gradcam.batch.image_results import explain_batch
 
-    request = job.request
-    is_shown = any(method.runs_again for method in request.methods) or any(
-        method.has_progress for method in request.attributions
-    )
-    is_shown |= job.classifier.fit != "crop"
+    status, classifier, request = 0, job.classifier, job.request
+    has_progress = any(method.runs_again for method in request.methods) or classifier.fit != "crop"
+    has_progress |= any(method.has_progress for method in request.attributions)
     for attempt in map(Attempt, images):
-        with attempt.catch_errors(), show_pass_progress(output) if is_shown else contextlib.nullcontext() as progress:
-            image_request = replace(request, options=request.options | {"progress": progress})
-            (result,) = explain_batch(job.classifier, image_request, [job.prepare(attempt.image)])
+        record, grids = Record(str(attempt.image), classifier.name), []
+        with attempt.catch_errors():
+            with show_pass_progress(output) if has_progress else contextlib.nullcontext() as progress:
+                image_request = replace(request, options=request.options | {"progress": progress})
+                (result,) = explain_batch(classifier, image_request, [job.prepare(attempt.image)])
             if isinstance(result, GradcamError):
                 raise result
-            attempt.result = result
-        yield attempt
+            make_folder(job.destination.folder)
+            record = result.to_record(record.image, record.model, write_result(job, attempt.image, result))
+            record = replace(record, edits=[str(edit) for edit in job.edits] or None)
+            grids = [layer_result.grid for layer_result in result.results]
+        if attempt.error is not None:
+            record, status = replace(record, error=attempt.error), 1
+        seconds, device = time.perf_counter() - attempt.start, str(classifier.device)
+        report = ImageOutcome(record, seconds, grids=grids, device=device, task=classifier.task)
+        print_outcome(attempt.error, record.to_json, partial(format_report, report), output)
+    return status
 
 
 def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, str]]:
@@ -243,11 +230,11 @@ def write_file(path: Path, content: Pixels | bytes) -> str:
     """Write an image or bytes to a file, completely or not at all, and return the path."""
     from gradcam.images.write import write_image
 
-    if not isinstance(content, bytes):
-        write_image(path, content)
-        return str(path)
     try:
-        write_atomically(path, content)
+        if isinstance(content, bytes):
+            write_atomically(path, content)
+        else:
+            write_image(path, content)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({describe_os_error(error)})") from error
     return str(path)
@@ -335,11 +322,8 @@ def require_images(images: Sequence[Path], output: OutputMode) -> None:
     """
     if output.as_json or any(map(os.path.lexists, images)):
         return
-    attempts = [Attempt(image) for image in images]
-    for attempt in attempts:
-        with attempt.catch_errors():
-            raise ImageError("does not exist")
-    click.echo("\n".join(str(attempt.error) for attempt in attempts), err=True)
+    for image in images:
+        click.echo(describe_failure(str(image), ImageError("does not exist")) + _suggest_files(image), err=True)
     raise click.exceptions.Exit(1)
 
 

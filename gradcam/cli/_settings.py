@@ -58,10 +58,8 @@ class ModelChoice:
     def to_words(self) -> list[str]:
         """Return the command-line options that select this model."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        return [
-            word for name, value in values.items() if value != defaults[name] for word in (f"--{name}", to_word(value))
-        ]
+        changed = {field.name: values[field.name] for field in fields(self) if values[field.name] != field.default}
+        return [word for name, value in changed.items() for word in (f"--{name}", to_word(value))]
 
 
 @dataclass(frozen=True)
@@ -178,11 +176,8 @@ def to_settings(params: dict[str, Any]) -> Settings:
 
 def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Settings:
     """Return the settings of a command that evaluates heatmaps of one target. Drawing options keep their defaults."""
-    accepted_names = {field.name for kind in (ModelChoice, TargetChoice) for field in fields(kind)} | {
-        "score",
-        "against",
-        "reshape",
-    }
+    accepted_names = {field.name for kind in (ModelChoice, TargetChoice) for field in fields(kind)}
+    accepted_names |= {"score", "against", "reshape"}
     selected = {name: value for name, value in params.items() if name in accepted_names}
     return to_settings({**selected, "classes": () if class_ is None else (class_,)})
 
@@ -212,10 +207,8 @@ def to_target(settings: Settings, model: Classifier) -> Any:
 
     if settings.target is not None:
         return settings.target
-    target_choice, classes = (
-        settings.target_choice,
-        [model.find_class(name) for name in dict.fromkeys(settings.classes)],
-    )
+    target_choice = settings.target_choice
+    classes = [model.find_class(name) for name in dict.fromkeys(settings.classes)]
     makers: dict[str, Callable[[], Any]] = {
         "detection": lambda: _to_boxes(target_choice, classes),
         "segmentation": lambda: targets.Mask(classes or None, target_choice.mask),
@@ -248,9 +241,8 @@ def _to_boxes(target_choice: TargetChoice, classes: Sequence[int]) -> Any:
     class_ = classes[0] if classes else None
     if target_choice.missed:
         return targets.MissedBox(list(target_choice.missed), class_)
-    return targets.Box(
-        ALL if ALL in target_choice.boxes else list(target_choice.boxes) or [0], target_choice.edge, class_=class_
-    )
+    numbers = ALL if ALL in target_choice.boxes else list(target_choice.boxes) or [0]
+    return targets.Box(numbers, target_choice.edge, class_=class_)
 
 
 def _to_keypoints(target_choice: TargetChoice) -> Any:
@@ -278,19 +270,15 @@ def check_task(settings: Settings, model: Classifier) -> None:
     """Raise `click.UsageError` if an option is for models of another task."""
     defaults = {field.name: field.default for field in fields(ModelChoice)}
     names = settings.target_choice.option_names
-    names += [
-        f"--{name}" for name in ("threshold", "fit", "activation") if getattr(settings.model, name) != defaults[name]
-    ]
-    names += ["--class"] if settings.classes else []
-    names += ["--top-k"] if settings.top_k > 1 else []
-    names += ["--score"] if settings.score != "logit" else []
-    names += ["--against"] if settings.against else []
+    model_options = ("threshold", "fit", "activation")
+    names += [f"--{name}" for name in model_options if getattr(settings.model, name) != defaults[name]]
+    values = {"--class": settings.classes, "--top-k": settings.top_k > 1}
+    values |= {"--score": settings.score != "logit", "--against": settings.against}
+    names += [name for name, value in values.items() if value]
     suitable = [*OPTIONS_BY_TASK[model.task], *(["--text"] if getattr(model, "inputs", None) else [])]
     shared = ["--fit", "--activation"] if model.task == "classification" else []
     if unsuitable := [name for name in names if name not in [*suitable, *shared]]:
-        tasks = [task for task, task_options in OPTIONS_BY_TASK.items() if unsuitable[0] in task_options] or [
-            "classification"
-        ]
+        tasks = [task for task, names in OPTIONS_BY_TASK.items() if unsuitable[0] in names] or ["classification"]
         tasks += ["text-prompted detectors"] if unsuitable[0] == "--text" else []
         accepted = {name for option in click.get_current_context().command.params for name in option.opts}
         usable = [name for name in (*suitable, "--target") if name in accepted]
