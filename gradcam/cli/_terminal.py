@@ -350,51 +350,38 @@ class Display:
         self._total, self._done_before = total, done_before
         self._out: TextIO = sys.stdout  # Save it now, because sys.stdout is redirected while models run.
         self._errors: list[str] = []  # The list has a maximum length, because a million images may be broken.
-        self._failed = self._explained = 0
+        self.failed = self._explained = 0
         self._start = time.perf_counter()
-        self._bar: ProgressBar | None = None
-
-    @contextlib.contextmanager
-    def show_bar(self) -> Iterator[Display]:
-        total, done_before = self._total, self._done_before
-        with show_progress_bar(self._output, "images", total, done_before) as self._bar:
-            yield self
+        self.bar: ProgressBar | None = None
 
     def add(self, record: Record) -> None:
         if record.error is not None:
-            self._failed += 1
-            if self._failed <= MAX_LISTED_FAILURES:
+            self.failed += 1
+            if self.failed <= MAX_LISTED_FAILURES:
                 self._errors.append(record.error)
         else:
             self._explained += 1
-        if self._bar is not None:
-            self._bar.failed = self._failed
-            self._bar.update(self._done_before + self._explained + self._failed)
+        if self.bar is not None:
+            self.bar.failed = self.failed
+            self.bar.update(self._done_before + self._explained + self.failed)
         if self._output.as_json:
             click.echo(record.to_json(), file=self._out)
-
-    @property
-    def has_failures(self) -> bool:
-        return self._failed > 0
 
     def print_failures(self, manifest: str) -> None:
         for error in self._errors:
             click.echo(escape_controls(error), err=True)
-        if self._failed > MAX_LISTED_FAILURES:
-            click.echo(f"... and {self._failed - MAX_LISTED_FAILURES} more, listed as failed in {manifest}.", err=True)
+        if self.failed > MAX_LISTED_FAILURES:
+            click.echo(f"... and {self.failed - MAX_LISTED_FAILURES} more, listed as failed in {manifest}.", err=True)
 
     def print_summary(self, folder: str, *, left_out: int, report: str | None) -> None:
         if self._output.quiet or self._output.as_json:
             return
-        seconds, processed = time.perf_counter() - self._start, self._explained + self._failed
+        seconds, processed = time.perf_counter() - self._start, self._explained + self.failed
         pace = f"{seconds:.1f} s, {processed / seconds:.1f} images per second" if processed else "nothing left to do"
         parts = [f"{plural(self._explained, 'image')} explained"]
-        if self._done_before:
-            parts.append(f"{self._done_before} explained in an earlier run")
-        if self._failed:
-            parts.append(click.style(f"{self._failed} failed", fg="red"))
-        if left_out:
-            parts.append(f"{plural(left_out, 'non-image file')} ignored")
+        parts += [f"{self._done_before} explained in an earlier run"] if self._done_before else []
+        parts += [click.style(f"{self.failed} failed", fg="red")] if self.failed else []
+        parts += [f"{plural(left_out, 'non-image file')} ignored"] if left_out else []
         click.echo(f"{', '.join(parts)}   ({pace})")
         for path in filter(None, (folder, report)):
             click.echo(format_written_path(path))
@@ -538,33 +525,27 @@ def format_title(image: str, size: Sequence[int], model: str, device: object, se
     return "   ".join([click.style(name, bold=True), f"{size[1]} x {size[0]}", place, *facts, f"{seconds:.1f} s"])
 
 
-def _load_torch() -> None:
-    """Import torch with garbage collection off, because its many objects live until the end of the process."""
+def import_torch() -> None:
+    """Import torch, which takes seconds. Meanwhile, a terminal shows a note unless `--quiet` is given.
+
+    Garbage collection is off during the import, because torch's many objects live until the end of the process.
+    """
     if "torch" in sys.modules:
         return
+    context = click.get_current_context(silent=True)
+    has_note = context is not None and not context.params.get("quiet") and sys.stderr.isatty()
     is_enabled = gc.isenabled()
     gc.disable()
     try:
+        if has_note:
+            click.echo("Loading PyTorch ...\r", nl=False, err=True)
         importlib.import_module("torch")
         gc.freeze()
     finally:
         if is_enabled:
             gc.enable()
-
-
-def import_torch() -> None:
-    """Import torch, which takes seconds. Meanwhile, a terminal shows a note unless `--quiet` is given."""
-    if "torch" in sys.modules:
-        return
-    context = click.get_current_context(silent=True)
-    if context is None or context.params.get("quiet") or not sys.stderr.isatty():
-        _load_torch()
-        return
-    try:
-        click.echo("Loading PyTorch ...\r", nl=False, err=True)
-        _load_torch()
-    finally:
-        click.echo("\x1b[K", nl=False, err=True)
+        if has_note:
+            click.echo("\x1b[K", nl=False, err=True)
 
 
 @contextlib.contextmanager

@@ -317,7 +317,8 @@ def _explain(
     from gradcam.sources.shards import TooManyFailuresError
 
     names = [item.name for item in work.items]
-    display = terminal.Display(batch.output, len(names), sum(name in results.done for name in names))
+    total, done_before = len(names), sum(name in results.done for name in names)
+    display = terminal.Display(batch.output, total, done_before)
 
     def stop(reason: str) -> None:
         click.echo(escape_controls(reason), err=True)  # Print this first, because closing a store may take long.
@@ -328,7 +329,8 @@ def _explain(
     try:
         records = explain_to_run(results, saver, work, batch.limit, engine=engine)
         # Close the generator here. A traceback would keep its threads alive while another run uses the folder.
-        with contextlib.closing(records), display.show_bar():
+        bar = terminal.show_progress_bar(batch.output, "images", total, done_before)
+        with contextlib.closing(records), bar as display.bar:
             for record in records:
                 display.add(record)
         results.close(names)
@@ -342,7 +344,7 @@ def _explain(
         raise
     display.print_failures(results.manifest)
     display.print_summary(str(batch.folder), left_out=left_out, report=report)
-    return int(display.has_failures)
+    return int(display.failed > 0)
 
 
 class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -134,12 +134,13 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
             recommendation = recommend(
                 classifier, images, methods=params["methods"] or None, progress=progress, **options
             )
-    seconds, given_count, sampled_count = time.perf_counter() - start, len(listing.items), len(items)
-    device = str(classifier.device)
-    result = RecommendResult(
-        recommendation, choice, params["reshape"], device, given_count, sampled_count, failed, seconds
-    )
-    print_outcome(None, result.to_json, partial(result.format, show_all=params["show_all"]), output)
+    counts = {"input_count": len(listing.items), "sampled_count": len(items), "failed": failed}
+    words = ["gradcam", "run", "photo.jpg", *choice.to_words()]
+    words += [] if params["reshape"] is None else ["--reshape", to_word(params["reshape"])]
+    title = f"{click.style(recommendation.model, bold=True)} on {classifier.device}"
+    seconds = f"{time.perf_counter() - start:.1f} s"
+    format_text = partial(_format, recommendation, words, counts, title, seconds, show_all=params["show_all"])
+    print_outcome(None, partial(_to_json, recommendation, words, counts), format_text, output)
     return int(failed > 0)
 
 
@@ -161,9 +162,8 @@ def _sample(items: Sequence[InputImage], limit: int, seed: int) -> list[InputIma
 
     if len(items) <= limit:
         return list(items)
-    indices = torch.randperm(len(items), generator=make_generator(seed, "pictures"), dtype=torch.int64, device="cpu")[
-        :limit
-    ]
+    generator = make_generator(seed, "pictures")
+    indices = torch.randperm(len(items), generator=generator, dtype=torch.int64, device="cpu")[:limit]
     return [items[index] for index in sorted(indices.tolist())]
 
 
@@ -197,81 +197,50 @@ def _find_objects(classifier: Classifier, annotations: Annotations, name: str, p
     return {label: truth.masks[0] for label, truth in masks.items() if truth is not None}
 
 
-@dataclass(frozen=True)
-class RecommendResult:
-    """A recommendation, the model options to reproduce it, and the numbers of given, sampled and failed images."""
+def _to_json(recommendation: Recommendation, words: Sequence[str], counts: dict[str, int]) -> str:
+    record = recommendation.to_dict()
+    for name in ("single_object", "several_objects"):
+        record[name] |= {"command": _to_command(getattr(recommendation, name), words)}
+    return json.dumps({"schema": SCHEMA, **add_old_keys(RECOMMEND, record | counts)})
 
-    recommendation: Recommendation
-    choice: ModelChoice
-    reshape: str | tuple[int, ...] | None
-    device: str
-    given_count: int
-    sampled_count: int
-    failed: int
-    seconds: float
 
-    def to_json(self) -> str:
-        record = self.recommendation.to_dict()
-        for name in ("single_object", "several_objects"):
-            record[name] |= {"command": self._command(getattr(self.recommendation, name))}
-        numbers = {"input_count": self.given_count, "sampled_count": self.sampled_count, "failed": self.failed}
-        return json.dumps({"schema": SCHEMA, **add_old_keys(RECOMMEND, record | numbers)})
+def _format(
+    result: Recommendation, words: Sequence[str], counts: dict[str, int], model: str, seconds: str, *, show_all: bool
+) -> str:
+    """Format the title, the table, the best combination for each question, and the commands to use it."""
+    height, width = result.size
+    size = f"{terminal.plural(result.mosaics, 'mosaic')} of {width} x {height}"
+    title = [model, _count_images(len(result.images), *counts.values()), size, f"seed {result.seed}", seconds]
+    special_rows = (result.default, result.single_object.row, result.several_objects.row)
+    listed = [
+        row
+        for rank, row in enumerate(result.rows)
+        if show_all or rank < MAX_ROWS or any(row is special for special in special_rows)
+    ]
+    lines = ["   ".join(title), "", *_table(listed, result), ""]
+    if len(listed) < len(result.rows):
+        lines.append(f"{len(listed)} of {len(result.rows)} combinations are listed. Use --all to list them all.")
+    lines += [f"{name} cannot be used: {reason}" for name, reason in result.left_out.items()]
+    if len(result.images) < MIN_IMAGES_TO_COMPARE:
+        few = f"{len(result.images)} images are too few: with fewer than {MIN_IMAGES_TO_COMPARE}"
+        lines.append(f"{few}, only the default is recommended.")
+    for question, answer in ((SINGLE_QUESTION, result.single_object), (SEVERAL_QUESTION, result.several_objects)):
+        lines += [f"{click.style(question, bold=True)} {_explain(answer, result)}", f"  {_to_command(answer, words)}"]
+    return "\n".join(lines)
 
-    def format(self, *, show_all: bool) -> str:
-        """Format the title, the table, the best combination for each question, and the commands to use it."""
-        result = self.recommendation
-        height, width = result.size
-        title = [f"{click.style(result.model, bold=True)} on {self.device}", self._count_images()]
-        title += [
-            f"{terminal.plural(result.mosaics, 'mosaic')} of {width} x {height}",
-            f"seed {result.seed}",
-            f"{self.seconds:.1f} s",
-        ]
-        special_rows = (result.default, result.single_object.row, result.several_objects.row)
-        listed = (
-            row
-            for rank, row in enumerate(result.rows)
-            if rank < MAX_ROWS or any(row is special for special in special_rows)
-        )
-        rows = result.rows if show_all else tuple(listed)
-        lines = ["   ".join(title), "", *_table(rows, result), ""]
-        if len(rows) < len(result.rows):
-            lines.append(f"{len(rows)} of {len(result.rows)} combinations are listed. Use --all to list them all.")
-        lines += [f"{name} cannot be used: {reason}" for name, reason in result.left_out.items()]
-        return "\n".join([*lines, *self._sentences()])
 
-    def _count_images(self) -> str:
-        used_count = len(self.recommendation.images)
-        excluded = {
-            "not sampled": self.given_count - self.sampled_count,
-            click.style("failed", fg="red"): self.failed,
-            "not in a mosaic": self.sampled_count - self.failed - used_count,
-        }
-        exclusions = [f"{count} {reason}" for reason, count in excluded.items() if count]
-        return ", ".join([f"{used_count} of {terminal.plural(self.given_count, 'image')}", *exclusions])
+def _count_images(used: int, given: int, sampled: int, failed: int) -> str:
+    red_failed = click.style("failed", fg="red")
+    excluded = {"not sampled": given - sampled, red_failed: failed, "not in a mosaic": sampled - failed - used}
+    exclusions = [f"{count} {reason}" for reason, count in excluded.items() if count]
+    return ", ".join([f"{used} of {terminal.plural(given, 'image')}", *exclusions])
 
-    def _sentences(self) -> Iterator[str]:
-        """Yield the answer to each question, its reason and the command."""
-        result = self.recommendation
-        if len(result.images) < MIN_IMAGES_TO_COMPARE:
-            yield (
-                f"{len(result.images)} images are too few: with fewer than {MIN_IMAGES_TO_COMPARE}, only the default is "
-                "recommended."
-            )
-        for title, answer in ((SINGLE_QUESTION, result.single_object), (SEVERAL_QUESTION, result.several_objects)):
-            yield f"{click.style(title, bold=True)} {_explain(answer, result)}"
-            yield f"  {self._command(answer)}"
 
-    def _command(self, answer: Answer) -> str:
-        """Return the command that explains an image with the recommended combination."""
-        combination = answer.row.combination
-        words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
-        if self.reshape is not None:
-            words += ["--reshape", to_word(self.reshape)]
-        words += ["--method", combination.method]
-        if combination.score not in (None, "logit"):
-            words += ["--score", str(combination.score)]
-        return terminal.quote_command([*words, "--layer", combination.layer])
+def _to_command(answer: Answer, words: Sequence[str]) -> str:
+    """Return the command that explains an image with the recommended combination."""
+    combination = answer.row.combination
+    score = [] if combination.score in (None, "logit") else ["--score", str(combination.score)]
+    return terminal.quote_command([*words, "--method", combination.method, *score, "--layer", combination.layer])
 
 
 def _explain(answer: Answer, result: Recommendation) -> str:
@@ -282,11 +251,8 @@ def _explain(answer: Answer, result: Recommendation) -> str:
     if leader is result.default:
         return f"The default, {leader.combination}: no other combination has a better {number}."
     if answer.is_clear:
-        faithful = (
-            ""
-            if answer.measure == "road" or answer.road_gain is None
-            else f" and its ROAD is {_describe(answer.road_gain)}"
-        )
+        road_gain = None if answer.measure == "road" else answer.road_gain
+        faithful = "" if road_gain is None else f" and its ROAD is {_describe(road_gain)}"
         default = f"the default, {result.default.combination}"
         return f"{leader.combination}: compared with {default}, its {number} is {_describe(answer.gain)}{faithful}."
     keep = f"Keep the default, {result.default.combination}. {leader.combination} has the best {number}"

@@ -66,7 +66,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         from gradcam.models.providers import DEFAULT_MODEL
         from gradcam.ui.explainer import Explainer
         from gradcam.ui.model_cache import ModelCache, ModelRequest
-        from gradcam.ui.server import WILDCARD_HOSTS, PageSettings, Server, find_address, find_hosts
+        from gradcam.ui.server import WILDCARD_HOSTS, Server, find_address, find_hosts
         from gradcam.ui.strip import ImageStrip, list_images
     except ImportError as error:
         if error.name in ("uvicorn", "starlette"):
@@ -78,14 +78,15 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     print_notes(models.get(ModelRequest()).classifier.notes, OutputMode(as_json=False, quiet=False))
     explainer = Explainer(models, ImageStrip(files, _make_read_pixels(models.get(ModelRequest()).classifier)))
     explainer.warm_up()
-    server = Server(explainer, PageSettings(default_choice.model or DEFAULT_MODEL))
+    server = Server(explainer, default_choice.model or DEFAULT_MODEL)
     address = sockets[0].getsockname()[0].partition("%")[0]
     if not ipaddress.ip_address(address).is_loopback:
         click.echo(
             f"Warning: with --host {host}, anyone who has the address with the token can use this page.", err=True
         )
     is_wildcard = host in WILDCARD_HOSTS
-    page = f"http://{_to_name(LOCALHOST if is_wildcard else host)}:{port}/"
+    name = LOCALHOST if is_wildcard else f"[{host}]" if ":" in host else host
+    page = f"http://{name}:{port}/"
     network_address = find_address() if is_wildcard else None
     click.echo(f"{page}?token={server.token}")
     if network_address is not None:
@@ -96,10 +97,6 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         webbrowser.open(f"{page}?once={server.once}")
     application = server.to_application(find_hosts(host, port), takes_addresses=is_wildcard)
     return _serve(application, sockets, server.jobs)
-
-
-def _to_name(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> int:
@@ -144,11 +141,8 @@ def _load(default_choice: ModelChoice, reshape: Any, request: ModelRequest) -> L
     from gradcam.ui.model_cache import LoadedModel
 
     is_default = request.model in (None, default_choice.model or DEFAULT_MODEL)
-    choice = default_choice
-    if not is_default:
-        choice = ModelChoice(
-            request.model, device=default_choice.device, precision=default_choice.precision, task="auto"
-        )
+    shared = {"device": default_choice.device, "precision": default_choice.precision}
+    choice = default_choice if is_default else ModelChoice(request.model, **shared, task="auto")
     try:
         if request.weights is not None:
             choice = replace(choice, weights=to_weights(request.weights))

@@ -48,18 +48,12 @@ class Question:
     def of(cls, data: Mapping[str, Any]) -> Question:
         """Read a question from the page's JSON. Raise `GradcamError` if it is malformed."""
         try:
-            texts = _to_texts(data.get("texts"))
-            other_data = data.get("other")
-            question = cls(
-                image=_to_number(data["picture"]),
-                model=_to_model_request(data, texts),
-                layer=_to_name(data.get("layer")),
-                method=_to_name(data.get("method")),
-                edits=_to_texts(data.get("edits")),
-                first=None if data.get("first") is None else _to_number(data["first"]),
-                quick=bool(data.get("quick")),
-                other_model=None if other_data is None else _to_model_request(other_data, texts),
-            )
+            texts, edits = (_to_texts(data.get(name)) for name in ("texts", "edits"))
+            layer, method = (_to_name(data.get(name)) for name in ("layer", "method"))
+            first = None if data.get("first") is None else _to_number(data["first"])
+            other = None if data.get("other") is None else _to_model_request(data["other"], texts)
+            image, model = _to_number(data["picture"]), _to_model_request(data, texts)
+            question = cls(image, model, layer, method, edits, first, bool(data.get("quick")), other)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise GradcamError("The page sent an invalid request: reload the page.") from None
         if len(question.edits) > MAX_EDIT_POINTS:
@@ -108,10 +102,10 @@ class Explainer:
     ) -> dict[str, Any]:
         classifier, target = loaded.classifier, self._find_target(loaded.classifier, question)
         entry = self.images.get(question.image)
-        image_page = page(
-            prepared, classifier, layers=_find_layers(classifier, question), methods=list(filter(None, [question.method])),
-            target=target, name=entry.name, progress=progress, reshape=loaded.reshape,
-        )  # fmt: skip
+        methods = [] if question.method is None else [question.method]
+        options: Any = {"name": entry.name, "progress": progress, "reshape": loaded.reshape}
+        layers = _find_layers(classifier, question)
+        image_page = page(prepared, classifier, layers=layers, methods=methods, target=target, **options)
         data = replace(image_page, words=loaded.words, code=loaded.code).to_data()
         if isinstance(entry.source, Path):
             data["image"]["path"] = escape_controls(str(entry.source))
@@ -136,16 +130,15 @@ class Explainer:
         if not probabilities.isfinite().all():
             raise GradcamError(NOT_FINITE)
         maps = to_map_set(explanation.maps[0].numpy(), explanation).to_data(1)
-        return {
-            "quick": {"shares": [float(f"{probability:.4g}") for probability in probabilities.tolist()], "map": maps}
-        }
+        shares = [float(f"{probability:.4g}") for probability in probabilities.tolist()]
+        return {"quick": {"shares": shares, "map": maps}}
 
     def _prepare(self, image: int, model: ModelRequest, loaded: LoadedModel, edits: tuple[str, ...]) -> Prepared:
         key = image, model
         if key not in self._prepared:
             entry = self.images.get(image)
             prepared = loaded.classifier.prepare(entry.open())
-            self._prepared = {**dict(list(self._prepared.items())[-1:]), key: prepared}
+            self._prepared = dict([*self._prepared.items()][-1:]) | {key: prepared}
         prepared = self._prepared[key]
         return loaded.classifier.prepare(edit_reading(prepared.reading, edits)) if edits else prepared
 
@@ -165,9 +158,8 @@ class Explainer:
         prepared = self._prepare(question.image, question.other_model, loaded, question.edits)
         same_class, targets = None, first["targets"]
         if targets["kind"] == "class" and loaded.classifier.task == "classification":
-            same_class = _find_same_class(
-                loaded.classifier, targets["names"][first["first"]], targets["indices"][first["first"]]
-            )
+            name, index = (targets[key][first["first"]] for key in ("names", "indices"))
+            same_class = _find_same_class(loaded.classifier, name, index)
         other_question = replace(question, model=question.other_model, layer=None, first=same_class)
         return self._make_page(loaded, prepared, other_question, progress)
 

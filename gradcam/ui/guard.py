@@ -33,16 +33,9 @@ class Guard:
     """
 
     def __init__(
-        self,
-        application: Any,
-        *,
-        token: str,
-        hosts: Iterable[str],
-        takes_addresses: bool = False,
-        once: str | None = None,
-        largest: int = MAX_UPLOAD_BYTES,
+        self, application: Any, *, token: str, once: str | None, hosts: Iterable[str], takes_addresses: bool
     ) -> None:
-        self.application, self.token, self.once, self.largest = application, token, once, largest
+        self.application, self.token, self.once = application, token, once
         self.hosts, self.takes_addresses = frozenset(map(str.lower, hosts)), takes_addresses
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -55,9 +48,8 @@ class Guard:
         refusal = self._refuse(scope, headers)
         if refusal is not None:
             status, reason = refusal
-            await JSONResponse({"error": reason}, status, headers={**SECURITY_HEADERS, "connection": "close"})(
-                scope, receive, send
-            )
+            headers = {**SECURITY_HEADERS, "connection": "close"}
+            await JSONResponse({"error": reason}, status, headers=headers)(scope, receive, send)
             return
         if "once" in _parse_query(scope):
             self.once = None
@@ -66,10 +58,8 @@ class Guard:
 
         async def send_safely(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in SECURITY_HEADERS.items()),
-                ]
+                added = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         await self.application(scope, self._limit_body(receive), send_safely)
@@ -92,8 +82,8 @@ class Guard:
         if not is_known:
             return 403, reason
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self.largest:
-            return 413, self._describe_limit()
+        if not length.isdigit() or int(length) > MAX_UPLOAD_BYTES:
+            return 413, _describe_limit()
         return None
 
     def _limit_body(self, receive: Any) -> Any:
@@ -103,14 +93,15 @@ class Guard:
             nonlocal received_bytes
             message = await receive()
             received_bytes += len(message.get("body", b""))
-            if received_bytes > self.largest:
-                raise UploadTooLarge(self._describe_limit())
+            if received_bytes > MAX_UPLOAD_BYTES:
+                raise UploadTooLarge(_describe_limit())
             return message
 
         return receive_limited
 
-    def _describe_limit(self) -> str:
-        return f"The file is larger than {self.largest / 1e6:g} MB, the limit for a dropped file."
+
+def _describe_limit() -> str:
+    return f"The file is larger than {MAX_UPLOAD_BYTES / 1e6:g} MB, the limit for a dropped file."
 
 
 def _matches(secret: str, expected: str | None) -> bool:

@@ -47,12 +47,10 @@ class LoadedModel:
 
 
 class ModelCache:
-    """The most recently used models. `load` loads a model; `free` returns the free memory in bytes, if it is known."""
+    """The most recently used models. `load` loads a model."""
 
-    def __init__(
-        self, load: Callable[[ModelRequest], LoadedModel], free: Callable[[], int | None] | None = None
-    ) -> None:
-        self._load, self._free = load, free or find_free_memory
+    def __init__(self, load: Callable[[ModelRequest], LoadedModel]) -> None:
+        self._load = load
         self._cached: OrderedDict[ModelRequest, LoadedModel] = OrderedDict()
 
     def __len__(self) -> int:
@@ -61,7 +59,7 @@ class ModelCache:
     def get(self, request: ModelRequest) -> LoadedModel:
         """Return the model; load it if it is not cached. Raise `GradcamError` if it cannot be loaded."""
         if request not in self._cached:
-            free = self._free()
+            free = find_free_memory()
             self.evict(0 if free is not None and free < LOW_MEMORY_BYTES else MAX_CACHED_MODELS - 1)
             self._cached[request] = self.retry_out_of_memory(lambda: self._load(request))
         self._cached.move_to_end(request)

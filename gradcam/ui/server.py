@@ -7,7 +7,6 @@ import json
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,19 +27,11 @@ from gradcam.web.render import render_standalone
 SCRIPTS = {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js", "ask.js", "cover.js", "ui.js")}
 
 
-@dataclass(frozen=True)
-class PageSettings:
-    """Settings of the page. `largest`: the size limit of a dropped image in bytes."""
-
-    model: str
-    largest: int = MAX_UPLOAD_BYTES
-
-
 class Server:
     """The request handlers of the page. `token` grants access; `once` is a secret that grants access a single time."""
 
-    def __init__(self, explainer: Explainer, settings: PageSettings) -> None:
-        self.explainer, self.settings, self.jobs = explainer, settings, JobQueue()
+    def __init__(self, explainer: Explainer, model: str) -> None:
+        self.explainer, self.model, self.jobs = explainer, model, JobQueue()
         self.token, self.once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
 
     def to_application(self, hosts: set[str], *, takes_addresses: bool = False) -> Any:
@@ -54,31 +45,23 @@ class Server:
             Route("/ask", self.ask, methods=["POST"]),
             Route("/progress", self.show_progress),
         ]
+        close = {"connection": "close"}
         handlers: Any = {
-            GradcamError: _error_response,
-            UploadTooLarge: _too_large_response,
-            JobStopped: _stopped_response,
-            ClientDisconnect: _stopped_response,
+            GradcamError: lambda _, error: JSONResponse({"error": str(error)}, 422),
+            UploadTooLarge: lambda _, error: JSONResponse({"error": str(error)}, 413, headers=close),
+            JobStopped: lambda *_: JSONResponse({"stopped": True}),
+            ClientDisconnect: lambda *_: JSONResponse({"stopped": True}),
         }
         application = Starlette(routes=routes, exception_handlers=handlers)
-        limits: Any = {"token": self.token, "once": self.once, "largest": self.settings.largest}
-        return Guard(application, hosts=hosts, takes_addresses=takes_addresses, **limits)
+        return Guard(application, token=self.token, once=self.once, hosts=hosts, takes_addresses=takes_addresses)
 
     async def show_page(self, request: Request) -> Response:
         """Return the page."""
-        page_data = {
-            "token": self.token, "largest": self.settings.largest, "model": self.settings.model, "version": __version__,
-        }  # fmt: skip
-        tables = {name: encode_colormap(name) for name in COLORMAPS}
+        page_data = {"token": self.token, "largest": MAX_UPLOAD_BYTES, "model": self.model, "version": __version__}
+        contents: Any = {"start": page_data, "tables": {name: encode_colormap(name) for name in COLORMAPS}}
+        styles = (*STYLES, "ui.css")
         return HTMLResponse(
-            render_standalone(
-                "ui.html.j2",
-                styles=(*STYLES, "ui.css"),
-                scripts=SCRIPTS,
-                title="gradcam ui",
-                start=page_data,
-                tables=tables,
-            )
+            render_standalone("ui.html.j2", styles=styles, scripts=SCRIPTS, title="gradcam ui", **contents)
         )
 
     async def identify(self, request: Request) -> Response:
@@ -126,18 +109,6 @@ class Server:
         return JSONResponse({"done": completed, "total": total})
 
 
-def _error_response(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 422)
-
-
-def _too_large_response(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 413, headers={"connection": "close"})
-
-
-def _stopped_response(request: Request, error: Exception) -> Response:
-    return JSONResponse({"stopped": True})
-
-
 WILDCARD_HOSTS = ("0.0.0.0", "::")  # A server with such a host listens at all addresses of its machine.
 
 
@@ -152,8 +123,7 @@ def find_hosts(host: str, port: int) -> set[str]:
 def find_address() -> str | None:
     """Return the address at which other machines reach this one; None without a network."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(
-            ("192.0.2.1", 9)
-        )  # Connecting a UDP socket sends no packet: it only selects the route, and so the address.
+        # Connecting a UDP socket sends no packet: it only selects the route, and so the address.
+        probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
     return None

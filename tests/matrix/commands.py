@@ -277,7 +277,7 @@ def check_ui(job: Job) -> Outcome:
     from gradcam.ui.explainer import Explainer
     from gradcam.ui.guard import TOKEN_HEADER
     from gradcam.ui.model_cache import ModelCache
-    from gradcam.ui.server import PageSettings, Server
+    from gradcam.ui.server import Server
     from gradcam.ui.strip import ImageStrip
 
     options = dict(zip(job.model.options[::2], job.model.options[1::2]))
@@ -288,9 +288,7 @@ def check_ui(job: Job) -> Outcome:
         choice = _settings.replace(choice, size=int(options["--size"]))
     try:
         models = ModelCache(lambda request: _load(choice, None, request))
-        server = Server(
-            Explainer(models, ImageStrip([("painted.png", job.images / "painted.png")])), PageSettings("usual")
-        )
+        server = Server(Explainer(models, ImageStrip([("painted.png", job.images / "painted.png")])), "usual")
         web = TestClient(server.to_application({"testserver"}), headers={TOKEN_HEADER: server.token})
         answer = web.post("/ask", content=json.dumps({"tab": "one", "picture": 0})).json()
         server.jobs.close()

@@ -27,7 +27,7 @@ from gradcam.ui.explainer import Explainer
 from gradcam.ui.guard import TOKEN_HEADER
 from gradcam.ui.jobs import JobQueue, JobStopped
 from gradcam.ui.model_cache import MAX_CACHED_MODELS, LoadedModel, ModelCache, ModelRequest
-from gradcam.ui.server import PageSettings, Server, find_hosts
+from gradcam.ui.server import Server, find_hosts
 from gradcam.ui.strip import ImageStrip, list_images
 from tests.cli.test_tasks import MODELS, write_colours, write_noise
 from tests.ui.serving import HOSTILE, make_bomb, serve
@@ -39,8 +39,8 @@ Client = Callable[..., "Talk"]
 class Talk:
     """Client of a server that runs in the test process."""
 
-    def __init__(self, load: Callable[[ModelRequest], LoadedModel], files: Any = (), **start: Any) -> None:
-        self.server = Server(Explainer(ModelCache(load), ImageStrip(files)), PageSettings("usual", **start))
+    def __init__(self, load: Callable[[ModelRequest], LoadedModel], files: Any = ()) -> None:
+        self.server = Server(Explainer(ModelCache(load), ImageStrip(files)), "usual")
         self.web = TestClient(self.server.to_application({"testserver"}), headers={TOKEN_HEADER: self.server.token})
 
     def drop(self, data: bytes, name: str = "a.jpg") -> Any:
@@ -282,8 +282,10 @@ def test_what_is_no_question_is_told(talk: Talk) -> None:
         assert "reload the page" in talk.web.post("/ask", content=content).json()["error"]
 
 
-def test_too_large_uploads_are_refused_by_their_length_and_as_they_come(classifier: gradcam.Classifier) -> None:
-    talk = Talk(loader(classifier), largest=1000)
+def test_too_large_uploads_are_refused_by_their_length_and_as_they_come(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcam.ui.guard.MAX_UPLOAD_BYTES", 1000)
     assert talk.web.post("/drop", content=bytes(1001)).status_code == 413
     assert talk.web.post("/drop", content=(bytes(100) for _ in range(11))).status_code == 413
     assert talk.web.post("/drop", content=b"", headers={"content-length": str(2 * 10**9)}).status_code == 413
@@ -334,7 +336,7 @@ def test_the_names_of_a_server() -> None:
 def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
     classifier: gradcam.Classifier, is_open: bool
 ) -> None:
-    server = Server(Explainer(ModelCache(loader(classifier)), ImageStrip()), PageSettings("usual"))
+    server = Server(Explainer(ModelCache(loader(classifier)), ImageStrip()), "usual")
     web = TestClient(server.to_application({"My-Machine:8765"}, takes_addresses=is_open))
     statuses = {
         host: web.get("/alive", headers={"host": host}).status_code
@@ -426,7 +428,9 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
     assert progress_values[0][1] == 400
 
 
-def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gradcam.Classifier) -> None:
+def test_models_are_loaded_once_and_let_go_where_memory_is_short(
+    classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded: list[str | None] = []
 
     def load(request: ModelRequest) -> LoadedModel:
@@ -434,7 +438,8 @@ def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gra
         return LoadedModel(classifier, (), "")
 
     free = [10**12]
-    models = ModelCache(load, lambda: free[0])
+    monkeypatch.setattr("gradcam.ui.model_cache.find_free_memory", lambda: free[0])
+    models = ModelCache(load)
     for name in ("a", "b", "a", "c", "a", "d"):
         models.get(ModelRequest(name))
     assert loaded == ["a", "b", "c", "d"]
