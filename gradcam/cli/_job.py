@@ -20,14 +20,7 @@ import click
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.cli._settings import (
-    ModelChoice,
-    OutputMode,
-    Settings,
-    TargetChoice,
-    check_task,
-    to_target,
-)
+from gradcam.cli._settings import ModelChoice, OutputMode, Settings, TargetChoice, check_task, to_target
 from gradcam.cli._terminal import custom_code_context, format_report, import_torch, show_pass_progress
 from gradcam.errors import (
     GradcamError,

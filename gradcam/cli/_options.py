@@ -230,9 +230,7 @@ edits = option(
     multiple=True,
 )
 score = choice(
-    "--score",
-    SCORES,
-    "Score to explain. contrast: the class's logit minus the mean of the five highest other logits.",
+    "--score", SCORES, "Score to explain. contrast: the class's logit minus the mean of the five highest other logits."
 )
 output = output_option("Output file or folder.  [default: the current folder]", default=".")
 
@@ -331,11 +329,7 @@ _TARGET = (
         "Class to contrast with --class (needs --score contrast), or sentence to contrast with --text; may be repeated.",
         "NAME|SENTENCE",
     ),
-    choice(
-        "--evidence",
-        EVIDENCE,
-        "Show evidence for the class (positive), against it (negative), or both (signed).",
-    ),
+    choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
     choice(
         "--augmentation",
         allowed.AUGMENTATIONS,
