@@ -225,20 +225,18 @@ def _list_common_options(context: click.Context) -> list[tuple[str, str]]:
 
     records = list_records(context)
     names = OPTIONS.get(_to_name(context), "").split() or [name for name in records if name not in ("-h", "--help")]
-    rows = [(records[name][0], *split_default(records[name][1])) for name in names]
-    rows = [(option, first_sentence(text), default) for option, text, default in rows]
-    aligned = [len(text) for _, text, default in rows if default and len(text) <= MAX_ALIGNED]
-    lines = []
-    for option, text, default in rows:
-        name = f"    {option}" if option.startswith("--") else option
-        has_default = default and len(default) <= MAX_DEFAULT
-        lines.append((name, f"{text:<{max(aligned, default=0)}}  {default}" if has_default else text))
-    return lines
+    rows = []
+    for name in names:
+        option, record = records[name]
+        text, _, default = record.partition("  [")
+        spelling = f"    {option}" if option.startswith("--") else option
+        rows.append((spelling, first_sentence(text), default and f"[{default}"))
+    width = max((len(text) for _, text, default in rows if default and len(text) <= MAX_ALIGNED), default=0)
+    return [(name, f"{text:<{width}}  {end}" if 0 < len(end) <= MAX_DEFAULT else text) for name, text, end in rows]
 
 
-def write_long_help(context: click.Context, formatter: click.HelpFormatter) -> None:
+def write_long_help(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
     """Write usage, examples, description and all options."""
-    command = context.command
     command.format_usage(context, formatter)
     if lines := format_examples(context):
         formatter.write("\n".join([*lines, ""]))
@@ -259,29 +257,17 @@ def first_sentence(text: str) -> str:
     return re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
 
 
-def split_default(text: str) -> tuple[str, str]:
-    """Split the "[default: ...]" from the end of a help text. The second part is empty if there is no default."""
-    match = re.fullmatch(r"(.*?)(?:\s\s(\[.*\]))?", text, re.DOTALL)
-    return (match[1], match[2] or "") if match else (text, "")
-
-
-class ShortHelp(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click
-    """The type of the option `-h`: converting its value prints the short help. Without `-h` there is no value."""
-
-    name = "help"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        if context is not None and not context.resilient_parsing:
-            click.echo("\n".join(format_short_help(context)), color=context.color)
-            context.exit()
-        return value
+def show_short_help(context: click.Context, _: click.Parameter, is_requested: bool) -> None:
+    """Print the short help and exit."""
+    if is_requested and not context.resilient_parsing:
+        click.echo("\n".join(format_short_help(context)), color=context.color)
+        context.exit()
 
 
 def add_short_help(command: click.Command) -> None:
     """Add the option `-h`, which prints the short help."""
-    settings: Any = {"is_flag": True, "flag_value": "short", "default": None, "is_eager": True, "expose_value": False}
-    text = "Show the most used options, with examples."
-    command.params.append(click.Option(["-h"], type=ShortHelp(), help=text, **settings))
+    settings: Any = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": show_short_help}
+    command.params.append(click.Option(["-h"], help="Show the most used options, with examples.", **settings))
 
 
 class Command(click.Command):
@@ -295,8 +281,7 @@ class Command(click.Command):
         self._main_options = main_options
         add_short_help(self)
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_long_help(ctx, formatter)
+    format_help = write_long_help
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = list_records(ctx)
@@ -338,8 +323,7 @@ class Group(click.Group):
         """Return the name and help line of each command."""
         return [(name, line) for name, (_, line) in self._places.items()] + list(self._list_installed().items())
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_long_help(ctx, formatter)
+    format_help = write_long_help
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self._places, *self._list_installed()]
