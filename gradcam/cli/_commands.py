@@ -235,14 +235,14 @@ def _list_common_options(context: click.Context) -> list[tuple[str, str]]:
     return [(name, f"{text:<{width}}  {end}" if 0 < len(end) <= MAX_DEFAULT else text) for name, text, end in rows]
 
 
-def write_long_help(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
+def write_long_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write usage, examples, description and all options."""
-    command.format_usage(context, formatter)
-    if lines := format_examples(context):
+    command.format_usage(ctx, formatter)
+    if lines := format_examples(ctx):
         formatter.write("\n".join([*lines, ""]))
-    command.format_help_text(context, formatter)
-    command.format_options(context, formatter)
-    command.format_epilog(context, formatter)
+    command.format_help_text(ctx, formatter)
+    command.format_options(ctx, formatter)
+    command.format_epilog(ctx, formatter)
 
 
 def list_records(context: click.Context) -> dict[str, tuple[str, str]]:

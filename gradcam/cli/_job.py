@@ -66,9 +66,10 @@ def process_images(
     """Process and print each image, and return the exit status. `empty`: the fields of the record after an error."""
     status = 0
     for attempt in map(Attempt, images):
-        fields, to_text = empty, str
+        result: ImageResult = (empty, str)
         with attempt.catch_errors():
-            fields, to_text = process(attempt.image)
+            result = process(attempt.image)
+        fields, to_text = result
         status |= attempt.error is not None
         to_json = partial(to_record, str(attempt.image), model, attempt.error, fields)
         print_outcome(attempt.error, to_json, to_text, output)
@@ -315,8 +316,11 @@ def require_images(images: Sequence[Path], output: OutputMode) -> None:
     """
     if output.as_json or any(map(os.path.lexists, images)):
         return
-    for image in images:
-        click.echo(describe_failure(str(image), ImageError("does not exist")) + _suggest_files(image), err=True)
+    attempts = [Attempt(image) for image in images]
+    for attempt in attempts:
+        with attempt.catch_errors():
+            raise ImageError("does not exist")
+    click.echo("\n".join(str(attempt.error) for attempt in attempts), err=True)
     raise click.exceptions.Exit(1)
 
 
@@ -356,16 +360,14 @@ def _to_request(settings: Settings, methods: Sequence[str | Method | Attribution
 def _to_classes(settings: Settings, classifier: Classifier) -> Any:
     from gradcam.targets.classes import ClassTarget
 
-    classes, against = (
-        _unique(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
-    )
+    classes = _unique(map(classifier.find_class, settings.classes))
+    against = _unique(map(classifier.find_class, settings.against))
     if settings.top_k > classifier.classes:
         raise click.UsageError(f"--top-k is {settings.top_k}, but this model has {classifier.classes} classes.")
     if set(classes) & set(against):
         raise click.UsageError("--class and --against name the same class: give a different class to --against.")
-    return settings.target or ClassTarget(
-        [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
-    )
+    options: Any = {"top": settings.top_k, "score": settings.score, "against": against}
+    return settings.target or ClassTarget([classes] if classes else None, **options)
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:

@@ -378,8 +378,8 @@ def names_option(
         except GradcamError as error:
             raise click.BadParameter(str(error), context, parameter) from error
 
-    offers, settings = complete(lambda context: completions), {"multiple": True, "callback": to_names} | settings
-    return option(usage, text, shell_complete=offers, **settings)
+    offers = complete(lambda context: completions)
+    return option(usage, text, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
 _EDGE = option("--edge", "Detectors: explain the position of this edge of the box.", click.Choice(allowed.EDGES))

@@ -207,40 +207,31 @@ def _make_printable(part: Any) -> Any:
 
 def _format_classes(record: Record) -> list[str]:
     """Format classes and probabilities. A star marks explained classes, unless only the first class is explained."""
-    predictions = record.predictions
     explained = {entry.index for entry in record.explained} - {None}
-    marked_indices = set() if explained <= {predictions[0].index} else explained
-    names = [name_class(prediction.index, prediction.label) for prediction in predictions]
-    width, digits = max(map(len, names)), max(len(str(prediction.index)) for prediction in predictions)
-    marks = ["*" if prediction.index in marked_indices else " " for prediction in predictions]
-    rows = zip(marks, names, predictions)
-    starts = [f"{mark} {name:<{width}}   {prediction.index:>{digits}}   " for mark, name, prediction in rows]
-    shares = [prediction.probability for prediction in predictions]
-    if len(shares) > 1 and all(0 <= share <= 1 for share in shares):
-        bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
+    marked_indices = set() if explained <= {record.predictions[0].index} else explained
+    shares = [prediction.probability for prediction in record.predictions]
+    are_probabilities = len(shares) > 1 and all(0 <= share <= 1 for share in shares)
+    names = [name_class(prediction.index, prediction.label) for prediction in record.predictions]
+    rows = []
+    for prediction, name, share in zip(record.predictions, names, shares):
+        mark = "*" if prediction.index in marked_indices else " "
         # A class that the user chose is often improbable. Print its probability even if it is far below 1 %.
-        are_small = [mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)]
-        percents = [f"{100 * share:.1g} %" if small else _percent(share) for share, small in zip(shares, are_small)]
-        return [f"{start}{percent:>5}   {bar}" for start, percent, bar in zip(starts, percents, bars)]
-    # These outputs are not probabilities, so a percentage or a bar would be wrong.
-    values = [f"{share:.4g}" for share in shares]
-    longest = max(5, *map(len, values))
-    return [f"{start}{value:>{longest}}" for start, value in zip(starts, values)]
+        percent = f"{100 * share:.1g} %" if mark == "*" and 0 < share < 0.01 else _percent(share)
+        bar = f"{percent:>5}   {click.style(draw_bar(share), fg='cyan')}" if are_probabilities else f"{share:>5.4g}"
+        rows.append((f"{mark} {name}", str(prediction.index), bar))
+    return align(rows, right=(1,) if are_probabilities else (1, 2))
 
 
 def _format_detections(predictions: Sequence[Prediction], task: str) -> list[str]:
     """Format the detections: the number to type, the class and the score."""
-    listed = predictions[:MAX_LISTED_DETECTIONS]
-    names = [name_class(prediction.index, prediction.label) for prediction in listed]
-    numbers = [str(prediction.index if prediction.number is None else prediction.number) for prediction in listed]
-    width, digits = max(map(len, names)), max(map(len, numbers))
     share_of = " of the image" if task == "segmentation" else ""
-    lines = [
-        f"  {number:>{digits}}   {name:<{width}}   {_percent(prediction.probability):>5}{share_of}   "
-        f"{click.style(draw_bar(prediction.probability), fg='cyan')}"
-        for number, name, prediction in zip(numbers, names, listed)
-    ]
-    remaining = len(predictions) - len(listed)
+    rows = []
+    for prediction in predictions[:MAX_LISTED_DETECTIONS]:
+        number = prediction.index if prediction.number is None else prediction.number
+        bar = click.style(draw_bar(prediction.probability), fg="cyan")
+        share = f"{_percent(prediction.probability):>5}{share_of}"
+        rows.append((str(number), name_class(prediction.index, prediction.label), share, bar))
+    lines, remaining = [f"  {line}" for line in align(rows, right=(0,))], len(predictions) - len(rows)
     return [*lines, f"  and {remaining} more (see --json)"] if remaining else lines
 
 

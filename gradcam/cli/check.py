@@ -119,7 +119,7 @@ def check_command(
     require_images(images, output)
     terminal.import_torch()
     with terminal.custom_code_context(*params["methods"]):
-        methods = [*{method.name: method for method in map(find_explainable, params["methods"])}.values()]
+        methods: list[Any] = [*{method.name: method for method in map(find_explainable, params["methods"])}.values()]
     settings = to_single_target_settings(params, params["class_"])
     inputs, results = list_input_files(images, settings.target_choice), len(images) * max(1, len(methods))
     destination = find_destination(params["output"], inputs, results)

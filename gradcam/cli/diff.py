@@ -223,7 +223,7 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
     if not rows:
         return
     listed = rows[:ROWS]
-    cells = [("image", "old", "new", "correlation", "top 30 %", "moved")]
+    cells: list[tuple[str, ...]] = [("image", "old", "new", "correlation", "top 30 %", "moved")]
     cells += [(_shorten_start(row.image), *_to_cells(row)) for row in listed]
     labels = ["", *(click.style(label, fg=colour) for label, colour in (CHANGE_LABELS[row.change] for row in listed))]
     for line, label in zip(terminal.align(cells, right=(3, 4, 5)), labels):

@@ -141,7 +141,7 @@ def _load(default_choice: ModelChoice, reshape: Any, request: ModelRequest) -> L
     from gradcam.ui.model_cache import LoadedModel
 
     is_default = request.model in (None, default_choice.model or DEFAULT_MODEL)
-    shared = {"device": default_choice.device, "precision": default_choice.precision}
+    shared: Any = {"device": default_choice.device, "precision": default_choice.precision}
     choice = default_choice if is_default else ModelChoice(request.model, **shared, task="auto")
     try:
         if request.weights is not None:

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,14 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import check_model_name, load_model, print_notes
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
-from gradcam.cli._terminal import custom_code_context, find_fitting_depth, format_shape, import_torch, shorten_name
+from gradcam.cli._terminal import (
+    align,
+    custom_code_context,
+    find_fitting_depth,
+    format_shape,
+    import_torch,
+    shorten_name,
+)
 from gradcam.errors import GradcamError, LayerError, describe_failure, escape_controls, join_names
 from gradcam.renames import TRACE, add_old_keys
 from gradcam.storage.records import SCHEMA
@@ -78,9 +85,9 @@ def _table(trace: Trace, calls: Sequence[Call], width: int) -> tuple[list[str], 
             break
         if columns.pop(title, None) is not None:
             hidden.append(title)
-    formats = {title: f"{'<' if title in LEFT_ALIGNED else '>'}{widths[title]}" for title in columns}
-    rows = zip(*([f"{cell:{formats[title]}}" for cell in (title, *cells)] for title, cells in columns.items()))
-    return ["  ".join(["", *row]).rstrip() for row in rows], hidden
+    right = [i for i, title in enumerate(columns) if title not in LEFT_ALIGNED]
+    rows = [*zip(*([title, *cells] for title, cells in columns.items()))]
+    return [f"  {line}" for line in align(rows, "  ", right)], hidden
 
 
 def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
@@ -118,10 +125,8 @@ def _describe_shared(calls: Sequence[Call]) -> list[str]:
         f"{call.name} is the same module as {', '.join(call.other_names)}." for call in first_runs if call.other_names
     ]
     lines += [f"{call.name} shares a parameter: {', '.join(call.tied)}." for call in first_runs if call.tied]
-    remaining = (
-        [f"{len(lines) - MAX_SHARED} more are shared (use --json to list them)."] if len(lines) > MAX_SHARED else []
-    )
-    return [*lines[:MAX_SHARED], *remaining]
+    more = f"{len(lines) - MAX_SHARED} more are shared (use --json to list them)."
+    return [*lines[:MAX_SHARED], more] if len(lines) > MAX_SHARED else lines
 
 
 @dataclass(frozen=True)
@@ -156,16 +161,12 @@ def trace_command(
     unfit = [name for name in IMAGE_OPTIONS if params[name] is not None]
     if image is None and choice.weights is None and unfit:
         raise click.UsageError(f"--{unfit[0]} needs an image: give an IMAGE, or remove --{unfit[0]}.")
-    try:
-        subject = _build_with_noise(choice) if image is None and choice.weights is None else _load(choice, image)
-    except _ImageReadError as error:
-        click.echo(str(error), err=True)
-        return 1
+    subject = _build_with_noise(choice) if image is None and choice.weights is None else _load(choice, image)
     from gradcam.inspection.selection import select_layers
 
     layer_names = set(select_layers(subject.model, layers)) if layers else None
     with custom_code_context(choice.model, choice.reader):
-        subject, result = _trace(subject)
+        result = _trace(subject)
     print_notes(result.notes, OutputMode(as_json, quiet=False))
     calls = _select_calls(result, layer_names, depth, show_all=show_all or as_json)
     if as_json:
@@ -176,10 +177,6 @@ def trace_command(
         width = shutil.get_terminal_size((WIDTH, 0)).columns
         click.echo(format_trace(result, calls, subject.name, subject.source, width))
     return 0
-
-
-class _ImageReadError(GradcamError):
-    """Raised if the image cannot be read. The message names the image."""
 
 
 def _build_with_noise(choice: ModelChoice) -> _TraceInput:
@@ -199,6 +196,7 @@ def _build_with_noise(choice: ModelChoice) -> _TraceInput:
 
 
 def _load(choice: ModelChoice, image: Path | None) -> _TraceInput:
+    """Load the model and read the image. Exit with status 1 if the image cannot be read."""
     from gradcam.layers.find import unwrap
     from gradcam.models.device import find_input_device, find_input_dtype
     from gradcam.models.probe import make_noise
@@ -212,26 +210,24 @@ def _load(choice: ModelChoice, image: Path | None) -> _TraceInput:
         with custom_code_context(choice.reader):
             images = classifier.prepare(image).image[None]
     except Exception as error:  # A custom reader may raise anything.
-        raise _ImageReadError(describe_failure(str(image), error)) from error
+        click.echo(describe_failure(str(image), error), err=True)
+        raise click.exceptions.Exit(1) from error
     return _TraceInput(classifier.name, model, images.to(find_input_device(model), find_input_dtype(model)), image.name)
 
 
-def _trace(subject: _TraceInput) -> tuple[_TraceInput, Trace]:
+def _trace(subject: _TraceInput) -> Trace:
     """Trace the model. If it fails on noise, retry with the number of input channels of its first convolution."""
-    from dataclasses import replace
-
     from gradcam.inspection.tracing import trace
     from gradcam.models.device import first_channels
     from gradcam.models.skeletons import to_run_error
 
     try:
-        return subject, trace(subject.model, subject.images)
+        return trace(subject.model, subject.images)
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:  # A model may raise anything.
         channels = first_channels(subject.model)
-        is_noise = subject.source.startswith("noise")
-        if is_noise and channels not in (0, subject.images.shape[1]):
+        if subject.source.startswith("noise") and channels not in (0, subject.images.shape[1]):
             images = _make_noise(subject.model, (channels, *subject.images.shape[2:]))
             return _trace(replace(subject, images=images))
         raise to_run_error(subject.name, subject.images.shape[1:], error) from error
