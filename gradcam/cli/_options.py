@@ -170,17 +170,11 @@ def _describe_plugins(kind: PluginKind) -> str:
     return f" Other packages add: {', '.join(list_entry_points(kind))}." if list_entry_points(kind) else ""
 
 
-def _find_target(context: click.Context, parameter: click.Parameter, name: str | None) -> Any:
-    if name is None:
-        return None
-    try:
-        with custom_code_context(name):
-            target = load_plugin("targets", name)
-    except GradcamError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
+def _find_target(name: str) -> Any:
+    with custom_code_context(name):
+        target = load_plugin("targets", name)
     if not callable(target) or isinstance(target, type):
-        message = f"{name} is {shorten(target)}: expected a function that takes the model's output."
-        raise click.BadParameter(message, context, parameter)
+        raise GradcamError(f"{name} is {shorten(target)}: expected a function that takes the model's output.")
     return target
 
 
@@ -322,7 +316,7 @@ _TARGET = (
         "--target FILE.py:NAME",
         "Custom target function, instead of a class. The function gets the model's output and returns the score."
         f"{_describe_plugins('targets')}",
-        callback=_find_target,
+        _find_target,
     ),
     score,
     against(

@@ -43,28 +43,20 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
-    default_note = next(
-        (f" These methods use {row.name} by default." for row in survey.rows if row.suggested_for_positive), ""
-    )
-    text = f"{BOTH_SIGNS} marks layers with negative values. Do not use them for {methods}.{default_note}"
-    text = text if any(row.both_signs for row in rows) else ""
-    sign_note = textwrap.wrap(text, WIDTH)
-    lines += ["", *_table(rows), "", *sign_note]
+    defaults = [row.name for row in survey.rows if row.suggested_for_positive][:1]
+    text = f"{BOTH_SIGNS} marks layers with negative values. Do not use them for {methods}."
+    text += "".join(f" These methods use {name} by default." for name in defaults)
+    titles, *cells = terminal.align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
+    lines += ["", f"  {titles}", *map(_mark, rows, cells), ""]
+    lines += textwrap.wrap(text, WIDTH) if any(row.both_signs for row in rows) else []
     if len(rows) < len(survey.rows):
         lines.append(
             f"{len(rows)} of {len(survey.rows)} layers are listed. For more, use --depth N, --all or a PATTERN."
         )
     if skeleton.channels not in (1, 3):
-        lines.append(
-            f"Images with {skeleton.channels} channels need --reader. They also need --mean and --std, with one value per "
-            "channel."
-        )
+        reader = f"Images with {skeleton.channels} channels need --reader"
+        lines.append(f"{reader}. They also need --mean and --std, with one value per channel.")
     return "\n".join([*lines, _suggest_command(survey, words)])
-
-
-def _table(rows: Sequence[LayerRow]) -> list[str]:
-    titles, *lines = terminal.align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
-    return [f"  {titles}", *map(_mark, rows, lines)]
 
 
 def _cells(row: LayerRow) -> tuple[str, ...]:

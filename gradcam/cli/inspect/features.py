@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 FEATURE_SUFFIXES = (".npz", ".safetensors")
 
 
-def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    if path.suffix.lower() not in FEATURE_SUFFIXES or path.is_dir():
-        raise click.BadParameter(f"'{path}' does not end in .npz or .safetensors.", context, parameter)
-    return path
+def _to_path(text: str) -> Path:
+    if Path(text).suffix.lower() not in FEATURE_SUFFIXES or Path(text).is_dir():
+        raise GradcamError(f"'{text}' does not end in .npz or .safetensors.")
+    return Path(text)
 
 
 @click.command("features", cls=Command)
@@ -42,10 +42,9 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
 @options.option(
     "-o --output FILE",
     "Output file, .npz or .safetensors. An existing file is replaced.",
-    click.Path(path_type=Path),
+    _to_path,
     name="path",
     required=True,
-    callback=_to_path,
 )
 @options.layers("Layers whose output is written", default="the model's default layer")
 @click.option(
