@@ -83,12 +83,8 @@ def to_real(text: str, *, minimum: float, maximum: float, above: bool) -> float:
     except ValueError:
         raise GradcamError(f"{text!r} is not a number.") from None
     if not minimum <= number <= maximum or (above and number == minimum):
-        expected = (
-            f"a number above {minimum:g} and at most {maximum:g}"
-            if above
-            else f"a number from {minimum:g} to {maximum:g}"
-        )
-        raise GradcamError(f"{text} is out of range: expected {expected}.")
+        limits = f"above {minimum:g} and at most {maximum:g}" if above else f"from {minimum:g} to {maximum:g}"
+        raise GradcamError(f"{text} is out of range: expected a number {limits}.")
     return number
 
 
@@ -386,14 +382,11 @@ def show_usage_error(error: click.UsageError) -> None:
     if error.ctx is None or "Did you mean: " in error.message:
         return
     if isinstance(error, click.MissingParameter):
-        words = [
-            " ".join(
-                parameter.get_usage_pieces(error.ctx)
-                or (parameter.opts[0], parameter.metavar or parameter.type.name.upper())
-            )
-            for parameter in error.ctx.command.get_params(error.ctx)
-            if parameter.required
-        ]
+        words = []
+        for parameter in error.ctx.command.get_params(error.ctx):
+            if parameter.required:
+                metavar = parameter.metavar or parameter.type.name.upper()
+                words += parameter.get_usage_pieces(error.ctx) or [parameter.opts[0], metavar]
         click.echo(f"Type: {' '.join([error.ctx.command_path, *words])}   (more with -h)", err=True)
     else:
         click.echo(f"Help: {error.ctx.command_path} -h", err=True)

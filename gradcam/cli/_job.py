@@ -213,10 +213,9 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
         paths_by_kind.append({kind: write_file(next(paths), content) for kind, content in drawings.items()})
     if "panel" in saving.kinds:
         path = write_file(next(paths), panel(image_result.maps, **appearance))
-        paths_by_kind = [
-            {**kinds, job.panel: path} if result.entry.on is None else kinds
-            for kinds, result in zip(paths_by_kind, results)
-        ]
+        for result, kind_paths in zip(results, paths_by_kind):
+            if result.entry.on is None:
+                kind_paths[job.panel] = path
     return paths_by_kind
 
 
@@ -373,9 +372,8 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
     """Load the chosen model. A custom model can be imported from the current folder; its prints go to stderr."""
     check_model_name(choice.model)
-    options = {
-        name: value for name, value in vars(choice).items() if choice.task is not None or name not in TASK_FIELDS
-    }
+    unused = TASK_FIELDS if choice.task is None else ()
+    options = {name: value for name, value in vars(choice).items() if name not in unused}
     name = options.pop("model")
     if not str(name).startswith("hf:"):  # Only these models take text prompts. `check_task` reports the error.
         options.pop("prompts", None)

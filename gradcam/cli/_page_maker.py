@@ -63,9 +63,8 @@ class PageMaker:
         place = "" if verdict.layer is None else f" at {verdict.layer}"
         subject = f"Heatmap of {verdict.class_name}: {verdict.method}{place}. "
         subject += "A passed test does not prove that the heatmap is right."
-        return result.with_verdict(
-            {"of": subject, "outcome": verdict.outcome, "summary": verdict.summary, "tests": tests}
-        )
+        summary = {"of": subject, "outcome": verdict.outcome, "summary": verdict.summary, "tests": tests}
+        return result.with_verdict(summary)
 
 
 def _has_default_target(settings: Settings) -> bool:
@@ -86,13 +85,10 @@ def to_code(choice: ModelChoice, *, is_class: bool) -> str:
     names = [field.name for field in fields(choice) if field.name not in ("model", *TASK_FIELDS)]
     changed = {name: getattr(choice, name) for name in names if getattr(choice, name) != getattr(defaults, name)}
     arguments = [] if choice.model is None else [_quote(choice.model)]
-    arguments += [
-        f"{name}={_quote(str(value)) if name in ('weights', 'labels') else _quote(value)}"
-        for name, value in changed.items()
-    ]
+    arguments += [f"{name}={_quote(value)}" for name, value in changed.items()]
     return f"gradcam.{'load_classifier' if is_class else 'load_model'}({', '.join(arguments)})"
 
 
 def _quote(value: Any) -> str:
-    text = repr(value)
+    text = repr(str(value) if isinstance(value, Path) else value)
     return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text

@@ -151,9 +151,8 @@ def to_model_choice(params: dict[str, Any]) -> ModelChoice:
 
 def to_settings(params: dict[str, Any]) -> Settings:
     """Return the settings. Raise `click.UsageError` if two options contradict each other."""
-    target_choice = TargetChoice(
-        **{field.name: params[field.name] for field in fields(TargetChoice) if field.name in params}
-    )
+    names = [field.name for field in fields(TargetChoice) if field.name in params]
+    target_choice = TargetChoice(**{name: params[name] for name in names})
     model = replace(to_model_choice(params), prompts=target_choice.texts)
     if model.task == "auto" and target_choice.task is not None:
         model = replace(model, task=target_choice.task)

@@ -125,9 +125,8 @@ def restore_default_signals() -> None:
 
     Signals are blocked while the handlers are removed: Python prints an error if a removed handler has yet to run.
     """
-    numbers = [
-        number for number in (signal.SIGINT, *TERMINATION_SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN
-    ]
+    signals = (signal.SIGINT, *TERMINATION_SIGNALS)
+    numbers = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     can_wait = hasattr(signal, "pthread_sigmask")  # Windows has no pthread_sigmask.
     if can_wait:
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -248,10 +247,8 @@ def _format_explanations(record: Record, grids: Sequence[tuple[int, ...]]) -> li
     arrows = [f"  →  {click.style(file, fg='green')}" for file in files]
     if len(entries) > 1 and len(set(files)) == 1:  # All entries are in one panel.
         methods = dict.fromkeys(entry.method for entry in entries)
-        lines = [
-            f"  {', '.join(dict.fromkeys(names))} at {', '.join(dict.fromkeys(places))}",
-            f"  by {', '.join(methods)}",
-        ]
+        lines = [f"  {', '.join(dict.fromkeys(names))} at {', '.join(dict.fromkeys(places))}"]
+        lines.append(f"  by {', '.join(methods)}")
         blank = [kind for kind, entry in zip(kinds, entries) if entry.blank]
         if blank:
             text = f"  no {blank[0]} evidence in {len(blank)} of {len(entries)} heatmaps"
@@ -259,11 +256,8 @@ def _format_explanations(record: Record, grids: Sequence[tuple[int, ...]]) -> li
         return [*lines, arrows[0]]
     several_methods = len({entry.method for entry in entries}) > 1
     places = [f"{f'{entry.method} at ' if several_methods else 'at '}{place}" for entry, place in zip(entries, places)]
-    blanks = [click.style(f"no {kind} evidence", fg="yellow") for kind in kinds]
-    ends = [
-        f"  {blank}  →  {file}" if entry.blank else arrow
-        for entry, blank, file, arrow in zip(entries, blanks, files, arrows)
-    ]
+    blanks = [f"  {click.style(f'no {kind} evidence', fg='yellow')}  →  {file}" for kind, file in zip(kinds, files)]
+    ends = [blank if entry.blank else arrow for entry, blank, arrow in zip(entries, blanks, arrows)]
     width, longest = max(map(len, names)), max(map(len, places))
     return [f"  {name:<{width}} {place:<{longest}}{end}" for name, place, end in zip(names, places, ends)]
 

@@ -144,12 +144,9 @@ def _write_page(path: Path, audit: Audit) -> None:
     lines = [f"{audit.summary[:1].upper()}{audit.summary[1:]}.", *audit.notes, SUSPICION_NOTE]
     if len(clusters) > MAX_PAGE_CLUSTERS:
         lines.append(f"This page shows the first {MAX_PAGE_CLUSTERS} of {len(clusters)} clusters.")
-    page = CardPage(
-        title=f"Audit of {os.path.basename(audit.model)}",
-        summary=[("Method", audit.method), ("Layer", audit.layer), ("Clusters", str(len(clusters)))],
-        lines=lines,
-        failures=list(audit.failures.values()),
-    )
+    title, failures = f"Audit of {os.path.basename(audit.model)}", list(audit.failures.values())
+    summary = [("Method", audit.method), ("Layer", audit.layer), ("Clusters", str(len(clusters)))]
+    page = CardPage(title=title, summary=summary, lines=lines, failures=failures)
     page.write(path, map(_to_card, clusters[:MAX_PAGE_CLUSTERS]))
 
 

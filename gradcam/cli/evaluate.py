@@ -127,12 +127,9 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
     paths = None if params["output"] is None else _find_paths(params["output"])
     with terminal.report_waits(output):
         with terminal.custom_code_context(*params["methods"], *params["metrics"]):
-            plan = make_plan(
-                params["methods"] or DEFAULT_METHODS,
-                params["metrics"] or None,
-                controls=None if params["controls"] else (),
-                has_annotations=params["annotations"] is not None,
-            )
+            methods, metrics = params["methods"] or DEFAULT_METHODS, params["metrics"] or None
+            controls, has_annotations = None if params["controls"] else (), params["annotations"] is not None
+            plan = make_plan(methods, metrics, controls=controls, has_annotations=has_annotations)
         if paths is not None:
             _check_paths(paths, mode)
         items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items

@@ -28,11 +28,8 @@ def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
     The cost is the number of forward passes of the model: 1 for single-pass methods. The "tail" in some
     costs is the part of the model after the target layer.
     """
-    methods = [find_any_method(name) for name in names] or [
-        *METHODS.values(),
-        *_find_installed(),
-        *ATTRIBUTIONS.values(),
-    ]
+    methods = [find_any_method(name) for name in names]
+    methods = methods or [*METHODS.values(), *_find_installed(), *ATTRIBUTIONS.values()]
     if bibtex:
         sources = dict.fromkeys(method.source for method in methods if method.source is not None)
         click.echo("\n\n".join(source.entry for source in sources))

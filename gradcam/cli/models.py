@@ -62,10 +62,9 @@ def _list_models() -> list[ModelEntry]:
     for name in list_names():
         enum = list_weights(name)
         members = [enum.DEFAULT, *(member for member in enum if member is not enum.DEFAULT)]
-        is_downloaded = {
-            member.name: find_cache_path(member).exists() for member in members if member.meta.get("categories")
-        }
-        entries.append(ModelEntry(name, "", is_downloaded, find_task(name)))
+        members = [member for member in members if member.meta.get("categories")]
+        weights = {member.name: find_cache_path(member).exists() for member in members}
+        entries.append(ModelEntry(name, "", weights, find_task(name)))
     return entries
 
 
@@ -78,7 +77,5 @@ def _list_forms() -> list[ModelEntry]:
 
 
 def _describe(entry: ModelEntry) -> str:
-    names = ", ".join(
-        f"{name} (downloaded)" if is_downloaded else name for name, is_downloaded in entry.weights.items()
-    )
+    names = ", ".join(f"{name} (downloaded)" if downloaded else name for name, downloaded in entry.weights.items())
     return f"torchvision{'' if entry.task == 'classification' else f', {entry.task}'}: {names}"

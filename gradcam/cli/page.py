@@ -97,10 +97,8 @@ def _write_page(
         target, seconds = page.targets, time.perf_counter() - start
         sets = [f"{maps.method} at {maps.layer}" for maps in page.maps]
         click.echo(format_title(str(image), page.image.shape, page.model, classifier.device, seconds))
-        click.echo(
-            f"\n  {escape_controls(target.names[page.first])}, and {len(target.names) - 1:,} more; "
-            f"{escape_controls(', '.join(sets))}"
-        )
+        first, more = escape_controls(target.names[page.first]), len(target.names) - 1
+        click.echo(f"\n  {first}, and {more:,} more; {escape_controls(', '.join(sets))}")
         if page.verdict is not None:
             click.echo(f"  Check: {page.verdict['outcome']}. {escape_controls(page.verdict['summary'])}")
         for note in page.notes:

@@ -131,9 +131,8 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
         items = _sample(listing.items, params["limit"], params["seed"])
         with terminal.show_pass_progress(output) as progress:
             images, options["objects"], failed = _read(classifier, items, annotations)
-            recommendation = recommend(
-                classifier, images, methods=params["methods"] or None, progress=progress, **options
-            )
+            options["methods"] = params["methods"] or None
+            recommendation = recommend(classifier, images, progress=progress, **options)
     counts = {"input_count": len(listing.items), "sampled_count": len(items), "failed": failed}
     words = ["gradcam", "run", "photo.jpg", *choice.to_words()]
     words += [] if params["reshape"] is None else ["--reshape", to_word(params["reshape"])]
@@ -269,11 +268,8 @@ def _table(rows: Sequence[Row], recommendation: Recommendation) -> list[str]:
     for row in rows:
         names = row.combination.method, row.combination.score or "-", row.combination.layer
         cells.append((*names, *(_cell(row, name) for name in columns)))
-    marks = {
-        "1": recommendation.single_object.row,
-        "4": recommendation.several_objects.row,
-        "*": recommendation.default,
-    }
+    single, several = recommendation.single_object.row, recommendation.several_objects.row
+    marks = {"1": single, "4": several, "*": recommendation.default}
     prefixes = ["".join(mark if row is marked_row else " " for mark, marked_row in marks.items()) for row in rows]
     table = [f"{mark} {line}" for mark, line in zip(["   ", *prefixes], terminal.align(cells, "  "))]
     styled = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]

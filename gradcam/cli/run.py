@@ -62,13 +62,10 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **para
     <image>-compare.png; the name also contains the kind of evidence if it is not positive. Without --layer, methods that
     assume non-negative activations may use a different layer than other methods. The heading of the column names the layer.
     """
-    unfit = [
-        method.name for method in params["methods"] if isinstance(method, AttributionMethod) or not method.has_layer
-    ]
-    if unfit:
-        raise click.UsageError(
-            f"{unfit[0]} makes no heatmap at a layer, so it cannot be in a panel. Use: gradcam run --method {unfit[0]}"
-        )
+    for method in params["methods"]:
+        if isinstance(method, AttributionMethod) or not method.has_layer:
+            problem = f"{method.name} makes no heatmap at a layer, so it cannot be in a panel"
+            raise click.UsageError(f"{problem}. Use: gradcam run --method {method.name}")
     output, settings = OutputMode(as_json, quiet), to_settings(params | {"saved": ("panel",)})
     job = prepare_job(settings, images, output, partial(_choose_methods, settings))
     return explain_images(replace(job, panel="overlay"), images, output)

@@ -96,10 +96,8 @@ def features_command(inputs: tuple[str, ...], path: Path, as_json: bool, quiet: 
             except (LayerError, OutputError, StoreError) as error:  # Every other image would fail in the same way.
                 click.echo(f"Error: {escape_controls(str(error))} Nothing was written.", err=True)
                 return 1
-    counts = [
-        terminal.plural(len(file.names), "image"),
-        *([click.style(f"{failed} failed", fg="red")] if failed else []),
-    ]
+    counts = [terminal.plural(len(file.names), "image")]
+    counts += [click.style(f"{failed} failed", fg="red")] if failed else []
     counts += [f"{terminal.plural(listing.left_out, 'non-image file')} left out"] if listing.left_out else []
     place = f"{click.style(classifier.name, bold=True)} on {classifier.device}"
     title = "   ".join([place, ", ".join(counts), f"{time.perf_counter() - start:.1f} s"])
@@ -118,9 +116,8 @@ def _format(title: str, path: Path, file: FeatureFile) -> str:
     if not file.names:
         return f"{title}\nNothing was written."
     rows = [(name, " x ".join(map(str, shape)), dtype) for name, (shape, dtype) in file.layers.items()]
-    return "\n".join(
-        [title, "", *(f"  {line}" for line in terminal.align(rows)), terminal.format_written_path(str(path))]
-    )
+    lines = [f"  {line}" for line in terminal.align(rows)]
+    return "\n".join([title, "", *lines, terminal.format_written_path(str(path))])
 
 
 def _refuse_input_as_output(path: Path, files: list[Path | None], listing: InputListing) -> None:

@@ -42,11 +42,9 @@ TITLES = ("layer", "output", "", "params", "zeros", "")
 
 
 def _to_fields(flow: GradientFlow) -> dict[str, Any]:
-    layers = [
-        asdict(layer)
-        | {"parameters": [asdict(parameter) | {"ratio": parameter.ratio} for parameter in layer.parameters]}
-        for layer in flow.layers
-    ]
+    layers = [asdict(layer) for layer in flow.layers]
+    for layer, record in zip(flow.layers, layers):
+        record["parameters"] = [asdict(parameter) | {"ratio": parameter.ratio} for parameter in layer.parameters]
     return {"reference": flow.reference, "layers": layers}
 
 
@@ -60,11 +58,9 @@ def _format(title: str, flow: GradientFlow, plot: str | None, *, show_all: bool)
     for layer in flow.layers:
         if layer.verdict is not None:
             names[layer.verdict].append(layer.name or layer.type)
-    lines += [
-        click.style(f"  {verdict}: {_summarise_names(layers)}", fg=COLOURS[verdict])
-        for verdict, layers in names.items()
-        if layers
-    ] or ["  No gradient vanishes or explodes."]
+    summaries = {verdict: _summarise_names(layers) for verdict, layers in names.items() if layers}
+    lines += [click.style(f"  {verdict}: {text}", fg=COLOURS[verdict]) for verdict, text in summaries.items()]
+    lines += [] if summaries else ["  No gradient vanishes or explodes."]
     return "\n".join([*lines, *([] if plot is None else [format_written_path(plot)]), ""])
 
 
