@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from gradcam.cli._terminal import TerminationSignal, acknowledge_signals, import
 from gradcam.errors import GradcamError, escape_controls, to_pip_command
 
 if TYPE_CHECKING:
-    from gradcam.images.read import Pixels
-    from gradcam.models.classifier import Classifier
     from gradcam.ui.jobs import JobQueue
     from gradcam.ui.model_cache import LoadedModel, ModelRequest
 
@@ -63,6 +60,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         import uvicorn  # noqa: F401  (raises if it is not installed)
 
         import_torch()
+        from gradcam.models.preprocess import to_reading
         from gradcam.models.providers import DEFAULT_MODEL
         from gradcam.ui.explainer import Explainer
         from gradcam.ui.model_cache import ModelCache, ModelRequest
@@ -75,15 +73,16 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     files = list_images(places)
     default_choice = replace(to_model_choice(params), task="auto")
     models = ModelCache(lambda request: _load(default_choice, params["reshape"], request))
-    print_notes(models.get(ModelRequest()).classifier.notes, OutputMode(as_json=False, quiet=False))
-    explainer = Explainer(models, ImageStrip(files, _make_read_pixels(models.get(ModelRequest()).classifier)))
+    classifier = models.get(ModelRequest()).classifier
+    print_notes(classifier.notes, OutputMode(as_json=False, quiet=False))
+    reader = classifier.reader
+    explainer = Explainer(models, ImageStrip(files, lambda source: to_reading(source, reader).picture))
     explainer.warm_up()
     server = Server(explainer, default_choice.model or DEFAULT_MODEL)
     address = sockets[0].getsockname()[0].partition("%")[0]
     if not ipaddress.ip_address(address).is_loopback:
-        click.echo(
-            f"Warning: with --host {host}, anyone who has the address with the token can use this page.", err=True
-        )
+        warning = f"with --host {host}, anyone who has the address with the token can use this page."
+        click.echo(f"Warning: {warning}", err=True)
     is_wildcard = host in WILDCARD_HOSTS
     name = LOCALHOST if is_wildcard else f"[{host}]" if ":" in host else host
     page = f"http://{name}:{port}/"
@@ -103,10 +102,8 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> in
     """Serve until a signal arrives, stop all jobs, and return the exit status."""
     import uvicorn
 
-    config = uvicorn.Config(
-        application, log_level="error", lifespan="off", access_log=False, ws="none",
-        timeout_graceful_shutdown=2,
-    )  # fmt: skip
+    options: Any = {"log_level": "error", "lifespan": "off", "access_log": False, "ws": "none"}
+    config = uvicorn.Config(application, **options, timeout_graceful_shutdown=2)
 
     class JobStoppingServer(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
@@ -125,14 +122,6 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> in
         sys.stdout.flush()
         os._exit(status)
     return status
-
-
-def _make_read_pixels(classifier: Classifier) -> Callable[[Any], Pixels]:
-    """Return a function that reads the pixels of an image, with the custom reader of the model if it has one."""
-    from gradcam.models.preprocess import to_reading
-
-    reader = classifier.reader
-    return lambda source: to_reading(source, reader).picture
 
 
 def _load(default_choice: ModelChoice, reshape: Any, request: ModelRequest) -> LoadedModel:

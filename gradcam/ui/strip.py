@@ -44,7 +44,7 @@ class ImageStrip:
         self, files: Iterable[tuple[str, Path]] = (), read: Callable[[Path | io.BytesIO], Pixels] = read_image
     ) -> None:
         self._read = read
-        self._entries: dict[int, StripImage] = {i: StripImage(name, path) for i, (name, path) in enumerate(files)}
+        self._entries = {i: StripImage(name, path) for i, (name, path) in enumerate(files)}
         self._next = len(self._entries)
         self._thumbnails: OrderedDict[int, bytes] = OrderedDict()
         self._lock = threading.Lock()
