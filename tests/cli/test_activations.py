@@ -51,9 +51,7 @@ def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **option
 # Files
 
 
-def test_the_picture_is_what_python_draws(
-    inspect: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_python_draws_the_same(inspect: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier) -> None:
     path = photo("coffee.jpg")
     outcome = inspect(path)
     assert (outcome.status, outcome.err) == (0, "")
@@ -61,9 +59,7 @@ def test_the_picture_is_what_python_draws(
     assert np.array_equal(pixels(folder / "coffee-activations.png"), draw(classifier, path, ["layer4"]))
 
 
-def test_every_option_reaches_the_drawing(
-    inspect: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_options_change_the_sheet(inspect: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier) -> None:
     path = photo("koala.webp")
     outcome = inspect(
         path, "-l", "stem.0", "--layer", "layer[34].0", "--channels", "7", "--columns", "3", "--order", "index",
@@ -95,9 +91,7 @@ def test_a_cells_size_is_not_the_networks(inspect: Command, folder: Path, photo:
     assert widths[0] < widths[1]
 
 
-def test_two_pictures_of_one_stem_do_not_overwrite_each_other(
-    inspect: Command, folder: Path, photo: Photo, tmp_path: Path
-) -> None:
+def test_two_images_with_one_stem_have_two_files(inspect: Command, folder: Path, photo: Photo, tmp_path: Path) -> None:
     namesake = tmp_path / "coffee.png"
     Image.open(photo("chelsea.jpg")).save(namesake)
     earlier_sheet = folder / "coffee-activations-2.png"
@@ -114,9 +108,7 @@ def test_two_pictures_of_one_stem_do_not_overwrite_each_other(
 # Output
 
 
-def test_the_record_has_the_channels_that_are_drawn(
-    inspect: Command, photo: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_the_record_lists_the_drawn_channels(inspect: Command, photo: Photo, classifier: gradcam.Classifier) -> None:
     outcome = inspect(photo("coffee.jpg"), "-l", "head.0", "-l", "layer1", "--channels", "30", "--json")
     record = json.loads(outcome.out)
     assert [record[key] for key in ("schema", "status", "error", "model", "file")] == [
@@ -210,9 +202,7 @@ def test_a_layer_without_a_grid_is_the_pictures_failure(inspect: Command, folder
         (["--model", ""], "The model's name is empty"),
     ],
 )
-def test_wrong_usage_is_said_before_the_first_picture(
-    arguments: list[str], message: str, inspect: Command, folder: Path, photo: Photo
-) -> None:
+def test_wrong_usage(arguments: list[str], message: str, inspect: Command, folder: Path, photo: Photo) -> None:
     outcome = inspect(photo("coffee.jpg"), *arguments)
     assert (outcome.status, outcome.out) == (2, "")
     assert message in " ".join(outcome.err.split())

@@ -31,9 +31,7 @@ def audit(gradcam_command: Command, marked: list[str]) -> Command:
     return lambda *arguments: gradcam_command("audit", *arguments, *model_options)
 
 
-def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(
-    audit: Command, marked: list[str], folder: Path
-) -> None:
+def test_the_mark_is_first_in_table_sheet_and_page(audit: Command, marked: list[str], folder: Path) -> None:
     outcome = audit("fruit/", "--page", "audit.html")
     assert outcome.status == 0, outcome.err
     heading, _, head, first, *remaining = outcome.out.splitlines()
@@ -59,9 +57,7 @@ def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(
     assert np.array_equal(gradcam.read_image(folder / "audit.png"), expected.sheet())
 
 
-def test_json_is_what_python_gives_and_a_table_says_the_classes(
-    audit: Command, marked: list[str], folder: Path
-) -> None:
+def test_json_equals_python_and_a_table_gives_the_classes(audit: Command, marked: list[str], folder: Path) -> None:
     rows = [f"fruit/{item}/{number:02}.png,{item}" for item in CLASSES for number in range(40)]
     (folder / "labels.csv").write_text("\n".join(["image,class", *rows[:-1]]))
     outcome = audit("fruit/", "--labels", "labels.csv", "--json", "--output", "found/")

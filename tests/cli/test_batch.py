@@ -103,9 +103,7 @@ def test_broken_files_are_named_at_the_end_and_others_counted(batch: Command, ph
     assert re.fullmatch(r"b/broken\.jpg: is damaged or cut off \(.+\)\n", outcome.err), outcome.err
 
 
-def test_the_manifest_has_the_records_of_run(
-    gradcam_command: Command, batch: Command, folder: Path, photos: Path
-) -> None:
+def test_the_manifest_equals_run_json(gradcam_command: Command, batch: Command, folder: Path, photos: Path) -> None:
     batch("photos", "-o", "out", "--batch-size", 1, "--top-k", 2)
     plain = gradcam_command("run", "--device", "cpu", "--json", "--top-k", 2, *(photos / name for name in ORDER))
     for batch_record, plain_record in zip(manifest(folder / "out"), records(plain)):
@@ -143,9 +141,7 @@ def test_quiet_says_what_is_broken_alone(batch: Command, photos: Path) -> None:
     assert outcome.err.startswith("b/broken.jpg: ")
 
 
-def test_several_kinds_of_files_of_several_results(
-    batch: Command, folder: Path, photos: Path, classifier: gradcam.Classifier
-) -> None:
+def test_several_kinds_of_files(batch: Command, folder: Path, photos: Path, classifier: gradcam.Classifier) -> None:
     options = (
         "--method gradcam --method layercam -c koala -c macaw --save overlay --save heatmap --save map --save panel"
     )
@@ -195,10 +191,7 @@ def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: P
             ["photos/b/koala.png,koala\n", listed_rows[1]],
             r"explained 'macaw' in b/koala\.png, but now the list gives 'koala'",
         ),
-        (
-            ["photos/b/koala.png,\n", "photos/macaw.png,macaw\n"],
-            "explained 'macaw' in b/koala.*gives 'the top class'",
-        ),
+        (["photos/b/koala.png,\n", "photos/macaw.png,macaw\n"], "explained 'macaw' in b/koala.*gives 'the top class'"),
         (["photos/b/koala.png\n", "photos/macaw.png\n"], "listed_classes: true → false"),
     ):
         listed.write_text("image,class\n" + "".join(changed_rows))
@@ -257,9 +250,7 @@ def test_a_report_at_once_or_later(gradcam_command: Command, batch: Command, fol
     assert (folder / "out" / "index.html").read_bytes() == page
 
 
-def test_a_report_that_cannot_be_written_takes_nothing_away(
-    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_report_keeps_all(batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -444,9 +435,7 @@ def to_rank(name: str) -> tuple[object, ...]:
     return (name.count("/"), name.split("/"))
 
 
-def test_what_failed_before_is_recorded_also_where_the_next_run_does_not_come_to_it(
-    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_failures_are_kept(batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch("photos", "-o", "out")
     before = manifest(folder / "out")
     monkeypatch.setattr("gradcam.batch.pipeline.read_item", interrupt)
@@ -522,9 +511,7 @@ def test_the_line_to_resume_is_quoted_for_the_shell_and_printable(name: str) -> 
     assert stdout.split(b"\0")[:-1] == [b"batch", b"--resume", os.fsencode(name), b"-o", b"out"]
 
 
-def test_a_run_of_names_that_were_piped_says_so(
-    batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_resuming_a_piped_list(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("photos/b/broken.jpg\nphotos/macaw.png\n")
     with open(names) as stream:
@@ -708,9 +695,7 @@ def test_killed_again_and_again(batch: Command, folder: Path, many: Path) -> Non
 
 
 @POSIX
-def test_a_full_disk_ends_it_and_room_resumes_it(
-    gradcam_command: Command, batch: Command, folder: Path, photos: Path
-) -> None:
+def test_a_run_resumes_after_a_full_disk(gradcam_command: Command, batch: Command, folder: Path, photos: Path) -> None:
     batch("photos", "-o", "whole", "--batch-size", 2)
     (folder / "out").mkdir()
     if (
@@ -739,9 +724,7 @@ def test_a_full_disk_ends_it_and_room_resumes_it(
         subprocess.run(["umount", "out"], check=True)
 
 
-def test_no_memory_even_for_one_picture(
-    batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_for_no_image(batch: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 

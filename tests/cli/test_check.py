@@ -45,9 +45,7 @@ def check(gradcam_command: Command, folder: Path) -> Command:
 
 
 @pytest.mark.slow
-def test_the_koala_passes_in_words_and_numbers(
-    gradcam_command: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_the_koala_passes(gradcam_command: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier) -> None:
     outcome = gradcam_command("check", "--device", "cpu", photo("koala.webp"))
     assert (outcome.status, outcome.err) == (0, "")
     assert files(folder) == ["koala-gradcam-check.png"]
@@ -97,9 +95,7 @@ def test_a_verdict_may_end_with_a_status(check: Command, small: Photo, method: s
     assert outcome.status == status
 
 
-def test_the_command_s_other_pictures_stand_beside(
-    gradcam_command: Command, folder: Path, classifier: gradcam.Classifier
-) -> None:
+def test_the_other_images_are_compared(gradcam_command: Command, folder: Path, classifier: gradcam.Classifier) -> None:
     pictures = [
         colour_model.paint(folder / f"{number}.png", colour, seed=1) for number, colour in enumerate([1, 0, 0, 0])
     ]
@@ -158,9 +154,7 @@ def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
         (["-o", "it.gif"], "images can only be written as"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_done(
-    options: list[object], message: str, check: Command, folder: Path, small: Photo
-) -> None:
+def test_wrong_usage(options: list[object], message: str, check: Command, folder: Path, small: Photo) -> None:
     outcome = check(small("koala.webp"), *options)
     assert outcome.status == 2
     assert message in outcome.err
@@ -176,7 +170,7 @@ def test_one_file_for_two_panels_is_refused(check: Command, small: Photo) -> Non
 PASSES = r"\d of 31"
 
 
-def test_progress_is_shown_on_a_terminal(check: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar(check: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small("koala.webp")
     assert not re.search(PASSES, check(path, "--json").err)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

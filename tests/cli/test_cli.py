@@ -120,9 +120,7 @@ def test_one_picture_gets_one_overlay_in_the_current_folder(run: Command, folder
     assert (overlay[tensor] != picture[tensor]).any(axis=1).mean() > 0.2
 
 
-def test_the_overlay_is_the_one_that_python_gives(
-    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_the_overlay_equals_python(run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
     path = small("koala.webp")
     assert run(path, "-c", "macaw", "--alpha", 0.7, "--colormap", "jet", "-l", "layer3").status == 0
     explanation = classifier.explain(path, "layer3", target="macaw")
@@ -167,9 +165,7 @@ def test_images_that_do_not_exist_need_no_pytorch(folder: Path, command: str) ->
     assert [line for line in lines if re.search(r"\| +torch$", line)] == []
 
 
-def test_several_pictures_get_an_overlay_each(
-    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_every_image_gets_an_overlay(run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
     paths = [small("coffee.jpg"), small("rocket.jpg"), small("camera.png")]
     assert run(*paths).status == 0
     assert files(folder) == ["camera-gradcam.png", "coffee-gradcam.png", "rocket-gradcam.png"]
@@ -178,9 +174,7 @@ def test_several_pictures_get_an_overlay_each(
         np.testing.assert_array_equal(pixels(folder / f"{path.stem}-gradcam.png"), expected)
 
 
-def test_two_pictures_of_one_stem_get_an_overlay_each(
-    run: Command, folder: Path, small: Photo, tmp_path: Path, classifier: gradcam.Classifier
-) -> None:
+def test_equal_stems(run: Command, folder: Path, small: Photo, tmp_path: Path, classifier: gradcam.Classifier) -> None:
     first, second = tmp_path / "one" / "a.png", tmp_path / "two" / "a.png"
     for path, name in ((first, "coffee.jpg"), (second, "koala.webp")):
         path.parent.mkdir()
@@ -218,9 +212,7 @@ def test_several_classes_are_in_the_names(run: Command, folder: Path, small: Pho
     ]
 
 
-def test_the_top_classes_are_in_the_names(
-    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_top_classes_are_in_the_names(run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
     path = small("coffee.jpg")
     outcome = run(path, "--top-k", 3, "--json")
     top = classifier.explain(path).output[0].argsort(descending=True)[:3].tolist()
@@ -229,9 +221,7 @@ def test_the_top_classes_are_in_the_names(
     assert files(folder) == sorted(names)
 
 
-def test_several_layers_are_in_the_names(
-    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_layers_are_in_the_names(run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
     path = small("coffee.jpg")
     outcome = run(path, "-l", "layer4", "--layer", "layer3.5.depthwise", "-l", "layer4", "-c", "espresso", "-c", "cup")
     assert outcome.status == 0
@@ -304,9 +294,7 @@ def test_what_is_said_twice_is_one_result(run: Command, folder: Path, small: Pho
 @pytest.mark.parametrize(
     "options", [["-c", "koala", "-c", "cup"], ["-l", "layer3", "-l", "layer4"], ["--top-k", "2"], None]
 )
-def test_several_results_do_not_fit_into_one_file(
-    run: Command, folder: Path, small: Photo, options: list[str] | None
-) -> None:
+def test_several_results_need_a_folder(run: Command, folder: Path, small: Photo, options: list[str] | None) -> None:
     more = [small("koala.webp")] if options is None else options
     outcome = run(small("coffee.jpg"), "-o", "out.png", *more)
     assert outcome.status == 2
@@ -349,9 +337,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["--model", ""], "^Error: The model's name is empty: remove --model"),
     ],
 )
-def test_wrong_usage_is_refused_before_anything_is_written(
-    run: Command, folder: Path, small: Photo, options: list[str], message: str
-) -> None:
+def test_wrong_usage_is_refused(run: Command, folder: Path, small: Photo, options: list[str], message: str) -> None:
     picture = small("coffee.jpg")
     arguments = [option.format(picture=picture) for option in options]
     for kind in ([], ["--json"]):
@@ -363,9 +349,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(("typed", "message"), [("run", "Missing argument 'IMAGE...'"), ("rum", "rum")])
-def test_a_missing_argument_and_an_unknown_command_are_wrong_usage(
-    gradcam_command: Command, typed: str, message: str
-) -> None:
+def test_missing_arguments_and_unknown_commands(gradcam_command: Command, typed: str, message: str) -> None:
     outcome = gradcam_command(typed)
     assert outcome.status == 2
     assert message in outcome.err
@@ -439,9 +423,7 @@ def test_a_layer_without_a_grid_is_an_error_of_the_picture(run: Command, folder:
     assert files(folder) == []
 
 
-def test_a_bug_is_named_and_does_not_stop_the_others(
-    run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_stops_no_other_image(run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small("coffee.jpg")
 
     def fail(*args: object) -> None:
@@ -464,9 +446,7 @@ def test_tracebacks_are_shown_when_wanted(run: Command, small: Photo, monkeypatc
         assert "gradcam.errors." in err
 
 
-def test_opencv_that_wants_a_screen_is_an_error_of_one_line(
-    run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_opencv_is_one_line(run: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = small("coffee.jpg")
     for name in ("cv2", "gradcam.images.opencv", "gradcam.images.draw"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -548,9 +528,7 @@ def test_the_record_has_the_numbers_of_the_network(run: Command, small: Photo, c
         assert (entry["layer"], entry["method"]) == ("layer4", "gradcam")
 
 
-def test_a_score_is_a_logit_a_probability_or_a_contrast(
-    run: Command, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_the_score_is_logit_probability_or_contrast(run: Command, small: Photo, classifier: gradcam.Classifier) -> None:
     path = small("lemur.webp")
     records_by_score = {
         score: records(run(path, "--json", "-c", "383", "-c", "105", "--score", score))[0]
@@ -618,9 +596,7 @@ def test_code_of_the_user_that_ends_the_program_is_an_error(run: Command, folder
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])
-def test_an_error_that_nobody_expected_is_one_line(
-    run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, is_wanted: bool
-) -> None:
+def test_unexpected_errors(run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no room for\n7 numbers")
 
@@ -635,9 +611,7 @@ def test_an_error_that_nobody_expected_is_one_line(
 
 
 @pytest.mark.parametrize("index", [0, 967])
-def test_an_output_of_nan_is_an_error_not_a_number_in_a_record(
-    run: Command, folder: Path, small: Photo, index: int
-) -> None:
+def test_an_output_of_nan_is_an_error(run: Command, folder: Path, small: Photo, index: int) -> None:
     (folder / "broken.py").write_text(
         "import gradcam\n\ndef make():\n    model = gradcam.load_classifier(device='cpu').model\n"
         f"    model.head[3].bias[{index}] = float('nan')\n    return model\n"
@@ -695,9 +669,7 @@ def test_names_cannot_move_the_cursor() -> None:
     ("name", "value", "coloured"),
     [("NO_COLOR", "1", False), ("NO_COLOR", "", True), ("TERM", "dumb", False), ("TERM", "xterm", True)],
 )
-def test_colours_are_left_out_where_the_environment_says_so(
-    name: str, value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colours_obey_the_environment(name: str, value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
@@ -931,9 +903,7 @@ def test_output_piped_on_windows_has_bars_and_arrows_of_ascii(small: Photo, fold
 
 
 @pytest.mark.parametrize(("encoding", "half"), [("cp1252", "#"), ("utf-8", "█")])
-def test_a_progress_bar_has_characters_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, encoding: str, half: str
-) -> None:
+def test_a_progress_bar_fits_the_encoding(monkeypatch: pytest.MonkeyPatch, encoding: str, half: str) -> None:
     class Terminal(io.BytesIO):
         def isatty(self) -> bool:
             return True
@@ -959,9 +929,7 @@ def test_a_reader_that_has_seen_enough_causes_no_traceback(small: Photo, folder:
     assert err == ""
 
 
-def test_a_closed_output_causes_no_traceback(
-    run: Command, small: Photo, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_output_is_closed(run: Command, small: Photo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)  # Python does this for `>&-`.
     outcome = run(small("coffee.jpg"))
     assert (outcome.status, outcome.err) == (0, "")
@@ -1010,9 +978,7 @@ def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> No
 
 @POSIX
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_that_a_library_makes_an_error_of_still_is_one(
-    run: Command, folder: Path, small: Photo, number: int, status: int
-) -> None:
+def test_a_signal_that_a_library_swallows(run: Command, folder: Path, small: Photo, number: int, status: int) -> None:
     (folder / "train.py").write_text(
         "import os\n\ndef build():\n    try:\n"
         f"        os.kill(os.getpid(), {int(number)})\n"
@@ -1026,9 +992,7 @@ def test_a_signal_that_a_library_makes_an_error_of_still_is_one(
 @POSIX
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_stops_it_and_leaves_nothing_half_written(
-    photo: Photo, folder: Path, number: int, status: int
-) -> None:
+def test_a_signal_leaves_nothing_half_written(photo: Photo, folder: Path, number: int, status: int) -> None:
     pictures = [photo("polar_bear.webp")] * 300
     process = start("run", *pictures, "--device", "cpu", "-o", "out")
     assert process.stdout.readline().startswith("polar_bear.webp ")
@@ -1078,9 +1042,7 @@ NAMING = {
 @POSIX
 @pytest.mark.parametrize("kind", PUT)
 @pytest.mark.parametrize("name", NAMING)
-def test_what_is_no_file_is_neither_waited_for_nor_read(
-    gradcam_command: Command, small: Photo, folder: Path, name: str, kind: str
-) -> None:
+def test_special_files_are_refused(gradcam_command: Command, small: Photo, folder: Path, name: str, kind: str) -> None:
     PUT[kind](folder / name.partition(":")[0])
     command, *arguments = (str(small("coffee.jpg")) if word == "PHOTO" else word for word in NAMING[name])
 
@@ -1140,9 +1102,7 @@ def test_names_reach_the_terminal_escaped(
 
 
 @POSIX
-def test_the_page_of_hostile_names_shows_them_escaped_and_leads_to_the_files(
-    gradcam_command: Command, small: Photo, folder: Path
-) -> None:
+def test_the_page_escapes_hostile_names_and_links_files(gradcam_command: Command, small: Photo, folder: Path) -> None:
     small("coffee.jpg").rename(folder / HOSTILE)
     assert gradcam_command("batch", "--device", "cpu", ".", "-o", "out", "--report").status == 0
     page = Path("out/index.html").read_text()

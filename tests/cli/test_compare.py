@@ -29,9 +29,7 @@ def compare(gradcam_command: Command) -> Command:
     return lambda *arguments: gradcam_command("compare", "--device", "cpu", *arguments)
 
 
-def test_one_panel_for_each_picture(
-    compare: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_every_image_has_a_panel(compare: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
     outcome = compare(small("koala.webp"), small("panda.webp"))
     assert (outcome.status, outcome.err) == (0, "")
     assert files(folder) == ["koala-compare.png", "panda-compare.png"]
@@ -98,7 +96,7 @@ def test_a_score_of_ones_own_is_not_compared_with_another(compare: Command, smal
 
 
 @pytest.mark.parametrize("evidence", ["negative", "signed"])
-def test_the_kind_of_evidence_is_in_the_name(
+def test_evidence_kinds(
     evidence: str, run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
 ) -> None:
     (record,) = records(run(small("koala.webp"), "--evidence", evidence, "--json", "-l", "layer3"))
@@ -131,9 +129,7 @@ def test_a_contrast_with_a_named_class(run: Command, small: Photo) -> None:
         (["--method", "input-gradients", "--layer", "layer3"], "--layer does not work with"),
     ],
 )
-def test_options_that_contradict_each_other(
-    options: list[str], message: str, run: Command, folder: Path, small: Photo
-) -> None:
+def test_contradicting_options(options: list[str], message: str, run: Command, folder: Path, small: Photo) -> None:
     outcome = run(small("koala.webp"), *options)
     assert outcome.status == 2
     assert message in outcome.err
@@ -210,9 +206,7 @@ def test_the_record_of_a_comparison_is_json(compare: Command, photo: Callable[[s
 # Attributions in input space
 
 
-def test_run_writes_the_picture_of_an_attribution(
-    run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_run_draws_attributions(run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier) -> None:
     (record,) = records(run(small("koala.webp"), "--method", "guided-gradcam", "--class", "wombat", "--json"))
     (entry,) = record["explained"]
     assert files(folder) == ["koala-guided-gradcam-106-wombat.png"]

@@ -67,9 +67,7 @@ def join_words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_table_has_the_numbers_of_python(
-    gradcam_command: Command, models: Callable[[str], str], pictures: Path, folder: Path
-) -> None:
+def test_the_table(gradcam_command: Command, models: Callable[[str], str], pictures: Path, folder: Path) -> None:
     outcome = gradcam_command("diff", models("make"), models("other"), pictures, *SIZES)
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
     difference = diff_in_python(old, new, pictures)
@@ -86,9 +84,7 @@ def test_the_table_has_the_numbers_of_python(
     assert lines[-2:] == [f"  {difference.summary}.", ""]
 
 
-def test_json_has_a_line_for_each_picture_the_worst_first(
-    diff: Command, models: Callable[[str], str], pictures: Path
-) -> None:
+def test_json_has_a_record_per_image(diff: Command, models: Callable[[str], str], pictures: Path) -> None:
     (pictures / "broken.jpg").write_bytes(b"no picture")
     outcome = diff(models("make"), models("other"), pictures, "--json", "--fail-if", "correlation<2")
     assert outcome.status == 1
@@ -119,9 +115,7 @@ def test_a_long_list_is_cut(diff: Command, models: Callable[[str], str], small: 
 # Snapshots and gates
 
 
-def test_a_snapshot_is_taken_and_compared_with(
-    diff: Command, models: Callable[[str], str], pictures: Path, folder: Path
-) -> None:
+def test_snapshots_are_compared(diff: Command, models: Callable[[str], str], pictures: Path, folder: Path) -> None:
     assert diff(models("make"), pictures, "--save", "base").status == 0
     assert files(folder) == ["base"]
     assert len(read_snapshot("base").entries) == 3
@@ -150,9 +144,7 @@ def test_saving_says_what_it_kept(diff: Command, models: Callable[[str], str], p
     assert all(record["predictions"] for record in records(again))
 
 
-def test_conditions_end_with_status_1_and_say_why(
-    diff: Command, models: Callable[[str], str], pictures: Path, folder: Path
-) -> None:
+def test_met_conditions_fail_the_run(diff: Command, models: Callable[[str], str], pictures: Path, folder: Path) -> None:
     options = [
         "--fail-if",
         "correlation<0.99",
@@ -183,9 +175,7 @@ def test_conditions_end_with_status_1_and_say_why(
     assert {case.get("name") for case in suite} == {"coffee.png", "koala.png", "panda.png", "the mean of all images"}
 
 
-def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
-    diff: Command, models: Callable[[str], str], pictures: Path
-) -> None:
+def test_the_layer_of_a_snapshot_is_used_if_found(diff: Command, models: Callable[[str], str], pictures: Path) -> None:
     assert diff(models("make"), pictures, "--save", "base", "--layer", "stem").status == 0
     assert "gradcam at stem   " in diff(models("other"), pictures, "--against", "base").out
     outcome = diff(models("renamed"), pictures, "--against", "base")
@@ -200,7 +190,7 @@ def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
     assert "Set the layer of NEW with --layer-new" in refused.err
 
 
-def test_each_model_has_options_of_its_own(
+def test_options_of_a_model(
     gradcam_command: Command, models: Callable[[str], str], small: Photo, tmp_path: Path
 ) -> None:
     import torch
@@ -224,9 +214,7 @@ def test_each_model_has_options_of_its_own(
 # Files
 
 
-def test_the_page_is_one_file_that_needs_no_other(
-    diff: Command, models: Callable[[str], str], pictures: Path, folder: Path
-) -> None:
+def test_the_page_is_standalone(diff: Command, models: Callable[[str], str], pictures: Path, folder: Path) -> None:
     (pictures / "broken <b>.jpg").write_bytes(b"no picture")
     outcome = diff(models("make"), models("other"), pictures, "--page", "it.html", "--json")
     assert files(folder) == ["it.html"]
@@ -272,10 +260,7 @@ def test_panels_are_those_of_python(diff: Command, models: Callable[[str], str],
             ["make", "photos/", "--against", "missing"],
             "missing: does not exist. Take a snapshot with gradcam diff MODEL IMAGE... --save FILE",
         ),
-        (
-            ["make", "photos/", "--against", "base", "--weights-old", "A"],
-            "--weights-old needs two models",
-        ),
+        (["make", "photos/", "--against", "base", "--weights-old", "A"], "--weights-old needs two models"),
         (["make", "photos/", "--save", "new", "--layer-old", "last"], "--layer-old needs two models"),
         (["make", "photos/", "--save", "models.py"], "models.py: is not a snapshot"),
         (["make", "photos/", "--save", "new", "--page", "a.html"], "compares nothing: remove"),
@@ -315,9 +300,7 @@ def test_quiet_says_nothing(diff: Command, models: Callable[[str], str], small: 
     assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
 
 
-def test_progress_is_shown_on_a_terminal(
-    diff: Command, models: Callable[[str], str], small: Photo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress(diff: Command, models: Callable[[str], str], small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small("koala.webp")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert "of 2" in diff(models("make"), models("other"), path, "--json").err

@@ -15,9 +15,7 @@ from tests.cli.test_cli import Command, files, folder, gradcam_command, pixels, 
 __all__ = ["folder", "gradcam_command", "run"]  # fixtures
 
 
-def test_the_edited_picture_is_explained_and_drawn(
-    run: Command, folder: Path, photo: Callable[[str], Path], classifier: gradcam.Classifier
-) -> None:
+def test_edits_count(run: Command, folder: Path, photo: Callable[[str], Path], classifier: gradcam.Classifier) -> None:
     picture = photo("coffee.jpg")
     edits = ["erase:40:100,90+160,120", "mean:0,0,50,50"]
     result = run(picture, *(word for edit in edits for word in ("--edit", edit)), "--json")

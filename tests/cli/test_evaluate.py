@@ -107,9 +107,7 @@ def test_one_kind_of_output_by_its_suffix(command: Command, folder: Path, pictur
     assert sorted(path for path in written if ".lock" not in path) == [name, f"{name}.journal"]
 
 
-def test_the_same_command_gives_the_same_table_to_the_last_digit(
-    command: Command, folder: Path, pictures: Path
-) -> None:
+def test_the_same_command_gives_the_same_table(command: Command, folder: Path, pictures: Path) -> None:
     metrics = ",".join(name for name in DEFAULT_GROUPS if name != "coherency")
     outcomes = [
         command(pictures, "--methods", "gradcam", "--metrics", metrics, "--limit", 5, "-o", f"{name}/", "-q")
@@ -155,9 +153,7 @@ def test_without_controls(command: Command, pictures: Path) -> None:
     assert "controls" not in outcome.out
 
 
-def test_what_runs_the_model_again_is_said_beforehand(
-    command: Command, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costly_metrics_are_announced(command: Command, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Study, "run", lambda self, journal=None, *, progress=None: iter(()))
     outcome = command(pictures, "--methods", "all", "--metrics", "complexity")
     assert outcome.status == 1
@@ -173,9 +169,7 @@ def test_what_runs_the_model_again_is_said_beforehand(
 # Errors
 
 
-def test_pictures_that_cannot_be_read_are_named_and_the_rest_is_done(
-    command: Command, folder: Path, pictures: Path
-) -> None:
+def test_unreadable_images_are_reported(command: Command, folder: Path, pictures: Path) -> None:
     (pictures / "broken.png").write_bytes((pictures / "0-red.png").read_bytes()[:70])
     outcome = command(pictures, *QUICK, "-o", "table.csv", "-q")
     assert outcome.status == 1
@@ -222,9 +216,7 @@ def test_grid_metrics_without_four_classes(command: Command, pictures: Path) -> 
         (["-o", "labels.txt/out"], "labels.txt"),
     ],
 )
-def test_wrong_usage_ends_with_status_2_before_the_first_picture(
-    command: Command, folder: Path, pictures: Path, arguments: list[str], message: str
-) -> None:
+def test_wrong_usage(command: Command, folder: Path, pictures: Path, arguments: list[str], message: str) -> None:
     outcome = command(pictures, *arguments)
     assert (outcome.status, outcome.out) == (2, "")
     assert message in outcome.err
@@ -310,18 +302,14 @@ def test_a_stopped_study_says_how_to_go_on_and_ends_as_if_it_had_not_been_stoppe
         assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
 
 
-def test_without_an_output_a_stopped_study_is_lost_and_that_is_said(
-    command: Command, pictures: Path, stopped: Any
-) -> None:
+def test_without_an_output_a_stopped_study_is_lost(command: Command, pictures: Path, stopped: Any) -> None:
     stopped(KeyboardInterrupt())
     outcome = command(pictures, *QUICK)
     assert outcome.status == 130
     assert "Stopped: 2 of 7 images and mosaics evaluated. Without --output, these results are lost." in outcome.err
 
 
-def test_a_disk_that_takes_no_more_ends_with_status_1(
-    command: Command, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_with_status_1(command: Command, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Journal, entry: StudyEntry) -> None:
         raise gradcam.errors.OutputError("out/: no space left; free some, then go on with --resume")
 
@@ -331,9 +319,7 @@ def test_a_disk_that_takes_no_more_ends_with_status_1(
     assert "no space left" in outcome.err
 
 
-def test_results_in_a_folder_of_pictures_are_not_judged_when_going_on(
-    command: Command, folder: Path, pictures: Path
-) -> None:
+def test_results_in_the_input_folder_are_not_evaluated(command: Command, folder: Path, pictures: Path) -> None:
     assert command("pictures", *QUICK, "-q", "-o", "pictures/results/").status == 0
     before = (pictures / "results" / "results.csv").read_bytes()
     assert command("pictures", *QUICK, "-q", "-o", "pictures/results/", "--resume").status == 0
@@ -341,9 +327,7 @@ def test_results_in_a_folder_of_pictures_are_not_judged_when_going_on(
 
 
 @needs_matplotlib
-def test_without_matplotlib_there_are_no_curves_and_that_is_said(
-    command: Command, folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_matplotlib(command: Command, folder: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *args: None if name == "matplotlib" else original(name)

@@ -116,9 +116,7 @@ def test_an_npz_file_has_every_pictures_features_and_their_names(
     assert files(folder / "out") == ["features.npz"]
 
 
-def test_a_safetensors_file_keeps_the_precision_and_says_whose_features_they_are(
-    inspect: Command, folder: Path, photos: Path
-) -> None:
+def test_a_safetensors_file_has_the_precision_and_the_model(inspect: Command, folder: Path, photos: Path) -> None:
     outcome = inspect("photos", "-l", "layer[13]", "--precision", "bf16", "-o", "f.safetensors", "--json")
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out) == {
@@ -151,16 +149,12 @@ def test_a_safetensors_file_keeps_the_precision_and_says_whose_features_they_are
             assert file[name].dtype == np.float32
 
 
-def test_without_a_layer_it_is_the_one_that_is_explained(
-    inspect: Command, photos: Path, classifier: gradcam.Classifier
-) -> None:
+def test_without_a_layer_the_default_is_used(inspect: Command, photos: Path, classifier: gradcam.Classifier) -> None:
     assert inspect(photos / "chelsea.png", "-o", "f.npz").status == 0
     assert set(np.load("f.npz")) == {classifier.layer, "names"}
 
 
-def test_pooled_features_are_the_mean_over_the_picture(
-    inspect: Command, photos: Path, classifier: gradcam.Classifier
-) -> None:
+def test_pooled_features_are_channel_means(inspect: Command, photos: Path, classifier: gradcam.Classifier) -> None:
     layers = ("-l", "layer4", "-l", "head.1", "-l", "head")
     assert inspect(photos, *layers, "--pool", "-o", "p.npz").status == 0
     assert inspect(photos, *layers, "-o", "f.npz").status == 0
@@ -203,9 +197,7 @@ def test_tokens_are_pooled_over_the_patches_alone(
 
 
 @pytest.mark.parametrize("options", [(), ("--batch-size", 1)])
-def test_a_broken_picture_is_named_and_left_out(
-    tiny: Command, folder: Path, photos: Path, options: tuple[Any, ...]
-) -> None:
+def test_a_broken_image_is_left_out(tiny: Command, folder: Path, photos: Path, options: tuple[Any, ...]) -> None:
     (photos / "b" / "broken.png").write_bytes((photos / "b" / "koala.png").read_bytes()[:500])
     outcome = tiny("photos", "-l", "conv", "-o", "f.npz", "--json", *options)
     assert outcome.status == 1
@@ -239,7 +231,7 @@ def test_of_a_pattern_what_does_not_run_is_left_out(tiny: Command, photos: Path)
 
 
 @pytest.mark.parametrize("suffix", [".png", "", ".npy", ".npz.txt"])
-def test_an_unknown_suffix_is_wrong_usage_before_anything_is_loaded(
+def test_bad_suffixes(
     inspect: Command, folder: Path, photos: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradcam.cli.inspect.features.load_model", lambda *args, **options: pytest.fail("loaded"))
@@ -282,9 +274,7 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
         (["-l", "conv", "-o", "tiny.py/f.npz"], "tiny.py/f.npz: cannot be written"),
     ],
 )
-def test_what_is_wrong_is_said_before_the_first_picture(
-    tiny: Command, folder: Path, photos: Path, arguments: list[str], message: str
-) -> None:
+def test_wrong_usage_is_refused(tiny: Command, folder: Path, photos: Path, arguments: list[str], message: str) -> None:
     outcome = tiny("photos", *arguments)
     assert outcome.status == 2
     assert message in outcome.err
@@ -314,9 +304,7 @@ def test_layers_that_differ_from_picture_to_picture_are_an_error(
     assert (folder / "f.npz").read_bytes() == b"earlier"
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(
-    tiny: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_file(tiny: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -330,9 +318,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(
     assert [name for name in files(folder) if "__pycache__" not in name] == before
 
 
-def test_an_interruption_leaves_nothing(
-    tiny: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_leave_nothing(tiny: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -344,9 +330,7 @@ def test_an_interruption_leaves_nothing(
     assert not [name for name in files(folder) if name.endswith((".npz", ".tmp"))]
 
 
-def test_a_file_that_is_there_is_replaced_and_the_same_pictures_give_the_same_bytes(
-    tiny: Command, folder: Path, photos: Path
-) -> None:
+def test_a_file_is_replaced_and_the_same_images_give_equal_bytes(tiny: Command, folder: Path, photos: Path) -> None:
     contents = set()
     for workers in (1, 3):
         assert tiny("photos", "-l", "conv", "-o", "f.npz", "--workers", workers).status == 0
@@ -440,9 +424,7 @@ def test_no_layers_rows_keep_a_file_open_behind_the_end(tmp_path: Path) -> None:
     assert file.names == ["a"]  # `file` is still referenced, so garbage collection did not close them.
 
 
-def test_names_that_no_header_holds_are_refused_before_the_first_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_exceed_the_header_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_file, "MAX_HEADER_BYTES", 1000)
     check_feature_file(tmp_path / "f.npz", ["a" * 100] * 20)
     check_feature_file(tmp_path / "f.safetensors", ["a" * 100] * 8)

@@ -59,9 +59,7 @@ def test_a_table_and_a_plot(inspect: Command, folder: Path, small: Photo, classi
 
 
 @needs_matplotlib
-def test_records_of_every_layer_and_of_a_picture_that_failed(
-    inspect: Command, small: Photo, classifier: gradcam.Classifier
-) -> None:
+def test_records_of_layers_and_a_failed_image(inspect: Command, small: Photo, classifier: gradcam.Classifier) -> None:
     path = small("koala.webp")
     broken, record = records(inspect("missing.png", path, "--json", "-l", "stem", "-l", "head.*"))
     assert (broken["status"], broken["error"]) == ("failed", "missing.png: does not exist")
@@ -128,9 +126,7 @@ def test_where_plots_go(inspect: Command, folder: Path, small: Photo, classifier
     assert "one.jpg is one file, but there are several results" in outcome.err
 
 
-def test_without_matplotlib_there_is_the_table(
-    inspect: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_needs_no_plots(inspect: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *args: None if name == "matplotlib" else find_spec(name, *args)

@@ -149,11 +149,7 @@ def test_the_suggestion_catches_the_eye_in_colour_too(layers: Command, monkeypat
         (["zzzzzzz"], 2, "Error: There is no model 'zzzzzzz'. `gradcam models` lists"),
         (["resnet18:IMAGENET"], 2, "resnet18 has no weights 'IMAGENET': choose one of 'IMAGENET1K_V1'."),
         (["resnet18", "layer4.0.convv1"], 2, "No layer name matches 'layer4.0.convv1'. Nearest: 'layer4.0.conv1'"),
-        (
-            ["vit_b_32", "--size", "300"],
-            2,
-            "vit_b_32 does not run with an image of 3 x 300 x 300: Wrong image height!",
-        ),
+        (["vit_b_32", "--size", "300"], 2, "vit_b_32 does not run with an image of 3 x 300 x 300: Wrong image height!"),
         (["alexnet", "--size", "8"], 2, "alexnet does not run with an image of 3 x 8 x 8: "),
         ([""], 2, "The model's name is empty: remove --model"),
         (["-m", " "], 2, "The model's name is empty"),
@@ -359,9 +355,7 @@ def test_what_is_said_of_two_pathways_works(layers: Command, tmp_path: Path) -> 
         ["-m", "own.py:build", "--reader", "own:read", "--reshape", "channels-first"],
     ],
 )
-def test_the_last_line_works_for_a_grey_network(
-    options: list[str], gradcam_command: Command, folder: Path, small: Photo
-) -> None:
+def test_the_last_line_runs_for_grey(options: list[str], gradcam_command: Command, folder: Path, small: Photo) -> None:
     (folder / "own.py").write_text(
         "import numpy as np\nfrom torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(1, 8, 3), "
         "nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))\n\n\ndef read(path):\n    return np.eye(40)\n"
@@ -396,9 +390,7 @@ def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_pa
 
 @pytest.mark.parametrize("line", ["pass", "x = x * float(x.detach().mean())"])
 @pytest.mark.parametrize("channels", [1, 4])
-def test_a_model_of_other_channels_is_run_with_as_many(
-    layers: Command, tmp_path: Path, channels: int, line: str
-) -> None:
+def test_models_with_other_channels_are_run(layers: Command, tmp_path: Path, channels: int, line: str) -> None:
     (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=channels, line=line))
     outcome = layers("own.py:build", "--size", "9")
     assert (outcome.status, outcome.err) == (0, "")
@@ -427,9 +419,7 @@ def test_json_is_pure_where_the_users_code_prints(layers: Command, tmp_path: Pat
     assert [word in outcome.err for word in ("importing", "building", "running")] == [True] * 3
 
 
-def test_a_package_in_the_current_folder_is_found(
-    layers: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_of_the_folder_are_found(layers: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
     (tmp_path / "package_for_layers").mkdir()
     (tmp_path / "package_for_layers" / "make.py").write_text(TIED_MODEL.format(channels=3, line="pass"))

@@ -112,9 +112,7 @@ def test_classes_without_names_have_their_numbers(run: Command, workspace: Path,
 
 
 @pytest.mark.parametrize(("class_name", "sign"), [("1", 1), ("0", -1), ("crack", 1), ("not crack", -1)])
-def test_one_logit_is_explained_for_and_against(
-    run: Command, workspace: Path, small: Photo, class_name: str, sign: int
-) -> None:
+def test_evidence_for_a_single_logit(run: Command, workspace: Path, small: Photo, class_name: str, sign: int) -> None:
     (workspace / "labels.txt").write_text("crack\n")
     outcome = run(
         small("koala.webp"), "-m", "net.py:one", "--labels", "labels.txt", *PREPROCESSING, "-c", class_name, "--json"
@@ -157,9 +155,7 @@ def test_models_of_ones_own_are_compared(gradcam_command: Command, workspace: Pa
     assert (pixels(workspace / "koala-compare-net.py_make.png") == gradcam.panel(explanations)).all()
 
 
-def test_a_model_of_torchvision_with_weights_from_a_file(
-    run: Command, workspace: Path, small: Photo, hub: Path
-) -> None:
+def test_a_torchvision_model_with_weights_from_a_file(run: Command, workspace: Path, small: Photo, hub: Path) -> None:
     model = models.mobilenet_v3_small(num_classes=3)
     nn.init.constant_(model.classifier[3].bias[1:2], 50.0)
     torch.save({"state_dict": {f"model.{name}": value for name, value in model.state_dict().items()}}, "own.ckpt")
@@ -178,10 +174,7 @@ def test_a_model_of_torchvision_with_weights_from_a_file(
         (["-m", "net.py:mak"], "Error: There is no 'mak' in net.py. Nearest: 'make'."),
         (["-m", "nothing:make"], "Error: There is no model 'nothing:make'. "),
         (["-m", "nothing.py:make"], "Error: nothing.py: does not exist, expected a Python file."),
-        (
-            ["-m", "net.py:make", "--size", "2x"],
-            "'--size': '2x' is not a size: expected one side, such as 224",
-        ),
+        (["-m", "net.py:make", "--size", "2x"], "'--size': '2x' is not a size: expected one side, such as 224"),
         (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is not a size"),
         (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is neither a number nor a list"),
         (["-m", "net.py:make", "--mean", "0.5"], "Error: mean has 1 value(s) and std has 3"),
@@ -197,9 +190,7 @@ def test_a_model_of_torchvision_with_weights_from_a_file(
         (["-m", "resnet18", "--weights", "labels.txt"], "labels.txt: is a text file"),
     ],
 )
-def test_wrong_usage_of_a_model_is_one_line(
-    run: Command, workspace: Path, small: Photo, options: list[str], message: str
-) -> None:
+def test_wrong_model_options(run: Command, workspace: Path, small: Photo, options: list[str], message: str) -> None:
     before = files(workspace)
     outcome = run(small("koala.webp"), *options)
     assert (outcome.status, outcome.out) == (2, "")

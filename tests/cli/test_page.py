@@ -118,9 +118,7 @@ def test_batch_writes_the_same_pages(photo: Callable[[str], Path], tmp_path: Pat
     assert not (tmp_path / "out/coffee.html").exists()
 
 
-def test_what_is_copied_makes_this_very_map(
-    photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_copied_code_works(photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the model options in the commands and the Python code that the page shows for copying."""
     labels = tmp_path / "labels.txt"
     labels.write_text("\n".join(f"it's {i}" for i in range(1000)))

@@ -197,9 +197,7 @@ def test_torchs_compiler_is_imported_when_it_is_used(use: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_a_model_of_torchvisions_does_without_the_compiler(
-    tmp_path: Path, photo: Callable[[str], Path]
-) -> None:
+def test_torchvision_models_need_no_compiler(tmp_path: Path, photo: Callable[[str], Path]) -> None:
     weights, names = tmp_path / "mine.pth", ["run", str(photo("coffee.jpg")), "-o", str(tmp_path / "map.png"), "-q"]
     state = torchvision.models.resnet18(num_classes=4).state_dict()
     torch.save(state, weights)

@@ -78,13 +78,7 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
         next(row for row in remaining if f" {mark} " in row[:5] or row[:3].strip() == mark) for mark in "4*"
     )
     # 8 / (8 + 1.96²), the lower Wilson bound for 8 hits out of 8.
-    assert several.split()[1:6] == [
-        "gradcam",
-        "logit",
-        "active",
-        "1.000",
-        "[0.676,",
-    ]
+    assert several.split()[1:6] == ["gradcam", "logit", "active", "1.000", "[0.676,"]
     assert default.split()[-7:-5] == ["logit", "turn"] or "turn" in default
     assert (
         "Which of several objects belongs to the class? gradcam of the logit at active: compared with the default, "
@@ -194,9 +188,7 @@ def test_classes_that_a_list_asks_for_make_no_difference(recommend: Command, fol
     assert recommend("list.csv", "--methods", "gradcam", "--scores", "logit", "-q").status == 0
 
 
-def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
-    recommend: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quiet_prints_nothing_and_all_prints_all_rows(recommend: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = recommend("photos", "--methods", "gradcam", "--scores", "logit", "-q")
     assert (quiet.status, quiet.out, quiet.err) == (0, "", "the model speaks\n")
     monkeypatch.setattr(recommend_outcome, "MAX_ROWS", 1)
@@ -208,9 +200,7 @@ def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
     assert sum("layercam" in row for row in full.splitlines()) == 6
 
 
-def test_a_model_without_a_layer_of_its_own_is_loaded_with_the_one_that_is_named(
-    recommend: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_default_layer_uses_the_given_one(recommend: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(choice: Any, *, layer: str | None = None) -> gradcam.Classifier:
         if layer is None:
             raise LayerError("No layer has a grid.")
@@ -260,9 +250,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
         ([], "Missing argument"),
     ],
 )
-def test_what_is_wrong_is_said_before_the_first_picture(
-    recommend: Command, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_usage(recommend: Command, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradcam.cli.recommend._read", lambda *args: pytest.fail("read"))
     outcome = recommend(*arguments)
     assert (outcome.status, outcome.out) == (2, "")

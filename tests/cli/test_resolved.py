@@ -105,8 +105,7 @@ def test_run_json_records_layers_methods_layouts_and_output(batch: Batch, folder
 
 @pytest.mark.parametrize("change", [lambda run: None, forget_resolved])
 @pytest.mark.parametrize(
-    "results",
-    [("gradcam at 1",), ("xgradcam at 2", "gradcam at 1"), ("gradcam at 1", "guided-gradcam at 1")],
+    "results", [("gradcam at 1",), ("xgradcam at 2", "gradcam at 1"), ("gradcam at 1", "guided-gradcam at 1")]
 )
 def test_a_resumed_run_keeps_the_layers_that_it_began_with(
     batch: Batch, folder: Path, earlier: Patch, change: Any, results: tuple[str, ...]
@@ -168,9 +167,7 @@ def test_a_run_in_a_store_keeps_its_layers(batch: Batch, earlier: Patch, output_
         ({"methods": ["hirescam"]}, r'methods: ["hirescam"] → ["gradcam"]'),
     ],
 )
-def test_another_layout_output_or_method_is_refused(
-    batch: Batch, folder: Path, resolved: dict[str, Any], difference: str
-) -> None:
+def test_changed_settings_are_refused(batch: Batch, folder: Path, resolved: dict[str, Any], difference: str) -> None:
     assert batch().status == 0
     cut_manifest(folder / "out")
     change_run(folder / "out", lambda run: run["resolved"].update(resolved))

@@ -124,9 +124,7 @@ def test_shares_of_a_bucket(batch: Command, photos: Path, s3: str) -> None:
     assert len({name.split("/")[1] for name in Store(f"{s3}/out").find("report") if "/details-" in name}) == 1
 
 
-def test_a_report_of_a_bucket_is_made_again(
-    batch: Command, gradcam_command: Command, folder: Path, photos: Path, s3: str
-) -> None:
+def test_reports_of_buckets(batch: Command, gradcam_command: Command, folder: Path, photos: Path, s3: str) -> None:
     url = f"{s3}/out"
     batch("photos", "-o", url, "--report")
     before = read_all(url)
@@ -289,9 +287,7 @@ def test_a_store_that_fails_in_the_middle_and_comes_back(
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
-def test_what_is_waited_for_is_told_once(
-    batch: Command, photos: Path, fs: Any, quiet: list[str], monkeypatch: Patch
-) -> None:
+def test_a_wait_is_reported_once(batch: Command, photos: Path, fs: Any, quiet: list[str], monkeypatch: Patch) -> None:
     monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)
     original, tries = ObjectStore.pipe_file, []
@@ -310,9 +306,7 @@ def test_what_is_waited_for_is_told_once(
     assert logging.getLogger("gradcam").handlers == []
 
 
-def test_a_store_that_stays_down(
-    batch: Command, photos: Path, fs: Any, uninterrupted: dict[str, bytes], monkeypatch: Patch
-) -> None:
+def test_store_down(batch: Command, photos: Path, fs: Any, uninterrupted: dict[str, bytes], monkeypatch: Patch) -> None:
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.05)
     original = ObjectStore.pipe_file
 
@@ -421,9 +415,7 @@ def test_the_root_of_the_input_is_told_from_a_store(batch: Command, folder: Path
     assert f"the earlier run had other settings: input: {photos} → {folder / 'other'}." in refused.err
 
 
-def test_a_list_that_asks_for_other_classes_is_refused_in_a_store(
-    batch: Command, folder: Path, photos: Path, fs: Any
-) -> None:
+def test_a_list_of_other_classes_is_refused_in_a_store(batch: Command, folder: Path, photos: Path, fs: Any) -> None:
     listed = folder / "chosen.csv"
     listed.write_text("image,class\nphotos/b/koala.png,macaw\nphotos/macaw.png,\n")
     assert batch("chosen.csv", "-o", URL).status == 0
@@ -436,9 +428,7 @@ def test_a_list_that_asks_for_other_classes_is_refused_in_a_store(
     )
 
 
-def test_of_many_failures_the_rest_is_in_the_manifest_of_the_store(
-    batch: Command, folder: Path, photos: Path, fs: Any
-) -> None:
+def test_many_failures_are_in_the_manifest_of_the_store(batch: Command, folder: Path, photos: Path, fs: Any) -> None:
     for i in range(22):
         (photos / f"{i}.jpg").write_bytes(b"x")
     outcome = batch("photos", "-o", URL)

@@ -41,9 +41,7 @@ def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folde
     assert Path(entry["overlay"]).read_bytes() == Path("class.png").read_bytes()
 
 
-def test_a_module_of_the_current_folder_and_methods_side_by_side(
-    gradcam_command: Command, small: Photo, folder: Path
-) -> None:
+def test_a_target_module_with_several_methods(gradcam_command: Command, small: Photo, folder: Path) -> None:
     (folder / "ours_to_find.py").write_text(TARGETS)
     outcome = gradcam_command("compare", small("coffee.jpg"), "--target", "ours_to_find:score", "--json")
     assert outcome.status == 0, outcome.err
@@ -57,9 +55,7 @@ def test_two_scores_are_two_results(run: Command, small: Photo, folder: Path, ta
     assert sorted(path.name for path in folder.iterdir()) == ["coffee-gradcam-two_0.png", "coffee-gradcam-two_1.png"]
 
 
-def test_a_batch_goes_on_until_the_file_changes(
-    gradcam_command: Command, small: Photo, folder: Path, target_file: str
-) -> None:
+def test_batches_resume_the_same_file(gradcam_command: Command, small: Photo, folder: Path, target_file: str) -> None:
     photos = small("coffee.jpg").parent
     arguments = ("batch", photos, "-o", "out", "--target", f"{target_file}:score", "--device", "cpu")
     assert gradcam_command(*arguments).status == 0
@@ -96,9 +92,7 @@ def test_from_python(small: Photo) -> None:
         (("--target", "score"), "There is no entry point 'score' in the group gradcam.targets"),
     ],
 )
-def test_what_cannot_be_meant(
-    run: Command, small: Photo, target_file: str, arguments: tuple[str, ...], message: str
-) -> None:
+def test_wrong_target(run: Command, small: Photo, target_file: str, arguments: tuple[str, ...], message: str) -> None:
     result = run(small("coffee.jpg"), *(argument.replace("MINE", target_file) for argument in arguments))
     assert result.status == 2
     assert message in result.err

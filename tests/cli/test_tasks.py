@@ -188,9 +188,7 @@ DETECTOR = ("--model", "../mine.py:detector", "--labels", "../labels.txt")
 # Boxes
 
 
-def test_boxes_are_printed_with_their_numbers_and_the_surest_is_explained(
-    run: Command, folder: Path, street: Path, models_file: str
-) -> None:
+def test_boxes_are_printed_and_the_best_explained(run: Command, folder: Path, street: Path, models_file: str) -> None:
     outcome = run(street, *DETECTOR)
     assert (outcome.status, errors(outcome)) == (0, [])
     title, _, *lines = outcome.out.splitlines()
@@ -288,9 +286,7 @@ def test_a_function_of_the_output(run: Command, street: Path, models_file: str) 
     assert entry["score"] == pytest.approx(float(detect(models_file, street)["scores"][0]), rel=1e-5)
 
 
-def test_a_picture_without_boxes_is_an_error_with_the_best_candidates(
-    run: Command, street: Path, models_file: str
-) -> None:
+def test_without_boxes_the_error_names_the_best_candidates(run: Command, street: Path, models_file: str) -> None:
     outcome = run(street, "--model", "../mine.py:blind", "--labels", "../labels.txt")
     assert (outcome.status, outcome.out) == (1, "")
     assert re.match(
@@ -311,9 +307,7 @@ PREPROCESSING = ("--mean", "0,0,0", "--std", "1,1,1")
 SEGMENTER = ("--model", "../mine.py:segmenter", "--labels", "../colours.txt", "--size", "32", *PREPROCESSING)
 
 
-def test_classes_are_printed_with_their_share_of_the_picture(
-    run: Command, folder: Path, flag: Path, models_file: str
-) -> None:
+def test_classes_are_printed_with_their_share(run: Command, folder: Path, flag: Path, models_file: str) -> None:
     outcome = run(flag, *SEGMENTER)
     assert (outcome.status, errors(outcome)) == (0, [])
     lines = outcome.out.splitlines()
@@ -452,9 +446,7 @@ def photos(folder: Path) -> Path:
     return folder / "photos"
 
 
-def test_a_batch_of_boxes_goes_on_and_has_a_gallery(
-    gradcam_command: Command, folder: Path, photos: Path, models_file: str
-) -> None:
+def test_a_batch_of_boxes_resumes(gradcam_command: Command, folder: Path, photos: Path, models_file: str) -> None:
     arguments = (photos, "-o", "out", *DETECTOR, "--box", "0,1", "--report", "--format", "png")
     assert batch(gradcam_command, *arguments).status == 0
     lines = Path("out/manifest.jsonl").read_text().splitlines()
@@ -475,9 +467,7 @@ def test_a_batch_of_boxes_goes_on_and_has_a_gallery(
     assert "box" in refused.err
 
 
-def test_a_picture_without_boxes_fails_alone(
-    gradcam_command: Command, folder: Path, photos: Path, models_file: str
-) -> None:
+def test_an_image_without_boxes_fails(gradcam_command: Command, folder: Path, photos: Path, models_file: str) -> None:
     values = detect(models_file, photos / "a.png")["scores"], detect(models_file, photos / "b.png")["scores"]
     between = (float(values[0][0]) + float(values[1][0])) / 2
     names = ["a", "b"] if values[0][0] > values[1][0] else ["b", "a"]
@@ -521,9 +511,7 @@ def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, fol
     assert "like" in refused.err
 
 
-def test_a_reference_is_never_written_over(
-    gradcam_command: Command, folder: Path, flag: Path, models_file: str
-) -> None:
+def test_a_reference_is_not_overwritten(gradcam_command: Command, folder: Path, flag: Path, models_file: str) -> None:
     write_colours(folder / "photos" / "a.png", RED)
     colours = write_colours(folder / "out" / "a-gradcam-like-a.jpg", RED)
     assert "a-gradcam-like-a.jpg" in str(colours)
@@ -534,9 +522,7 @@ def test_a_reference_is_never_written_over(
     assert overwriting.status == 2
 
 
-def test_lists_of_classes_are_of_boxes_and_masks_alone(
-    gradcam_command: Command, folder: Path, models_file: str
-) -> None:
+def test_lists_of_classes_need_boxes_or_masks(gradcam_command: Command, folder: Path, models_file: str) -> None:
     for name in "ab":
         write_colours(folder / "photos" / f"{name}.png", RED, GREEN)
     Path("list.csv").write_text("image,class\nphotos/a.png,green\nphotos/b.png,red\n")
@@ -617,9 +603,7 @@ def test_contradictions_are_found_before_a_model_is_loaded(
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("models_file")
-def test_options_of_another_task_are_refused_in_a_line(
-    run: Command, street: Path, model: str, typed: tuple[str, ...], message: str
-) -> None:
+def test_options_of_another_task(run: Command, street: Path, model: str, typed: tuple[str, ...], message: str) -> None:
     outcome = run(street, "--model", f"../mine.py:{model}", "--labels", "../labels.txt", *typed)
     assert outcome.status == 2
     assert message in outcome.err
@@ -646,9 +630,7 @@ def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, 
 # Evaluation
 
 
-def test_a_box_is_checked_and_told_apart_from_the_others(
-    gradcam_command: Command, folder: Path, street: Path, models_file: str
-) -> None:
+def test_a_box_differs_from_the_others(gradcam_command: Command, folder: Path, street: Path, models_file: str) -> None:
     outcome = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2, "--json")
     row = record(outcome)
     detections = detect(models_file, street)
@@ -700,7 +682,7 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("models_file")
-def test_what_cannot_be_judged_is_said_in_a_line(
+def test_wrong_study(
     gradcam_command: Command, street: Path, command: str, typed: tuple[str, ...], message: str
 ) -> None:
     outcome = gradcam_command(command, street, *DETECTOR, "--device", "cpu", *typed)
@@ -709,9 +691,7 @@ def test_what_cannot_be_judged_is_said_in_a_line(
     assert len(errors(outcome)) <= 2
 
 
-def test_methods_are_judged_on_annotated_boxes(
-    gradcam_command: Command, folder: Path, street: Path, models_file: str
-) -> None:
+def test_methods_on_annotated_boxes(gradcam_command: Command, folder: Path, street: Path, models_file: str) -> None:
     detections = detect(models_file, street)
     labels = detections["labels"].tolist()
     # Not the class of the highest-scoring box.

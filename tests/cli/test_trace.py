@@ -278,9 +278,7 @@ def test_json_is_pure_where_the_users_code_prints(run: Command, tmp_path: Path) 
     assert "running" in outcome.err
 
 
-def test_a_network_of_volumes_with_one_channel(
-    run: Command, gradcam_command: Command, tmp_path: Path, photo: Callable[[str], Path]
-) -> None:
+def test_a_volume_network(run: Command, gradcam_command: Command, tmp_path: Path, photo: Callable[[str], Path]) -> None:
     (tmp_path / "volumes.py").write_text(
         "from torch import nn\n"
         "def build():\n"

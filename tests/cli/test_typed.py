@@ -62,9 +62,7 @@ def words(value: object) -> str:
     ],
     ids=words,
 )
-def test_a_wrong_line_is_answered_with_the_one_to_type(
-    line: list[str], status: int, message: str, gradcam_command: Command, folder: Path
-) -> None:
+def test_advice_for_a_line(line: list[str], status: int, message: str, gradcam_command: Command, folder: Path) -> None:
     for name in ("photos", "empty"):
         (folder / name).mkdir()
     for name in ("photo.png", "photos/a.png"):
@@ -159,9 +157,7 @@ def test_a_folder_means_the_pictures_in_it(gradcam_command: Command, small: Phot
     assert len(files(folder)) == 9
 
 
-def test_for_many_pictures_the_batch_is_named(
-    gradcam_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_folders_need_batch(gradcam_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "photos").mkdir()
     for number in range(101):
         (folder / "photos" / f"{number}.png").touch()
@@ -268,9 +264,7 @@ def test_an_output_that_cannot_be_a_folder_is_named(output: str, run: Command, s
     assert files(folder) == ["photo.png"]
 
 
-def test_a_folder_that_may_not_be_entered_is_named(
-    gradcam_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forbidden_folder_is_named(gradcam_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "locked").mkdir()
 
     def refuse(path: object, **_: object) -> None:

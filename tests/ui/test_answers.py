@@ -69,9 +69,7 @@ def to_maps(entry: Any) -> Any:
     return rows.reshape(-1, *entry["grid"])
 
 
-def test_an_answer_has_the_maps_of_explain(
-    talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_an_answer_has_explain_maps(talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     answer = talk.ask(first=505)
     page = answer["page"]
     at = page["first"]
@@ -109,9 +107,7 @@ def test_under_the_brush_scores_and_map_are_those_of_the_edited_picture(
     assert max(full["shares"]) == pytest.approx(max(answer["shares"]), rel=1e-3)
 
 
-def test_two_models_are_compared_by_the_class_of_the_first(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_two_models_explain_the_same_class(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     reversed_labels = list(reversed(classifier.labels))  # The same network with its labels in reverse order.
     reordered = gradcam.load_classifier(classifier.model, layer="layer4", labels=reversed_labels, size=224)
     talk = Talk(loader(classifier, reordered), [("coffee.jpg", photo("coffee.jpg"))])
@@ -121,9 +117,7 @@ def test_two_models_are_compared_by_the_class_of_the_first(
     assert second["indices"][answer["other"]["first"]] == 999 - 967
 
 
-def test_of_two_classes_of_one_name_the_other_model_has_the_same(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_two_classes_with_one_name_are_distinct(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     labels = ["crane" if index in (134, 517) else str(index) for index in range(1000)]
     twice = gradcam.load_classifier(classifier.model, layer="layer4", labels=labels, size=224)
     talk = Talk(loader(twice, twice), [("coffee.jpg", photo("coffee.jpg"))])
@@ -282,9 +276,7 @@ def test_what_is_no_question_is_told(talk: Talk) -> None:
         assert "reload the page" in talk.web.post("/ask", content=content).json()["error"]
 
 
-def test_too_large_uploads_are_refused_by_their_length_and_as_they_come(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_uploads_are_refused(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradcam.ui.guard.MAX_UPLOAD_BYTES", 1000)
     assert talk.web.post("/drop", content=bytes(1001)).status_code == 413
     assert talk.web.post("/drop", content=(bytes(100) for _ in range(11))).status_code == 413
@@ -333,9 +325,7 @@ def test_the_names_of_a_server() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
-    classifier: gradcam.Classifier, is_open: bool
-) -> None:
+def test_numeric_addresses_are_accepted_on_request(classifier: gradcam.Classifier, is_open: bool) -> None:
     server = Server(Explainer(ModelCache(loader(classifier)), ImageStrip()), "usual")
     web = TestClient(server.to_application({"My-Machine:8765"}, takes_addresses=is_open))
     statuses = {
@@ -428,9 +418,7 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
     assert progress_values[0][1] == 400
 
 
-def test_models_are_loaded_once_and_let_go_where_memory_is_short(
-    classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_dropped_if_memory_is_short(classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str | None] = []
 
     def load(request: ModelRequest) -> LoadedModel:

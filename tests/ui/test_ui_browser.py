@@ -363,9 +363,7 @@ def test_accessibility(go: Go, axe: str, viewport: dict[str, int], scheme: str) 
     assert message == []
 
 
-def test_what_is_shown_stays_whole_where_the_next_picture_fails(
-    browser: Any, place: Path, photo: Callable[[str], Path]
-) -> None:
+def test_the_page_stays_whole_when_an_image_fails(browser: Any, place: Path, photo: Callable[[str], Path]) -> None:
     folder = place / "odd"
     folder.mkdir()
     for name in ("-a.jpg", f"b{'_long' * 30}.jpg"):
@@ -402,9 +400,7 @@ def test_what_is_shown_stays_whole_where_the_next_picture_fails(
         visit.context.close()
 
 
-def test_the_commands_of_two_models_say_all_that_is_shown(
-    browser: Any, place: Path, photo: Callable[[str], Path]
-) -> None:
+def test_the_commands_of_two_models_are_complete(browser: Any, place: Path, photo: Callable[[str], Path]) -> None:
     (place / "two").mkdir()
     (place / "two" / "coffee.jpg").write_bytes(photo("coffee.jpg").read_bytes())
     with serve("two", "--reshape", "channels-first", folder=place) as serving:
@@ -511,9 +507,7 @@ def test_another_host_is_warned_of_and_an_interruption_ends_it_quietly(place: Pa
 
 
 @pytest.mark.parametrize(("sent", "statuses"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (143,))])
-def test_a_signal_ends_it_while_it_computes(
-    place: Path, photo: Callable[[str], Path], sent: signal.Signals, statuses: tuple[int, ...]
-) -> None:
+def test_a_signal(place: Path, photo: Callable[[str], Path], sent: signal.Signals, statuses: tuple[int, ...]) -> None:
     (place / "slow.py").write_text(SLOW)
     with (
         serve("--host", "localhost", "--model", "slow.py:slow", str(photo("coffee.jpg")), folder=place) as server,
