@@ -212,7 +212,5 @@ def test_wrong_usage(arguments: list[str], message: str, inspect: Command, folde
 def test_the_picture_itself_is_never_overwritten(inspect: Command, folder: Path, photo: Photo) -> None:
     Image.open(photo("coffee.jpg")).save(folder / "a.png")
     before = (folder / "a.png").read_bytes()
-    outcome = inspect("a.png", "-o", "a.png")
-    assert outcome.status == 2
-    assert "never overwritten" in outcome.err
+    inspect("a.png", "-o", "a.png").check_error(2, "never overwritten")
     assert (folder / "a.png").read_bytes() == before

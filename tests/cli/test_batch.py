@@ -174,9 +174,7 @@ def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: P
         ("b/panda.png", 105),
     ]
     assert rows[1]["predictions"][0]["label"] == "macaw"
-    both = batch("chosen.csv", "-o", "other", "-c", "koala")
-    assert both.status == 2
-    assert "The list already names the classes to explain" in both.err
+    batch("chosen.csv", "-o", "other", "-c", "koala").check_error(2, "The list already names the classes to explain")
     assert not (folder / "other").exists()
 
 
@@ -207,8 +205,7 @@ def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: P
 def test_a_class_that_there_is_not(batch: Command, folder: Path, photos: Path) -> None:
     (folder / "chosen.csv").write_text("photos/b/koala.png,koalla\n")
     outcome = batch("chosen.csv", "-o", "out")
-    assert outcome.status == 2
-    assert "koala" in outcome.err
+    outcome.check_error(2, "koala")
     assert outcome.err.count("\n") == 1
 
 
@@ -301,10 +298,7 @@ def test_wrong_usage(batch: Command, folder: Path, photos: Path, arguments: list
 def test_a_used_folder_is_refused(batch: Command, folder: Path, photos: Path) -> None:
     batch("photos", "-o", "out")
     before = tree(folder)
-    outcome = batch("photos", "-o", "out")
-    assert outcome.status == 2
-    assert "--resume" in outcome.err
-    assert "--overwrite" in outcome.err
+    batch("photos", "-o", "out").check_error(2, "--resume", "--overwrite")
     assert tree(folder) == before
 
 
@@ -343,8 +337,7 @@ def test_a_page_of_somebody_else_is_neither_removed_nor_replaced(
     before = tree(folder / "out")
     assert {name: before.get(name) for name in user_files} == user_files
     for refused in (batch("photos/c", "-o", "out", "--overwrite", "--report"), gradcam_command("report", "out")):
-        assert refused.status == 2
-        assert "index.html: is not a gradcam report, but a report would replace it" in refused.err
+        refused.check_error(2, "index.html: is not a gradcam report, but a report would replace it")
         assert tree(folder / "out") == before
     (folder / "out" / "index.html").unlink()
     assert gradcam_command("report", "out").status == 0

@@ -111,8 +111,7 @@ def test_the_other_images_are_compared(gradcam_command: Command, folder: Path, c
 
 def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path, small: Photo) -> None:
     outcome = check("missing.png", small("koala.webp"), small("panda.webp"), "--json")
-    assert outcome.status == 1
-    assert "missing.png: does not exist\n" in outcome.err
+    outcome.check_error(1, "missing.png: does not exist\n")
     failed, *successes = records(outcome)
     assert (failed["status"], failed["image"], failed["error"]) == (
         "failed",
@@ -155,16 +154,14 @@ def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
     ],
 )
 def test_wrong_usage(options: list[object], message: str, check: Command, folder: Path, small: Photo) -> None:
-    outcome = check(small("koala.webp"), *options)
-    assert outcome.status == 2
-    assert message in outcome.err
+    check(small("koala.webp"), *options).check_error(2, message)
     assert files(folder) == []
 
 
 def test_one_file_for_two_panels_is_refused(check: Command, small: Photo) -> None:
-    outcome = check(small("koala.webp"), small("panda.webp"), "-o", "it.png")
-    assert outcome.status == 2
-    assert "it.png is one file, but there are several results" in outcome.err
+    check(small("koala.webp"), small("panda.webp"), "-o", "it.png").check_error(
+        2, "it.png is one file, but there are several results"
+    )
 
 
 PASSES = r"\d of 31"

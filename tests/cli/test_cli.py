@@ -42,6 +42,12 @@ class Outcome:
     out: str
     err: str
 
+    def check_error(self, status: int, *messages: str) -> None:
+        """Assert that the command failed with this status, and printed these messages."""
+        assert self.status == status
+        for message in messages:
+            assert message in self.err
+
 
 Command = Callable[..., Outcome]
 ADVICE = "Use --fit whole to explain the whole image."
@@ -270,9 +276,7 @@ def test_the_picture_is_never_its_own_output(run: Command, folder: Path, small: 
     (folder / "link.png").symlink_to("a.png")
     (folder / "hard link.png").hardlink_to("a.png")
     before = (folder / "a.png").read_bytes()
-    outcome = run("a.png", "-o", output.format(folder=folder))
-    assert outcome.status == 2
-    assert "never overwritten" in outcome.err
+    run("a.png", "-o", output.format(folder=folder)).check_error(2, "never overwritten")
     assert (folder / "a.png").read_bytes() == before
     assert (folder / "link.png").is_symlink()
 
@@ -296,9 +300,7 @@ def test_what_is_said_twice_is_one_result(run: Command, folder: Path, small: Pho
 )
 def test_several_results_need_a_folder(run: Command, folder: Path, small: Photo, options: list[str] | None) -> None:
     more = [small("koala.webp")] if options is None else options
-    outcome = run(small("coffee.jpg"), "-o", "out.png", *more)
-    assert outcome.status == 2
-    assert "give a folder to --output" in outcome.err
+    run(small("coffee.jpg"), "-o", "out.png", *more).check_error(2, "give a folder to --output")
     assert files(folder) == []
 
 
@@ -350,9 +352,7 @@ def test_wrong_usage_is_refused(run: Command, folder: Path, small: Photo, option
 
 @pytest.mark.parametrize(("typed", "message"), [("run", "Missing argument 'IMAGE...'"), ("rum", "rum")])
 def test_missing_arguments_and_unknown_commands(gradcam_command: Command, typed: str, message: str) -> None:
-    outcome = gradcam_command(typed)
-    assert outcome.status == 2
-    assert message in outcome.err
+    gradcam_command(typed).check_error(2, message)
 
 
 # Errors
@@ -417,9 +417,7 @@ def test_a_folder_that_cannot_be_made_is_named(run: Command, folder: Path, small
 
 
 def test_a_layer_without_a_grid_is_an_error_of_the_picture(run: Command, folder: Path, small: Photo) -> None:
-    outcome = run(small("coffee.jpg"), "-l", "head.2")
-    assert outcome.status == 1
-    assert "no spatial grid" in outcome.err
+    run(small("coffee.jpg"), "-l", "head.2").check_error(1, "no spatial grid")
     assert files(folder) == []
 
 
@@ -638,9 +636,7 @@ def test_an_output_with_a_slash_at_its_end_is_a_folder(run: Command, folder: Pat
     assert outcome.status == 0
     assert files(folder) == ["kept.jpg/coffee-gradcam.png"]
     (folder / "file.jpg").write_text("keep me")
-    outcome = run(small("coffee.jpg"), "-o", "file.jpg/")
-    assert outcome.status == 1
-    assert "file.jpg: the folder cannot be created" in outcome.err
+    run(small("coffee.jpg"), "-o", "file.jpg/").check_error(1, "file.jpg: the folder cannot be created")
     assert (folder / "file.jpg").read_text() == "keep me"
 
 
@@ -804,9 +800,7 @@ def test_a_dicom_file_is_explained(run: Command, tmp_path: Path, photo: Photo) -
 
 @pytest.mark.parametrize("name", ["scan.dcm", "scan.dicom"])
 def test_overlays_are_not_written_as_dicom(run: Command, small: Photo, name: str) -> None:
-    outcome = run(small("coffee.jpg"), "-o", name)
-    assert outcome.status == 2
-    assert "images can only be written as" in outcome.err
+    run(small("coffee.jpg"), "-o", name).check_error(2, "images can only be written as")
 
 
 # The whole program, in its own process
@@ -971,9 +965,9 @@ def test_a_reshape_is_a_grid_or_a_layout(run: Command, small: Photo, text: str) 
 
 
 def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> None:
-    outcome = run(small("coffee.jpg"), "--reshape", "7x7", "--method", "input-gradients")
-    assert outcome.status == 2
-    assert "--reshape does not work with --method input-gradients" in outcome.err
+    run(small("coffee.jpg"), "--reshape", "7x7", "--method", "input-gradients").check_error(
+        2, "--reshape does not work with --method input-gradients"
+    )
 
 
 @POSIX

@@ -53,9 +53,9 @@ def test_layers_and_classes_go_down(compare: Command, folder: Path, small: Photo
 def test_a_file_may_be_named_where_there_is_one_picture(compare: Command, folder: Path, small: Photo) -> None:
     assert compare(small("koala.webp"), "-o", "all.jpg", "--top-k", 2).status == 0
     assert files(folder) == ["all.jpg"]
-    outcome = compare(small("koala.webp"), small("panda.webp"), "-o", "all.jpg")
-    assert outcome.status == 2
-    assert "all.jpg is one file, but there are several results" in outcome.err
+    compare(small("koala.webp"), small("panda.webp"), "-o", "all.jpg").check_error(
+        2, "all.jpg is one file, but there are several results"
+    )
 
 
 def test_signed_evidence_is_compared_by_the_methods_that_have_it(compare: Command, small: Photo) -> None:
@@ -87,9 +87,9 @@ def test_blank_maps_are_counted() -> None:
 def test_a_score_of_ones_own_is_not_compared_with_another(compare: Command, small: Photo) -> None:
     (record,) = records(compare(small("koala.webp"), "--score", "contrast", "--json"))
     assert [entry["method"] for entry in record["explained"]] == [name for name in METHODS if name != "finercam"]
-    outcome = compare(small("koala.webp"), "--score", "contrast", "--method", "finercam")
-    assert outcome.status == 1
-    assert "finercam defines its own score, but score='contrast' was requested" in outcome.err
+    compare(small("koala.webp"), "--score", "contrast", "--method", "finercam").check_error(
+        1, "finercam defines its own score, but score='contrast' was requested"
+    )
 
 
 # Evidence
@@ -130,16 +130,13 @@ def test_a_contrast_with_a_named_class(run: Command, small: Photo) -> None:
     ],
 )
 def test_contradicting_options(options: list[str], message: str, run: Command, folder: Path, small: Photo) -> None:
-    outcome = run(small("koala.webp"), *options)
-    assert outcome.status == 2
-    assert message in outcome.err
+    run(small("koala.webp"), *options).check_error(2, message)
     assert files(folder) == []
 
 
 def test_a_rival_that_is_explained_by_chance_is_an_error(run: Command, small: Photo) -> None:
     outcome = run(small("koala.webp"), "--score", "contrast", "--against", "koala")  # Koala is the top class.
-    assert outcome.status == 1
-    assert "Class 105 cannot be contrasted with itself" in outcome.err
+    outcome.check_error(1, "Class 105 cannot be contrasted with itself")
 
 
 @pytest.mark.parametrize("options", [{"augmentation": "flip"}, {"smoothing": "eigen"}])
@@ -185,9 +182,7 @@ def test_bibtex(gradcam_command: Command) -> None:
 
 
 def test_an_unknown_method(gradcam_command: Command) -> None:
-    outcome = gradcam_command("methods", "gradcm")
-    assert outcome.status == 2
-    assert "There is no method 'gradcm'. Nearest: 'gradcam'" in outcome.err
+    gradcam_command("methods", "gradcm").check_error(2, "There is no method 'gradcm'. Nearest: 'gradcam'")
 
 
 def test_methods_are_listed_without_torch() -> None:
@@ -241,9 +236,9 @@ def test_maps_and_attributions_in_one_call(run: Command, folder: Path, small: Ph
 
 
 def test_a_panel_is_made_of_maps(compare: Command, folder: Path, small: Photo) -> None:
-    outcome = compare(small("koala.webp"), "--method", "guided-gradcam")
-    assert outcome.status == 2
-    assert "guided-gradcam makes no heatmap at a layer" in outcome.err
+    compare(small("koala.webp"), "--method", "guided-gradcam").check_error(
+        2, "guided-gradcam makes no heatmap at a layer"
+    )
     assert files(folder) == []
 
 

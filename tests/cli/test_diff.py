@@ -87,8 +87,7 @@ def test_the_table(gradcam_command: Command, models: Callable[[str], str], pictu
 def test_json_has_a_record_per_image(diff: Command, models: Callable[[str], str], pictures: Path) -> None:
     (pictures / "broken.jpg").write_bytes(b"no picture")
     outcome = diff(models("make"), models("other"), pictures, "--json", "--fail-if", "correlation<2")
-    assert outcome.status == 1
-    assert "broken.jpg: is not an image" in outcome.err
+    outcome.check_error(1, "broken.jpg: is not an image")
     *rows, failed = records(outcome)
     assert (failed["image"], failed["status"]) == ("broken.jpg", "failed")
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
@@ -183,11 +182,9 @@ def test_the_layer_of_a_snapshot_is_used_if_found(diff: Command, models: Callabl
     assert "gradcam at stem → last" in outcome.out
     assert "Note: OLD is explained at stem and NEW at last." in outcome.err
     assert "Note: The models have different architectures" in outcome.err
-    refused = diff(models("renamed"), pictures, "--against", "base", "--layer", "stem")
-    assert refused.status == 2
-    assert "Error: NEW, " in refused.err
-    assert "There is no layer 'stem'" in refused.err
-    assert "Set the layer of NEW with --layer-new" in refused.err
+    diff(models("renamed"), pictures, "--against", "base", "--layer", "stem").check_error(
+        2, "Error: NEW, ", "There is no layer 'stem'", "Set the layer of NEW with --layer-new"
+    )
 
 
 def test_options_of_a_model(

@@ -31,9 +31,7 @@ def test_edits_count(run: Command, folder: Path, photo: Callable[[str], Path], c
 
 
 def test_other_words_are_wrong_usage(run: Command, photo: Callable[[str], Path]) -> None:
-    result = run(photo("coffee.jpg"), "--edit", "smear:1,2")
-    assert result.status == 2
-    assert "KIND:RADIUS:X,Y" in result.err
+    run(photo("coffee.jpg"), "--edit", "smear:1,2").check_error(2, "KIND:RADIUS:X,Y")
 
 
 def test_what_lies_beside_the_picture_is_an_error(run: Command, photo: Callable[[str], Path]) -> None:

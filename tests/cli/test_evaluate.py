@@ -234,12 +234,10 @@ def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, f
     first = command(pictures, *QUICK, "-q", "-o", "table.csv")
     assert first.status == 0
     before = (folder / "table.csv").read_bytes()
-    again = command(pictures, *QUICK, "-q", "-o", "table.csv")
-    assert again.status == 2
-    assert "Give --resume to continue it, --overwrite to replace it" in again.err
-    refused = command(pictures, *QUICK, "-q", "-o", "table.csv", "--resume", "--seed", "1")
-    assert refused.status == 2
-    assert "seed: 0 → 1" in refused.err
+    command(pictures, *QUICK, "-q", "-o", "table.csv").check_error(
+        2, "Give --resume to continue it, --overwrite to replace it"
+    )
+    command(pictures, *QUICK, "-q", "-o", "table.csv", "--resume", "--seed", "1").check_error(2, "seed: 0 → 1")
     assert (folder / "table.csv").read_bytes() == before
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite", "--seed", "1").status == 0
     assert {row["seed"] for row in rows(folder / "table.csv")} == {"1"}
@@ -248,9 +246,9 @@ def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, f
 def test_a_file_of_somebody_else_is_not_overwritten(command: Command, folder: Path, pictures: Path) -> None:
     (folder / "table.csv").write_text("mine")
     for option in ([], ["--resume"]):
-        outcome = command(pictures, *QUICK, "-o", "table.csv", *option)
-        assert outcome.status == 2
-        assert "table.csv: already exists. Give --overwrite" in outcome.err
+        command(pictures, *QUICK, "-o", "table.csv", *option).check_error(
+            2, "table.csv: already exists. Give --overwrite"
+        )
     assert (folder / "table.csv").read_text() == "mine"
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite").status == 0
 
@@ -314,9 +312,7 @@ def test_a_full_disk_ends_with_status_1(command: Command, pictures: Path, monkey
         raise gradcam.errors.OutputError("out/: no space left; free some, then go on with --resume")
 
     monkeypatch.setattr(Journal, "append", refuse)
-    outcome = command(pictures, *QUICK, "-o", "out/", "-q")
-    assert outcome.status == 1
-    assert "no space left" in outcome.err
+    command(pictures, *QUICK, "-o", "out/", "-q").check_error(1, "no space left")
 
 
 def test_results_in_the_input_folder_are_not_evaluated(command: Command, folder: Path, pictures: Path) -> None:

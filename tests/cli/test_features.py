@@ -211,8 +211,7 @@ def test_a_broken_image_is_left_out(tiny: Command, folder: Path, photos: Path, o
 def test_nothing_is_written_where_every_picture_failed(tiny: Command, folder: Path) -> None:
     (folder / "a.png").write_bytes(b"nothing")
     outcome = tiny("a.png", "-l", "conv", "-o", "f.npz")
-    assert outcome.status == 1
-    assert "a.png: " in outcome.err
+    outcome.check_error(1, "a.png: ")
     assert "   0 images, 1 failed   " in outcome.out
     assert outcome.out.endswith("Nothing was written.\n")
     assert json.loads(tiny("a.png", "-l", "conv", "-o", "f.npz", "--json").out)["file"] is None
@@ -276,8 +275,7 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
 )
 def test_wrong_usage_is_refused(tiny: Command, folder: Path, photos: Path, arguments: list[str], message: str) -> None:
     outcome = tiny("photos", *arguments)
-    assert outcome.status == 2
-    assert message in outcome.err
+    outcome.check_error(2, message)
     assert not list(folder.glob("*.npz"))
     assert outcome.out == ""
 
@@ -299,8 +297,7 @@ def test_layers_that_differ_from_picture_to_picture_are_an_error(
     monkeypatch.setattr(Extractor, "extract", grow)
     (folder / "f.npz").write_bytes(b"earlier")
     outcome = tiny("photos", "-l", "conv", "-o", "f.npz")
-    assert outcome.status == 1
-    assert "Layer 'conv' returns (4, 3, 4) for macaw.png, but (4, 4, 4) for earlier images" in outcome.err
+    outcome.check_error(1, "Layer 'conv' returns (4, 3, 4) for macaw.png, but (4, 4, 4) for earlier images")
     assert (folder / "f.npz").read_bytes() == b"earlier"
 
 
@@ -311,9 +308,9 @@ def test_a_full_disk_keeps_the_file(tiny: Command, folder: Path, photos: Path, m
     (folder / "f.npz").write_bytes(b"earlier")
     before = files(folder)
     monkeypatch.setattr(feature_file, "_copy", fail)
-    outcome = tiny("photos", "-l", "conv", "-o", "f.npz")
-    assert outcome.status == 1
-    assert "f.npz: cannot be written (no space left on device); free some space" in outcome.err
+    tiny("photos", "-l", "conv", "-o", "f.npz").check_error(
+        1, "f.npz: cannot be written (no space left on device); free some space"
+    )
     assert (folder / "f.npz").read_bytes() == b"earlier"
     assert [name for name in files(folder) if "__pycache__" not in name] == before
 

@@ -98,9 +98,7 @@ def test_layers_by_pattern_and_all_of_them(inspect: Command, small: Photo) -> No
     Path("net.py").write_text(SICK)
     assert 32 < sum("%" in line for line in inspect(path, "-m", "net.py:sick").out.splitlines()) <= MAX_ROWS
     assert sum("%" in line for line in inspect(path, "-m", "net.py:sick", "--all").out.splitlines()) == 63
-    outcome = inspect(path, "-l", "hed")
-    assert outcome.status == 2
-    assert "There is no layer 'hed'" in outcome.err
+    inspect(path, "-l", "hed").check_error(2, "There is no layer 'hed'")
 
 
 @needs_matplotlib
@@ -121,9 +119,7 @@ def test_where_plots_go(inspect: Command, folder: Path, small: Photo, classifier
     np.testing.assert_array_equal(pixels(folder / "plots/koala-gradients.png"), draw_gradients(flow, title=title))
     assert inspect(koala, "-o", "one.jpg", "-q", "-l", "head.*").status == 0
     assert "one.jpg" in files(folder)
-    outcome = inspect(koala, panda, "-o", "one.jpg")
-    assert outcome.status == 2
-    assert "one.jpg is one file, but there are several results" in outcome.err
+    inspect(koala, panda, "-o", "one.jpg").check_error(2, "one.jpg is one file, but there are several results")
 
 
 def test_a_table_needs_no_plots(inspect: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +134,9 @@ def test_a_table_needs_no_plots(inspect: Command, folder: Path, small: Photo, mo
     assert "params" in outcome.out
     assert files(folder) == []
     assert records(inspect(path, "--json", "-l", "head.*"))[0]["plot"] is None
-    outcome = inspect(path, "-o", "here")
-    assert outcome.status == 2
-    assert "--output writes plots, which need matplotlib" in outcome.err
+    inspect(path, "-o", "here").check_error(2, "--output writes plots, which need matplotlib")
 
 
 def test_wrong_usage(inspect: Command, small: Photo) -> None:
-    outcome = inspect(small("koala.webp"), "--reshape", "7x7")
-    assert outcome.status == 2
-    assert "does not use --reshape" in outcome.err
+    inspect(small("koala.webp"), "--reshape", "7x7").check_error(2, "does not use --reshape")
     assert inspect(small("koala.webp"), "-c", "kola").status == 2

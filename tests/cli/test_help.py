@@ -88,9 +88,7 @@ def test_a_number_out_of_range_is_refused_with_the_range(gradcam_command: Comman
         ("--alpha", "nan", "nan is out of range: expected a number from 0 to 1."),
         ("--crop", "0", "0 is out of range: expected a number above 0 and at most 1."),
     ):
-        outcome = gradcam_command("run", "photo.jpg", option, value)
-        assert outcome.status == 2
-        assert message in outcome.err
+        gradcam_command("run", "photo.jpg", option, value).check_error(2, message)
 
 
 @pytest.fixture

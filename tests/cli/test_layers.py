@@ -381,9 +381,7 @@ def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command
 
 def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="raise ValueError('never')"))
-    outcome = layers("own.py:build")
-    assert outcome.status == 2
-    assert "own.py:build does not run with an image of 3 x 224 x 224: never" in outcome.err
+    layers("own.py:build").check_error(2, "own.py:build does not run with an image of 3 x 224 x 224: never")
     (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="float(x.mean()); x.nothing"))
     assert "has no attribute 'nothing'" in layers("own.py:build").err
 

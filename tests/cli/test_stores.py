@@ -410,9 +410,9 @@ def test_the_root_of_the_input_is_told_from_a_store(batch: Command, folder: Path
     assert json.loads(Store(URL).read("run.json"))["root"] == str(photos)
     (folder / "other").mkdir()
     (folder / "other" / "macaw.png").write_bytes((photos / "macaw.png").read_bytes())
-    refused = batch("other", "-o", URL, "--resume")
-    assert refused.status == 2
-    assert f"the earlier run had other settings: input: {photos} → {folder / 'other'}." in refused.err
+    batch("other", "-o", URL, "--resume").check_error(
+        2, f"the earlier run had other settings: input: {photos} → {folder / 'other'}."
+    )
 
 
 def test_a_list_of_other_classes_is_refused_in_a_store(batch: Command, folder: Path, photos: Path, fs: Any) -> None:

@@ -94,8 +94,7 @@ def test_from_python(small: Photo) -> None:
 )
 def test_wrong_target(run: Command, small: Photo, target_file: str, arguments: tuple[str, ...], message: str) -> None:
     result = run(small("coffee.jpg"), *(argument.replace("MINE", target_file) for argument in arguments))
-    assert result.status == 2
-    assert message in result.err
+    result.check_error(2, message)
     assert len(result.err.splitlines()) <= 2
 
 
