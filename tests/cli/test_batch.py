@@ -729,14 +729,3 @@ def test_memory_for_no_image(batch: Command, folder: Path, photos: Path, monkeyp
     assert all("does not fit into memory, even at batch size 1" in line for line in outcome.err.splitlines())
     halved = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
     assert [(line["pictures"], line["from_now_on"]) for line in halved if line["event"] == "out of memory"] == [(2, 1)]
-
-
-def test_pandas_reads_the_manifest(batch: Command, folder: Path, photos: Path) -> None:
-    import pandas as pd
-
-    batch("photos", "-o", "out")
-    table = pd.read_json(folder / "out" / "manifest.jsonl", lines=True)
-    assert list(table["image"]) == ORDER
-    assert (table["status"] == "ok").sum() == 5
-    rows = gradcam.read_manifest(folder / "out")
-    assert [json.loads(record.to_json()) for record in rows] == manifest(folder / "out")

@@ -19,11 +19,8 @@ __all__ = ["folder", "gradcam_command", "small"]  # fixtures
 
 # The network has random weights, so its heatmaps carry little evidence; "constant" is a map that ignores the model.
 STATUSES = [
-    ("gradcam", "failed", 0),
-    ("gradcam", "undecided", 1),
-    ("constant", "failed", 1),
-    ("constant", "undecided", 1),
-]
+    ("gradcam", "failed", 0), ("gradcam", "undecided", 1), ("constant", "failed", 1), ("constant", "undecided", 1)
+]  # fmt: skip
 MODEL = """
 import torch
 from torch import nn
@@ -173,10 +170,3 @@ def test_a_progress_bar(check: Command, small: Photo, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert re.search(PASSES, check(path, "--json").err)
     assert not re.search(PASSES, check(path, "-q").err)
-
-
-def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
-    outcome = gradcam_command("--help")
-    assert re.search(r"^  check +Test whether a heatmap can be trusted\.$", outcome.out, re.M)
-    text = " ".join(gradcam_command("check", "--help").out.split())
-    assert "A passed test does not prove that the heatmap is right" in text

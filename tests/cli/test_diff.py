@@ -145,15 +145,8 @@ def test_saving_says_what_it_kept(diff: Command, models: Callable[[str], str], p
 
 def test_met_conditions_fail_the_run(diff: Command, models: Callable[[str], str], pictures: Path, folder: Path) -> None:
     options = [
-        "--fail-if",
-        "correlation<0.99",
-        "--fail-if",
-        "mean agree<2",
-        "--fail-if",
-        "moved>1",
-        "--junit",
-        "it.xml",
-    ]
+        "--fail-if", "correlation<0.99", "--fail-if", "mean agree<2", "--fail-if", "moved>1", "--junit", "it.xml"
+    ]  # fmt: skip
     outcome = diff(models("make"), models("other"), pictures, *options, "-q")
     assert (outcome.status, outcome.out) == (1, "")
     least = min(
@@ -290,11 +283,6 @@ def test_mistakes_are_told_in_a_line(
     assert message in join_words(outcome.err)
     assert "Traceback" not in outcome.err
     assert [file for file in files(folder) if "__pycache__" not in file] == before
-
-
-def test_quiet_says_nothing(diff: Command, models: Callable[[str], str], small: Photo, folder: Path) -> None:
-    outcome = diff(models("make"), models("other"), small("koala.webp"), "-q")
-    assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
 
 
 def test_progress(diff: Command, models: Callable[[str], str], small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,13 +223,6 @@ def test_wrong_usage(command: Command, folder: Path, pictures: Path, arguments: 
     assert not [path for path in files(folder) if path.startswith(("out", "table"))]
 
 
-def test_a_folder_without_pictures(command: Command, folder: Path) -> None:
-    (folder / "empty").mkdir()
-    outcome = command("empty")
-    assert (outcome.status, outcome.out) == (2, "")
-    assert "no images in 'empty'" in outcome.err
-
-
 def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, folder: Path, pictures: Path) -> None:
     first = command(pictures, *QUICK, "-q", "-o", "table.csv")
     assert first.status == 0

@@ -68,14 +68,6 @@ def test_the_long_help_has_the_examples_first_and_all_options(command: str, grad
     assert set(re.findall(r"^ +(?:-\w, )?(--[\w-]+)", short, re.M)) <= set(re.findall(r"--[\w-]+", outcome.out))
 
 
-@pytest.mark.parametrize("command", list_commands())
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_no_help_shows_ranges_of_click(command: str, option: str, gradcam_command: Command) -> None:
-    text = gradcam_command(*command.split(), option).out
-    assert "x<=" not in text
-    assert "RANGE" not in text
-
-
 def test_every_command_has_examples_and_nothing_else_has() -> None:
     assert sorted(EXAMPLES) == sorted(list_commands())
     assert {text.count("\n") for text in EXAMPLES.values()} <= {2, 3}

@@ -226,11 +226,8 @@ def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., li
     of_packages = ["open_clip:NAME", "smp:FOLDER", "yolo:FILE.pt", "timm:NAME", "hf:NAME"]
     assert names[-7:] == [*of_packages, "FILE.py:FUNCTION", "MODULE:FUNCTION"]
     assert [entries[name]["task"] for name in ("resnet50", "ssd300_vgg16", "fcn_resnet50", "hf:NAME")] == [
-        "classification",
-        "detection",
-        "segmentation",
-        None,
-    ]
+        "classification", "detection", "segmentation", None
+    ]  # fmt: skip
     assert entries["resnet50"]["weights"] == {"IMAGENET1K_V2": False, "IMAGENET1K_V1": True}
     assert list(entries["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # Its other weights have no classifier head.
     assert all(entry["weights"] or entry["summary"] for entry in entries.values())

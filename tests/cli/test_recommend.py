@@ -172,11 +172,8 @@ def test_of_many_pictures_some_are_drawn_by_the_seed(recommend: Command, folder:
         )
         record = json.loads(outcome.out)
         assert (record["input_count"], record["sampled_count"], len(record["images"]), record["mosaics"]) == (
-            6,
-            5,
-            5,
-            5,
-        )
+            6, 5, 5, 5
+        )  # fmt: skip
         drawn.add(tuple(record["images"]))
     assert len(drawn) > 1
 

@@ -96,11 +96,8 @@ def forget_resolved(run: dict[str, Any]) -> None:
 def test_run_json_records_layers_methods_layouts_and_output(batch: Batch, folder: Path) -> None:
     assert batch("--method", "gradcam,rise").status == 0
     assert read_run(folder / "out")["resolved"] == {
-        "layers": [LAYER],
-        "methods": ["gradcam", "rise"],
-        "layouts": {LAYER: "channels first"},
-        "output": None,
-    }
+        "layers": [LAYER], "methods": ["gradcam", "rise"], "layouts": {LAYER: "channels first"}, "output": None
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [lambda run: None, forget_resolved])

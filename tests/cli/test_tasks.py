@@ -629,11 +629,8 @@ def test_a_box_differs_from_the_others(gradcam_command: Command, folder: Path, s
     row = record(outcome)
     detections = detect(models_file, street)
     assert {key: row[key] for key in ("number", "index", "method", "layer")} == {
-        "number": 2,
-        "index": int(detections["labels"][2]),
-        "method": "hirescam",
-        "layer": "backbone",
-    }
+        "number": 2, "index": int(detections["labels"][2]), "method": "hirescam", "layer": "backbone"
+    }  # fmt: skip
     assert row["box"] == pytest.approx(detections["boxes"][2].tolist(), abs=0.051)
     assert row["probability"] == pytest.approx(float(detections["scores"][2]), rel=1e-4)
     assert row["panel"] == "street-hirescam-check-mine.py_detector.png"
@@ -645,16 +642,8 @@ def test_a_box_differs_from_the_others(gradcam_command: Command, folder: Path, s
 
 def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag: Path, models_file: str) -> None:
     towers = (
-        "--model",
-        "../mine.py:towers",
-        "--task",
-        "matching",
-        "--size",
-        "32x64",
-        *PREPROCESSING,
-        "--device",
-        "cpu",
-    )
+        "--model", "../mine.py:towers", "--task", "matching", "--size", "32x64", *PREPROCESSING, "--device", "cpu"
+    )  # fmt: skip
     row = record(
         gradcam_command(
             "check", flag, *towers, "--text", "a green", "--text", "a red", "--json", "--method", "hirescam"
@@ -694,16 +683,8 @@ def test_methods_on_annotated_boxes(gradcam_command: Command, folder: Path, stre
     box = ",".join(f"{side:.0f}" for side in detections["boxes"][number].tolist())
     (folder / "boxes.csv").write_text(f"image,class,left,top,right,bottom\nstreet.png,{name},{box}\n")
     common = (
-        street,
-        *DETECTOR,
-        "--device",
-        "cpu",
-        "--method",
-        "hirescam",
-        "--metric",
-        "energy-pointing",
-        "--no-controls",
-    )
+        street, *DETECTOR, "--device", "cpu", "--method", "hirescam", "--metric", "energy-pointing", "--no-controls"
+    )  # fmt: skip
     outcome = gradcam_command("evaluate", *common, "--annotations", "boxes.csv", "-o", "study", "--json")
     row = record(outcome)
     assert (row["index"], row["label"]) == (index, f"box {number}, {name}")
@@ -741,14 +722,8 @@ def test_names_are_those_of_the_tables() -> None:
 
 def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
     defaults = {
-        "index": None,
-        "label": "x",
-        "score": 0.5,
-        "layer": "l",
-        "method": "m",
-        "overlay": "o.png",
-        "blank": False,
-    }
+        "index": None, "label": "x", "score": 0.5, "layer": "l", "method": "m", "overlay": "o.png", "blank": False
+    }  # fmt: skip
     explained = Explained(**(defaults | entry))
     row = Record("a.png", "net", None, predictions, [explained], size=(10, 20), region=(0, 5, 10, 10))
     return format_report(ImageOutcome(row, 0.1, grids=[(7, 7)], device="cpu", task=task)).splitlines()

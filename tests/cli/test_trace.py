@@ -109,11 +109,8 @@ def test_times_and_shares_are_of_the_whole_pass() -> None:
         "0 parameters   0 multiply-adds   72 B of activations   2000.0 ms",
     ]
     assert [cells(line)[-2:] for line in lines[3:]] == [
-        ["ms", "share"],
-        ["1000", "50 %"],
-        ["50.1", "3 %"],
-        ["1.23", "0 %"],
-    ]
+        ["ms", "share"], ["1000", "50 %"], ["50.1", "3 %"], ["1.23", "0 %"]
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -202,13 +199,9 @@ def test_repeated_and_shared_modules_are_shown_as_such(run: Command, tmp_path: P
     title, *rows = table(outcome)
     assert title[:3] == ["layer", "run", "type"]
     assert [row[:2] for row in rows] == [
-        ["conv", "Conv2d"],
-        ["act", "1 of 2"],
-        ["one", "1 of 2"],
-        ["one", "2 of 2"],
-        ["act", "2 of 2"],
-        ["other", "Linear"],
-    ]
+        ["conv", "Conv2d"], ["act", "1 of 2"], ["one", "1 of 2"], ["one", "2 of 2"], ["act", "2 of 2"],
+        ["other", "Linear"]
+    ]  # fmt: skip
     assert outcome.out.splitlines()[-4:] == [
         "",
         "one is the same module as twin.",

@@ -331,14 +331,9 @@ def test_numeric_addresses_are_accepted_on_request(classifier: gradcam.Classifie
     statuses = {
         host: web.get("/alive", headers={"host": host}).status_code
         for host in (
-            "192.0.2.2:8765",
-            "[2001:db8::1]:8765",
-            "my-machine:8765",
-            "evil.example:8765",
-            "1.evil.example",
-            "",
+            "192.0.2.2:8765", "[2001:db8::1]:8765", "my-machine:8765", "evil.example:8765", "1.evil.example", ""
         )
-    }
+    }  # fmt: skip
     assert list(statuses.values()) == [200 if is_open else 403] * 2 + [200] + [403] * 3
 
 
