@@ -16,7 +16,7 @@ from gradcam.cli._terminal import format_title
 from gradcam.cli.inspect.activations import _format
 from gradcam.inspection.channels import activations, measure_strengths
 from gradcam.inspection.sheets import draw_activations
-from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command
+from tests.cli.test_cli import Command, Outcome, Photo, files, folder, gradcam_command, pixels
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
 
@@ -27,25 +27,13 @@ def inspect(gradcam_command: Command) -> Command:
     return lambda *arguments: gradcam_command("inspect", "activations", "--device", "cpu", *arguments)
 
 
-def pixels(path: Path) -> np.ndarray[Any, Any]:
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
 def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **options: Any) -> np.ndarray[Any, Any]:
     """Return the sheet as the Python functions draw it."""
     picture = gradcam.read_image(path)
     y0, x0, height, width = classifier.region(*picture.shape[:2])
-    return draw_activations(
-        activations(classifier.model, classifier.batch([picture]), layers),
-        input_image=picture[y0 : y0 + height, x0 : x0 + width],
-        title=f"{path.name}, as seen by efficientnet_lite0",
-        **options,
-    )
+    feature_maps = activations(classifier.model, classifier.batch([picture]), layers)
+    crop, title = picture[y0 : y0 + height, x0 : x0 + width], f"{path.name}, as seen by efficientnet_lite0"
+    return draw_activations(feature_maps, input_image=crop, title=title, **options)
 
 
 # Files
@@ -66,17 +54,8 @@ def test_options_change_the_sheet(inspect: Command, folder: Path, photo: Photo, 
         "--scale", "layer", "--cell", "33", "--colormap", "viridis", "-o", "sheet.png", "-q",
     )  # fmt: skip
     assert outcome == Outcome(0, "", "")
-    expected = draw(
-        classifier,
-        path,
-        ["stem.0", "layer[34].0"],
-        channels=7,
-        columns=3,
-        order="index",
-        scale="layer",
-        size=33,
-        colormap="viridis",
-    )
+    options = {"channels": 7, "columns": 3, "order": "index", "scale": "layer", "size": 33, "colormap": "viridis"}
+    expected = draw(classifier, path, ["stem.0", "layer[34].0"], **options)
     assert files(folder) == ["sheet.png"]
     assert np.array_equal(pixels(folder / "sheet.png"), expected)
 
@@ -187,19 +166,15 @@ def test_a_layer_without_a_grid_is_the_pictures_failure(inspect: Command, folder
     ("arguments", "message"),
     [
         (["-l", "layer9"], "There is no layer 'layer9' in EfficientNetLite0. Nearest: 'layer"),
-        (["-l", "layer4", "-l", "layer9"], "There is no layer 'layer9'"),
         (["-l", "block*"], "No layer matches 'block*'"),
         (["--channels", "0"], "0 is out of range"),
-        (["--channels", "-4"], "-4 is out of range"),
         (["--columns", "0"], "0 is out of range"),
         (["--cell", "0"], "0 is out of range"),
-        (["--channels", "many"], "'many' is not an integer"),
         (["--order", "weakest"], "'weakest' is not one of 'strongest', 'index'"),
         (["--scale", "image"], "'image' is not one of 'channel', 'layer'"),
         (["--colormap", "infernal"], "There is no colour map 'infernal'. Nearest: 'inferno'"),
         (["-o", "maps.gif"], "images can only be written as"),
         (["other.jpg", "-o", "maps.png"], "is one file, but there are several results"),
-        (["--model", ""], "The model's name is empty"),
     ],
 )
 def test_wrong_usage(arguments: list[str], message: str, inspect: Command, folder: Path, photo: Photo) -> None:

@@ -45,14 +45,9 @@ def test_the_mark_is_first_in_table_sheet_and_page(audit: Command, marked: list[
     page = (folder / "audit.html").read_text()
     assert page.index("in the bottom right corner") < page.index("all over the image")
     assert all(name in page for name in re.findall(r"apple/\d\d\.png", looked_at))
-    classifier = gradcam.load_classifier(
-        f"{folder / 'net.py'}:fruit",
-        labels=list(CLASSES),
-        size=(IMAGE_PIXELS, IMAGE_PIXELS),
-        mean=(0,) * 3,
-        std=(1,) * 3,
-        device="cpu",
-    )
+    preprocessing = {"size": (IMAGE_PIXELS, IMAGE_PIXELS), "mean": (0,) * 3, "std": (1,) * 3}
+    name, labels = f"{folder / 'net.py'}:fruit", list(CLASSES)
+    classifier = gradcam.load_classifier(name, labels=labels, **preprocessing, device="cpu")
     expected = audit_in_python(folder / "fruit", classifier)
     assert np.array_equal(gradcam.read_image(folder / "audit.png"), expected.sheet())
 

@@ -185,10 +185,7 @@ def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: P
     assert batch("chosen.csv", "-o", "out").status == 0
     before = tree(folder / "out")
     for changed_rows, message in (
-        (
-            ["photos/b/koala.png,koala\n", listed_rows[1]],
-            r"explained 'macaw' in b/koala\.png, but now the list gives 'koala'",
-        ),
+        (["photos/b/koala.png,koala\n", listed_rows[1]], r"explained 'macaw' in b/koala\.png, but now .* 'koala'"),
         (["photos/b/koala.png,\n", "photos/macaw.png,macaw\n"], "explained 'macaw' in b/koala.*gives 'the top class'"),
         (["photos/b/koala.png\n", "photos/macaw.png\n"], "listed_classes: true → false"),
     ):

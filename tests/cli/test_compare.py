@@ -51,9 +51,7 @@ def test_layers_and_classes_go_down(compare: Command, folder: Path, small: Photo
 def test_a_file_may_be_named_where_there_is_one_picture(compare: Command, folder: Path, small: Photo) -> None:
     assert compare(small("koala.webp"), "-o", "all.jpg", "--top-k", 2).status == 0
     assert files(folder) == ["all.jpg"]
-    compare(small("koala.webp"), small("panda.webp"), "-o", "all.jpg").check_error(
-        2, "all.jpg is one file, but there are several results"
-    )
+    compare(small("koala.webp"), small("panda.webp"), "-o", "all.jpg").check_error(2, "all.jpg is one file, but there")
 
 
 def test_signed_evidence_is_compared_by_the_methods_that_have_it(compare: Command, small: Photo) -> None:
@@ -78,9 +76,7 @@ def test_blank_maps_are_counted() -> None:
 def test_a_score_of_ones_own_is_not_compared_with_another(compare: Command, small: Photo) -> None:
     (record,) = records(compare(small("koala.webp"), "--score", "contrast", "--json"))
     assert [entry["method"] for entry in record["explained"]] == [name for name in METHODS if name != "finercam"]
-    compare(small("koala.webp"), "--score", "contrast", "--method", "finercam").check_error(
-        1, "finercam defines its own score, but score='contrast' was requested"
-    )
+    compare(small("koala.webp"), "--score", "contrast", "--method", "finercam").check_error(1, "finercam defines its")
 
 
 # Evidence
@@ -111,10 +107,7 @@ def test_a_contrast_with_a_named_class(run: Command, small: Photo) -> None:
     [
         (["-c", "koala", "--score", "contrast", "--against", "koala"], "--class and --against name the same class"),
         (["--top-k", "1001"], "--top-k is 1001, but this model has 1000 classes"),
-        (
-            ["--method", "guided-gradcam", "--evidence", "negative"],
-            "--evidence does not work with --method guided-gradcam",
-        ),
+        (["--method", "guided-gradcam", "--evidence", "negative"], "--evidence does not work with --method guided"),
         (["--method", "smoothgrad", "--augmentation", "flip"], "--augmentation does not work with"),
         (["--method", "smoothgrad", "--smoothing", "eigen"], "--smoothing does not work with"),
         (["--method", "input-gradients", "--layer", "layer3"], "--layer does not work with"),
@@ -216,7 +209,5 @@ def test_maps_and_attributions_in_one_call(run: Command, folder: Path, small: Ph
 
 
 def test_a_panel_is_made_of_maps(compare: Command, folder: Path, small: Photo) -> None:
-    compare(small("koala.webp"), "--method", "guided-gradcam").check_error(
-        2, "guided-gradcam makes no heatmap at a layer"
-    )
+    compare(small("koala.webp"), "--method", "guided-gradcam").check_error(2, "guided-gradcam makes no heatmap at a")
     assert files(folder) == []

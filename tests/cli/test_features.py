@@ -263,10 +263,6 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
         (["-l", "x*", "-o", "f.npz"], "No layer matches 'x*'"),
         (["-l", "unused", "-o", "f.npz"], "Layer 'unused' did not run in the forward pass"),
         (["-l", "turned", "-o", "f.npz"], "returns (16, 2, 4) for 2 images: its first dimension is not the batch"),
-        (
-            ["-l", "names", "-o", "f.npz"],
-            "The layer name 'names' is reserved for the image names in a .npz file: write",
-        ),
         (["-l", "n*", "-o", "f.npz"], "The layer name 'names' is reserved for the image names in a .npz file: write"),
         (["-l", "conv", "--reshape", "14x14", "-o", "f.npz"], "--reshape is only used with --pool"),
         (["-l", "conv", "--pool", "--reshape", "14x14", "-o", "f.npz"], "its grid cannot be determined"),
@@ -308,9 +304,7 @@ def test_a_full_disk_keeps_the_file(tiny: Command, folder: Path, photos: Path, m
     (folder / "f.npz").write_bytes(b"earlier")
     before = files(folder)
     monkeypatch.setattr(feature_file, "_copy", fail)
-    tiny("photos", "-l", "conv", "-o", "f.npz").check_error(
-        1, "f.npz: cannot be written (no space left on device); free some space"
-    )
+    tiny("photos", "-l", "conv", "-o", "f.npz").check_error(1, "f.npz: cannot be written (no space left on device)")
     assert (folder / "f.npz").read_bytes() == b"earlier"
     assert [name for name in files(folder) if "__pycache__" not in name] == before
 

@@ -174,17 +174,12 @@ def test_a_torchvision_model_with_weights_from_a_file(run: Command, workspace: P
         (["-m", "net.py:mak"], "Error: There is no 'mak' in net.py. Nearest: 'make'."),
         (["-m", "nothing:make"], "Error: There is no model 'nothing:make'. "),
         (["-m", "nothing.py:make"], "Error: nothing.py: does not exist, expected a Python file."),
-        (["-m", "net.py:make", "--size", "2x"], "'--size': '2x' is not a size: expected one side, such as 224"),
-        (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is not a size"),
         (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is neither a number nor a list"),
         (["-m", "net.py:make", "--mean", "0.5"], "Error: mean has 1 value(s) and std has 3"),
         (["-m", "net.py:make", "--crop", "0"], "'--crop': 0 is out of range: expected a number above 0"),
         (["-m", "net.py:make", "--activation", "relu"], "'--activation': 'relu' is not one of"),
         (["-m", "net.py:make", "--labels", "none.txt"], "'none.txt' does not exist"),
-        (
-            ["-m", "net.py:one", "--labels", "labels.txt"],
-            "Error: labels.txt has 3 labels, but the model has a single logit",
-        ),
+        (["-m", "net.py:one", "--labels", "labels.txt"], "labels.txt has 3 labels, but the model has a single logit"),
         (["-m", "net.py:make", "--reader", "net:none"], "Error: There is no 'none' in net."),
         (["-m", "net.py:make", "-l", "featurs"], "Nearest: 'features'"),
         (["-m", "resnet18", "--weights", "labels.txt"], "labels.txt: is a text file"),
@@ -236,10 +231,7 @@ def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., li
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        (
-            "resnet1",
-            [*("resnet101", "resnet152", "resnet18", "wide_resnet101_2"), *("deeplabv3_resnet101", "fcn_resnet101")],
-        ),
+        ("resnet1", ["resnet101", "resnet152", "resnet18", "wide_resnet101_2", "deeplabv3_resnet101", "fcn_resnet101"]),
         ("VIT_*32", ["vit_b_32", "vit_l_32"]),
         ("hf:", ["hf:NAME"]),
         ("efficientnet_lite0", ["efficientnet_lite0"]),

@@ -47,12 +47,8 @@ def measure_process(statements: str, more: Mapping[str, str] | None = None) -> t
     """Return the page faults of a process after these statements, and its GOMP_SPINCOUNT."""
     prefixes = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-    result = subprocess.run(
-        [sys.executable, "-c", MEASURE % statements],
-        env={**environment, **(more or {})},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", MEASURE % statements]
+    result = subprocess.run(command, env={**environment, **(more or {})}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     faults, spins = json.loads(result.stdout)
     return faults, spins
