@@ -133,12 +133,6 @@ def test_options_are_those_of_python(check: Command, folder: Path, small: Photo)
     assert np.array_equal(pixels(folder / "out" / "it.png"), verdict.panel())
 
 
-def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
-    outcome = check(small("koala.webp"), "-q")
-    assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
-    assert files(folder) == ["koala-gradcam-check-model.py_make.png"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

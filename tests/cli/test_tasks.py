@@ -609,14 +609,6 @@ def test_one_file_is_not_for_several_results(run: Command, street: Path, models_
     assert run(street, *DETECTOR, "--box", "4", "-o", "one.png", "-q").status == 0
 
 
-def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, models_file: str) -> None:
-    row = record(run(street, "--model", "../mine.py:classes", "--size", "32", "--json", "-q"))
-    assert list(row["predictions"][0]) == ["index", "label", "probability"]
-    names = ["index", "label", "score", "layer", "method", "overlay", "blank", "evidence"]
-    assert list(row["explained"][0]) == names
-    assert files(folder) == ["street-gradcam-mine.py_classes.png"]
-
-
 # Evaluation
 
 
