@@ -193,7 +193,7 @@ def format_examples(context: click.Context) -> list[str]:
     """Return the lines of the section with examples; an empty list for commands of plug-ins, which have none."""
     from gradcam.cli._help import EXAMPLES
 
-    rows = [line.split("  # ") for line in EXAMPLES.get(_to_name(context), "").splitlines()[1:]]
+    rows = [line.split("  # ") for line in EXAMPLES.get(_to_name(context), ())]
     width = max((len(line) for line, _ in rows), default=0)
     return ["", "Examples:", *(f"  {line:<{width}}   {comment}" for line, comment in rows)] if rows else []
 
