@@ -23,13 +23,7 @@ from gradcam.hooks.preserve import preserve_state
 
 IMAGE_TOWER, HEAD = "pictures", "head"  # the names of watched modules, besides the model
 # The first of these fields with a value holds the embedding.
-VECTOR_FIELDS = (
-    "image_embeds",
-    "image_features",
-    "pooler_output",
-    "last_hidden_state",
-    "feature_maps",
-)
+VECTOR_FIELDS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "feature_maps")
 # A parameter is a class token if its name ends in one of these.
 CLASS_TOKEN_NAMES = ("cls_token", "class_token", "class_embedding")
 IMAGE_TOWER_OPTIONS = ("interpolate_pos_encoding",)  # arguments that the image tower takes besides the images

@@ -19,11 +19,7 @@ from gradcam.hooks.containers import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Grounding DINO splits its text at these
 # The backbone is the module whose name ends in one of these; earlier entries have priority.
-BACKBONE_NAMES = (
-    "model.backbone.conv_encoder",
-    "model.conv_encoder",
-    "model.backbone",
-)
+BACKBONE_NAMES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")
 
 # The thresholds that users set. They are keyed by model, because several `Family` objects may be created for one model.
 _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()

@@ -40,15 +40,8 @@ from gradcam.models.probe import choose_activation, find_defaults, make_noise, r
 from gradcam.models.providers import DEFAULT_MODEL, load_parts
 from gradcam.models.providers.base import Parts
 from gradcam.models.providers.custom import to_parts
-from gradcam.models.task_models import (
-    TASK_MODELS,
-    Detector,
-    Matcher,
-    Segmenter,
-    TaskModel,
-    require_family,
-)
-from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number
+from gradcam.models.task_models import TASK_MODELS, Detector, Matcher, Segmenter, TaskModel, require_family
+from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, parse_fit
 from gradcam.plugins import import_object
 from gradcam.targets.heads import ends_in_features, find_output_module
 

@@ -299,12 +299,7 @@ def test_a_deep_picture_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "means", "message"),
     [
-        (
-            (4, 5, 4),
-            np.uint8,
-            3,
-            "uint8 (4, 5, 4), with 4 channel(s), but the model takes 3 channels: expected an RGB",
-        ),
+        ((4, 5, 4), np.uint8, 3, "uint8 (4, 5, 4), with 4 channel(s), but the model takes 3 channels: expected an RGB"),
         ((4, 5, 2), np.float32, 3, "with 2 channel(s), but the model takes 3 channels"),
         ((4, 5, 3), np.float32, 1, "float32 (4, 5, 3), with 3 channel(s), but the model takes one channel: expected"),
         ((4, 5, 3), np.int32, 1, "with 3 channel(s), but the model takes one channel"),

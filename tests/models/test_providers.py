@@ -300,10 +300,7 @@ def test_weights_are_named_as_torchvision_does(typed: str, expected: str) -> Non
         ("resnet51:IMAGENET1K_V1", "There is no model 'resnet51:IMAGENET1K_V1'. Nearest: 'resnet50'"),
         ("ResNet50", "Nearest: 'resnet50'"),
         ("raft_large", "There is no model 'raft_large'"),
-        (
-            "zzz",
-            "A model can also be given as open_clip:NAME, smp:FOLDER, yolo:FILE.pt, timm:NAME",
-        ),
+        ("zzz", "A model can also be given as open_clip:NAME, smp:FOLDER, yolo:FILE.pt, timm:NAME"),
         ("", "There is no model ''. `gradcam models`"),
         ("weights.pth", "There is no model 'weights.pth'. A checkpoint needs an architecture: --model NAME --weights"),
         ("google/vit-base-patch16", "give hf:google/vit-base-patch16"),
