@@ -5,81 +5,50 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import nn
 
-from gradcam.adapters.base import (
-    CaptionerAdapter,
-    DetectorAdapter,
-    Embedder,
-    Family,
-    PoseAdapter,
-    SegmenterAdapter,
-    name_classes,
-)
-from gradcam.layers.model_names import BACKBONES, MODELING
+from gradcam.adapters.base import Embedder, Family
 
 Kind = TypeVar("Kind", bound=Family)
 MAX_NESTING_DEPTH = 2  # Users wrap models, so this many levels of submodules are searched as well.
 
-
-@dataclass(frozen=True)
-class FamilyEntry:
-    """A family of models: a pattern for the full names of model classes, and the `module:class` that supports them."""
-
-    pattern: str
-    family_class: str
-
-
+TORCHVISION = r"torchvision\.models\.(detection|segmentation)\.\w+\."
+MODELING = r"transformers\.models\.\w+\.modeling_\w+\."
 DETECTORS = (
     "Detr|TableTransformer|Yolos|ConditionalDetr|DeformableDetr|DabDetr|LwDetr|RfDetr|RTDetr|RTDetrV2|DFine|Deimv2|"
     "OwlViT|Owlv2|GroundingDino|MMGroundingDino"
 )
+OTHER_DETECTORS = "DetrForSegmentation|RfDetrForInstanceSegmentation"
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 
-# If several rows match a model, the first one of the requested kind counts. A user's subclass of a listed class belongs
-# to the family of the listed class.
-FAMILIES = (
-    FamilyEntry(
-        r"torchvision\.models\.detection\.\w+\.(FasterRCNN|MaskRCNN|KeypointRCNN)",
-        "torchvision_detection:RegionDetector",
-    ),
-    FamilyEntry(r"torchvision\.models\.detection\.\w+\.(RetinaNet|FCOS|SSD)", "torchvision_detection:AnchorDetector"),
-    FamilyEntry(r"torchvision\.models\.detection\.\w+\.KeypointRCNN", "pose:KeypointRcnn"),
-    FamilyEntry(
-        r"torchvision\.models\.segmentation\.\w+\.(_SimpleSegmentationModel|LRASPP)",
-        "segmentation:TorchvisionSegmenter",
-    ),
-    FamilyEntry(r"segmentation_models_pytorch\.base\.model\.SegmentationModel", "segmentation:EncoderSegmenter"),
-    FamilyEntry(r"ultralytics\.nn\.tasks\.DetectionModel", "yolo:YoloDetector"),
-    FamilyEntry(
-        rf"{MODELING}(({DETECTORS})ForObjectDetection|DetrForSegmentation|RfDetrForInstanceSegmentation)",
-        "huggingface_detection:HuggingFaceDetector",
-    ),
-    FamilyEntry(
-        rf"{MODELING}(\w+ForSemanticSegmentation|CLIPSegForImageSegmentation)",
-        "huggingface_segmentation:SemanticSegmenter",
-    ),
-    FamilyEntry(rf"{MODELING}\w+ForDepthEstimation", "huggingface_segmentation:DepthEstimator"),
-    FamilyEntry(rf"{MODELING}Mask2FormerForUniversalSegmentation", "huggingface_segmentation:Mask2FormerSegmenter"),
-    FamilyEntry(
-        rf"{MODELING}(MaskFormerForInstance|OneFormerForUniversal)Segmentation",
-        "huggingface_segmentation:QuerySegmenter",
-    ),
-    FamilyEntry(rf"{MODELING}Eomt\w*ForUniversalSegmentation", "huggingface_segmentation:EomtSegmenter"),
-    FamilyEntry(rf"{MODELING}VisionEncoderDecoderModel", "captioning:EncoderDecoder"),
-    FamilyEntry(rf"{MODELING}BlipForConditionalGeneration", "captioning:Blip"),
-    FamilyEntry(rf"{MODELING}GitForCausalLM", "captioning:Git"),
-    FamilyEntry(rf"{MODELING}(Blip2|InstructBlip)ForConditionalGeneration", "captioning:Blip2"),
-    FamilyEntry(rf"{MODELING}(Llava|VipLlava|AyaVision|Gemma3)ForConditionalGeneration", "captioning:Llava"),
-    FamilyEntry(rf"{MODELING}InternVLForConditionalGeneration", "captioning:InternVl"),
-    FamilyEntry(rf"{MODELING}VitPoseForPoseEstimation", "pose:VitPose"),
-    FamilyEntry(rf"{MODELING}({TOWERS})Model", "embedding:HuggingFaceTowers"),
-    FamilyEntry(r"open_clip\.(model|coca_model)\.(CLIP|CustomTextCLIP|CoCa)", "embedding:OpenClipTowers"),
-    FamilyEntry(BACKBONES, "embedding:Backbone"),
-)
+# Patterns for the full names of model classes, with the `module:class` that supports them. If several patterns match a
+# model, the first one of the requested kind counts. A user's subclass of a listed class belongs to its family.
+FAMILIES = {
+    rf"{TORCHVISION}(Faster|Mask|Keypoint)RCNN": "torchvision_detection:RegionDetector",
+    rf"{TORCHVISION}(RetinaNet|FCOS|SSD)": "torchvision_detection:AnchorDetector",
+    rf"{TORCHVISION}KeypointRCNN": "pose:KeypointRcnn",
+    rf"{TORCHVISION}(_SimpleSegmentationModel|LRASPP)": "segmentation:TorchvisionSegmenter",
+    r"segmentation_models_pytorch\.base\.model\.SegmentationModel": "segmentation:EncoderSegmenter",
+    r"ultralytics\.nn\.tasks\.DetectionModel": "yolo:YoloDetector",
+    rf"{MODELING}(({DETECTORS})ForObjectDetection|{OTHER_DETECTORS})": "huggingface_detection:HuggingFaceDetector",
+    rf"{MODELING}(\w+ForSemantic|CLIPSegForImage)Segmentation": "huggingface_segmentation:SemanticSegmenter",
+    rf"{MODELING}\w+ForDepthEstimation": "huggingface_segmentation:DepthEstimator",
+    rf"{MODELING}Mask2FormerForUniversalSegmentation": "huggingface_segmentation:Mask2FormerSegmenter",
+    rf"{MODELING}(MaskFormerForInstance|OneFormerForUniversal)Segmentation": "huggingface_segmentation:QuerySegmenter",
+    rf"{MODELING}Eomt\w*ForUniversalSegmentation": "huggingface_segmentation:EomtSegmenter",
+    rf"{MODELING}VisionEncoderDecoderModel": "captioning:EncoderDecoder",
+    rf"{MODELING}BlipForConditionalGeneration": "captioning:Blip",
+    rf"{MODELING}GitForCausalLM": "captioning:Git",
+    rf"{MODELING}(Blip2|InstructBlip)ForConditionalGeneration": "captioning:Blip2",
+    rf"{MODELING}(Llava|VipLlava|AyaVision|Gemma3)ForConditionalGeneration": "captioning:Llava",
+    rf"{MODELING}InternVLForConditionalGeneration": "captioning:InternVl",
+    rf"{MODELING}VitPoseForPoseEstimation": "pose:VitPose",
+    rf"{MODELING}({TOWERS})Model": "embedding:HuggingFaceTowers",
+    r"open_clip\.(model|coca_model)\.(CLIP|CustomTextCLIP|CoCa)": "embedding:OpenClipTowers",
+    BACKBONES: "embedding:Backbone",
+}
 
 
 def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
@@ -105,22 +74,7 @@ def list_families(model: nn.Module) -> Iterator[Family]:
 def find_family_classes(kind: type) -> Iterator[type[Family]]:
     """Yield the family classes that support this model class or one of its base classes."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
-    for entry in FAMILIES:
-        if any(re.fullmatch(entry.pattern, name) for name in names):
-            module_name, _, class_name = entry.family_class.partition(":")
+    for pattern, family_class in FAMILIES.items():
+        if any(re.fullmatch(pattern, name) for name in names):
+            module_name, _, class_name = family_class.partition(":")
             yield getattr(importlib.import_module(f"{__name__}.{module_name}"), class_name)
-
-
-__all__ = [
-    "FAMILIES",
-    "CaptionerAdapter",
-    "DetectorAdapter",
-    "Embedder",
-    "Family",
-    "PoseAdapter",
-    "SegmenterAdapter",
-    "find_family",
-    "find_main_family",
-    "list_families",
-    "name_classes",
-]

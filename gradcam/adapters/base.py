@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from gradcam.errors import ModelError, TargetError
@@ -69,7 +71,9 @@ def _record_into(calls: list[ModuleCall]) -> ForwardHook:
     return record
 
 
+# What users set is keyed by model, because several `Family` objects may be created for one model.
 _NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
+_THRESHOLDS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
@@ -87,7 +91,8 @@ class Family(ABC):
     task: ClassVar[str]
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
-        self.model, self.prefix = model, prefix
+        self.model: Any = model
+        self.prefix = prefix
 
     @property
     def layer(self) -> str | None:
@@ -182,6 +187,14 @@ class Candidates(NamedTuple):
     labels: Tensor
 
 
+def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidates:
+    """Return candidates with their scores (M,C) for `label`, or else for their best labels."""
+    best_scores, labels = scores.max(1)
+    if label is None:
+        return Candidates(boxes, best_scores, labels)
+    return Candidates(boxes, scores[:, label], torch.full_like(labels, label))
+
+
 class LocalGradient(NamedTuple):
     """The gradient of one score at a small window of a tensor (N,C,H,W); it is zero outside the window.
 
@@ -199,6 +212,15 @@ class DetectorAdapter(Family):
     """A model that outputs boxes, each with a label and a score."""
 
     task = "detection"
+    default_threshold = 0.5
+
+    @cached_property
+    def threshold(self) -> float:
+        """Return the minimum score of detections, for models whose own code does not apply it."""
+        return _THRESHOLDS.get(self.model, self.default_threshold)
+
+    def set_threshold(self, threshold: float) -> None:
+        self.threshold = _THRESHOLDS[self.model] = threshold
 
     @abstractmethod
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:

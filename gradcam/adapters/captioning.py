@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
-from gradcam.adapters.tokenizers import load_tokenizer
+from gradcam.adapters.tokenizers import SAVE, load_tokenizer
 from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
@@ -46,37 +46,29 @@ class GenerativeCaptioner(CaptionerAdapter):
         # to zero at the last block.
         return f"{self.tower}:last_hidden_state"
 
-    @property
-    def config(self) -> Any:
-        return cast("Any", self.model).config
-
     def write(self, images: Any, max_tokens: int = MAX_CAPTION_TOKENS) -> list[int]:
         batch = to_batch(images)
         if batch.images > 1:
-            raise TargetError(
-                f"A caption describes one image, but the batch has {batch.images}: pass the images one by one."
-            )
+            problem = f"A caption describes one image, but the batch has {batch.images}"
+            raise TargetError(f"{problem}: pass the images one by one.")
         arguments, prompt_length = self.complete_arguments(batch.copy()), self.begin_text(batch)[self.ids_name].shape[1]
         max_new_tokens = max_tokens if self._max_length is None else min(max_tokens, self._max_length - prompt_length)
         options = {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens}
         with preserve_state(self.model), torch.no_grad():
-            tokens: list[int] = cast("Any", self.model).generate(**arguments, **options)[0, prompt_length:].tolist()
+            tokens: list[int] = self.model.generate(**arguments, **options)[0, prompt_length:].tolist()
         ends = self._find_setting(self.ends)
         length = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
         if length == 0:
-            raise TargetError(
-                f"{type(self.model).__name__} writes an empty caption for this image: there is no word to explain."
-            )
+            problem = f"{type(self.model).__name__} writes an empty caption for this image"
+            raise TargetError(f"{problem}: there is no word to explain.")
         return tokens[:length]
 
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
         arguments, images = self.begin_text(batch), batch.images
         texts, prompt_length = arguments[self.ids_name].shape
         if texts not in (1, images):
-            raise TargetError(
-                f"There are {texts} texts in {self.ids_name} for {images} images: pass one text per image, or one for all "
-                "images."
-            )
+            problem = f"There are {texts} texts in {self.ids_name} for {images} images"
+            raise TargetError(f"{problem}: pass one text per image, or one for all images.")
         self._check_tokens(tokens, prompt_length)
         caption = torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device)
         mask_name = self.ids_name.replace("input_ids", "attention_mask")
@@ -105,10 +97,9 @@ class GenerativeCaptioner(CaptionerAdapter):
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         """Return the model's arguments by name. Add required arguments that the caller did not pass."""
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
-            raise TargetError(
-                f"{type(self.model).__name__} takes the images alone, or a dict of its arguments by name, such as "
-                f"{PICTURES} and input_ids: {len(batch.args)} arguments were passed without a name."
-            )
+            expected = f"a dict of its arguments by name, such as {PICTURES} and input_ids"
+            problem = f"{len(batch.args)} arguments were passed without a name."
+            raise TargetError(f"{type(self.model).__name__} takes the images alone, or {expected}: {problem}")
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
     def begin_text(self, batch: Batch) -> dict[str, Any]:
@@ -125,19 +116,14 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
         if not tokens:
-            raise TargetError(
-                f"{type(self.model).__name__} defines no start token for captions: pass the tokens before the first "
-                f"word as {self.ids_name}, in a dict with {PICTURES}."
-            )
+            advice = f"pass the tokens before the first word as {self.ids_name}, in a dict with {PICTURES}."
+            raise TargetError(f"{type(self.model).__name__} defines no start token for captions: {advice}")
         return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.images, 1)
 
     def _find_setting(self, names: Sequence[str]) -> list[int]:
         """Return the token ids of the first setting with a value, in the generation, model or text config."""
-        configs = (
-            getattr(self.model, "generation_config", None),
-            self.config,
-            self.config.get_text_config(decoder=True),
-        )
+        config = self.model.config
+        configs = (getattr(self.model, "generation_config", None), config, config.get_text_config(decoder=True))
         values = (getattr(config, name, None) for name in names for config in configs)
         setting: int | Sequence[int] = next((value for value in values if value is not None), [])
         return [setting] if isinstance(setting, int) else list(setting)
@@ -145,21 +131,17 @@ class GenerativeCaptioner(CaptionerAdapter):
     @property
     def _max_length(self) -> int | None:
         """Return the model's maximum text length in tokens; None if it has no limit."""
-        return getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
     def _check_tokens(self, tokens: Sequence[int], prompt_length: int) -> None:
         if self._max_length is not None and prompt_length + len(tokens) > self._max_length:
-            raise TargetError(
-                f"The prompt has {prompt_length} token(s) and the caption {len(tokens)}, but {type(self.model).__name__} "
-                f"takes {self._max_length} in total. Shorten the caption."
-            )
-        count = cast("Any", self.model).get_input_embeddings().weight.shape[0]
-        unknown = [token for token in tokens if not 0 <= token < count]
-        if unknown:
-            raise TargetError(
-                f"There is no token {unknown[0]} in the vocabulary of this {type(self.model).__name__}: it "
-                f"has {count} tokens, 0 to {count - 1}."
-            )
+            lengths = f"The prompt has {prompt_length} token(s) and the caption {len(tokens)}"
+            limit = f"{type(self.model).__name__} takes {self._max_length} in total"
+            raise TargetError(f"{lengths}, but {limit}. Shorten the caption.")
+        count = self.model.get_input_embeddings().weight.shape[0]
+        if unknown := [token for token in tokens if not 0 <= token < count]:
+            problem = f"There is no token {unknown[0]} in the vocabulary of this {type(self.model).__name__}"
+            raise TargetError(f"{problem}: it has {count} tokens, 0 to {count - 1}.")
 
 
 class EncoderDecoder(GenerativeCaptioner):
@@ -204,27 +186,22 @@ class Blip2(GenerativeCaptioner):
     A decoder-only language model continues the prompt. An encoder-decoder model reads the prompt in its encoder.
     """
 
+    starts = ("decoder_start_token_id", "bos_token_id")
+
     @property
     def ids_name(self) -> str:
-        return "input_ids" if self.config.use_decoder_only_language_model else "decoder_input_ids"
+        return "input_ids" if self.model.config.use_decoder_only_language_model else "decoder_input_ids"
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         arguments = super().complete_arguments(batch)
         if "input_ids" not in arguments:
-            placeholders = [self.config.image_token_index] * self.config.num_query_tokens
-            arguments["input_ids"] = self._repeat([*placeholders, *self._find_setting(self.starts)[:1]], batch)
-        return arguments
-
-    def begin_text(self, batch: Batch) -> dict[str, Any]:
-        arguments = self.complete_arguments(batch)
-        if self.ids_name not in arguments:
-            arguments[self.ids_name] = self._repeat(
-                self._find_setting(("decoder_start_token_id", "bos_token_id"))[:1], batch
-            )
+            placeholders = [self.model.config.image_token_index] * self.model.config.num_query_tokens
+            prompt = [*placeholders, *self._find_setting(("bos_token_id",))[:1]]
+            arguments["input_ids"] = self._repeat(prompt, batch)
         return arguments
 
     def find_options(self) -> Sequence[str]:
-        return list(inspect.signature(cast("Any", self.model).language_model.forward).parameters)
+        return list(inspect.signature(self.model.language_model.forward).parameters)
 
 
 class Llava(GenerativeCaptioner):
@@ -234,7 +211,7 @@ class Llava(GenerativeCaptioner):
 
     @property
     def own_layer(self) -> str | None:
-        states = getattr(self.config, "vision_feature_layer", None)
+        states = getattr(self.model.config, "vision_feature_layer", None)
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 
     @property
@@ -258,19 +235,16 @@ class Llava(GenerativeCaptioner):
             inputs = processor(images=Image.new("RGB", (DUMMY_SIZE, DUMMY_SIZE)), text=text, return_tensors="pt")
         except Exception as error:  # The library raises many types of errors for missing or broken files.
             reason = " ".join(str(error).split())[:200]
-            raise ModelError(
-                f"No processor was found for the model, to put an image into a prompt ({reason}): save it in the model's "
-                "folder with processor.save_pretrained(folder), and load the model from that folder."
-            ) from error
+            problem = f"No processor was found for the model, to put an image into a prompt ({reason})"
+            raise ModelError(f"{problem}: {SAVE.replace('tokenizer', 'processor')}.") from error
         return {name: inputs[name] for name in (self.ids_name, "attention_mask")}
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         arguments = super().complete_arguments(batch)
         if self.ids_name not in arguments:
-            raise TargetError(
-                f"{type(self.model).__name__} needs a prompt with a placeholder for the image: pass the output of its "
-                f"processor for the prompt and the image, a dict with {PICTURES}, {self.ids_name} and attention_mask."
-            )
+            problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
+            expected = f"a dict with {PICTURES}, {self.ids_name} and attention_mask."
+            raise TargetError(f"{problem}: pass the output of its processor for the prompt and the image, {expected}")
         return arguments
 
 
@@ -279,7 +253,7 @@ class InternVl(Llava):
 
     @property
     def own_layer(self) -> str | None:
-        return super(Llava, self).own_layer if self.config.vision_feature_layer == -1 else super().own_layer
+        return super(Llava, self).own_layer if self.model.config.vision_feature_layer == -1 else super().own_layer
 
 
 def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:

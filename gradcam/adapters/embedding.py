@@ -6,7 +6,8 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,6 @@ SAVE_OR_PASS = f"save the tokenizer in the model's folder with tokenizer.save_pr
 
 CachedText = tuple[Any, Any, Tensor]  # the text tower's state, the tokenizer, and the sentence's embedding
 _text_cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, CachedText]] = weakref.WeakKeyDictionary()
-_tokenizers: weakref.WeakKeyDictionary[nn.Module, tuple[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def find_embedder(model: nn.Module) -> Embedder:
@@ -49,10 +49,10 @@ def find_embedder(model: nn.Module) -> Embedder:
         (CustomTowers, ("encode_image", "encode_text")),
         (TimmBackbone, ("forward_features", "get_classifier")),
     ]
-    return next(
-        (embedder for embedder, names in candidates if all(callable(getattr(model, name, None)) for name in names)),
-        Backbone,
-    )(model)
+    for embedder, names in candidates:
+        if all(callable(getattr(model, name, None)) for name in names):
+            return embedder(model)
+    return Backbone(model)
 
 
 class Backbone(Embedder):
@@ -78,7 +78,7 @@ class TimmBackbone(Backbone):
         return getattr(self.model, "global_pool", None) == "avg"
 
     def watched(self) -> dict[str, nn.Module]:
-        head = self.model.get_classifier()  # type: ignore[operator]  # All timm models have this method.
+        head = self.model.get_classifier()
         return super().watched() | ({HEAD: head} if isinstance(head, nn.Module) else {})
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
@@ -97,13 +97,9 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
         # Without a tensor (N,D), take the last tensor: the last feature map is the coarsest.
         vectors = next((tensor for tensor in candidates if tensor.ndim == 2), candidates[-1] if candidates else None)
     if not isinstance(vectors, Tensor) or vectors.ndim not in (2, 3, 4) or not vectors.is_floating_point():
-        description = (
-            f"{vectors.dtype} {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(output).__name__
-        )
-        raise TargetError(
-            f"The model returned {description}, expected one vector per image (N, D): add a pooling layer to the model, or "
-            "pass a function of its output as the target."
-        )
+        form = f"{vectors.dtype} {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(output).__name__
+        advice = "add a pooling layer to the model, or pass a function of its output as the target."
+        raise TargetError(f"The model returned {form}, expected one vector per image (N, D): {advice}")
     if vectors.ndim == 3:
         return vectors[:, 0] if has_class_token else vectors.mean(1)
     return vectors if vectors.ndim == 2 else vectors.mean((2, 3))
@@ -114,9 +110,7 @@ def has_uniform_attention(tower: nn.Module) -> bool:
 
     In such a transformer, every block attends to the whole image.
     """
-    attentions = [
-        attention for attention in _list_outer_attentions(tower) if "pool" not in type(attention).__name__.lower()
-    ]
+    attentions = [module for module in _list_outer_attentions(tower) if "pool" not in type(module).__name__.lower()]
     sizes = {tuple(tuple(weight.shape) for weight in attention.parameters()) for attention in attentions}
     convolutions = sum(isinstance(module, _ConvNd) for module in tower.modules())
     return len(sizes) == 1 and convolutions <= len(attentions)
@@ -219,9 +213,8 @@ class TwoTowers(Embedder):
             with preserve_state(self.model), torch.no_grad(), pytorch.without_autocast(device.type):
                 self._check_tokens(tokens)
                 embeddings = self.encode_tokens(_move(tokens, device)).detach()
-            cache.update(
-                {(id(tokenizer), text): (state, tokenizer, row) for text, row in zip(missing, embeddings.clone())}
-            )
+            for text, embedding in zip(missing, embeddings.clone()):
+                cache[id(tokenizer), text] = state, tokenizer, embedding
         return torch.stack([cache[key][2] for key in keys])
 
     def _check_tokens(self, tokens: Any) -> None:
@@ -230,30 +223,24 @@ class TwoTowers(Embedder):
         owners = (getattr(config, "text_config", config), self.model, getattr(self.model, "text", None))
         sizes = [size for owner in owners if isinstance(size := getattr(owner, "vocab_size", None), int)]
         ids = _move(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens, torch.device("cpu"))
-        if sizes and (int(ids.min()) < 0 or int(ids.max()) >= sizes[0]):
-            raise TargetError(
-                f"The tokenizer returns tokens {int(ids.min())} to {int(ids.max())}, but {type(self.model).__name__} "
-                f"takes 0 to {sizes[0] - 1}. Pass the model's own tokenizer, Text(..., tokenizer=...)."
-            )
+        first, last = int(ids.min()), int(ids.max())
+        if sizes and (first < 0 or last >= sizes[0]):
+            problem = f"but {type(self.model).__name__} takes 0 to {sizes[0] - 1}"
+            advice = "Pass the model's own tokenizer, Text(..., tokenizer=...)."
+            raise TargetError(f"The tokenizer returns tokens {first} to {last}, {problem}. {advice}")
 
     def _fingerprint(self) -> Any:
         """Return a value that changes when the parameters or buffers of the text tower change."""
-        image_ids = {
-            id(tensor)
-            for module in (self.tower, self.projection)
-            for tensor in (*module.parameters(), *module.buffers())
-        }
+        modules = [] if self.tower is self.model else [self.tower, self.projection]
+        image_ids = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         all_tensors = [*self.model.parameters(), *self.model.buffers()]
-        text_tensors = [
-            tensor.detach() for tensor in all_tensors if id(tensor) not in image_ids or self.tower is self.model
-        ]
+        text_tensors = [tensor.detach() for tensor in all_tensors if id(tensor) not in image_ids]
         # Values are grouped by dtype, because some devices have no dtype that represents the values of all dtypes.
         centres: dict[Any, list[Tensor]] = {}
         for tensor in text_tensors:
             if tensor.numel():
-                centres.setdefault((tensor.device, tensor.dtype), []).append(
-                    tensor[tuple(length // 2 for length in tensor.shape)]
-                )
+                centre = tensor[tuple(length // 2 for length in tensor.shape)]
+                centres.setdefault((tensor.device, tensor.dtype), []).append(centre)
         values = [torch.stack(group).tolist() for group in centres.values()]
         versions = [0 if tensor.is_inference() else tensor._version for tensor in text_tensors]
         return [(tensor.data_ptr(), tensor.dtype) for tensor in text_tensors], versions, values
@@ -286,44 +273,29 @@ class HuggingFaceTowers(TwoTowers):
         return type(self.model).__name__.lower().startswith("siglip")
 
     def encode_images(self, images: Tensor, **kwargs: Any) -> Tensor:
-        embedding, model = (
-            getattr(getattr(self.tower, "embeddings", None), "patch_embedding", None),
-            cast("Any", self.model),
-        )
-        if isinstance(embedding, nn.Linear):
-            kwargs |= cut_patches(images, model.config.vision_config.patch_size)
+        if isinstance(getattr(getattr(self.tower, "embeddings", None), "patch_embedding", None), nn.Linear):
+            kwargs |= cut_patches(images, self.model.config.vision_config.patch_size)
         else:
             kwargs["pixel_values"] = images
-        return to_vectors(model.get_image_features(**kwargs))
+        return to_vectors(self.model.get_image_features(**kwargs))
 
     def encode_tokens(self, tokens: Any) -> Tensor:
         arguments = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
-        return to_vectors(self.model.get_text_features(**arguments))  # type: ignore[operator]
+        return to_vectors(self.model.get_text_features(**arguments))
 
     def find_tokenizer(self) -> Any:
-        name = str(getattr(self.model, "name_or_path", "") or "")
-        cached = _tokenizers.get(self.model)
-        if cached is None or cached[0] != name:
-            cached = _tokenizers[self.model] = name, load_tokenizer(name, TargetError, SAVE_OR_PASS)
-        return cached[1]
+        return load_tokenizer(str(getattr(self.model, "name_or_path", "") or ""), TargetError, SAVE_OR_PASS)
 
 
 def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
     """Cut images (N,C,H,W) into square patches, row by row and channels last; return them as the model's arguments."""
-    grid = [length // patch_size for length in images.shape[2:]]
-    cells = (
-        images[:, :, : grid[0] * patch_size, : grid[1] * patch_size]
-        .unflatten(3, (-1, patch_size))
-        .unflatten(2, (-1, patch_size))
-    )
+    rows, columns = (length // patch_size for length in images.shape[2:])
+    images = images[:, :, : rows * patch_size, : columns * patch_size]
+    cells = images.unflatten(3, (columns, patch_size)).unflatten(2, (rows, patch_size))
     patches = cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-    device = images.device
-    shapes = torch.tensor([grid] * len(images), dtype=torch.int64, device=device)
-    return {
-        "pixel_values": patches,
-        "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int64, device=device),
-        "spatial_shapes": shapes,
-    }
+    mask = torch.ones(patches.shape[:2], dtype=torch.int64, device=images.device)
+    shapes = torch.tensor([[rows, columns]] * len(images), dtype=torch.int64, device=images.device)
+    return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 class CustomTowers(TwoTowers):
@@ -344,9 +316,8 @@ class CustomTowers(TwoTowers):
 
     @property
     def max_text_tokens(self) -> int | None:
-        length = getattr(self.model, "context_length", None)
-        length = getattr(getattr(self.model, "text", None), "context_length", None) if length is None else length
-        return length if isinstance(length, int) else None
+        lengths = (getattr(owner, "context_length", None) for owner in (self.model, getattr(self.model, "text", None)))
+        return next((length for length in lengths if isinstance(length, int)), None)
 
     @property
     def pads_to_max_length(self) -> bool:
@@ -356,18 +327,18 @@ class CustomTowers(TwoTowers):
     def own_layer(self) -> str | None:
         if self.takes_mean and self.tower is not self.model:  # The model averages this layer's tokens.
             return "visual.transformer" if getattr(self.tower, "final_ln_after_pool", False) else "visual.ln_post"
-        pool = find_pool(self.tower)
+        pool: Any = find_pool(self.tower)
         is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)
         # The first position belongs to the mean, all others to cells. A single cell is no grid.
-        has_grid = is_residual and len(cast("Any", pool).positional_embedding) > 2
+        has_grid = is_residual and len(pool.positional_embedding) > 2
         return "visual.layer4" if has_grid and self.tower is not self.model else None
 
     def encode_images(self, images: Tensor, **kwargs: Any) -> Tensor:
         with cheap_pooling(self.tower):
-            return to_vectors(self.model.encode_image(images))  # type: ignore[operator]
+            return to_vectors(self.model.encode_image(images))
 
     def encode_tokens(self, tokens: Any) -> Tensor:
-        return to_vectors(self.model.encode_text(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens))  # type: ignore[operator]
+        return to_vectors(self.model.encode_text(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens))
 
     def find_tokenizer(self) -> Any:
         tokenizer = getattr(self.model, "tokenizer", None)
@@ -380,19 +351,19 @@ class OpenClipTowers(CustomTowers):
     """open_clip's models, with the tokenizer that matches their vocabulary."""
 
     def find_tokenizer(self) -> Any:
-        from open_clip.tokenizer import SimpleTokenizer
-
-        max_tokens = self.max_text_tokens
-        cached = _tokenizers.get(self.model)
-        if cached is None:
-            cached = _tokenizers[self.model] = "", SimpleTokenizer(context_length=max_tokens)
+        tokenizer = _make_open_clip_tokenizer(self.max_text_tokens)
         sizes = [getattr(owner, "vocab_size", None) for owner in (self.model, getattr(self.model, "text", None))]
-        if cached[1].vocab_size not in sizes:
-            raise TargetError(
-                f"This {type(self.model).__name__} has an unknown vocabulary: pass Text(..., "
-                "tokenizer=open_clip.get_tokenizer(NAME)), with the model's name."
-            )
-        return cached[1]
+        if tokenizer.vocab_size not in sizes:
+            advice = "pass Text(..., tokenizer=open_clip.get_tokenizer(NAME)), with the model's name."
+            raise TargetError(f"This {type(self.model).__name__} has an unknown vocabulary: {advice}")
+        return tokenizer
+
+
+@lru_cache(maxsize=4)
+def _make_open_clip_tokenizer(max_tokens: int | None) -> Any:
+    from open_clip.tokenizer import SimpleTokenizer
+
+    return SimpleTokenizer(context_length=max_tokens)
 
 
 def _move(tokens: Any, device: torch.device) -> Any:

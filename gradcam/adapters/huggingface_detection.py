@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.ops import box_convert
 
-from gradcam.adapters.base import MODEL, Candidates, Detections, DetectorAdapter, ModelRun, ModuleCall
+from gradcam.adapters.base import MODEL, Candidates, Detections, DetectorAdapter, ModelRun, ModuleCall, to_candidates
 from gradcam.adapters.tokenizers import load_tokenizer, tokenize
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
@@ -21,8 +22,7 @@ SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Groundi
 # The backbone is the module whose name ends in one of these; earlier entries have priority.
 BACKBONE_NAMES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")
 
-# The thresholds that users set. They are keyed by model, because several `Family` objects may be created for one model.
-_thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
+OWL_BLOCKS = "vision_model.encoder.layers", "layer_norm1"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class DecodingRule:
     many pairs as queries. `threshold` is the processor's default.
 
     `has_text` is True if a text input defines the classes. `is_within_mask` is True if boxes are relative to the
-    unpadded image, which a mask marks. For a transformer without a backbone, `blocks` holds the name of the list of
-    blocks, and the name of the first norm in each block.
+    unpadded image, which a mask marks. For a transformer without a backbone, `blocks` holds the end of the name of the
+    list of blocks, and the name of the first norm in each block.
     """
 
     pattern: str
@@ -57,12 +57,7 @@ DECODING_RULES = (
     DecodingRule("ConditionalDetr|DeformableDetr|DabDetr|LwDetr", max_pairs=100),
     DecodingRule("RfDetr"),
     DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # Their anchors cover the padding as well.
-    DecodingRule(
-        "OwlViT", "sigmoid", "queries", None, 0.1, True, False, ("owlvit.vision_model.encoder.layers", "layer_norm1")
-    ),
-    DecodingRule(
-        "Owlv2", "sigmoid", "queries", None, 0.1, True, False, ("owlv2.vision_model.encoder.layers", "layer_norm1")
-    ),
+    DecodingRule("OwlViT|Owlv2", "sigmoid", "queries", None, 0.1, True, False, OWL_BLOCKS),
     DecodingRule("(MM)?GroundingDino", "phrases", "queries", None, 0.25, True),
 )
 
@@ -81,13 +76,9 @@ class HuggingFaceDetector(DetectorAdapter):
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         super().__init__(model, prefix)
         names = [base.__name__ for base in type(model).__mro__]
-        self.rule = next(
-            rule
-            for rule in DECODING_RULES
-            for name in names
-            if re.fullmatch(f"({rule.pattern})For(Object|Segm|Instance).*", name)
-        )
-        self.threshold = _thresholds.get(model, self.rule.threshold)
+        rules = [(f"({rule.pattern})For(Object|Segm|Instance).*", rule) for rule in DECODING_RULES]
+        self.rule = next(rule for pattern, rule in rules for name in names if re.fullmatch(pattern, name))
+        self.default_threshold = self.rule.threshold
 
     @property
     def own_layer(self) -> str:
@@ -96,23 +87,21 @@ class HuggingFaceDetector(DetectorAdapter):
         This norm's output is the input of the last attention. After the attention, each box depends on its own token
         alone. Before the norm, gradient times activation would sum to zero, because the norm is scale-invariant.
         """
-        modules = dict(self.model.named_modules())
+        modules: dict[str, Any] = dict(self.model.named_modules())
         if self.rule.blocks is None:
             return next(name for path in BACKBONE_NAMES for name in modules if f".{name}".endswith(f".{path}"))
         path, norm = self.rule.blocks
-        return f"{path}.{sum(1 for _ in modules[path].children()) - 1}.{norm}"
+        blocks = next(name for name in modules if name.endswith(path))
+        return f"{blocks}.{len(modules[blocks]) - 1}.{norm}"
 
     @property
     def own_labels(self) -> Sequence[str] | None:
-        config: Any = self.model.config
+        config = self.model.config
         return None if self.rule.has_text else [str(config.id2label.get(i, i)) for i in range(config.num_labels)]
-
-    def set_threshold(self, threshold: float) -> None:
-        self.threshold = _thresholds[self.model] = threshold
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
         """Return a function that drops YOLOS's detection tokens; None for models without such tokens."""
-        config: Any = self.model.config
+        config = self.model.config
         box_tokens = getattr(config, "num_detection_tokens", 0)
         if not box_tokens:
             return None
@@ -135,11 +124,9 @@ class HuggingFaceDetector(DetectorAdapter):
         """
         if not self.rule.has_text:
             return super().to_prompts(prompts)
-        config: Any = self.model.config
+        config, forbidden = self.model.config, ".?" if self.rule.scores == "phrases" else ""
         phrases = [prompt.strip().removesuffix(".") for prompt in prompts]
-        if not all(phrases) or (
-            self.rule.scores == "phrases" and any(mark in phrase for phrase in phrases for mark in ".?")
-        ):
+        if not all(phrases) or any(mark in phrase for phrase in phrases for mark in forbidden):
             raise ModelError(f"The prompts are {list(prompts)}: each must be a word or phrase without a full stop.")
         tokenizer = load_tokenizer(str(config.name_or_path), ModelError)
         if self.rule.scores == "phrases":  # Join the prompts to one lower-case text, as in training.
@@ -149,9 +136,7 @@ class HuggingFaceDetector(DetectorAdapter):
         return dict(tokens)
 
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
-        return [
-            self._select_detections(boxes, class_scores) for boxes, class_scores in self._list_scored_boxes(run, batch)
-        ]
+        return [self._select_detections(*scored_boxes) for scored_boxes in self._list_scored_boxes(run, batch)]
 
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
         """Return each image's candidates.
@@ -164,14 +149,8 @@ class HuggingFaceDetector(DetectorAdapter):
         if label is not None and not 0 <= label < classes:
             noun = "phrases or queries in the text" if self.rule.has_text else "classes"
             raise TargetError(f"The label is {label}, but there are {classes} {noun}, counted from 0.")
-        candidates = []
-        for boxes, class_scores in scored_boxes:
-            scores, labels = class_scores.max(1)
-            if label is not None:
-                scores = class_scores[:, label] if label < class_scores.shape[1] else torch.zeros_like(scores)
-                labels = torch.full_like(labels, label)
-            candidates.append(Candidates(boxes, scores, labels))
-        return candidates
+        padded = [(boxes, F.pad(scores, (0, classes - scores.shape[1]))) for boxes, scores in scored_boxes]
+        return [to_candidates(boxes, scores, label) for boxes, scores in padded]
 
     def _select_detections(self, boxes: Tensor, class_scores: Tensor) -> Detections:
         if self.rule.choice == "pairs":
@@ -189,12 +168,9 @@ class HuggingFaceDetector(DetectorAdapter):
         """Yield each image's boxes (Q,4) in pixels, and the scores (Q,C) of all queries and classes."""
         output, call = run.last_output(), run.calls[MODEL][-1]
         if not (hasattr(output, "logits") and hasattr(output, "pred_boxes")):
-            raise ModelError(
-                f"{type(self.model).__name__} returned {type(output).__name__}, expected an output with `logits` and "
-                "`pred_boxes`: call it with return_dict=True."
-            )
-        centres, sides = output.pred_boxes.split(2, -1)
-        corners = torch.cat([centres - sides / 2, centres + sides / 2], -1)
+            expected = "an output with `logits` and `pred_boxes`: call it with return_dict=True."
+            raise ModelError(f"{type(self.model).__name__} returned {type(output).__name__}, expected {expected}")
+        corners = box_convert(output.pred_boxes, "cxcywh", "xyxy")
         sizes = self._find_box_scales(call, batch, len(corners))
         boxes = corners * corners.new_tensor([[width, height, width, height] for height, width in sizes])[:, None]
         logits: Tensor = output.logits
@@ -235,10 +211,8 @@ def _find_window(mask: Tensor) -> tuple[int, int]:
     """
     height, width = int(mask.any(1).sum()), int(mask.any(0).sum())
     if not height or not mask[:height, :width].all() or int(mask.sum()) != height * width:
-        raise ImageError(
-            "pixel_mask is not a rectangle in the upper left corner: expected 1 on the image, and 0 on the padding to its "
-            "right and below it."
-        )
+        expected = "1 on the image, and 0 on the padding to its right and below it."
+        raise ImageError(f"pixel_mask is not a rectangle in the upper left corner: expected {expected}")
     return height, width
 
 

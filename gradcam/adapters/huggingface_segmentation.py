@@ -27,13 +27,8 @@ class TransformersSegmenter(SegmenterAdapter):
     """A segmentation model with a transformers configuration."""
 
     @property
-    def config(self) -> Any:
-        """Return the model's configuration."""
-        return self.model.config
-
-    @property
     def own_labels(self) -> Sequence[str] | None:
-        return find_labels(self.config)
+        return find_labels(self.model.config)
 
 
 class SemanticSegmenter(TransformersSegmenter, GenericSegmenter):
@@ -41,7 +36,7 @@ class SemanticSegmenter(TransformersSegmenter, GenericSegmenter):
 
     @property
     def own_layer(self) -> str | None:
-        find_layer = FIND_LAST_STAGE.get(self.config.model_type)
+        find_layer = FIND_LAST_STAGE.get(self.model.config.model_type)
         return None if find_layer is None else find_layer(self.model)
 
 
@@ -49,43 +44,35 @@ class DepthEstimator(SemanticSegmenter):
     """`...ForDepthEstimation`, which has no classes: its target must be a function of the output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
-        raise TargetError(
-            f"{type(self.model).__name__} returns a depth per pixel, and no classes: pass a function of its output, "
-            "--target FILE.py:FUNCTION (target= in Python), such as the mean of predicted_depth in a region."
+        problem = (
+            f"{type(self.model).__name__} returns a depth per pixel, and no classes: pass a function of its output"
         )
+        example = "such as the mean of predicted_depth in a region."
+        raise TargetError(f"{problem}, --target FILE.py:FUNCTION (target= in Python), {example}")
 
 
-def name_last_module(model: nn.Module, name: str) -> str:
+def name_last_module(model: Any, name: str) -> str:
     """Return the name of the last module in a module list."""
-    return f"{name}.{len(model.get_submodule(name)) - 1}"  # type: ignore[arg-type]  # It is an nn.ModuleList.
+    return f"{name}.{len(model.get_submodule(name)) - 1}"
 
 
-def name_last_feature_map(model: nn.Module, backbone: str) -> str:
+def name_last_feature_map(model: Any, backbone: str) -> str:
     """Return the name of the last feature map of a backbone."""
-    channels: Any = model.get_submodule(backbone).channels
-    return f"{backbone}:feature_maps:{len(channels) - 1}"
+    return f"{backbone}:feature_maps:{len(model.get_submodule(backbone).channels) - 1}"
 
 
 def find_stage(model: Any) -> str:
     """Return the name of SegFormer's last stage. In transformers 4, it is an output of the encoder."""
-    encoder = "segformer.encoder"
-    return (
-        name_last_module(model, "segformer.stages")
-        if hasattr(model.segformer, "stages")
-        else f"{encoder}:last_hidden_state"
-    )
+    has_stages = hasattr(model.segformer, "stages")
+    return name_last_module(model, "segformer.stages") if has_stages else "segformer.encoder:last_hidden_state"
 
 
 def find_block(model: Any, index: int) -> str:
     """Return the name of the transformer block at an index."""
-    count = model.config.num_hidden_layers
-    block_lists = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    }
+    lists = [(name, len(module)) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    names = [name for name, length in lists if length == model.config.num_hidden_layers]
     # The embeddings of a hybrid model contain another list, of convolutions.
-    return f"{next(name for name in block_lists if 'embeddings' not in name)}.{index}"
+    return f"{next(name for name in names if 'embeddings' not in name)}.{index}"
 
 
 # Functions that return the name of the backbone's last stage, by the configuration's model type.
@@ -115,14 +102,14 @@ class QuerySegmenter(TransformersSegmenter):
 
     @property
     def usual_prompts(self) -> Sequence[str] | None:
-        return ["the task is semantic"] if self.config.model_type == "oneformer" else None
+        return ["the task is semantic"] if self.model.config.model_type == "oneformer" else None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Return the tokens of OneFormer's task prompt."""
         if self.usual_prompts is None:
             return super().to_prompts(prompts)
-        tokenizer = load_tokenizer(str(self.config.name_or_path), ModelError)
-        return {"task_inputs": tokenize(tokenizer, prompts, self.config.task_seq_len, fill=True)["input_ids"]}
+        tokenizer = load_tokenizer(str(self.model.config.name_or_path), ModelError)
+        return {"task_inputs": tokenize(tokenizer, prompts, self.model.config.task_seq_len, fill=True)["input_ids"]}
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         output = run.last_output()
@@ -151,7 +138,7 @@ class EomtSegmenter(QuerySegmenter):
 
     @property
     def own_layer(self) -> str:
-        image_blocks = self.config.num_hidden_layers - self.config.num_blocks  # blocks without queries
+        image_blocks = self.model.config.num_hidden_layers - self.model.config.num_blocks  # blocks without queries
         return f"layers.{image_blocks - 1}" if image_blocks else "embeddings"
 
     def find_mask_size(self, batch: Batch) -> Sequence[int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from gradcam.adapters.base import MODEL, ModelRun, PoseAdapter, Poses
+from gradcam.adapters.huggingface_segmentation import find_labels
 from gradcam.errors import TargetError
 from gradcam.hooks.containers import Batch
 
@@ -29,16 +30,15 @@ class KeypointRcnn(PoseAdapter):
         return list(images)
 
     def watched(self) -> dict[str, nn.Module]:
-        return {MODEL: self.model, HEATMAPS: cast("Any", self.model).roi_heads.keypoint_predictor}
+        return {MODEL: self.model, HEATMAPS: self.model.roi_heads.keypoint_predictor}
 
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
         results = run.last_output()
         heatmaps: Sequence[Tensor] = run.last_output(HEATMAPS).split([len(result["boxes"]) for result in results])
         # Detach the boxes. RoI align has no gradient for box coordinates: a box in the graph would seem to move its
         # keypoints, although the pooled features stay the same.
-        return [
-            Poses(maps, result["boxes"].detach(), result["scores"].detach()) for maps, result in zip(heatmaps, results)
-        ]
+        pairs = zip(heatmaps, results)
+        return [Poses(maps, result["boxes"].detach(), result["scores"].detach()) for maps, result in pairs]
 
 
 class VitPose(PoseAdapter):
@@ -55,7 +55,7 @@ class VitPose(PoseAdapter):
     def own_layer(self) -> str | None:
         # This is the norm after the last block. The norm is scale-invariant, so gradient times activation would sum to
         # zero at the block itself.
-        backbone = cast("Any", self.model).backbone
+        backbone = self.model.backbone
         if not hasattr(backbone, "layernorm"):
             return None
         levels = len(backbone.out_features)
@@ -63,8 +63,7 @@ class VitPose(PoseAdapter):
 
     @property
     def own_labels(self) -> Sequence[str] | None:
-        names = [str(name) for _, name in sorted(cast("Any", self.model).config.id2label.items())]
-        return None if any(name.startswith("LABEL_") for name in names) else names
+        return find_labels(self.model.config)
 
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
         heatmaps = run.last_output().heatmaps
@@ -85,10 +84,8 @@ class GenericPoseFinder(PoseAdapter):
         is_usable = isinstance(heatmaps, Tensor) and heatmaps.is_floating_point() and heatmaps.ndim == 4
         if not is_usable or len(heatmaps) != batch.images or 0 in heatmaps.shape:
             description = f"a tensor {tuple(heatmaps.shape)}" if isinstance(heatmaps, Tensor) else type(output).__name__
-            raise TargetError(
-                f"{type(self.model).__name__} returned {description}, expected keypoint heatmaps ({batch.images},P,h,w), or "
-                "an output that has them as `heatmaps`."
-            )
+            expected = f"keypoint heatmaps ({batch.images},P,h,w), or an output that has them as `heatmaps`."
+            raise TargetError(f"{type(self.model).__name__} returned {description}, expected {expected}")
         return _cover_images(heatmaps, (0, 0, batch.size[1], batch.size[0]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -28,15 +28,14 @@ class GenericSegmenter(SegmenterAdapter):
             logits = logits[:, None]
         is_usable = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 4
         if not is_usable or len(logits) != batch.images or 0 in logits.shape:
-            description = (
-                f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+            output_type = f"tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
+            images = batch.images
+            expected = (
+                f"class scores per pixel ({images}, classes, h, w) for {images} image(s), alone or as 'out' or 'logits'"
             )
-            raise TargetError(
-                f"{type(self.model).__name__} returned {description}, expected class scores per pixel ({batch.images}, "
-                f"classes, h, w) for {batch.images} image(s), alone or as 'out' or 'logits'. Pass target=, a function from "
-                "the model's output to one score per image."
-            )
-        return cast("Tensor", logits)
+            advice = "Pass target=, a function from the model's output to one score per image."
+            raise TargetError(f"{type(self.model).__name__} returned a {output_type}, expected {expected}. {advice}")
+        return logits
 
 
 def find_pixel_logits(output: Any) -> Any:
@@ -67,7 +66,7 @@ class EncoderSegmenter(GenericSegmenter):
 
     @property
     def own_layer(self) -> str | None:
-        depths = getattr(cast("Any", self.model).encoder, "out_channels", None)
+        depths = getattr(self.model.encoder, "out_channels", None)
         if not depths:
             return None
         # A vision transformer's encoder returns a list of its stages, and a list of their prefix tokens.
@@ -75,7 +74,7 @@ class EncoderSegmenter(GenericSegmenter):
         return f"{stages}:{len(depths) - 1}"
 
     def watched(self) -> dict[str, nn.Module]:
-        parts = cast("Any", self.model).segmentation_head.modules()
+        parts = self.model.segmentation_head.modules()
         activation = next((part for part in parts if type(part).__name__ == "Activation"), None)
         return super().watched() | ({} if activation is None else {ACTIVATION: activation})
 

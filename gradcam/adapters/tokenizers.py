@@ -46,15 +46,12 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int | None, *, fi
     if hasattr(inner, "model_max_length"):
         max_tokens = min([inner.model_max_length, *([] if max_tokens is None else [max_tokens])])
         for text in texts:
-            count = len(inner(text)["input_ids"])
-            if count > max_tokens:
+            if (count := len(inner(text)["input_ids"])) > max_tokens:
                 fitting = inner(text, truncation=True, max_length=max_tokens)["input_ids"]
                 raise _make_length_error(text, count, max_tokens, inner.decode(fitting, skip_special_tokens=True))
         if inner is tokenizer:
-            padding = "max_length" if fill else inner.pad_token is not None
-            return dict(
-                inner(list(texts), padding=padding, max_length=max_tokens if fill else None, return_tensors="pt")
-            )
+            padding, length = ("max_length", max_tokens) if fill else (inner.pad_token is not None, None)
+            return dict(inner(list(texts), padding=padding, max_length=length, return_tensors="pt"))
     elif all(hasattr(tokenizer, name) for name in ("encode", "decode", "context_length")):
         for text in texts:
             ids, max_ids = tokenizer.encode(text), tokenizer.context_length - 2  # without the start and end tokens
@@ -66,7 +63,5 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int | None, *, fi
 def _make_length_error(text: str, count: int, max_tokens: int, fitting: str) -> TargetError:
     words = fitting.split()
     end = ("... " if len(words) > MAX_WORDS_IN_MESSAGE else "") + " ".join(words[-MAX_WORDS_IN_MESSAGE:])
-    return TargetError(
-        f"The sentence {shorten(text)} has {count} tokens, but the model takes {max_tokens}: it would be cut after {end!r}. "
-        "Shorten it."
-    )
+    problem = f"The sentence {shorten(text)} has {count} tokens, but the model takes {max_tokens}"
+    return TargetError(f"{problem}: it would be cut after {end!r}. Shorten it.")

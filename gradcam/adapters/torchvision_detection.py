@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,18 +72,17 @@ class TorchvisionDetector(DetectorAdapter):
 
     @property
     def class_count(self) -> int | None:
-        model = cast("Any", self.model)
-        if hasattr(model, "roi_heads"):
-            return getattr(getattr(model.roi_heads.box_predictor, "cls_score", None), "out_features", None)
-        return getattr(model.head.classification_head, "num_columns" if isinstance(model, SSD) else "num_classes", None)
+        if hasattr(self.model, "roi_heads"):
+            return getattr(getattr(self.model.roi_heads.box_predictor, "cls_score", None), "out_features", None)
+        name = "num_columns" if isinstance(self.model, SSD) else "num_classes"
+        return getattr(self.model.head.classification_head, name, None)
 
     @property
     def has_own_scale(self) -> bool:
         return True
 
     def set_threshold(self, threshold: float) -> None:
-        model = cast("Any", self.model)
-        getattr(model, "roi_heads", model).score_thresh = threshold
+        getattr(self.model, "roi_heads", self.model).score_thresh = threshold
 
     def to_inputs(self, images: Tensor) -> list[Tensor]:
         return list(images)
@@ -91,10 +90,8 @@ class TorchvisionDetector(DetectorAdapter):
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
         return [
             Detections(
-                result["boxes"],
-                result["scores"],
-                result["labels"],
-                result["masks"][:, 0] if "masks" in result else None,
+                *(result[name] for name in ("boxes", "scores", "labels")),
+                masks=result["masks"][:, 0] if "masks" in result else None,
             )
             for result in run.last_output()
         ]
@@ -118,18 +115,12 @@ class TorchvisionDetector(DetectorAdapter):
         crop is the gradient of the crop's score.
         """
         levels = self.list_levels(run)
-        level_indices = [
-            next((i for i, level in enumerate(levels) if _is_unchanged(start, level)), None) for start in inputs
-        ]
+        matches = [[i for i, level in enumerate(levels) if _is_unchanged(start, level)] for start in inputs]
         candidates = self.list_image_candidates(run, batch)
-        is_supported = None not in level_indices and not any(
-            image_candidates.anchors.requires_grad for image_candidates in candidates
-        )
-        rows = (
-            [image_rows for image_rows in map(self._match_rows, candidates, detections) if image_rows is not None]
-            if is_supported
-            else []
-        )
+        if not all(matches) or any(image.anchors.requires_grad for image in candidates):
+            return None
+        level_indices = [indices[0] for indices in matches]
+        rows = [image_rows for image_rows in map(self._match_rows, candidates, detections) if image_rows is not None]
         if len(rows) < len(candidates) or any(level.dtype.itemsize < 4 for level in levels):
             return None
         with torch.enable_grad():
@@ -138,16 +129,12 @@ class TorchvisionDetector(DetectorAdapter):
                 return None
             crops, outputs = rerun
             splits = zip(*(values.split([len(image_rows) for image_rows in rows]) for values in outputs.values()))
-            image_outputs = [dict(zip(outputs, tensors)) for tensors in splits]
+            detected = [
+                image.take(image_rows)._replace(outputs=dict(zip(outputs, tensors)))
+                for image, image_rows, tensors in zip(candidates, rows, splits)
+            ]
             values = torch.cat(
-                [
-                    self._read_values(
-                        image_candidates.take(image_rows)._replace(outputs=output), image_detections.labels, edge
-                    )
-                    for image_candidates, image_rows, output, image_detections in zip(
-                        candidates, rows, image_outputs, detections
-                    )
-                ]
+                [self._read_values(image, boxes.labels, edge) for image, boxes in zip(detected, detections)]
             )
             total = values.sum()
         expected = torch.cat([image.scores if edge is None else image.boxes[:, edge] for image in detections])
@@ -173,11 +160,9 @@ class TorchvisionDetector(DetectorAdapter):
         return matches[order] if detection_indices[order].tolist() == list(range(len(detections.scores))) else None
 
     def _read_values(self, candidates: ImageCandidates, labels: Tensor, edge: int | None) -> Tensor:
-        return (
-            _select_labels(self.score(candidates.outputs), labels)
-            if edge is None
-            else self.decode(candidates, labels)[:, edge]
-        )
+        if edge is None:
+            return _select_labels(self.score(candidates.outputs), labels)
+        return self.decode(candidates, labels)[:, edge]
 
     @abstractmethod
     def list_image_candidates(self, run: ModelRun, batch: Batch) -> list[ImageCandidates]:
@@ -219,10 +204,9 @@ class RegionDetector(TorchvisionDetector):
 
     def list_image_candidates(self, run: ModelRun, batch: Batch) -> list[ImageCandidates]:
         _, proposals, sizes = run.calls[HEAD][-1].args[:3]
-        logits, regression = (
-            values.split([len(boxes) for boxes in proposals]) for values in run.last_output(PREDICTOR)
-        )
-        outputs = [{CLASSES: classes, BOXES: deltas} for classes, deltas in zip(logits, regression)]
+        lengths = [len(boxes) for boxes in proposals]
+        splits = zip(*(values.split(lengths) for values in run.last_output(PREDICTOR)))
+        outputs = [{CLASSES: classes, BOXES: deltas} for classes, deltas in splits]
         return list(map(ImageCandidates, outputs, proposals, sizes, batch.sizes))
 
     def score(self, outputs: Mapping[str, Tensor]) -> Tensor:
@@ -265,7 +249,7 @@ class AnchorDetector(TorchvisionDetector):
         self.first_class = 1 if isinstance(model, SSD) else 0
 
     def watched(self) -> dict[str, nn.Module]:
-        model = cast("Any", self.model)
+        model = self.model
         return {MODEL: model, HEAD: model.head, ANCHORS: model.anchor_generator, TRANSFORM: model.transform}
 
     def list_image_candidates(self, run: ModelRun, batch: Batch) -> list[ImageCandidates]:
@@ -280,21 +264,19 @@ class AnchorDetector(TorchvisionDetector):
         return (scores * outputs["bbox_ctrness"].sigmoid()).sqrt() if isinstance(self.model, FCOS) else scores
 
     def decode(self, candidates: ImageCandidates, labels: Tensor) -> Tensor:
-        coder = cast("Any", self.model).box_coder
+        coder = self.model.box_coder
         decode = coder.decode if isinstance(self.model, FCOS) else coder.decode_single
         return _to_original_image(decode(candidates.outputs[BOXES], candidates.anchors), candidates)
 
     def list_levels(self, run: ModelRun) -> list[Tensor]:
-        is_supported = isinstance(cast("Any", self.model).head, RetinaNetHead)
-        return list(run.calls[HEAD][-1].args[0]) if is_supported else []
+        return list(run.calls[HEAD][-1].args[0]) if isinstance(self.model.head, RetinaNetHead) else []
 
     def rerun_heads(
         self, run: ModelRun, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str
     ) -> HeadRerun | None:
-        head = cast("Any", self.model).head
-        branch, last_layer = (
-            (head.classification_head, CLASSES) if output == CLASSES else (head.regression_head, "bbox_reg")
-        )
+        branch, last_layer = self.model.head.classification_head, CLASSES
+        if output == BOXES:
+            branch, last_layer = self.model.head.regression_head, "bbox_reg"
         layers = [layer for layer in (*branch.conv.modules(), getattr(branch, last_layer)) if not [*layer.children()]]
         if not all(map(_is_local, layers)):
             return None
@@ -308,21 +290,13 @@ class AnchorDetector(TorchvisionDetector):
             while cell >= cell_counts[level]:
                 cell, level = cell - cell_counts[level], level + 1
             down, across = divmod(cell, levels[level].shape[3])
-            crop = _cut_window(
-                levels, level, image, *((centre - reach, centre + reach + 1) for centre in (down, across))
-            )
+            cells = ((centre - reach, centre + reach + 1) for centre in (down, across))
+            crop = _cut_window(levels, level, image, *cells)
             height, width = crop.values.shape[1:]
-            padding = crop.top - down + reach, crop.left - across + reach
-            window_padding = [
-                padding[1],
-                2 * reach + 1 - padding[1] - width,
-                padding[0],
-                2 * reach + 1 - padding[0] - height,
-            ]
+            top, left = crop.top - down + reach, crop.left - across + reach
+            padding = [left, 2 * reach + 1 - left - width, top, 2 * reach + 1 - top - height]
             crops.append(crop)
-            windows.append(
-                [F.pad(values, window_padding) for values in (crop.values, torch.ones_like(crop.values[:1]))]
-            )
+            windows.append([F.pad(values, padding) for values in (crop.values, torch.ones_like(crop.values[:1]))])
             anchor_indices.append(anchor)
         values = _convolve(layers, *map(torch.stack, zip(*windows))).flatten(1).unflatten(1, (anchors_per_cell, -1))
         return crops, {output: values[range(len(values)), anchor_indices]}
@@ -352,15 +326,11 @@ def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -
     return windows
 
 
-def _cut_window(
-    levels: Sequence[Tensor], level_number: int, image: int, rows: tuple[int, int], columns: tuple[int, int]
-) -> Crop:
+def _cut_window(levels: Sequence[Tensor], level_number: int, image: int, *ranges: tuple[int, int]) -> Crop:
     """Cut rows and columns (start, end) from a level. The crop stays within the level, and has at least one cell."""
     level = levels[level_number]
-    (y0, x0), (y1, x1) = (
-        [min(max(start, 0), length - 1) for (start, _), length in zip((rows, columns), level.shape[2:])],
-        [min(end, length) for (_, end), length in zip((rows, columns), level.shape[2:])],
-    )
+    limits = [(start, end, length) for (start, end), length in zip(ranges, level.shape[2:])]
+    (y0, y1), (x0, x1) = ((min(max(start, 0), length - 1), min(end, length)) for start, end, length in limits)
     return Crop(level_number, y0, x0, level.detach()[image, :, y0:y1, x0:x1].clone().requires_grad_())
 
 
@@ -382,9 +352,7 @@ def _select_labels(scores: Tensor, labels: Tensor) -> Tensor:
 
 def _to_original_image(boxes: Tensor, candidates: ImageCandidates) -> Tensor:
     """Convert boxes from the resized to the original image, clipped to the image."""
-    original_size, resized_size = (
-        torch.tensor(size, dtype=torch.float32, device=boxes.device)
-        for size in (candidates.original_size, candidates.resized_size)
-    )
+    sizes = candidates.original_size, candidates.resized_size
+    original_size, resized_size = torch.tensor(sizes, dtype=torch.float32, device=boxes.device)
     ratios = (original_size / resized_size).flip(0).repeat(2)  # torchvision computes ratios in float32.
     return operations.clip_boxes_to_image(boxes, candidates.resized_size) * ratios

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, box_convert
 
-from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, ModelRun, RecordingModel
+from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, ModelRun, RecordingModel, to_candidates
 from gradcam.errors import ModelError
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks
@@ -29,9 +28,6 @@ from gradcam.hooks.hooks import Hooks
 CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these for the last input size.
 DEFAULT_SIZE = 640  # pixels: the usual training size
 PADDING_VALUE = 114  # grey, of 255
-
-# The thresholds that users set. They are keyed by model, because several `Family` objects may be created for one model.
-_thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 
 
 class YoloDetector(DetectorAdapter):
@@ -42,15 +38,14 @@ class YoloDetector(DetectorAdapter):
     `max_overlap`, and an image has at most `max_detections`.
     """
 
-    def __init__(self, model: nn.Module, prefix: str = "") -> None:
-        super().__init__(model, prefix)
-        self.threshold, self.max_overlap, self.max_detections = _thresholds.get(model, 0.25), 0.7, 300
+    default_threshold = 0.25
+    max_overlap = 0.7
+    max_detections = 300
 
     @property
     def head(self) -> Any:
         """Return the last layer, which decodes boxes from the pyramid levels."""
-        layers: Any = self.model.model
-        return layers[-1]
+        return self.model.model[-1]
 
     @property
     def own_layers(self) -> Sequence[str]:
@@ -64,20 +59,16 @@ class YoloDetector(DetectorAdapter):
 
     @property
     def own_labels(self) -> list[str]:
-        names: Any = self.model.names
+        names = self.model.names
         return [str(names[index]) for index in range(len(names))]
-
-    def set_threshold(self, threshold: float) -> None:
-        self.threshold = _thresholds[self.model] = threshold
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to run. Raise `ModelError` for a head that does not return upright boxes."""
         class_names = [base.__name__ for base in type(self.head).__mro__]
         if "Detect" not in class_names or "OBB" in class_names:
-            raise ModelError(
-                f"{class_names[0]}, the head of this {type(self.model).__name__}, is not supported: expected a YOLO head "
-                "with upright boxes. Pass a function of the model's output as the target."
-            )
+            head = f"{class_names[0]}, the head of this {type(self.model).__name__}, is not supported"
+            advice = "expected a YOLO head with upright boxes. Pass a function of the model's output as the target."
+            raise ModelError(f"{head}: {advice}")
         return _GraphKeepingModel(model, self.watched(), self.head)
 
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
@@ -88,13 +79,7 @@ class YoloDetector(DetectorAdapter):
         return [Detections(boxes[:, :4], boxes[:, 4], boxes[:, 5].detach().long()) for boxes in detected]
 
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
-        candidates = []
-        for boxes, class_scores in self._list_scored_boxes(run):
-            scores, labels = class_scores.max(1)
-            if label is not None:
-                scores, labels = class_scores[:, label], torch.full_like(labels, label)
-            candidates.append(Candidates(boxes, scores, labels))
-        return candidates
+        return [to_candidates(boxes, scores, label) for boxes, scores in self._list_scored_boxes(run)]
 
     def _suppress(self, boxes: Tensor, class_scores: Tensor) -> Detections:
         scores, labels = class_scores.max(1)
@@ -109,9 +94,7 @@ class YoloDetector(DetectorAdapter):
         if head.end2end:
             return zip(*self._decode(output[-1]["one2one"]))
         rows = list_tensors(output)[0].mT  # (N,M,4+C) or more: centre and sides, and scores
-        centres, sides = rows[..., :2], rows[..., 2:4]
-        corners = torch.cat([centres - sides / 2, centres + sides / 2], -1)
-        return zip(corners, rows[..., 4 : 4 + head.nc])
+        return zip(box_convert(rows[..., :4], "cxcywh", "xyxy"), rows[..., 4 : 4 + head.nc])
 
     def _decode(self, output: Any) -> tuple[Tensor, Tensor]:
         """Decode boxes (N,M,4) and scores (N,M,C) from a head branch's output.
@@ -126,16 +109,14 @@ class YoloDetector(DetectorAdapter):
             distances, logits = joined.split((joined.shape[1] - head.nc, head.nc), 1)
         points, strides = [], []
         for level, stride in zip(levels, head.stride.tolist()):
-            row_centres, column_centres = (
-                torch.arange(cells, device=level.device, dtype=level.dtype) + 0.5 for cells in level.shape[2:]
-            )
-            points.append(torch.cartesian_prod(row_centres, column_centres).flip(1))
-            strides.append(row_centres.new_full((len(points[-1]), 1), stride))
+            options: dict[str, Any] = {"device": level.device, "dtype": level.dtype}
+            rows, columns = (torch.arange(cells, **options) + 0.5 for cells in level.shape[2:])
+            points.append(torch.cartesian_prod(rows, columns).flip(1))
+            strides.append(rows.new_full((len(points[-1]), 1), stride))
         centres = torch.cat(points)
         to_top_left, to_bottom_right = head.dfl(distances).mT.chunk(2, -1)
-        return torch.cat([centres - to_top_left, centres + to_bottom_right], -1) * torch.cat(
-            strides
-        ), logits.sigmoid().mT
+        boxes = torch.cat([centres - to_top_left, centres + to_bottom_right], -1) * torch.cat(strides)
+        return boxes, logits.sigmoid().mT
 
 
 class _GraphKeepingModel(RecordingModel):
@@ -244,10 +225,8 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
     try:
         ultralytics: Any = importlib.import_module("ultralytics")
     except ImportError as error:
-        raise ModelError(
-            f"yolo:{path} needs ultralytics, which is not installed ({error}): pip install ultralytics, if its licence "
-            "(AGPL-3.0) suits you."
-        ) from error
+        advice = "pip install ultralytics, if its licence (AGPL-3.0) suits you."
+        raise ModelError(f"yolo:{path} needs ultralytics, which is not installed ({error}): {advice}") from error
     if not Path(path).is_file():  # ultralytics would try to download a file of that name.
         raise ModelError(f"There is no file {path}. Pass an ultralytics checkpoint, such as yolo:best.pt.")
     try:

@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradcam import adapters
-from gradcam.adapters import Family, find_main_family, name_classes
+from gradcam.adapters import MODELING, find_main_family
+from gradcam.adapters.base import DetectorAdapter, Family, name_classes
 from gradcam.adapters.segmentation import find_pixel_logits as find_maps
 from gradcam.errors import ModelError, shorten, warn
 from gradcam.fit import parse_fit
@@ -524,7 +524,7 @@ def _make_task_model(
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
     """Return labels for all classes of a detector or a segmenter, and a note if a label for the background is added."""
     count = None if family is None else family.class_count
-    if count is None and not isinstance(family, adapters.DetectorAdapter):
+    if count is None and not isinstance(family, DetectorAdapter):
         maps = find_maps(run(model, make_noise(preprocess, model)))
         count = maps.shape[1] if isinstance(maps, Tensor) and maps.ndim == 4 else None
     if count is None:

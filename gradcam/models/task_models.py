@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam import adapters, targets
-from gradcam.adapters import Family, find_family
+from gradcam import targets
+from gradcam.adapters import list_families
+from gradcam.adapters.base import CaptionerAdapter, Family
 from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window, to_batch
@@ -409,7 +410,7 @@ class Captioner(TaskModel):
             raise ImageError(
                 "Each image has its own caption: explain the images one by one, or give targets.Token(ids)."
             )
-        if not isinstance(self.family, adapters.CaptionerAdapter):
+        if not isinstance(self.family, CaptionerAdapter):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(resolved, ids=self.family.write(self.to_batch(prepared)))
 
@@ -452,14 +453,7 @@ TASK_MODELS: dict[str, type[TaskModel]] = {
 
 def require_family(model: nn.Module, task: str) -> Family | None:
     """Return the model's adapter for a task, or None; raise `ModelError` if the task needs one and there is none."""
-    kinds = (
-        adapters.DetectorAdapter,
-        adapters.SegmenterAdapter,
-        adapters.Embedder,
-        adapters.CaptionerAdapter,
-        adapters.PoseAdapter,
-    )
-    family = find_family(unwrap(model), next(kind for kind in kinds if kind.task == task))
+    family = next((family for family in list_families(unwrap(model)) if family.task == task), None)
     if family is None and task in ("detection", "captioning"):
         raise ModelError(
             f"{type(model).__name__} is not a known model for {task}. Give another task, such as --task classification "

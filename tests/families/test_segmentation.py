@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 import gradcam
-from gradcam.adapters import SegmenterAdapter, find_family
+from gradcam.adapters import find_family
+from gradcam.adapters.base import SegmenterAdapter
 from gradcam.errors import TargetError
 from gradcam.targets import Mask
 

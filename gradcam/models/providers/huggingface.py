@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from gradcam.adapters import DetectorAdapter, find_family_classes
+from gradcam.adapters import find_family_classes
+from gradcam.adapters.base import DetectorAdapter
 from gradcam.errors import ImageError, ModelError, join_names
 from gradcam.hooks.containers import Window
 from gradcam.images.read import Region
