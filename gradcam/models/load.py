@@ -27,15 +27,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
 from gradcam.models.labels import check_labels, fit_labels
-from gradcam.models.preprocess import (
-    ASSUMED_GREY,
-    Preprocess,
-    Preprocessing,
-    Reader,
-    WholeImage,
-    read_image_file,
-    to_reader,
-)
+from gradcam.models.preprocess import ASSUMED_GREY, Preprocess, Preprocessing, WholeImage, read_image_file, to_reader
 from gradcam.models.probe import choose_activation, find_defaults, make_noise, run
 from gradcam.models.providers import DEFAULT_MODEL, load_parts
 from gradcam.models.providers.base import Parts
@@ -159,9 +151,8 @@ def load_classifier(
     >>> classifier.explain("photo.jpg", target="coffee").caption()
     'coffee (1), ... %, by gradcam at layer4'
     """
-    options = _Options(
-        weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
-    )
+    changes = (mean, std, size, crop)
+    options = _Options(weights, labels, changes, activation, reader, layer, device, precision, fit, predictions)
     parts = options.load(name, task="classification")
     if (task := _find_known_task(parts)) not in (None, "classification"):
         advice = "use gradcam.load_model()." if task in TASKS else USE_A_FUNCTION
@@ -388,7 +379,7 @@ class _Options:
         return to_adjustment(*self.sizes) if any(size is not None for size in self.sizes) else UNADJUSTED
 
     @cached_property
-    def reader_function(self) -> Reader:
+    def reader_function(self) -> Callable[[Any], Any]:
         if self.reader is None:
             return read_image_file
         return to_reader(import_object(self.reader) if isinstance(self.reader, str) else self.reader)
@@ -400,11 +391,10 @@ def name_model(name: str | nn.Module) -> str:
 
 
 def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> Classifier:
-    display_name, adjustment, layer = name_model(name), options.edits, options.layer
-    is_complete = adjustment is UNADJUSTED and not parts.is_assumed
-    preprocess, assumed = (parts.preprocess, ()) if is_complete else adjust(parts, adjustment)
+    is_complete = options.edits is UNADJUSTED and not parts.is_assumed
+    preprocess, assumed = (parts.preprocess, ()) if is_complete else adjust(parts, options.edits)
     try:
-        findings, target_layer, layer_for_positive = find_defaults(parts, preprocess, layer)
+        findings, layer, positive = find_defaults(parts, preprocess, options.layer)
     except ModelError:
         if (grey := _to_grey(parts, options)) is None:
             raise
@@ -413,20 +403,10 @@ def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> 
     classes = 2 if findings.logits == 1 and activation in ("sigmoid", "applied") else findings.logits
     labels = options.names or parts.labels or (["output"] if classes == 1 and activation == "none" else None)
     labels = None if labels is None else fit_labels(labels, findings.logits, classes)
-    classifier = Classifier(
-        display_name,
-        parts.model,
-        preprocess,
-        classes,
-        labels,
-        target_layer,
-        layer_for_positive=layer_for_positive,
-        activation=activation,
-        reader=options.reader_function,
-        notes=(*parts.notes, *assumed, *guesses),
-        fit=options.fit,
-        predictions=options.predictions,
-    )
+    required = name_model(name), parts.model, preprocess, classes, labels, layer
+    notes, fields = (*parts.notes, *assumed, *guesses), {"reader": options.reader_function, "fit": options.fit}
+    fields |= {"layer_for_positive": positive, "activation": activation, "predictions": options.predictions}
+    classifier = Classifier(*required, notes=notes, **fields)
     if isinstance(name, nn.Module):
         _warn_of_assumptions([*assumed, *(guesses if findings.logits == 1 else ())])
     if options.fit == "whole":
@@ -436,8 +416,9 @@ def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> 
 
 def _warn_of_assumptions(notes: Sequence[str]) -> None:
     """Warn of assumptions about a model object; for models that are loaded by name, the command line prints them."""
-    for note in [note for note in notes if note.startswith("Assumed")]:
-        warn(note)
+    for note in notes:
+        if note.startswith("Assumed"):
+            warn(note)
 
 
 def _find_known_task(parts: Parts) -> str | None:
@@ -458,8 +439,7 @@ def _find_task(parts: Parts, options: _Options) -> str:
         return task
     if parts.classes is not None or parts.labels is not None:
         return "classification"
-    preprocess, _ = adjust(parts, options.edits)
-    model, images = unwrap(parts.model), make_noise(preprocess, parts.model)
+    model, images = unwrap(parts.model), make_noise(adjust(parts, options.edits)[0], parts.model)
     try:
         output = run(parts.model, images)
     except ModelError:
@@ -474,10 +454,11 @@ def _find_task(parts: Parts, options: _Options) -> str:
     is_pyramid = isinstance(output, list) and len({tensor.shape[1:2] for tensor in list_tensors(output)}) > 1
     is_features = (end := find_output_module(model)) is not model and ends_in_features(end)
     if is_heatmap or is_pyramid or is_features or any(OTHER_MAPS.search(name.lower()) for name in names):
-        raise ModelError(
-            f"{type(model).__name__} returns {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features. Give "
-            f"--task segmentation or --task pose (task= in Python). For other tasks, {USE_A_FUNCTION}"
+        problem = (
+            f"{type(model).__name__} returns {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features"
         )
+        advice = "Give --task segmentation or --task pose (task= in Python)."
+        raise ModelError(f"{problem}. {advice} For other tasks, {USE_A_FUNCTION}")
     return "segmentation"
 
 
@@ -506,19 +487,14 @@ def _make_task_model(
         notes = [*notes, *label_notes]
     if labels is not None:
         name_classes(unwrap(parts.model) if family is None else family.model, labels)
-    return TASK_MODELS[task](
-        name_model(name),
-        parts.model,
-        preprocess,
-        len(labels or ()),
-        labels,
-        layer or "",
-        reader=options.reader_function,
-        notes=(*parts.notes, *notes),
-        family=family,
-        inputs={key: value.to(find_input_device(parts.model)) for key, value in parts.inputs.items()},
-        is_chosen=options.layer is not None,
-    )
+    required = name_model(name), parts.model, preprocess, len(labels or ()), labels, layer or ""
+    fields: dict[str, Any] = {
+        "family": family,
+        "is_chosen": options.layer is not None,
+        "reader": options.reader_function,
+    }
+    inputs = {key: value.to(find_input_device(parts.model)) for key, value in parts.inputs.items()}
+    return TASK_MODELS[task](*required, notes=(*parts.notes, *notes), inputs=inputs, **fields)
 
 
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
@@ -554,10 +530,8 @@ def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options
     if not isinstance(parts.preprocess, WholeImage):
         return adjust(parts, adjustment)
     if isinstance(adjustment.size, tuple) or adjustment.crop is not None:
-        raise ModelError(
-            "The model takes the whole image in its own aspect ratio: give size as one number, the length of the shorter "
-            "side in pixels, and no crop."
-        )
+        advice = "give size as one number, the length of the shorter side in pixels, and no crop."
+        raise ModelError(f"The model takes the whole image in its own aspect ratio: {advice}")
     preprocess = parts.preprocess
     mean, std = adjustment.mean or preprocess.mean, adjustment.std or preprocess.std
     return replace(preprocess, side=adjustment.size or preprocess.side, mean=mean, std=std), notes
@@ -578,18 +552,15 @@ def _check(weights: Any, activation: Any, device: str, precision: str, fit: str)
 
 def _find_parts(name: str | nn.Module, options: _Options, task: str | None, prompts: Sequence[str]) -> Parts:
     weights = None if options.weights is None else Path(options.weights)
-    device, precision = options.device, options.precision
     if not isinstance(name, str):
         refuse_foreign_models(name)
     if not isinstance(name, nn.Module):
         parts = load_parts(name, weights, task, prompts)
         unwrap(parts.model)
-        placing.place_model(parts.model, device, precision)
+        placing.place_model(parts.model, options.device, options.precision)
         return parts
     unwrap(name)
-    if device != "auto" or precision != "fp32":
-        raise ModelError(
-            "A model object keeps its device and precision: move it yourself, and leave the device at 'auto' and the "
-            "precision at 'fp32'."
-        )
+    if options.device != "auto" or options.precision != "fp32":
+        advice = "move it yourself, and leave the device at 'auto' and the precision at 'fp32'."
+        raise ModelError(f"A model object keeps its device and precision: {advice}")
     return to_parts(name, weights)

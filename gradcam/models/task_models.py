@@ -72,10 +72,9 @@ class Placement:
             return self.move_box(mask) if len(mask) == 4 else tuple(mask)
         array = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
         if tuple(array.shape[-2:]) != self.size or array.ndim != 2:
-            sizes = [" x ".join(map(str, shape)) for shape in (array.shape[::-1], self.size[::-1])]
-            raise TargetError(
-                f"The mask is {sizes[0]}, but the image is {sizes[1]}: expected a mask of the image's size."
-            )
+            mask_size, image_size = (" x ".join(map(str, shape[::-1])) for shape in (array.shape, self.size))
+            problem = f"The mask is {mask_size}, but the image is {image_size}"
+            raise TargetError(f"{problem}: expected a mask of the image's size.")
         scales = [outer / inner for outer, inner in zip(self.region[2:], self.window[2:])]
         top, left = (-start * scale for start, scale in zip(self.window, scales))
         height, width = (length * scale for length, scale in zip(self.input_size, scales))
@@ -170,9 +169,8 @@ class TaskModel(Classifier):
             window = (0, 0, rows, columns) if windows is None else windows[i]
             placements.add(Placement((height, width), self.region(height, width), window, (rows, columns)))
         if len(placements) > 1:
-            raise ImageError(
-                "A location in pixels fits images of one size only: explain images of different sizes one by one."
-            )
+            advice = "explain images of different sizes one by one."
+            raise ImageError(f"A location in pixels fits images of one size only: {advice}")
         return placements.pop()
 
     def list_all(self) -> Any:
@@ -285,9 +283,8 @@ class Detector(TaskModel):
         if classes is None:
             return targets.Box()
         if isinstance(classes, (list, tuple)):
-            raise TargetError(
-                "Boxes need one class at a time: give one class, or targets.Box([0, 1]) for several boxes."
-            )
+            advice = "give one class, or targets.Box([0, 1]) for several boxes."
+            raise TargetError(f"Boxes need one class at a time: {advice}")
         return targets.Box(class_=self._with_indices(classes))
 
 
@@ -349,15 +346,12 @@ class Matcher(TaskModel):
         self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], ImageExplanation]:
         explanations = super().run_plan(images, layers, plan)
-        if not _has_reference_images(plan.target):
-            return explanations
-        references = self._prepare_all(plan.target.reference)
-        return {
-            key: explanation
-            if explanation.reference is None
-            else replace(explanation, reference=self._to_image_explanation(explanation.reference, references))
-            for key, explanation in explanations.items()
-        }
+        references = self._prepare_all(plan.target.reference) if _has_reference_images(plan.target) else []
+        for key, explanation in explanations.items():
+            if references and explanation.reference is not None:
+                reference = self._to_image_explanation(explanation.reference, references)
+                explanations[key] = replace(explanation, reference=reference)
+        return explanations
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
         if not _has_reference_images(target):
@@ -369,14 +363,11 @@ class Matcher(TaskModel):
     def _to_target(self, target: Any) -> Any:
         if isinstance(target, Target) or callable(target):
             return target
-        if isinstance(target, str) or (
-            isinstance(target, (list, tuple)) and all(isinstance(sentence, str) for sentence in target)
-        ):
+        sentences = [target] if isinstance(target, str) else target
+        if isinstance(sentences, (list, tuple)) and all(isinstance(sentence, str) for sentence in sentences):
             return targets.Text(target)
-        raise TargetError(
-            "The model compares images with sentences or reference images. Give targets.Text(sentence) (--text) or "
-            "targets.Like(image) (--like)."
-        )
+        problem = "The model compares images with sentences or reference images"
+        raise TargetError(f"{problem}. Give targets.Text(sentence) (--text) or targets.Like(image) (--like).")
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,9 +398,8 @@ class Captioner(TaskModel):
         if not isinstance(resolved, targets.Token) or resolved.ids is not None:
             return resolved
         if len(prepared) > 1:
-            raise ImageError(
-                "Each image has its own caption: explain the images one by one, or give targets.Token(ids)."
-            )
+            advice = "explain the images one by one, or give targets.Token(ids)."
+            raise ImageError(f"Each image has its own caption: {advice}")
         if not isinstance(self.family, CaptionerAdapter):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(resolved, ids=self.family.write(self.to_batch(prepared)))
@@ -446,19 +436,17 @@ class PoseFinder(TaskModel):
         return targets.Keypoint(_only_classes(target) or 0)
 
 
-TASK_MODELS: dict[str, type[TaskModel]] = {
-    kind.task: kind for kind in (Detector, Segmenter, Matcher, Captioner, PoseFinder)
-}
+TASK_MODELS = {kind.task: kind for kind in (Detector, Segmenter, Matcher, Captioner, PoseFinder)}
 
 
 def require_family(model: nn.Module, task: str) -> Family | None:
     """Return the model's adapter for a task, or None; raise `ModelError` if the task needs one and there is none."""
     family = next((family for family in list_families(unwrap(model)) if family.task == task), None)
     if family is None and task in ("detection", "captioning"):
-        raise ModelError(
-            f"{type(model).__name__} is not a known model for {task}. Give another task, such as --task classification "
-            "(task= in Python). Or use gradcam.explain(model, images, target=...) with a function of the model's output."
-        )
+        problem = f"{type(model).__name__} is not a known model for {task}"
+        advice = "Give another task, such as --task classification (task= in Python)."
+        use = "Or use gradcam.explain(model, images, target=...) with a function of the model's output."
+        raise ModelError(f"{problem}. {advice} {use}")
     return family
 
 
@@ -468,15 +456,12 @@ def _has_reference_images(target: Any) -> bool:
 
 def _only_classes(target: Any) -> Any:
     """Return the classes of a `ClassTarget`; any other target unchanged."""
-    if isinstance(target, ClassTarget):
-        classes = target.classes
-        return classes[0] if isinstance(classes, (list, tuple)) and len(classes) == 1 else classes
-    return target
+    if not isinstance(target, ClassTarget):
+        return target
+    classes = target.classes
+    return classes[0] if isinstance(classes, (list, tuple)) and len(classes) == 1 else classes
 
 
 def _name_references(references: Any) -> Sequence[str]:
-    sequence = references if isinstance(references, (list, tuple)) else [references]
-    return [
-        os.fspath(reference) if isinstance(reference, (str, os.PathLike)) else f"reference {i}"
-        for i, reference in enumerate(sequence)
-    ]
+    images = enumerate(references if isinstance(references, (list, tuple)) else [references])
+    return [os.fspath(image) if isinstance(image, (str, os.PathLike)) else f"reference {i}" for i, image in images]

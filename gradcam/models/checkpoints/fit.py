@@ -83,9 +83,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
 def _expect(model: nn.Module) -> Tensors:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise ModelError(
-                f"The model's '{name}' is uninitialised (lazy). Run the model once in its factory function."
-            )
+            advice = "Run the model once in its factory function."
+            raise ModelError(f"The model's '{name}' is uninitialised (lazy). {advice}")
     expected = model.state_dict()
     for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # extra state of modules
         del expected[name]
@@ -110,10 +109,9 @@ def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
     if sums and torch.stack(sums).isfinite().all():  # fast; if a sum overflows, the tensors are checked one by one
         return
     if non_finite := [name for name, tensor in floating.items() if not tensor.isfinite().all()]:
-        raise ModelError(
-            f"{checkpoint.path}: {len(non_finite)} tensors contain NaN or infinity, the first is '{non_finite[0]}'. "
-            "The training diverged, or the values overflow the model's precision. Use an earlier checkpoint."
-        )
+        problem = f"{len(non_finite)} tensors contain NaN or infinity, the first is '{non_finite[0]}'"
+        cause = "The training diverged, or the values overflow the model's precision."
+        raise ModelError(f"{checkpoint.path}: {problem}. {cause} Use an earlier checkpoint.")
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] 
     candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
     best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]
     preferred = sorted(
-        filter(_is_usual, best), key=lambda prefix: [KNOWN_PREFIXES.index(part) for part in prefix[:-1].split(".")]
+        filter(_is_usual, best), key=lambda p: [KNOWN_PREFIXES.index(part) for part in p[:-1].split(".")]
     )
     if not preferred and len(best) > 1:
         raise ModelError(f"contains several models that fit equally well, {join_names(best)}: save only one of them.")
@@ -193,11 +191,7 @@ def _is_usual(prefix: str) -> bool:
 
 def find_head(model: nn.Module) -> str | None:
     """Return the name of the last module with parameters; None if it is not a linear layer or a 1x1 convolution."""
-    owners = [
-        (name, module)
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-    ]
+    owners = [(name, module) for name, module in model.named_modules() if [*module.parameters(recurse=False)]]
     name, last = owners[-1] if owners else ("", None)
     weight = getattr(last, "weight", None)
     is_head = isinstance(weight, Tensor) and weight.ndim >= 2 and all(side == 1 for side in weight.shape[2:])
@@ -222,11 +216,9 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
         return tensors, ()
     inside = [name for name in tensors if name.startswith(f"{owner}.")]
     renamed = {name: f"{head}{name.removeprefix(owner)}" for name in inside}
-    note = (
-        f"The tensors of '{owner}' were loaded into the last layer, '{head}'. The file does not say whether training "
-        "applied a sigmoid after this layer."
-    )
-    return {renamed.get(name, name): tensor for name, tensor in tensors.items()}, [note]
+    remark = "The file does not say whether training applied a sigmoid after this layer."
+    notes = [f"The tensors of '{owner}' were loaded into the last layer, '{head}'. {remark}"]
+    return {renamed.get(name, name): tensor for name, tensor in tensors.items()}, notes
 
 
 @dataclass(frozen=True)
@@ -246,24 +238,18 @@ class Difference:
     def notes(self) -> Sequence[str]:
         """Return a note on ignored tensors, except for counters."""
         names = [name for name in self.negligible if name.rpartition(".")[2] != COUNTER]
-        return (
-            [f"{len(names)} tensor(s) that the model does not need were ignored, such as '{names[0]}'."]
-            if names
-            else ()
+        example = (
+            f"{len(names)} tensor(s) that the model does not need were ignored, such as '{names[0]}'." if names else ""
         )
+        return [example] if example else ()
 
     def describe(self, model: nn.Module) -> tuple[str, str]:
         """Return a summary line, and the details: three counted lists and the likely cause."""
         shapes = [f"'{name}' has {actual}, expected {required}" for name, (actual, required) in self.shapes.items()]
-        counted = [
-            (
-                name,
-                len(names),
-                join_names(names[:MAX_LISTED_NAMES]) + (", ..." if len(names) > MAX_LISTED_NAMES else ""),
-            )
-            for name, names in (("missing", self.missing), ("unexpected", self.unexpected))
-        ]
-        counted.append(("wrong shape", len(shapes), "; ".join(shapes[:MAX_LISTED_NAMES])))
+        counted = [("wrong shape", len(shapes), "; ".join(shapes[:MAX_LISTED_NAMES]))]
+        for title, names in (("unexpected", self.unexpected), ("missing", self.missing)):
+            more = ", ..." if len(names) > MAX_LISTED_NAMES else ""
+            counted.insert(0, (title, len(names), join_names(names[:MAX_LISTED_NAMES]) + more))
         lists = ", ".join(f"{title}: {count}{f' ({first})' if first else ''}" for title, count, first in counted)
         fitting = f"{self.matching} of the model's {self.total} tensors match."
         return f"does not fit {type(model).__name__}: {fitting}", f"{lists}. {self._cause(model)}"
@@ -298,16 +284,18 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
     shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in different}
     # A missing buffer keeps the model's value. On the meta device, it has no value, but counters can start at zero.
     replaceable = {name for name, value in expected.items() if not value.is_meta or name.rpartition(".")[2] == COUNTER}
-    negligible = [
-        name for name in [*missing, *shapes] if name in replaceable and name.rpartition(".")[2] in COMPUTED_BUFFERS
-    ]
+    negligible = [name for name in [*missing, *shapes] if name in replaceable and _is_computed(name)]
     for name in unexpected:
         head = TRAINING_ONLY.match(name)
         is_unused = head is not None and not any(expected_name.startswith(head[0]) for expected_name in expected)
-        negligible += [name] if is_unused or name.rpartition(".")[2] in COMPUTED_BUFFERS else []
+        negligible += [name] if is_unused or _is_computed(name) else []
     if set(missing) <= set(negligible) and set(shapes) <= set(negligible):
         negligible += [name for name in unexpected if name in outside and name not in negligible]
     matching = len(expected) - len(missing) - len(shapes)
     missing, unexpected = ([name for name in names if name not in negligible] for names in (missing, unexpected))
     shapes = {name: pair for name, pair in shapes.items() if name not in negligible}
     return Difference(missing, unexpected, shapes, negligible, matching, len(expected))
+
+
+def _is_computed(name: str) -> bool:
+    return name.rpartition(".")[2] in COMPUTED_BUFFERS

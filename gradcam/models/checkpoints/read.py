@@ -29,7 +29,17 @@ from gradcam.images.files import hash_file, open_file
 
 # Keys of averaged weights come first, as in timm, because such models are evaluated with their averages.
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema", "ema_model")
-STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
+STATE_DICT_KEYS = (
+    *AVERAGES,
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "module",
+    "network",
+    "weights",
+    "params",
+)
 MAX_KEY_DEPTH = 3
 # Before zip files, torch.save wrote several pickles: the first is this number, and the fourth is the content.
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
@@ -69,6 +79,14 @@ OTHER_FORMATS = {
 }
 LFS_HINT = "is a git-LFS pointer, not the file itself: run 'git lfs pull', or download the file"
 TAR_HINT = "is a tar archive (torch.save wrote these before 2017): unpack it, or save the weights again with torch.save"
+TORCHSCRIPT_HINT = (
+    "is a TorchScript archive (torch.jit.save), whose layers cannot be inspected. If you trust the file, save its "
+    "weights with torch.save(torch.jit.load(path).state_dict(), 'weights.pth')"
+)
+EXPORTED_PROGRAM_HINT = (
+    "is an exported program (torch.export.save). Save its weights with "
+    "torch.save(torch.export.load(path).state_dict, 'weights.pth')"
+)
 WEB_PAGE_HINT = "is a web page, not a checkpoint: download the file itself"
 # (offset, bytes, description)
 SIGNATURES = (
@@ -145,34 +163,27 @@ def _hash(path: Path, *state: int) -> str:
 def _choose(path: Path, content: object) -> Checkpoint:
     state_dicts = find_state_dicts(content, lambda value: isinstance(value, Tensor))
     if not state_dicts:
-        description = shorten(content)
-        if isinstance(content, dict) and content:
-            description = f"a dictionary of {', '.join(map(shorten, list(content)[:5]))}"
+        keys = ", ".join(map(shorten, list(content)[:5])) if isinstance(content, dict) else ""
+        description = f"a dictionary of {keys}" if keys else shorten(content)
         raise ModelError(f"{path}: contains {description}, expected a state dict of named weights. {FACTORY_HINT}")
     best, *ignored = state_dicts
     if ignored and not best.is_known:
         names = join_names(state_dict.name for state_dict in state_dicts)
         raise ModelError(f"{path}: contains several state dicts, {names}, none under a standard name. {FACTORY_HINT}")
     tensors = {name: value.detach() for name, value in best.values.items() if isinstance(value, Tensor)}
-    unusable = [name for name, tensor in tensors.items() if tensor.is_meta or tensor.is_quantized or tensor.is_sparse]
-    if unusable:
+    if unusable := [name for name, t in tensors.items() if t.is_meta or t.is_quantized or t.is_sparse]:
         description = f"'{unusable[0]}' is quantised, sparse or without values, expected plain tensors"
         raise ModelError(f"{path}: {description}. {FACTORY_HINT}")
     storages = [tensor.untyped_storage() for tensor in tensors.values()]
     stored_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     # Tensors may be views that repeat very few stored values, so that contiguous copies would fill the memory.
     if sum(tensor.nbytes for tensor in tensors.values()) > MAX_UNPACK_RATIO * stored_bytes + MAX_BYTES:
-        name = max(tensors, key=lambda name: tensors[name].nbytes)
-        shape = " x ".join(map(str, tensors[name].shape))
-        raise ModelError(
-            f"{path}: '{name}' declares a shape of {shape}, but the file contains only {stored_bytes} bytes of values."
-        )
-    if not ignored:
-        return Checkpoint(path, tensors)
-    ignored_names = join_names(state_dict.name for state_dict in ignored)
-    return Checkpoint(
-        path, tensors, [f"The file has several state dicts: '{best.name}' was loaded, and {ignored_names} ignored."]
-    )
+        name, largest = max(tensors.items(), key=lambda item: item[1].nbytes)
+        problem = f"'{name}' declares a shape of {' x '.join(map(str, largest.shape))}"
+        raise ModelError(f"{path}: {problem}, but the file contains only {stored_bytes} bytes of values.")
+    names = join_names(state_dict.name for state_dict in ignored)
+    note = f"The file has several state dicts: '{best.name}' was loaded, and {names} ignored."
+    return Checkpoint(path, tensors, [note] if ignored else ())
 
 
 @dataclass(frozen=True)
@@ -188,11 +199,11 @@ class StateDict:
 
     @property
     def is_known(self) -> bool:
-        return all(key in AVERAGES + STATE_DICT_KEYS for key in self.keys)
+        return all(key in STATE_DICT_KEYS for key in self.keys)
 
     @property
     def rank(self) -> Sequence[int]:
-        order = AVERAGES + STATE_DICT_KEYS
+        order = STATE_DICT_KEYS
         return tuple(order.index(key) if key in order else len(order) for key in self.keys)
 
 
@@ -217,7 +228,7 @@ def _search_state_dicts(content: object, is_tensor: Callable[[object], bool], de
     for name, value in content.items():
         if is_state_dict(value, is_tensor) and isinstance(name, str):
             yield StateDict((name,), value)
-        elif name in AVERAGES + STATE_DICT_KEYS:
+        elif name in STATE_DICT_KEYS:
             for state_dict in _search_state_dicts(value, is_tensor, depth - 1):
                 yield StateDict((name, *state_dict.keys), state_dict.values)
 
@@ -264,15 +275,9 @@ def _describe_zip(path: Path) -> str | None:
     with zipfile.ZipFile(path) as archive:
         names = [name.partition("/")[2] for name in archive.namelist()]
     if "constants.pkl" in names:
-        return (
-            "is a TorchScript archive (torch.jit.save), whose layers cannot be inspected. If you trust the file, save its "
-            "weights with torch.save(torch.jit.load(path).state_dict(), 'weights.pth')"
-        )
+        return TORCHSCRIPT_HINT
     if any(name.startswith("models/") for name in names):
-        return (
-            "is an exported program (torch.export.save). Save its weights with "
-            "torch.save(torch.export.load(path).state_dict, 'weights.pth')"
-        )
+        return EXPORTED_PROGRAM_HINT
     return None if "data.pkl" in names else "is a zip file that torch.save did not write: unpack it first"
 
 
@@ -284,11 +289,8 @@ def _describe_bytes(head: bytes) -> str:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         text = "\0"
-    kind = (
-        "a text file"
-        if all(character.isprintable() or character.isspace() for character in text)
-        else "in an unknown format"
-    )
+    is_text = all(character.isprintable() or character.isspace() for character in text)
+    kind = "a text file" if is_text else "in an unknown format"
     return f"is {kind}, expected a checkpoint written by safetensors or torch.save"
 
 
@@ -302,30 +304,28 @@ def explain_refusal(path: Path) -> ModelError:
     foreign = [name for name in names if not TENSOR_NAMES.fullmatch(name)]
     if not foreign:
         return ModelError(f"{path}: is damaged, or a pickle that torch.save did not write")
-    dangerous = [name for name in foreign if DANGEROUS.fullmatch(name)]
-    if dangerous:
-        return ModelError(
-            f"{path}: contains code that runs when the file is loaded ({_list_names(dangerous)}), which no checkpoint "
-            "needs. It was not run. Do not load this file with other tools."
-        )
-    state_dicts = find_state_dicts(
-        content, lambda value: isinstance(value, ObjectStub) and REBUILT_TENSOR.fullmatch(value.name) is not None
-    )
-    if state_dicts:
+    if dangerous := [name for name in foreign if DANGEROUS.fullmatch(name)]:
+        problem = f"contains code that runs when the file is loaded ({_list_names(dangerous)})"
+        advice = "It was not run. Do not load this file with other tools."
+        return ModelError(f"{path}: {problem}, which no checkpoint needs. {advice}")
+    if state_dicts := find_state_dicts(content, _is_tensor_stub):
         return _suggest_conversion(path, state_dicts[0], foreign)
     if any(name.startswith("ultralytics.") for name in foreign):
-        return ModelError(
-            f"{path}: contains a pickled ultralytics model, and reading it would run code. If you trust the file, give "
-            f"--model FILE.py:build, with `def build(): return ultralytics.YOLO({str(path)!r}).model`, and no --weights."
-        )
+        problem = "contains a pickled ultralytics model, and reading it would run code"
+        function = f"`def build(): return ultralytics.YOLO({str(path)!r}).model`"
+        advice = f"If you trust the file, give --model FILE.py:build, with {function}, and no --weights."
+        return ModelError(f"{path}: {problem}. {advice}")
     values = list(content.values()) if isinstance(content, dict) else [content]
     states = [value.state for value in values if isinstance(value, ObjectStub)]
     is_model = any(isinstance(state, dict) and {"_parameters", "_modules"} <= set(state) for state in states)
     description = "a whole pickled model" if is_model else "pickled objects instead of plain weights"
-    return ModelError(
-        f"{path}: contains {description} ({_list_names(foreign)}), and reading it would run code. Save only the "
-        f"weights, in the environment where the file was made: torch.save(model.state_dict(), 'weights.pth'). {FACTORY_HINT}"
-    )
+    problem = f"contains {description} ({_list_names(foreign)}), and reading it would run code"
+    advice = "Save only the weights, in the environment where the file was made"
+    return ModelError(f"{path}: {problem}. {advice}: torch.save(model.state_dict(), 'weights.pth'). {FACTORY_HINT}")
+
+
+def _is_tensor_stub(value: object) -> bool:
+    return isinstance(value, ObjectStub) and REBUILT_TENSOR.fullmatch(value.name) is not None
 
 
 def _read_outline(path: Path) -> tuple[object, Sequence[str]]:
@@ -353,12 +353,11 @@ def _suggest_conversion(path: Path, state_dict: StateDict, foreign: Sequence[str
     code = f"import torch; torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pth'))!r})"
     # Double quotes are easier to read, but the command line expands some characters in them.
     command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
-    return ModelError(
-        f"{path}: besides plain weights, the file contains objects that run code when they are read "
-        f"({_list_names(foreign)}). {FACTORY_HINT} If you trust the file, you can also convert it. "
-        "This command runs that code:",
-        command,
+    problem = (
+        f"besides plain weights, the file contains objects that run code when they are read ({_list_names(foreign)})"
     )
+    advice = "If you trust the file, you can also convert it. This command runs that code:"
+    return ModelError(f"{path}: {problem}. {FACTORY_HINT} {advice}", command)
 
 
 def _list_names(names: Sequence[str]) -> str:
@@ -377,9 +376,9 @@ class ObjectStub:
     def __setstate__(self, state: object) -> None:
         self.state = state
 
-    def _ignore(self, *values: object) -> None: ...
+    def append(self, *values: object) -> None: ...
 
-    __setitem__ = append = extend = _ignore
+    __setitem__ = extend = append
 
 
 class OrderedDictStub(dict[Any, Any]):
@@ -437,8 +436,8 @@ def check_pickles(path: Path) -> None:
             raise ExcessError("it is a tar archive")
         else:
             with path.open("rb") as file:
-                is_of_torch = _check_pickle(file) == TORCH_MAGIC
-                for _ in range(4 if is_of_torch else 0):  # version, machine, content and storage keys
+                # After the magic number come the version, the machine, the content and the storage keys.
+                for _ in range(4 if _check_pickle(file) == TORCH_MAGIC else 0):
                     _check_pickle(file)
     except ExcessError as error:
         raise ModelError(f"{path}: was not read, because it exceeds the limits for model weights ({error}).") from None
