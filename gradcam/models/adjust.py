@@ -12,6 +12,7 @@ import numpy as np
 from gradcam.errors import ModelError, shorten
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
+from gradcam.options import argument_error
 
 MAX_SIDE_PIXELS = 8192  # networks take far smaller images; larger images may not fit in memory
 
@@ -40,29 +41,24 @@ UNADJUSTED = Adjustment(None, None, None, None)
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
     """Return the validated changes; raise `ModelError` if one is not a number or is out of range."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
-        expected = "the fraction of the resized image to keep, above 0 and up to 1"
-        raise ModelError(f"crop is {shorten(crop)}, expected {expected}.")
+        expected = "the fraction of the resized image to keep, above 0 and up to 1."
+        raise argument_error(crop, "crop", expected, ModelError)
     means, stds = _to_values("mean", mean), _to_values("std", std)
     if stds is not None and min(stds) <= 0:
-        raise ModelError(f"std is {shorten(std)}, expected values above 0.")
+        raise argument_error(std, "std", "values above 0.", ModelError)
     return Adjustment(means, stds, _to_size(size), None if crop is None else float(crop))
 
 
 def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[str]]:
     """Return the adjusted preprocessing, and notes on assumptions and on values that look wrong."""
     preprocess = getattr(parts.preprocess, "plain", None) or parts.preprocess
-    notes = (
-        _describe_assumptions(preprocess, adjustment)
-        if parts.is_assumed and isinstance(preprocess, Preprocessing)
-        else []
-    )
+    is_assumed = parts.is_assumed and isinstance(preprocess, Preprocessing)
+    notes = _describe_assumptions(preprocess, adjustment) if is_assumed else []
     # Means above 1 are wrong for 8-bit and 16-bit images, but right for other files, such as DICOM.
     large_values = " and ".join(name for name in ("mean", "std") if max(getattr(adjustment, name) or (0,)) > 1)
     if large_values:
-        notes.append(
-            f"Values above 1 in {large_values}: 8-bit and 16-bit images are scaled to [0,1]. "
-            f"For them, divide {large_values} by 255."
-        )
+        problem = f"Values above 1 in {large_values}: 8-bit and 16-bit images are scaled to [0,1]"
+        notes.append(f"{problem}. For them, divide {large_values} by 255.")
     if not adjustment:
         return parts.preprocess, notes
     if not isinstance(preprocess, Preprocessing):
@@ -80,27 +76,22 @@ def _find_sizes(preprocess: Preprocessing, adjustment: Adjustment) -> tuple[tupl
     if adjustment.size is None and adjustment.crop is None:
         return preprocess.size, preprocess.resize
     is_squeezed = isinstance(adjustment.size, tuple) or isinstance(preprocess.resize, tuple)
-    resize_sides = preprocess.resize if isinstance(preprocess.resize, tuple) else (preprocess.resize, preprocess.resize)
-    size = (
-        preprocess.size
-        if adjustment.size is None
-        else adjustment.size
-        if isinstance(adjustment.size, tuple)
-        else (adjustment.size, adjustment.size)
-    )
+    size = preprocess.size if adjustment.size is None else _to_pair(adjustment.size)
     if adjustment.crop is not None:
         factors = [1 / adjustment.crop] * 2
+    elif isinstance(adjustment.size, tuple):
+        factors = [1.0, 1.0]
     else:
-        factors = (
-            [1.0, 1.0]
-            if isinstance(adjustment.size, tuple)
-            else [resized / side for resized, side in zip(resize_sides, preprocess.size)]
-        )
+        factors = [resized / side for resized, side in zip(_to_pair(preprocess.resize), preprocess.size)]
     height, width = (max(1, math.floor(side * factor + 1e-9)) for side, factor in zip(size, factors))
     return size, (height, width) if is_squeezed else min(height, width)
 
 
-def _describe_assumptions(preprocess: Preprocessing, adjustment: Adjustment) -> list[str]:
+def _to_pair(sides: int | tuple[int, int]) -> tuple[int, int]:
+    return sides if isinstance(sides, tuple) else (sides, sides)
+
+
+def _describe_assumptions(preprocess: Any, adjustment: Adjustment) -> list[str]:
     statistics = " and ".join(name for name in ("mean", "std") if getattr(adjustment, name) is None)
     assumptions = {
         "greyscale images": len(preprocess.mean) == 1,

@@ -22,19 +22,11 @@ from gradcam.hooks.containers import to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.images.read import IMAGE_FORMS, ImageLike, Region, is_one_image
 from gradcam.layers.find import find_layer, unwrap
+from gradcam.models import preprocess as preparing
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, take_size
 from gradcam.models.labels import find_class
-from gradcam.models.preprocess import (
-    Prepared,
-    Preprocess,
-    Reader,
-    Reading,
-    check_same_sizes,
-    find_windows,
-    read_image_file,
-    to_reading,
-)
+from gradcam.models.preprocess import Prepared, Preprocess, Reader, Reading, check_same_sizes, find_windows, to_reading
 from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
@@ -103,7 +95,7 @@ class Classifier:
     layer: str
     layer_for_positive: str | None = field(default=None, repr=False, kw_only=True)
     activation: str = "softmax"
-    reader: Reader = field(default=read_image_file, repr=False)
+    reader: Reader = field(default=preparing.read_image_file, repr=False)
     notes: Sequence[str] = field(default=(), repr=False)
     fit: str = field(default="crop", kw_only=True)
     predictions: str = field(default="own", repr=False, kw_only=True)

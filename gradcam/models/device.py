@@ -44,18 +44,14 @@ def check_device(device: torch.device, error: BaseException) -> None:
     if device.type != "cuda" or not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return
     try:
-        _run_on(device)
+        torch.zeros(1, dtype=torch.float32, device=device).cpu()
     except RuntimeError as failure:
         if not is_out_of_memory(failure):
             reason = " ".join(str(error).split(". ")[0].split("\n")[0].split()).rstrip(".")
+            advice = "Continue with --resume. If the device does not come back, give another --device."
             raise DeviceError(
-                f"{device} was lost ({reason}), and this process cannot use it any more. Continue with --resume. If "
-                "the device does not come back, give another --device."
+                f"{device} was lost ({reason}), and this process cannot use it any more. {advice}"
             ) from error
-
-
-def _run_on(device: torch.device) -> None:
-    torch.zeros(1, dtype=torch.float32, device=device).cpu()
 
 
 def find_precision(name: str) -> torch.dtype:
@@ -70,10 +66,8 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     dtype = find_precision(precision)
     if is_spread(model):
         if device != "auto" or dtype != torch.float32:
-            raise ModelError(
-                "The model is spread over several devices, and keeps its devices and precision: leave the device at 'auto' "
-                "and the precision at 'fp32'."
-            )
+            advice = "leave the device at 'auto' and the precision at 'fp32'."
+            raise ModelError(f"The model is spread over several devices, and keeps its devices and precision: {advice}")
         return _freeze(model)
     target_device = find_device(device)
     try:

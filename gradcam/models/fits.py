@@ -46,16 +46,12 @@ def get_steps(preprocess: Preprocess) -> Preprocessing:
 
 def show_whole(image: NDArray[Any], preprocess: Preprocessing, step: int) -> Tensor:
     """Preprocess the whole image at the default scale, with sides rounded to multiples of `step`; return (C,H,W)."""
-    sides, shorter = (
-        image.shape[:2],
-        preprocess.resize if isinstance(preprocess.resize, int) else min(preprocess.resize),
-    )
-    height, width = (max(1, round(side * (shorter / min(sides)) / step)) * step for side in sides)
+    shorter = preprocess.resize if isinstance(preprocess.resize, int) else min(preprocess.resize)
+    rows, columns = image.shape[:2]
+    height, width = (max(1, round(side * (shorter / min(rows, columns)) / step)) * step for side in (rows, columns))
     if height * width > MAX_AREA_FACTOR * math.prod(preprocess.size):
-        raise ImageError(
-            f"The image is {sides[1]} x {sides[0]}. With the fit 'whole', the model's input would be {width} x {height} "
-            "pixels, which is too large. Use the fit 'tiles'."
-        )
+        problem = f"With the fit 'whole', the model's input would be {width} x {height} pixels, which is too large"
+        raise ImageError(f"The image is {columns} x {rows}. {problem}. Use the fit 'tiles'.")
     return replace(preprocess, size=(height, width), resize=(height, width))(image)
 
 
@@ -71,10 +67,9 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
             resized(**inputs) if isinstance(inputs, dict) else resized(inputs)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or "no message"
-        raise ModelError(
-            f"The model takes only {width} x {height} pixels, so the fit 'whole' does not work ({type(error).__name__}: "
-            f"{reason}). Use the fit 'tiles' or 'crop'."
-        ) from error
+        problem = f"The model takes only {width} x {height} pixels, so the fit 'whole' does not work"
+        advice = "Use the fit 'tiles' or 'crop'."
+        raise ModelError(f"{problem} ({type(error).__name__}: {reason}). {advice}") from error
     _any_size_models.add(model)
 
 

@@ -95,10 +95,8 @@ def to_instance_classifier(
     TargetError
         If the target is a function or a position, or if nothing is detected in the image.
     """
-    batch, resolved = (
-        model.to_batch([picture]),
-        model.resolve(model.list_all() if target is None else target, [picture]),
-    )
+    target = model.list_all() if target is None else target
+    batch, resolved = model.to_batch([picture]), model.resolve(target, [picture])
     if (part := getattr(resolved, "edge", None) or getattr(resolved, "axis", None)) is not None:
         problem = f"The target is a position, {part}, which has no probability to evaluate."
         raise TargetError(f"{problem} Leave out the position, and evaluate the whole box or keypoint.")
@@ -110,21 +108,11 @@ def to_instance_classifier(
     instances = scored.instances[0]
     kind = instances[0].kind
     layer = model.layer or next(iter(execute_plan(model.model, batch, [], Plan(methods=methods, target=resolved))))[0]
-    names = [
-        instance.name if instance.number is None else f"{instance.kind} {instance.number}, {instance.name}"
-        for instance in instances
-    ]
+    numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in instances]
+    names = [f"{number}{instance.name}" for number, instance in zip(numbers, instances)]
+    labels = names if len(names) > 1 else [f"no {names[0]}", names[0]]
     run = ScoreModel(bound, scored.target, are_cosines=kind in COSINE_KINDS).eval()
-    return PictureScores(
-        model.name,
-        run,
-        model.preprocess,
-        max(2, len(instances)),
-        names if len(names) > 1 else [f"no {names[0]}", names[0]],
-        layer if layer in ("input", "attention") else find_layer(run, layer).name,
-        activation="applied" if kind in (*PROBABILITY_KINDS, *COSINE_KINDS) else "sigmoid",
-        reader=model.reader,
-        notes=model.notes,
-        instances=instances,
-        method=bound.method,
-    )
+    layer = layer if layer in ("input", "attention") else find_layer(run, layer).name
+    activation = "applied" if kind in (*PROBABILITY_KINDS, *COSINE_KINDS) else "sigmoid"
+    required = model.name, run, model.preprocess, len(labels), labels, layer, activation
+    return PictureScores(*required, reader=model.reader, notes=model.notes, instances=instances, method=bound.method)

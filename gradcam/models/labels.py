@@ -13,6 +13,8 @@ from typing import Any
 from gradcam.errors import ModelError, TargetError, find_similar_names, join_names, shorten
 from gradcam.images.files import read_text_file
 
+INDEX = re.compile(r"\d{1,9}", re.ASCII)
+
 
 def name_class(index: int | None, label: str | None, *, with_index: bool = False) -> str:
     """Return a class's display name: its label, or "class 282" if it has none."""
@@ -30,9 +32,8 @@ def find_class(labels: Sequence[str] | None, name: str, count: int | None = None
         if index < 0 and class_count is None:
             raise TargetError(f"Class {index} does not exist: classes are counted from 0.")
         if class_count is not None and not 0 <= index < class_count:
-            raise TargetError(
-                f"Class {index} does not exist: this model has {class_count} classes, 0 to {class_count - 1}."
-            )
+            classes = f"{class_count} classes, 0 to {class_count - 1}"
+            raise TargetError(f"Class {index} does not exist: this model has {classes}.")
         return index
     if labels is None:
         reason = "this model has no class names"
@@ -44,12 +45,9 @@ def find_class(labels: Sequence[str] | None, name: str, count: int | None = None
     if matches:
         choices = ", ".join(f"{index} ({labels[index]})" for index in matches)
         raise TargetError(f"Several classes are called '{name}': choose one by its index, {choices}.")
-    offers = find_similar_names(simplified, labels)
-    hint = (
-        f"nearest: {join_names(offers)}"
-        if offers
-        else f"the model has {len(labels)} classes, such as {join_names(labels[:3])}"
-    )
+    hint = f"the model has {len(labels)} classes, such as {join_names(labels[:3])}"
+    if offers := find_similar_names(simplified, labels):
+        hint = f"nearest: {join_names(offers)}"
     raise TargetError(f"No class is called '{name}'; {hint}.")
 
 
@@ -105,11 +103,10 @@ def fit_labels(labels: Sequence[str], logits: int, classes: int) -> list[str]:
     if logits == 1 and len(labels) == 1:
         return [f"not {labels[0]}", labels[0]] if classes == 2 else list(labels)
     if len(labels) != classes:
-        needed = (
-            f"{classes} classes" if logits > 1 else "a single logit: expected one label, or two (negative, positive)"
-        )
+        single = "a single logit: expected one label, or two (negative, positive)"
         start = f"{labels.path} has" if isinstance(labels, FileLabels) else "There are"
-        raise ModelError(f"{start} {len(labels)} labels, but the model has {needed}.")
+        outputs = f"{classes} classes" if logits > 1 else single
+        raise ModelError(f"{start} {len(labels)} labels, but the model has {outputs}.")
     return list(labels)
 
 
@@ -147,12 +144,8 @@ def _find_pairs(text: str) -> list[tuple[str, str]]:
     except csv.Error:  # a NUL byte, or an unclosed quote
         return []
     rows = [[cell.strip() for cell in row] for row in table]
-    if len(rows[0]) == 2 and not _is_index(rows[0][0]):
+    if len(rows[0]) == 2 and not INDEX.fullmatch(rows[0][0]):
         rows = rows[1:]
-    if not all(len(row) == 2 and _is_index(row[0]) and row[1] for row in rows):
+    if not all(len(row) == 2 and INDEX.fullmatch(row[0]) and row[1] for row in rows):
         return []
     return [(str(int(index)), name) for index, name in rows]
-
-
-def _is_index(cell: str) -> bool:
-    return re.fullmatch(r"\d{1,9}", cell, re.ASCII) is not None

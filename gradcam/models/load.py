@@ -391,7 +391,7 @@ def name_model(name: str | nn.Module) -> str:
 
 
 def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> Classifier:
-    is_complete = options.edits is UNADJUSTED and not parts.is_assumed
+    display_name, is_complete = name_model(name), options.edits is UNADJUSTED and not parts.is_assumed
     preprocess, assumed = (parts.preprocess, ()) if is_complete else adjust(parts, options.edits)
     try:
         findings, layer, positive = find_defaults(parts, preprocess, options.layer)
@@ -403,7 +403,7 @@ def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> 
     classes = 2 if findings.logits == 1 and activation in ("sigmoid", "applied") else findings.logits
     labels = options.names or parts.labels or (["output"] if classes == 1 and activation == "none" else None)
     labels = None if labels is None else fit_labels(labels, findings.logits, classes)
-    required = name_model(name), parts.model, preprocess, classes, labels, layer
+    required = display_name, parts.model, preprocess, classes, labels, layer
     notes, fields = (*parts.notes, *assumed, *guesses), {"reader": options.reader_function, "fit": options.fit}
     fields |= {"layer_for_positive": positive, "activation": activation, "predictions": options.predictions}
     classifier = Classifier(*required, notes=notes, **fields)

@@ -13,13 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.all_classes import (
-    ChannelProducts,
-    ClassMaps,
-    count_directions,
-    explain_all_classes,
-    record_layer_outputs,
-)
+from gradcam.cam.all_classes import ChannelProducts, count_directions, explain_all_classes, record_layer_outputs
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
@@ -37,6 +31,7 @@ from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, che
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 
+REFERENCE_NOTE = "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
 MAX_MAP_CELLS = 2**18  # for the maps of all classes, per method and layer; the page stores one byte per cell
@@ -104,9 +99,8 @@ def page(
     check_count(top, "top", "a number of classes, 1 or more.")
     classifier = load_classifier() if classifier is None else classifier
     if not isinstance(classifier, Classifier):
-        raise ModelError(
-            f"classifier is {type(classifier).__name__}, expected a model from gradcam.load_classifier or load_model."
-        )
+        expected = "a model from gradcam.load_classifier or load_model."
+        raise ModelError(f"classifier is {type(classifier).__name__}, expected {expected}")
     is_file = isinstance(image, (str, os.PathLike))
     title = name or (PurePath(os.fspath(image)).name if is_file else "picture")  # type: ignore[arg-type]  # a path
     builder = _PageBuilder(classifier, classifier.prepare(image), options)
@@ -151,9 +145,7 @@ class _PageBuilder:
         if not self.first_explanation.scores.isfinite().all():
             raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
         if self.first_explanation.reference is not None:
-            self.notes.append(
-                "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
-            )
+            self.notes.append(REFERENCE_NOTE)
         self.page_targets, order = list_things(self.first_explanation)
         self.total = 0
         return [to_map_set(explanation.maps[0].numpy()[order], explanation) for explanation in explanations.values()]
@@ -164,13 +156,11 @@ class _PageBuilder:
         """Return the maps of all classes if they can be computed together, or else of the most probable classes."""
         class_indices = self._to_indices(target)
         layer_names = list(layers) if layers is not None else self._choose_layer_names(methods)
-        modules = {name: layer_ref for name in layer_names if (layer_ref := self._find_module(name)) is not None}
-        with record_layer_outputs(modules) as recorded:
-            explanations = self.explain(
-                layer_names, methods, ClassTarget([class_indices]) if class_indices else ClassTarget()
-            )
+        self.modules = {name: module for name in layer_names if (module := self._find_module(name)) is not None}
+        class_target = ClassTarget([class_indices]) if class_indices else ClassTarget()
+        with record_layer_outputs(self.modules) as recorded:
+            explanations = self.explain(layer_names, methods, class_target)
         self.recorded = {name: runs[-1] for name, runs in recorded.items() if runs}
-        self.modules = modules
         self.first_explanation = next(iter(explanations.values()))
         probabilities = self.first_explanation.probabilities()[0]
         if not probabilities.isfinite().all():
@@ -200,12 +190,8 @@ class _PageBuilder:
     def _count(self, explanations: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
         """Return a callback that reports each finished derivative; None without `progress`."""
         progress, counter = self.options["progress"], count(1)
-        recorded_methods = [(self.recorded.get(layer), method) for layer, method in explanations]
-        total = sum(
-            count_directions(activations, method) or 0
-            for activations, method in recorded_methods
-            if activations is not None
-        )
+        recorded = [(self.recorded[layer], method) for layer, method in explanations if layer in self.recorded]
+        total = sum(count_directions(activations, method) or 0 for activations, method in recorded)
         return None if progress is None else lambda: progress(next(counter), total)
 
     def _find_module(self, layer: str) -> nn.Module | None:
@@ -235,23 +221,19 @@ class _PageBuilder:
             return None
         if len(ranked) * explanation.maps[0, 0].numel() > MAX_MAP_CELLS and method.name != "gradcam":
             return None
-        activations = self.recorded.get(layer)
-        if activations is None:
+        if layer not in self.recorded:
             return None
-        images = self.classifier.batch([self.prepared])
+        model, images, module = self.classifier.model, self.classifier.batch([self.prepared]), self.modules[layer]
         classes: Any = explanation.classes
-        options: dict[str, Any] = {"activations": activations, "known": explanation.maps[0], "classes": classes[0]}
-        model, layer_ref = self.classifier.model, self.modules[layer]
-        result = explain_all_classes(model, images, layer_ref, method, told=self.on_direction, **options)
+        options: dict[str, Any] = {"activations": self.recorded[layer], "told": self.on_direction}
+        options |= {"known": explanation.maps[0], "classes": classes[0]}
+        result = explain_all_classes(model, images, module, method, **options)
         if result is None:
             return None
-        content: dict[str, Any] = {"evidence": "signed"}
         if isinstance(result, ChannelProducts):
-            content |= {"weights": _to_numpy(result.weights[ranked.to(result.weights.device)])}
-            content |= {"channels": _to_numpy(result.channels)}
-        elif isinstance(result, ClassMaps):
-            content["maps"] = _to_numpy(result.maps[ranked.to(result.maps.device)])
-        return MapSet(layer, method.name, **content)
+            weights = _to_numpy(result.weights[ranked.to(result.weights.device)])
+            return MapSet(layer, method.name, "signed", weights=weights, channels=_to_numpy(result.channels))
+        return MapSet(layer, method.name, "signed", _to_numpy(result.maps[ranked.to(result.maps.device)]))
 
     def _explain_some(
         self, missing: Sequence[tuple[str, str]], by_name: dict[str, Method], classes: list[int]
@@ -268,16 +250,11 @@ class _PageBuilder:
         explanation, model = self.first_explanation, self.classifier
         notes = [*self.notes, *(note for note in explanation.notes if note)]
         load = "load_classifier" if model.task == "classification" else "load_model"
-        is_default = model.name == DEFAULT_MODEL
-        fields: dict[str, Any] = {
-            "code": f"gradcam.{load}({'' if is_default else json.dumps(model.name)})",
-            "words": [] if is_default else ["--model", model.name],
-            "reshape": None if callable(self.options["reshape"]) else self.options["reshape"],
-        }
-        visible = explanation.images[0], explanation.regions[0]
-        return Page(
-            title, *visible, model.name, self.page_targets, sets, self.total, notes=notes, first=self.first, **fields
-        )
+        name, words = (json.dumps(model.name), ["--model", model.name]) if model.name != DEFAULT_MODEL else ("", [])
+        reshape = None if callable(self.options["reshape"]) else self.options["reshape"]
+        visible, content = (explanation.images[0], explanation.regions[0]), (self.page_targets, sets, self.total)
+        fields: dict[str, Any] = {"code": f"gradcam.{load}({name})", "words": words, "reshape": reshape}
+        return Page(title, *visible, model.name, *content, notes=notes, first=self.first, **fields)
 
 
 def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
@@ -298,17 +275,14 @@ def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
         for module in names:
             hooks.after_forward(module, record)
         model(images.clone())
-    last_shape = next((shape for name, shape in shapes if name == layer_ref.name), None)
-    is_grid = last_shape is not None and last_shape[2:] != (1, 1) and last_shape[1] > min(last_shape[2:])
-    earlier = shapes[: [name for name, _ in shapes].index(layer_ref.name)] if last_shape is not None and is_grid else []
+    index = next((index for index, (name, _) in enumerate(shapes) if name == layer_ref.name), None)
+    if index is None:
+        return [last]
+    channels, rows, columns = shapes[index][1][1:]
+    is_grid = (rows, columns) != (1, 1) and channels > min(rows, columns)
     stages: dict[tuple[int, ...], str] = {}
-    for name, shape in earlier:
-        is_finer = (
-            last_shape is not None
-            and shape[2] > last_shape[2]
-            and shape[3] > last_shape[3]
-            and max(shape[2:]) < max(images.shape[2:])
-        )
+    for name, shape in shapes[:index] if is_grid else []:
+        is_finer = shape[2] > rows and shape[3] > columns and max(shape[2:]) < max(images.shape[2:])
         best = stages.get(shape[2:])
         if is_finer and (best is None or name.count(".") <= best.count(".")):
             stages[shape[2:]] = name

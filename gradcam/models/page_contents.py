@@ -45,9 +45,8 @@ def list_things(explanation: Any) -> tuple[PageTargets, list[int]]:
         return _list_instances(explanation, instances), list(range(count))
     if explanation.classes is None:
         names = [explanation.name_class(0, k) for k in range(count)]
-        return PageTargets("score", names, [None] * count, [None] * count, words=[None] * count, code=[None] * count), [
-            *range(count)
-        ]
+        blank = [None] * count
+        return PageTargets("score", names, blank, blank, words=blank, code=blank), list(range(count))
     indices = [int(index) for index in explanation.classes[0]]
     probabilities: list[float | None] = [None] * count
     with contextlib.suppress(GradcamError):
@@ -68,24 +67,18 @@ def _list_instances(explanation: Any, instances: Sequence[Instance | None]) -> P
     entries = [instance if instance is not None else Instance("score", "") for instance in instances]
     commands = [_to_words(instance) for instance in entries]
     numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in entries]
-    return PageTargets(
-        entries[0].kind,
-        [
-            f"{number}{_to_name(instance) or explanation.name_class(0, k)}"
-            for k, (number, instance) in enumerate(zip(numbers, entries))
-        ],
-        [instance.index for instance in entries],
-        [
-            None if instance.score is None or instance.kind in ("text", "like") else float(instance.score)
-            for instance in entries
-        ],
-        boxes=[
-            None if instance.box is None else [round(float(coordinate), 1) for coordinate in instance.box]
-            for instance in entries
-        ],
-        words=[words for words, _ in commands],
-        code=[code for _, code in commands],
-    )
+    names = [_to_name(instance) or explanation.name_class(0, k) for k, instance in enumerate(entries)]
+    names = [f"{number}{name}" for number, name in zip(numbers, names)]
+    indices = [instance.index for instance in entries]
+    boxes = [None if entry.box is None else [round(float(edge), 1) for edge in entry.box] for entry in entries]
+    words, code = ([command[part] for command in commands] for part in (0, 1))
+    probabilities = [find_probability(instance) for instance in entries]
+    return PageTargets(entries[0].kind, names, indices, probabilities, boxes=boxes, words=words, code=code)
+
+
+def find_probability(instance: Instance) -> float | None:
+    """Return the score of an instance if it is a probability; cosines are not."""
+    return None if instance.score is None or instance.kind in ("text", "like") else float(instance.score)
 
 
 def _to_name(instance: Instance) -> str:

@@ -65,14 +65,9 @@ def panel(
     """
     explained = list(explanations.values()) if isinstance(explanations, Mapping) else []
     is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)
-    if (
-        not explained
-        or not is_comparison
-        or not all(isinstance(explanation, ImageExplanation) for explanation in explained)
-    ):
-        raise GradcamError(
-            f"The explanations are {shorten(explanations)}, expected the result of Classifier.compare()."
-        )
+    if not (explained and is_comparison and all(isinstance(result, ImageExplanation) for result in explained)):
+        problem = f"The explanations are {shorten(explanations)}"
+        raise GradcamError(f"{problem}, expected the result of Classifier.compare().")
     for explanation in explained[1:]:
         check_compatible(explained[0], explanation)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
@@ -81,10 +76,8 @@ def panel(
         raise ImageError(f"There is no image {i}: there are {len(first.images)} image(s).")
     # Each method has its own layer, so the titles name the layers.
     if len(layers) > 1 and len(methods) == len(explanations):
-        titles = [
-            explanation.method if explanation.layer == first.layer else f"{explanation.method} at {explanation.layer}"
-            for explanation in explained
-        ]
+        places = ["" if explanation.layer == first.layer else f" at {explanation.layer}" for explanation in explained]
+        titles = [f"{explanation.method}{place}" for explanation, place in zip(explained, places)]
     else:
         for layer, method in itertools.product(layers, methods):
             if (layer, method) not in explanations:
@@ -93,14 +86,10 @@ def panel(
         across = [[explanations[layer, method] for method in methods] for layer in layers]
     if first.instances is not None and len(explained) == 1 and len(first.instances[i]) > 1:
         return _draw_instances(first, i, height, alpha=alpha, colormap=colormap)
-    rows = [
-        PanelRow(
-            _title(row[0], i, k),
-            [_draw_seen_part(first, i), *(_draw_seen_part(explanation, i, k, alpha, colormap) for explanation in row)],
-        )
-        for row in across
-        for k in range(first.maps.shape[1])
-    ]
+    rows = []
+    for row, k in itertools.product(across, range(first.maps.shape[1])):
+        cells = [_draw_seen_part(explanation, i, k, alpha, colormap) for explanation in row]
+        rows.append(PanelRow(_title(row[0], i, k), [_draw_seen_part(first, i), *cells]))
     signed = first.evidence == "signed"
     return draw_panel(["image", *titles], rows, height=height, colormap=colormap, signed=signed)
 

@@ -92,10 +92,7 @@ class Preprocessing:
             resized = torch.from_numpy(np.concatenate(planes, axis=2)).permute(2, 0, 1).float().div_(255)
         else:
             resized = self._resize_deep(values, box)
-        mean, std = (
-            torch.tensor(statistic, dtype=torch.float32, device="cpu")[:, None, None]
-            for statistic in (self.mean, self.std)
-        )
+        mean, std = torch.tensor([self.mean, self.std], dtype=torch.float32, device="cpu")[:, :, None, None]
         return resized.sub(mean).div_(std)
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
@@ -155,12 +152,9 @@ class WholeImage:
         scale = 1.0 if self.side is None else self.side / min(height, width)
         if self.longest is not None:
             scale = min(scale, self.longest / max(height, width))
-        step = self.multiple
-        lengths = (
-            int(side * scale + 1e-9) if step == 1 else round(side * scale / step) * step for side in (height, width)
-        )
-        sides = [max(step, length) for length in lengths]
-        size = (sides[0], sides[1])
+        step, sides = self.multiple, (height * scale, width * scale)
+        rows, columns = (int(side + 1e-9) if step == 1 else round(side / step) * step for side in sides)
+        size = max(step, rows), max(step, columns)
         return Preprocessing(size, size, self.mean, self.std, self.interpolation)(image)
 
     def region(self, height: int, width: int) -> Region:
@@ -184,10 +178,8 @@ def check_form(values: Any) -> NDArray[Any]:
     """Return values (H,W) or (H,W,C) in native byte order; raise `ImageError` for a wrong shape or dtype."""
     is_image = isinstance(values, np.ndarray) and values.ndim in (2, 3) and values.size > 0
     if not is_image or values.dtype.kind not in "uif":
-        raise ImageError(
-            f"The image is {_describe(values)}, expected an RGB array, uint8 (H,W,3), or an array (H,W) or "
-            "(H,W,C) of integers or floats."
-        )
+        expected = "an RGB array, uint8 (H,W,3), or an array (H,W) or (H,W,C) of integers or floats."
+        raise ImageError(f"The image is {_describe(values)}, expected {expected}")
     return np.asarray(values, values.dtype.newbyteorder("="))
 
 
@@ -203,10 +195,8 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
         return luminance.astype(values.dtype)
     takes = "one channel" if channels == 1 else f"{channels} channels"
     forms = {1: "an RGB array of 8 or 16 bits, or one channel (H,W)", 3: "an RGB array, one channel (H,W), or (H,W,3)"}
-    raise ImageError(
-        f"The image is {_describe(values)}, with {count} channel(s), but the model takes {takes}: "
-        f"expected {forms.get(channels, f'an array (H,W,{channels})')}."
-    )
+    problem = f"{_describe(values)}, with {count} channel(s), but the model takes {takes}"
+    raise ImageError(f"The image is {problem}: expected {forms.get(channels, f'an array (H,W,{channels})')}.")
 
 
 def scale(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -225,11 +215,14 @@ def _split(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 # The preprocessing that most ImageNet models were trained with. It is used for models whose preprocessing is unknown.
-ASSUMED = Preprocessing(
-    size=(224, 224), resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
-)
+ASSUMED = Preprocessing((224, 224), 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
 # For one channel, the mean and the standard deviation are averaged over the three channels.
 ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
+
+
+def assume_preprocessing(side: Any) -> Preprocessing:
+    """Return the usual preprocessing, for images of a model's side length in pixels if that is known."""
+    return replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
 
 
 Path = str | os.PathLike[str]

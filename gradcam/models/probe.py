@@ -22,13 +22,22 @@ from gradcam.layers.token_layout import takes_volumes
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
-from gradcam.targets.classes import BINARY_LOGIT_WARNING, PROBABILITIES_WARNING, find_logits
-from gradcam.targets.heads import are_probabilities, require_class_head
-from gradcam.targets.output_heads import find_activation
+from gradcam.targets import classes as targets
+from gradcam.targets.classes import are_probabilities, find_activation, find_logits
+from gradcam.targets.heads import require_class_head
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "
     "gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` support such models."
+)
+SOFTMAX_NOTE = (
+    "Assumed softmax for the class probabilities. For a multi-label model, use --activation sigmoid "
+    '(activation="sigmoid" in Python).'
+)
+UNIT_INTERVAL_HINT = " The output is between 0 and 1: if these values are probabilities, use --activation none."
+INPUT_HINT = (
+    "If the model takes a different size, give --size. If it takes a different number of channels, give --mean and --std "
+    "with one value per channel (size=, mean=, std= in Python)."
 )
 NOISE_SIDE = 224  # pixels, if the preprocessing does not define a size
 # For the last operation of a model, the activation that remains to be applied.
@@ -46,8 +55,9 @@ class Findings:
 
 def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
     """Return findings on a model, `layer` and `layer_for_positive`, as in `Parts`; run the model only if needed."""
-    requested = None if layer_name is None else find_layer(unwrap(parts.model), layer_name).name
-    layer, positive = (requested, None) if requested is not None else (parts.layer, parts.layer_for_positive)
+    layer, positive = parts.layer, parts.layer_for_positive
+    if layer_name is not None:
+        layer, positive = find_layer(unwrap(parts.model), layer_name).name, None
     if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
         return Findings(parts.classes, None, False), layer, positive
     images = make_noise(preprocess, parts.model)
@@ -73,20 +83,12 @@ def choose_activation(requested: str, provided: str | None, findings: Findings) 
         return requested, ()
     if findings.activation == "none":
         applied = "applied" if findings.logits == 1 else "none"
-        return applied, (PROBABILITIES_WARNING.format("probabilities").replace("none", applied),)
+        return applied, (targets.PROBABILITIES_WARNING.format("probabilities").replace("none", applied),)
     if certain := findings.activation or (provided if findings.logits > 1 or provided == "none" else None):
         return certain, ()
     if findings.logits == 1:
-        return "sigmoid", (BINARY_LOGIT_WARNING.format('--task regression (activation="none" in Python)'),)
-    hint = (
-        " The output is between 0 and 1: if these values are probabilities, use --activation none."
-        if findings.in_unit_interval
-        else ""
-    )
-    return "softmax", (
-        "Assumed softmax for the class probabilities. For a multi-label model, use --activation sigmoid "
-        f'(activation="sigmoid" in Python).{hint}',
-    )
+        return "sigmoid", (targets.BINARY_LOGIT_WARNING.format('--task regression (activation="none" in Python)'),)
+    return "softmax", (SOFTMAX_NOTE + (UNIT_INTERVAL_HINT if findings.in_unit_interval else ""),)
 
 
 def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
@@ -113,10 +115,8 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
         # The shape is valid, so the message of the `TargetError` explains the problem.
         if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:
             raise ModelError(str(error)) from None
-        raise ModelError(
-            f"The model returns {returned} for one image, expected (1, classes): it is not a classifier. For other "
-            "models, use gradcam.explain() with a function as target=."
-        ) from None
+        problem = f"The model returns {returned} for one image, expected (1, classes): it is not a classifier"
+        raise ModelError(f"{problem}. For other models, use gradcam.explain() with a function as target=.") from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))
     # A model that also returns its probabilities reveals which activation it applies.
@@ -144,8 +144,6 @@ def run(model: nn.Module, images: Tensor) -> Any:
             raise ModelError(VOLUMES) from error
         message = " ".join(str(error).split())[:300] or "no message"
         channels, height, width = images.shape[1:]
-        raise ModelError(
-            f"The model fails on an image of {height} x {width} with {channels} channel(s), {type(error).__name__}: "
-            f"{message.rstrip('.')}. If the model takes a different size, give --size. If it takes a different number of "
-            "channels, give --mean and --std with one value per channel (size=, mean=, std= in Python)."
-        ) from error
+        problem = f"The model fails on an image of {height} x {width} with {channels} channel(s)"
+        reason = f"{type(error).__name__}: {message.rstrip('.')}"
+        raise ModelError(f"{problem}, {reason}. {INPUT_HINT}") from error

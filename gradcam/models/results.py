@@ -23,7 +23,7 @@ from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
 from gradcam.models.labels import name_class
-from gradcam.models.page_contents import show_explanation
+from gradcam.models.page_contents import find_probability, show_explanation
 from gradcam.options import keep_old_names
 from gradcam.renames import find_old_names
 from gradcam.targets.base import Instance
@@ -188,19 +188,17 @@ class ImageResult(_SharedFields):
         ImageError
             If there is no such image or class.
         """
-        value, instance = None, self.instance(i, k)
-        if instance is not None:
-            value = instance.score
-        else:
+        instance = self.instance(i, k)
+        value = None if instance is None else instance.score
+        if instance is None:
             # This fails if the output has several heads, because only the target knew which head it explained.
             with contextlib.suppress(GradcamError):
                 value = self.probability(i, k)
         suffix = ""
         if value is not None:  # a probability in percent, or the raw value of a regression
-            is_cosine = instance is not None and instance.kind in ("text", "like")
+            is_cosine = instance is not None and find_probability(instance) is None
             is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
-            is_probability = not (is_cosine or is_value)
-            suffix = f", {100 * value:.0f} %" if is_probability else f", {value:.4g}"
+            suffix = f", {value:.4g}" if is_cosine or is_value else f", {100 * value:.0f} %"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
         return f"{self.name_class(i, k)}{suffix}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
@@ -220,10 +218,9 @@ class ImageResult(_SharedFields):
         """
         per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes")}
         fields: dict[str, Any] = {name: values[i : i + 1] for name, values in per_image.items()}
-        fields |= self._take_instances(i)
         count = len(self.images)
-        output = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
-        return replace(self, **(fields | {"output": output}))
+        fields["output"] = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
+        return replace(self, **(fields | self._take_instances(i)))
 
     def _take_instances(self, i: int) -> dict[str, Any]:
         """Return the fields of image i that only task models have."""
@@ -269,11 +266,9 @@ class ImageResult(_SharedFields):
 def _to_figure(pixels: Pixels, height: int, caption: str) -> str:
     pixels = scale_to_height(pixels, height) if pixels.shape[0] > height else pixels
     data, text = base64.b64encode(encode_image(pixels, ".jpg", 90)).decode(), html.escape(caption)
-    return (
-        f'<figure style="margin: 0; max-width: {pixels.shape[1]}px">'
-        f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="max-width: 100%">'
-        f"<figcaption>{text}</figcaption></figure>"
-    )
+    image = f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="max-width: 100%">'
+    style = f"margin: 0; max-width: {pixels.shape[1]}px"
+    return f'<figure style="{style}">{image}<figcaption>{text}</figcaption></figure>'
 
 
 @keep_old_names
@@ -346,9 +341,8 @@ class ImageExplanation(ImageResult, Explanation):
             If the colour map is unknown, or the opacity is outside [0,1].
         """
         select_maps(i, k, tuple(self.maps.shape))
-        options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
-        heatmap, region = self.heatmaps[i][k], self.regions[i]
-        pixels = overlay(self.images[i], heatmap, region=region, signed=self.evidence == "signed", **options)
+        options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline, "region": self.regions[i]}
+        pixels = overlay(self.images[i], self.heatmaps[i][k], signed=self.evidence == "signed", **options)
         instance = self.instance(i, k)
         return pixels if instance is None or not outline else draw_marks(pixels, [to_mark(instance)])
 
@@ -438,25 +432,19 @@ class ImageExplanation(ImageResult, Explanation):
         return self.overlay(i, k, **options)
 
     def _take_instances(self, i: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {"detections": None if self.detections is None else self.detections[i : i + 1]}
         if self.instances is None:
-            return {"detections": None if self.detections is None else self.detections[i : i + 1]}
+            return fields
         instances = self.instances[i]
-        fields: dict[str, Any] = {
-            "instances": [instances],
-            "detections": None if self.detections is None else self.detections[i : i + 1],
-        }
+        fields["instances"] = [instances]
         for name in ("maps", "scores", "classes"):  # without the padding for images with fewer instances
             values = getattr(self, name)
             fields[name] = None if values is None else values[i : i + 1, : len(instances)]
         fields["heatmaps"] = self.heatmaps[i][None, : len(instances)]
         if self.reference is not None:
-            reference = self.reference
-            fields["reference"] = replace(
-                reference,
-                maps=reference.maps[:, i : i + 1],
-                heatmaps=reference.heatmaps[:, i : i + 1],
-                scores=reference.scores[:, i : i + 1],
-            )
+            tensors = {name: getattr(self.reference, name) for name in ("maps", "heatmaps", "scores")}
+            columns = {name: values[:, i : i + 1] for name, values in tensors.items()}
+            fields["reference"] = replace(self.reference, **columns)
         return fields
 
     def laid_on_pictures(self) -> Self:
@@ -481,19 +469,13 @@ class ImageExplanation(ImageResult, Explanation):
 
 def to_mark(instance: Instance) -> Mark:
     """Return the mark that draws an instance."""
-    number = "" if instance.number is None else f"{instance.number} "
-    percentage = "" if instance.score is None or instance.kind in ("text", "like") else f" {100 * instance.score:.0f} %"
+    number, score = "" if instance.number is None else f"{instance.number} ", find_probability(instance)
+    name = f"{number}{instance.name}" + ("" if score is None else f" {100 * score:.0f} %")
+    text = name if instance.kind in ("box", "missed", "keypoint", "mask") else ""
+    box = None if instance.kind == "mask" else instance.box
     mask = None if instance.mask is None else instance.mask.cpu().numpy()
-    text = f"{number}{instance.name}{percentage}" if instance.kind in ("box", "missed", "keypoint", "mask") else ""
-    return Mark(
-        box=None if instance.kind == "mask" else instance.box,
-        edge=instance.edge,
-        mask=mask,
-        point=instance.point,
-        text=text,
-        number=instance.number,
-        dashed=instance.kind == "missed",
-    )
+    shape: dict[str, Any] = {"box": box, "edge": instance.edge, "mask": mask, "point": instance.point}
+    return Mark(**shape, text=text, number=instance.number, dashed=instance.kind == "missed")
 
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:

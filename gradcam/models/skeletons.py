@@ -95,20 +95,14 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
     except (Exception, SystemExit) as error:  # a model may raise anything
         if "meta" not in str(error).lower():
             raise to_run_error(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
-        rows, note = (
-            _list_with_random_weights(blueprint, skeleton),
-            "The forward pass needs real values: the model was run with random weights.",
-        )
+        rows = _list_with_random_weights(blueprint, skeleton)
+        note = "The forward pass needs real values: the model was run with random weights."
     family = find_main_family(skeleton.model)
-    layer_names = () if family is None else [layer.partition(":")[0] for layer in family.layers]
-    layer_names, positive = (
-        ([skeleton.layer], skeleton.layer_for_positive) if skeleton.layer is not None else (layer_names, None)
-    )
-    if layer_names:
-        rows = tuple(
-            replace(row, is_suggested=row.name in layer_names, suggested_for_positive=row.name == positive)
-            for row in rows
-        )
+    names = [] if family is None else [layer.partition(":")[0] for layer in family.layers]
+    names, positive = (names, None) if skeleton.layer is None else ([skeleton.layer], skeleton.layer_for_positive)
+    if names:
+        marks = [{"is_suggested": row.name in names, "suggested_for_positive": row.name == positive} for row in rows]
+        rows = tuple(replace(row, **mark) for row, mark in zip(rows, marks))
     return Survey(skeleton, rows, note, is_of_task=family is not None)
 
 
@@ -118,10 +112,8 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
     is_volume = len(skeleton.size) > 2  # several passes over a volume take minutes
     if is_volume or count > MAX_PARAMETERS_TO_RUN or not any(row.cam and row.guessed for row in rows):
         return rows
-    with (
-        contextlib.suppress(Exception),
-        torch.random.fork_rng(devices=()),
-    ):  # The rows are complete without this run, so errors are ignored.
+    # The rows are complete without this run, so errors are ignored.
+    with contextlib.suppress(Exception), torch.random.fork_rng(devices=()):
         torch.manual_seed(0)  # so that the list is reproducible
         places = {row.name: row.places for row in _list_with_random_weights(blueprint, skeleton)}
         return tuple(replace(row, places=places.get(row.name)) for row in rows)

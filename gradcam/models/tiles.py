@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,23 +48,16 @@ class Tiles:
 
     def check(self) -> None:
         """Raise `ImageError` if there are too many tiles."""
-        count = math.prod(
-            len(self._spread(length, window)) for length, window in zip(self.canvas, self.preprocess.size)
-        )
+        count = math.prod(map(len, self._spread_axes()))
         if count > MAX_TILES_PER_IMAGE:
-            problem = (
-                f"Tiles of {self.side} pixels would split this image into {count} tiles, "
-                f"expected at most {MAX_TILES_PER_IMAGE}"
-            )
-            raise ImageError(
-                f"{problem}: use the fit 'tiles:{math.ceil(self.side * math.sqrt(count / MAX_TILES_PER_IMAGE))}'."
-            )
+            side = math.ceil(self.side * math.sqrt(count / MAX_TILES_PER_IMAGE))
+            problem = f"Tiles of {self.side} pixels would split this image into {count} tiles"
+            raise ImageError(f"{problem}, expected at most {MAX_TILES_PER_IMAGE}: use the fit 'tiles:{side}'.")
 
     @property
     def starts(self) -> list[tuple[int, int]]:
         """Return the corner of each tile on the canvas: (top, left)."""
-        rows, columns = (self._spread(length, window) for length, window in zip(self.canvas, self.preprocess.size))
-        return [(top, left) for top in rows for left in columns]
+        return list(itertools.product(*self._spread_axes()))  # type: ignore[arg-type]  # two axes
 
     def batches(self) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
         """Yield batches of tiles: their corners, and the network's input (N,C,h,w)."""
@@ -72,10 +66,10 @@ class Tiles:
             batch = starts[first : first + TILES_PER_BATCH]
             yield batch, torch.stack([self._read_tile(*start) for start in batch])
 
-    def _spread(self, length: int, window: int) -> list[int]:
-        gaps = math.ceil((length - window) / (window * (1 - OVERLAP)))
-        ends = np.linspace(0, length - window, gaps + 1)
-        return [round(end / self.step) * self.step for end in ends]
+    def _spread_axes(self) -> Iterator[list[int]]:
+        for length, window in zip(self.canvas, self.preprocess.size):
+            gaps = math.ceil((length - window) / (window * (1 - OVERLAP)))
+            yield [round(start / self.step) * self.step for start in np.linspace(0, length - window, gaps + 1)]
 
     def _read_tile(self, top: int, left: int) -> Tensor:
         scales = [side / length for side, length in zip(self.image.shape, self.canvas)]
@@ -118,10 +112,8 @@ def explain_tiles(
 def stack(explanations: Sequence[Explanation]) -> Explanation:
     """Concatenate explanations of single images of the same size; the output is the first explanation's."""
     names = [name for name in ("maps", "heatmaps", "classes", "scores") if getattr(explanations[0], name) is not None]
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(explanation, name) for explanation in explanations]) for name in names
-    }
-    return replace(explanations[0], **joined)
+    values = [[getattr(explanation, name) for explanation in explanations] for name in names]
+    return replace(explanations[0], **dict(zip(names, map(torch.cat, values))))
 
 
 class _BlendedSum:
@@ -129,26 +121,22 @@ class _BlendedSum:
 
     def __init__(self, explanation: Explanation, tiles: Tiles) -> None:
         classes, grid = explanation.maps.shape[1], explanation.maps.shape[2:]
-        cells = [
-            round(length * cell_count / side)
-            for length, cell_count, side in zip(tiles.canvas, grid, tiles.preprocess.size)
-        ]
-        dtype, device = torch.float32, explanation.maps.device
-        positions = [torch.arange(length, dtype=dtype, device=device) + 0.5 for length in grid]
+        axes = zip(tiles.canvas, grid, tiles.preprocess.size)
+        options: dict[str, Any] = {"dtype": torch.float32, "device": explanation.maps.device}
+        positions = [torch.arange(length, **options) + 0.5 for length in grid]
         # Weights are highest in the middle of a tile and lowest at its border.
         down, across = (torch.minimum(position, length - position) for position, length in zip(positions, grid))
-        self.maps = torch.zeros(classes, *cells, dtype=dtype, device=device)
-        self.weights = torch.zeros(cells, dtype=dtype, device=device)
+        self.weights = torch.zeros([round(length * cells / side) for length, cells, side in axes], **options)
+        self.maps = torch.zeros(classes, *self.weights.shape, **options)
         self.window, self.lengths = down[:, None] * across, tiles.preprocess.size
         self.scores, self.count = torch.zeros_like(explanation.scores[0]), 0
 
     def add(self, explanation: Explanation, starts: Sequence[tuple[int, int]]) -> None:
         rows, columns = self.window.shape
+        axes = list(zip(self.window.shape, self.lengths, self.weights.shape))
         for start, maps, scores in zip(starts, explanation.maps, explanation.scores):
-            top, left = (
-                min(round(offset * cells / length), total - cells)
-                for offset, cells, length, total in zip(start, self.window.shape, self.lengths, self.weights.shape)
-            )
+            corner = zip(start, axes)
+            top, left = (min(round(first * cells / side), total - cells) for first, (cells, side, total) in corner)
             self.maps[:, top : top + rows, left : left + columns] += maps * self.window
             self.weights[top : top + rows, left : left + columns] += self.window
             self.scores += scores

@@ -18,7 +18,7 @@ from gradcam.batch.save import describe_weights
 from gradcam.cli import cli
 from gradcam.models.checkpoints.read import hash_weights
 from gradcam.models.providers import torchvision as provider
-from gradcam.models.providers.base import Recognised, recognise
+from gradcam.models.providers.base import recognise
 
 WEIGHTS = torchvision.models.MobileNet_V2_Weights
 V1, V2 = "mobilenet_v2-b0353104.pth", "mobilenet_v2-7ebf99e0.pth"
@@ -86,10 +86,10 @@ def test_the_content_has_priority_over_the_name(tmp_path: Path) -> None:
     file.write_bytes(b"weights")
     digits = hashlib.sha256(b"weights").hexdigest()[:8]
     names = ["net-11111111.pth", f"net-{digits}.pth"]
-    assert recognise(file, names) == Recognised(f"net-{digits}.pth", True)
-    assert recognise(file, names[:1]) == Recognised(names[0], False)
-    assert recognise(file, ["other-22222222.pth", "plain.pth"]) is None
-    assert recognise(tmp_path / "plain.safetensors", ["plain.pth"]) == Recognised("plain.pth", False)
+    assert recognise(file, names) == (f"net-{digits}.pth", "content")
+    assert recognise(file, names[:1]) == (names[0], "name")
+    assert recognise(file, ["other-22222222.pth", "plain.pth"]) == (None, "")
+    assert recognise(tmp_path / "plain.safetensors", ["plain.pth"]) == ("plain.pth", "name")
 
 
 def test_a_rewritten_file_of_weights_is_hashed_again(tmp_path: Path) -> None:

@@ -238,10 +238,9 @@ class Difference:
     def notes(self) -> Sequence[str]:
         """Return a note on ignored tensors, except for counters."""
         names = [name for name in self.negligible if name.rpartition(".")[2] != COUNTER]
-        example = (
-            f"{len(names)} tensor(s) that the model does not need were ignored, such as '{names[0]}'." if names else ""
-        )
-        return [example] if example else ()
+        if not names:
+            return ()
+        return [f"{len(names)} tensor(s) that the model does not need were ignored, such as '{names[0]}'."]
 
     def describe(self, model: nn.Module) -> tuple[str, str]:
         """Return a summary line, and the details: three counted lists and the likely cause."""

@@ -29,17 +29,8 @@ from gradcam.images.files import hash_file, open_file
 
 # Keys of averaged weights come first, as in timm, because such models are evaluated with their averages.
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema", "ema_model")
-STATE_DICT_KEYS = (
-    *AVERAGES,
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "module",
-    "network",
-    "weights",
-    "params",
-)
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
+KNOWN_KEYS = AVERAGES + STATE_DICT_KEYS
 MAX_KEY_DEPTH = 3
 # Before zip files, torch.save wrote several pickles: the first is this number, and the fourth is the content.
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
@@ -199,12 +190,11 @@ class StateDict:
 
     @property
     def is_known(self) -> bool:
-        return all(key in STATE_DICT_KEYS for key in self.keys)
+        return all(key in KNOWN_KEYS for key in self.keys)
 
     @property
     def rank(self) -> Sequence[int]:
-        order = STATE_DICT_KEYS
-        return tuple(order.index(key) if key in order else len(order) for key in self.keys)
+        return tuple(KNOWN_KEYS.index(key) if key in KNOWN_KEYS else len(KNOWN_KEYS) for key in self.keys)
 
 
 def find_state_dicts(content: object, is_tensor: Callable[[object], bool]) -> Sequence[StateDict]:
@@ -228,7 +218,7 @@ def _search_state_dicts(content: object, is_tensor: Callable[[object], bool], de
     for name, value in content.items():
         if is_state_dict(value, is_tensor) and isinstance(name, str):
             yield StateDict((name,), value)
-        elif name in STATE_DICT_KEYS:
+        elif name in KNOWN_KEYS:
             for state_dict in _search_state_dicts(value, is_tensor, depth - 1):
                 yield StateDict((name, *state_dict.keys), state_dict.values)
 

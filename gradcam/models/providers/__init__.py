@@ -46,9 +46,7 @@ PROVIDERS = (
     Provider("hf:NAME", "a Hugging Face model, by name or by folder", r"hf:(.*)", "huggingface"),
     Provider("FILE.py:FUNCTION", "your own model, returned by the function", r"(.+\.py(?::.*)?)", "custom"),
     Provider("MODULE:FUNCTION", "your own model, from a Python module", r"([^:]*\.[^:]*:.*)", "custom"),
-    Provider(
-        "NAME[:WEIGHTS]", "a torchvision model: classification, detection or segmentation", r"(.*)", "torchvision"
-    ),
+    Provider("NAME[:WEIGHTS]", "a torchvision model: classification, detection or segmentation", "(.*)", "torchvision"),
 )
 
 
@@ -95,9 +93,8 @@ def find_blueprint(name: str) -> Blueprint:
 
 def _find_provider(name: str) -> tuple[Any, str]:
     if not isinstance(name, str):
-        raise ModelError(
-            f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT_MODEL}', or a torch.nn.Module."
-        )
+        expected = f"a name, such as '{DEFAULT_MODEL}', or a torch.nn.Module."
+        raise ModelError(f"There is no model {shorten(name)}: expected {expected}")
     matches = ((provider, re.fullmatch(provider.pattern, name, re.DOTALL)) for provider in PROVIDERS)
     # The last pattern matches any name.
     provider, provider_match = next((provider, match) for provider, match in matches if match)

@@ -127,9 +127,8 @@ def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Mod
     built again with values if that fails, if parameters are shared, or if the checkpoint lacks values that the model
     needs.
     """
-    with contextlib.suppress(
-        Exception
-    ):  # A model that reads its values fails here. Any other error is raised again below.
+    # A model that reads its values fails here. Any other error is raised again below.
+    with contextlib.suppress(Exception):
         with empty_parameters():
             model = build()
         parameters = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
@@ -143,9 +142,8 @@ def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Mod
 
 def _lacks_values(model: nn.Module) -> bool:
     """Return True if a parameter, a buffer or an attribute of a module holds a tensor without values."""
-    attributes = [
-        value for module in model.modules() for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES
-    ]
+    items = [item for module in model.modules() for item in vars(module).items()]
+    attributes = [value for name, value in items if name not in MODULE_ATTRIBUTES]
     return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *list_tensors(attributes)))
 
 
@@ -198,42 +196,28 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
             return
         except (OSError, RuntimeError, http.client.HTTPException) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-    raise ModelError(
-        f"The weights cannot be downloaded ({reason}). Download {url} on another computer. Save the file as {path}, or "
-        f"give it with --weights FILE (weights= in Python). {NO_DOWNLOAD_HINT}"
-    )
+    advice = f"Save the file as {path}, or give it with --weights FILE (weights= in Python)."
+    problem = f"The weights cannot be downloaded ({reason}). Download {url} on another computer"
+    raise ModelError(f"{problem}. {advice} {NO_DOWNLOAD_HINT}")
 
 
-@dataclass(frozen=True)
-class Recognised:
-    """An official file of a library; `is_certain` is True if its content matches, False if only its name does."""
-
-    name: str
-    is_certain: bool
-
-
-def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
-    """Recognise an official file, such as mobilenet_v2-b0353104.pth, by its content or name; return None if unknown."""
+def recognise(path: Path, names: Iterable[str]) -> tuple[str | None, str]:
+    """Recognise an official file, such as mobilenet_v2-b0353104.pth; return its name, and "content", "name" or ""."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
-    certain = [Recognised(name, True) for prefix, name in hashes.items() if digest.startswith(prefix)]
+    certain = [(name, "content") for prefix, name in hashes.items() if digest.startswith(prefix)]
     # A converted or fine-tuned file may have the official name: mobilenet_v2-b0353104.safetensors.
-    similar = [Recognised(name, False) for stem, name in stems.items() if path.name.startswith(stem)]
-    return next(iter([*certain, *similar]), None)
+    similar = [(name, "name") for stem, name in stems.items() if path.name.startswith(stem)]
+    return next(iter([*certain, *similar]), (None, ""))
 
 
-def describe_preprocessing(
-    path: Path, recognised: Recognised | None, library: str, name: str, preprocess: Preprocessing
-) -> str:
+def describe_preprocessing(path: Path, criterion: str, library: str, name: str, preprocess: Preprocessing) -> str:
     """Return a note that a checkpoint gets the preprocessing of `name`, the library's weights, and why."""
     sides = (value if isinstance(value, tuple) else (value, value) for value in (preprocess.resize, preprocess.size))
     resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in sides)
     steps = f"resize {resize}, centre crop {size}"
-    if recognised is None:
-        start = f"{path.name} is not an official {library} file: using the preprocessing of {name} ({steps})"
-        return f"{start}. Override with --size, --crop, --mean, --std."
-    criterion = "content" if recognised.is_certain else "name"
-    return (
-        f"{path.name} was recognised as {name} by the file's {criterion}: using the preprocessing of {name} ({steps})."
-    )
+    choice = f"using the preprocessing of {name} ({steps})."
+    if not criterion:
+        return f"{path.name} is not an official {library} file: {choice} Override with --size, --crop, --mean, --std."
+    return f"{path.name} was recognised as {name} by the file's {criterion}: {choice}"

@@ -17,7 +17,7 @@ from gradcam.layers.find import refuse_foreign_models, unwrap
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.device import first_channels
-from gradcam.models.preprocess import ASSUMED
+from gradcam.models.preprocess import assume_preprocessing
 from gradcam.models.providers.base import Blueprint, Parts, import_extra
 
 
@@ -32,11 +32,8 @@ def load(name: str, weights: Path | None) -> Parts:
 
 def plan(name: str) -> Blueprint:
     """Return the blueprint of the model that the function returns; raise `ModelError` if there is no such function."""
-    function = (
-        plugins.load_plugin("models", name)
-        if name in plugins.list_entry_points("models")
-        else plugins.import_object(name)
-    )
+    is_entry_point = name in plugins.list_entry_points("models")
+    function = plugins.load_plugin("models", name) if is_entry_point else plugins.import_object(name)
     return Blueprint(partial(_call_factory, function, name))
 
 
@@ -52,17 +49,13 @@ def _find_preprocessing(model: nn.Module) -> Parts:
     try:
         for name, module in model.named_modules():
             if (parts := _read_settings(module)) is not None:
-                note = (
-                    f"Using the preprocessing in the settings of {f'the submodule {name!r}' if name else 'the model'}."
-                )
-                return replace(
-                    parts, task=None if name else parts.task, is_of_part=bool(name), notes=[*parts.notes, note]
-                )
+                owner, task = (f"the submodule {name!r}", None) if name else ("the model", parts.task)
+                notes = [*parts.notes, f"Using the preprocessing in the settings of {owner}."]
+                return replace(parts, task=task, is_of_part=bool(name), notes=notes)
     except ModelError as error:  # unsupported settings, such as padding
         notes.append(str(error))
     side = getattr(getattr(model, "config", model), "image_size", None)  # in transformers, and in torchvision's ViT
-    default = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
-    return Parts(model, default, is_assumed=True, notes=notes)
+    return Parts(model, assume_preprocessing(side), is_assumed=True, notes=notes)
 
 
 def _read_settings(module: Any) -> Parts | None:
@@ -97,10 +90,9 @@ def _call_factory(function: Any, name: str) -> nn.Module:
             signature.bind()
         except TypeError as error:
             short = name.rpartition(":")[2]
-            raise ModelError(
-                f"{name} needs arguments, {short}{signature}, but is called without any: write a function that passes "
-                f"them, such as `def make(): return {short}(...)`."
-            ) from error
+            advice = f"write a function that passes them, such as `def make(): return {short}(...)`."
+            problem = f"{name} needs arguments, {short}{signature}, but is called without any"
+            raise ModelError(f"{problem}: {advice}") from error
     model = plugins.call_user_function(function, name)
     refuse_foreign_models(model)
     if not isinstance(model, nn.Module):

@@ -181,17 +181,11 @@ class EfficientNetLite0(nn.Module):
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            _convolution_unit(3, 32, kernel=3, stride=2), InvertedResidual(32, 16, kernel=3, stride=1, expansion=1)
-        )
-        self.layer1 = nn.Sequential(*_blocks(16, 24, kernel=3, stride=2, repeats=2))
-        self.layer2 = nn.Sequential(*_blocks(24, 40, kernel=5, stride=2, repeats=2))
-        self.layer3 = nn.Sequential(
-            *_blocks(40, 80, kernel=3, stride=2, repeats=3), *_blocks(80, 112, kernel=5, stride=1, repeats=3)
-        )
-        self.layer4 = nn.Sequential(
-            *_blocks(112, 192, kernel=5, stride=2, repeats=4), *_blocks(192, 320, kernel=3, stride=1, repeats=1)
-        )
+        self.stem = nn.Sequential(_convolution_unit(3, 32, 3, 2), InvertedResidual(32, 16, 3, 1, expansion=1))
+        self.layer1 = nn.Sequential(*_blocks(16, 24, 3, 2, repeats=2))
+        self.layer2 = nn.Sequential(*_blocks(24, 40, 5, 2, repeats=2))
+        self.layer3 = nn.Sequential(*_blocks(40, 80, 3, 2, repeats=3), *_blocks(80, 112, 5, 1, repeats=3))
+        self.layer4 = nn.Sequential(*_blocks(112, 192, 5, 2, repeats=4), *_blocks(192, 320, 3, 1, repeats=1))
         # Gradients flow through this part, because it follows the default target layer. Folding would not be used here.
         features = nn.Sequential(*_convolution_unit(320, 1280))
         self.head = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))

@@ -26,7 +26,7 @@ from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.geometry import Piece, calibrate, measure
-from gradcam.models.preprocess import ASSUMED, Preprocessing
+from gradcam.models.preprocess import Preprocessing, assume_preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
 
@@ -42,12 +42,8 @@ KNOWN_ERRORS = {  # parts of transformers' messages, and the reasons to report i
     "Unrecognized configuration class": "transformers has no image classifier of the model's type. In Python, "
     "gradcam.explain(model, images, target=...) takes any model",
 }
-ACTIVATIONS = {  # the activations that transformers itself applies
-    "multi_label_classification": "sigmoid",
-    "single_label_classification": "softmax",
-    "regression": "none",
-    None: "softmax",
-}
+# The activations that transformers itself applies.
+ACTIVATIONS = {"multi_label_classification": "sigmoid", "single_label_classification": "softmax", "regression": "none"}
 REGRESSION = "The model is a regression: its value is reported instead of a probability."
 
 
@@ -60,22 +56,17 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
     """
     with _open_source(name) as (transformers, source, is_local, config):
         kind = None if task == "classification" else _find_task_class(transformers, config)
-        if kind is not None:
-            return _load_task_model(
-                transformers, source, kind, config, weights=weights, is_local=is_local, prompts=prompts
-            )
-        labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         parts = find_preprocess(transformers, source, is_local, config)
+        if kind is not None:
+            return _load_task_model(source, is_local, parts, kind, config, weights=weights, prompts=prompts)
+        labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         classes: int | None = len(labels)
         if weights is None:
-            auto_class = transformers.AutoModelForImageClassification
-            model, info = _load_pretrained(auto_class, source, local_files_only=is_local, output_loading_info=True)
-            if missing := sorted(info["missing_keys"]):
-                raise ModelError(
-                    f"hf:{source} is not a trained classifier: {len(missing)} weights are missing, such as "
-                    f"{join_names(missing[:3])}. Use a model trained for classification, or give a checkpoint with "
-                    "--weights."
-                )
+            model, missing = _load_weights(transformers.AutoModelForImageClassification, source, is_local)
+            if missing:
+                problem = f"{len(missing)} weights are missing, such as {join_names(missing[:3])}"
+                advice = "Use a model trained for classification, or give a checkpoint with --weights."
+                raise ModelError(f"hf:{source} is not a trained classifier: {problem}. {advice}")
             notes = parts.notes
         else:
             build = partial(_build, transformers, config)
@@ -84,37 +75,32 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
     if config.problem_type == "regression":
         notes = [*notes, REGRESSION]
     is_named = classes == len(labels) and labels != ["LABEL_0"]
-    class_names, activation = labels if is_named else None, ACTIVATIONS.get(config.problem_type)
+    class_names = labels if is_named else None
+    activation = ACTIVATIONS.get(config.problem_type or "single_label_classification")
     return replace(parts, model=model, labels=class_names, classes=classes, activation=activation, notes=notes)
 
 
 def _find_task_class(transformers: Any, config: Any) -> Any:
     """Return the class that the model was saved from, if its family is for a task other than classification."""
-    kinds = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ())
-    return next(
-        (kind for kind in kinds if kind is not None and next(find_family_classes(kind), None) is not None), None
-    )
+    kinds = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
+    return next((kind for kind in kinds if kind is not None and any(find_family_classes(kind))), None)
+
+
+def _load_weights(kind: Any, source: str, is_local: bool) -> tuple[Any, list[str]]:
+    """Return the model with its own weights, and the names of missing weights."""
+    model, info = _load_pretrained(kind, source, local_files_only=is_local, output_loading_info=True)
+    return model, sorted(info["missing_keys"])
 
 
 def _load_task_model(
-    transformers: Any,
-    source: str,
-    kind: Any,
-    config: Any,
-    *,
-    weights: Path | None,
-    is_local: bool,
-    prompts: Sequence[str],
+    source: str, is_local: bool, parts: Parts, kind: Any, config: Any, *, weights: Path | None, prompts: Sequence[str]
 ) -> Parts:
-    parts = find_preprocess(transformers, source, is_local, config)
     notes = parts.notes
     if weights is None:
-        model, info = _load_pretrained(kind, source, local_files_only=is_local, output_loading_info=True)
-        if missing := sorted(info["missing_keys"]):
-            raise ModelError(
-                f"hf:{source} lacks {len(missing)} weights of a {kind.__name__}, such as {join_names(missing[:3])}: give "
-                "a complete checkpoint with --weights."
-            )
+        model, missing = _load_weights(kind, source, is_local)
+        if missing:
+            problem = f"lacks {len(missing)} weights of a {kind.__name__}, such as {join_names(missing[:3])}"
+            raise ModelError(f"hf:{source} {problem}: give a complete checkpoint with --weights.")
     else:
         model = kind(config)
         notes = [*notes, *load_weights(model, read_checkpoint(weights))]
@@ -125,8 +111,7 @@ def _load_task_model(
     family, inputs = reader(model), {}
     if prompts and issubclass(reader, DetectorAdapter) and family.usual_prompts is not None:
         labels = list(prompts)
-    default_prompts = family.usual_prompts
-    if default_prompts is not None and (words := prompts or default_prompts):
+    if family.usual_prompts is not None and (words := prompts or family.usual_prompts):
         inputs = family.to_prompts(words)
     return replace(parts, model=model, labels=labels, notes=notes, task=reader.task, inputs=inputs)
 
@@ -168,11 +153,10 @@ def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
         reason = base.reason_unreachable(base.hub_address())
         if reason is None:
             return name, False
-        raise ModelError(
-            f"'{name}' is not a folder, is not in Hugging Face's cache, and cannot be downloaded ({reason}). Run "
-            f"`hf download {name} --local-dir FOLDER` on another computer, copy the folder here, and give hf:FOLDER. "
-            f"{base.NO_DOWNLOAD_HINT}"
-        ) from None
+        problem = f"'{name}' is not a folder, is not in Hugging Face's cache, and cannot be downloaded ({reason})"
+        command = f"`hf download {name} --local-dir FOLDER`"
+        advice = f"Run {command} on another computer, copy the folder here, and give hf:FOLDER."
+        raise ModelError(f"{problem}. {advice} {base.NO_DOWNLOAD_HINT}") from None
     return name, True
 
 
@@ -181,8 +165,8 @@ def _load_pretrained(source: Any, name: str, **options: Any) -> Any:
     try:
         return source.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # safetensors and the models raise errors of many types
-        known_reasons = [sentence for part, sentence in KNOWN_ERRORS.items() if part in str(error)]
-        reason = known_reasons[0] if known_reasons else " ".join(str(error).split())[:300] or type(error).__name__
+        unknown_reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = next((sentence for part, sentence in KNOWN_ERRORS.items() if part in str(error)), unknown_reason)
         raise ModelError(f"hf:{name} cannot be loaded: {reason}") from error
 
 
@@ -201,16 +185,14 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
     If a folder has no processor, the preprocessing is a guess.
     """
     try:
-        preprocess, notes = make_preprocess(
-            _load_pretrained(transformers.AutoImageProcessor, name, local_files_only=is_local)
-        )
+        processor = _load_pretrained(transformers.AutoImageProcessor, name, local_files_only=is_local)
+        preprocess, notes = make_preprocess(processor)
     except ModelError:
         if not Path(name).is_dir() or (Path(name) / PROCESSOR).exists():
             raise
-        side = getattr(config, "image_size", None)
-        assumed = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
         note = f"{name} has no {PROCESSOR}: save the model's image processor there, with save_pretrained()."
-        return Parts(nn.Identity(), assumed, is_assumed=True, notes=[note])
+        preprocess = assume_preprocessing(getattr(config, "image_size", None))
+        return Parts(nn.Identity(), preprocess, is_assumed=True, notes=[note])
     return Parts(nn.Identity(), preprocess, notes=notes)
 
 
@@ -255,10 +237,8 @@ class ProcessorPreprocess:
             return run_processor(self.processor, check_pixels(image))[0]
         steps = self.plain or self.find_steps(height, width)
         if steps is None:
-            raise ImageError(
-                f"The image is {image.dtype} {image.shape}, but {type(self.processor).__name__} takes 8-bit RGB: convert "
-                "the image, or give a reader that converts it."
-            )
+            problem = f"The image is {image.dtype} {image.shape}, but {type(self.processor).__name__} takes 8-bit RGB"
+            raise ImageError(f"{problem}: convert the image, or give a reader that converts it.")
         return steps(image).flip(0) if getattr(self.processor, "do_flip_channel_order", False) else steps(image)
 
     def find_steps(self, height: int, width: int) -> Preprocessing | None:
@@ -293,9 +273,9 @@ class ProcessorPreprocess:
                 if len(pieces) > 1:
                     raise ImageError(f"it splits the image into {len(pieces)} crops, but only one would be used")
             except Exception as error:  # Processors raise errors of any kind.
-                name, reason = type(self.processor).__name__, " ".join(str(error).split())
-                problem = f"{name} cannot preprocess an image of {width} x {height}: {reason}"
-                raise ImageError(f"{problem}. Change the processor's settings, or crop the image.") from error
+                problem = f"{type(self.processor).__name__} cannot preprocess an image of {width} x {height}"
+                advice = "Change the processor's settings, or crop the image."
+                raise ImageError(f"{problem}: {' '.join(str(error).split())}. {advice}") from error
             self._pieces[height, width] = pieces[0]
         return self._pieces[height, width]
 

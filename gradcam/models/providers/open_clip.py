@@ -28,10 +28,8 @@ def load(name: str, weights: Path | None) -> Parts:
 def plan(name: str) -> Blueprint:
     """Return the blueprint of the model, without its weights."""
     library = import_extra("open_clip", "open_clip")
-    settings = _find_settings(library, name)
-    side = settings["vision_cfg"].get("image_size", 224)
-    size = (side, side) if isinstance(side, int) else (side[0], side[1])
-    return Blueprint(partial(_build, library, name), size)
+    side = _find_settings(library, name)["vision_cfg"].get("image_size", 224)
+    return Blueprint(partial(_build, library, name), (side, side) if isinstance(side, int) else (side[0], side[1]))
 
 
 def _find_settings(library: Any, name: str) -> dict[str, Any]:
@@ -40,22 +38,18 @@ def _find_settings(library: Any, name: str) -> dict[str, Any]:
     if settings is None:
         offers = find_similar_names(name, names) or names[:5]
         raise ModelError(f"open_clip has no architecture {shorten(name)}. Nearest: {join_names(offers)}.")
-    result: dict[str, Any] = settings
-    return result
+    return settings
 
 
 def _build(library: Any, name: str) -> nn.Module:
     """Build the model, which needs its own tokenizer; convert any error of the library to `ModelError`."""
-    settings = _find_settings(library, name)
-    if settings.get("text_cfg", {}).get("hf_model_name"):
-        raise ModelError(
-            f"open_clip would download the text encoder of {name} from a hub: give the model as hf:FOLDER instead."
-        )
+    if _find_settings(library, name).get("text_cfg", {}).get("hf_model_name"):
+        problem = f"open_clip would download the text encoder of {name} from a hub"
+        raise ModelError(f"{problem}: give the model as hf:FOLDER instead.")
     try:
-        model: nn.Module = library.create_model(name, pretrained=None)
+        return library.create_model(name, pretrained=None)
     except Exception as error:  # an architecture may raise anything
         raise ModelError(f"open_clip cannot build {name}: {' '.join(str(error).split())[:300]}") from error
-    return model
 
 
 def to_preprocessing(settings: dict[str, Any]) -> Preprocessing:
@@ -63,9 +57,8 @@ def to_preprocessing(settings: dict[str, Any]) -> Preprocessing:
     side, mode = settings["size"], settings.get("resize_mode", "shortest")
     size = (side, side) if isinstance(side, int) else (side[0], side[1])
     if mode == "longest":
-        raise ModelError(
-            f"open_clip's resize mode '{mode}' pads images, which is not supported: give --size and --crop."
-        )
+        problem = f"open_clip's resize mode '{mode}' pads images, which is not supported"
+        raise ModelError(f"{problem}: give --size and --crop.")
     interpolation = "bilinear" if settings.get("interpolation") == "bilinear" else "bicubic"
     resize = size if mode == "squash" else min(size)
     return Preprocessing(size, resize, tuple(settings["mean"]), tuple(settings["std"]), interpolation)

@@ -32,9 +32,8 @@ def to_parts(model: Any) -> Parts:
     """Return a model with the mean and std of its timm encoder, or else ImageNet's, and a note."""
     default = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
     kind = "greyscale images" if default is ASSUMED_GREY else "images"
-    settings: Any = next(
-        (module.pretrained_cfg for module in model.encoder.modules() if hasattr(module, "pretrained_cfg")), {}
-    )
+    timm_models = (module for module in model.encoder.modules() if hasattr(module, "pretrained_cfg"))
+    settings: Any = next((module.pretrained_cfg for module in timm_models), {})
     has_statistics = default is ASSUMED and settings.get("mean") is not None
     mean, std = (tuple(settings["mean"]), tuple(settings["std"])) if has_statistics else (default.mean, default.std)
     statistics = "" if has_statistics else ", and ImageNet's mean and std"
@@ -56,12 +55,9 @@ def _build(name: str) -> nn.Module:
     file = Path(name).expanduser() / "config.json"
     try:
         settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        kind, options = settings.pop("_model_class"), settings
-        model_options = {key: value for key, value in options.items() if not key.startswith("_")}
-        model: nn.Module = getattr(library, kind)(**model_options | {"encoder_weights": None})
+        options = {key: value for key, value in settings.items() if not key.startswith("_")}
+        return getattr(library, settings["_model_class"])(**options | {"encoder_weights": None})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(
-            f"smp:{name} cannot be built ({reason}): expected a folder written by a model's save_pretrained()."
-        ) from error
-    return model
+        expected = "a folder written by a model's save_pretrained()."
+        raise ModelError(f"smp:{name} cannot be built ({reason}): expected {expected}") from error

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,9 +45,8 @@ def load(name: str, weights: Path | None, task: str | None = None) -> Parts:
     if not classes and task in (None, "matching"):
         return replace(_to_parts(timm, model, None), labels=None, task="matching")
     if not classes:
-        raise ModelError(
-            f"timm's {name} has no classifier: choose another model, or give a classifier's checkpoint with --weights."
-        )
+        advice = "choose another model, or give a classifier's checkpoint with --weights."
+        raise ModelError(f"timm's {name} has no classifier: {advice}")
     parts = _to_parts(timm, model, classes)
     if name.startswith("local-dir:"):
         return _name_classes(parts)
@@ -73,15 +72,14 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
     # A name with a tag allows only the weights of that tag.
     tagged = [tagged_name for tagged_name in _list_tagged(timm, name) if "." not in name or tagged_name == name]
     files = {(timm.get_pretrained_cfg(tagged_name).url or "").rpartition("/")[2]: tagged_name for tagged_name in tagged}
-    recognised = base.recognise(weights, filter(None, files))
-    name = name if recognised is None else files[recognised.name]
+    file, criterion = base.recognise(weights, filter(None, files))
+    name = name if file is None else files[file]
     model, classes, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
     parts = _to_parts(timm, model, classes)
     tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
     display_name = f"timm's {name}.{tag}" if tag and "." not in name and ":" not in name else f"timm's {name}"
-    note = base.describe_preprocessing(
-        weights, recognised, "timm", display_name, cast("Preprocessing", parts.preprocess)
-    )
+    preprocess: Any = parts.preprocess
+    note = base.describe_preprocessing(weights, criterion, "timm", display_name, preprocess)
     return _name_classes(replace(parts, notes=[*notes, note]))
 
 
@@ -134,9 +132,8 @@ def _find_weights(timm: Any, name: str) -> dict[str, Any]:
         return {"pretrained": True}
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
-        raise ModelError(
-            f"timm has no weights for {name}: give --weights FILE (weights= in Python), or choose another model."
-        )
+        advice = "give --weights FILE (weights= in Python), or choose another model."
+        raise ModelError(f"timm has no weights for {name}: {advice}")
     if config.hf_hub_id:
         cached = _find_cached(config.hf_hub_id, [config.hf_hub_filename] if config.hf_hub_filename else FILES)
         if cached is not None:
@@ -162,10 +159,11 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
 def _require(source: str, address: str | None = None) -> None:
     """Raise `ModelError` if the address does not answer; timm alone would retry for most of a minute."""
     if reason := base.reason_unreachable(address or source):
-        raise ModelError(
-            f"The weights are not in the cache and cannot be downloaded ({reason}). Download them from {source} on another "
-            f"computer, and give them with --weights FILE (weights= in Python). {base.NO_DOWNLOAD_HINT}"
+        problem = f"The weights are not in the cache and cannot be downloaded ({reason})"
+        advice = (
+            f"Download them from {source} on another computer, and give them with --weights FILE (weights= in Python)."
         )
+        raise ModelError(f"{problem}. {advice} {base.NO_DOWNLOAD_HINT}")
 
 
 def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> nn.Module:
@@ -177,8 +175,8 @@ def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> 
         raise ModelError(f"timm cannot build {shorten(name)}: {reason}") from error
 
 
-def _to_parts(timm: Any, model: nn.Module, classes: int | None) -> Parts:
-    preprocess, config = to_preprocessing(timm.data.resolve_model_data_config(model)), cast("Any", model.pretrained_cfg)
+def _to_parts(timm: Any, model: Any, classes: int | None) -> Parts:
+    preprocess, config = to_preprocessing(timm.data.resolve_model_data_config(model)), model.pretrained_cfg
     names, descriptions = config.get("label_names"), config.get("label_descriptions") or {}
     labels = [str(descriptions.get(name, name)) for name in names] if names else None
     return Parts(model, preprocess, labels=labels, classes=classes)
@@ -194,9 +192,8 @@ def read_settings(model: nn.Module, settings: dict[str, Any]) -> Preprocessing:
     """Return the preprocessing in a model's `pretrained_cfg`, for the image size that the model was built with."""
     defaults = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}  # as in timm
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or settings["input_size"][1:]
-    return to_preprocessing(
-        defaults | {key: value for key, value in settings.items() if value} | {"input_size": (None, *size)}
-    )
+    settings = {key: value for key, value in settings.items() if value}
+    return to_preprocessing(defaults | settings | {"input_size": (None, *size)})
 
 
 def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
@@ -204,10 +201,9 @@ def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
     size, mode = tuple(config["input_size"][1:]), config["crop_mode"]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in size)
     if mode == "border" or (mode == "center" and scaled[0] != scaled[1]):
-        raise ModelError(
-            f"timm's preprocessing of this model, crop mode '{mode}' to {size[0]} x {size[1]}, pads images, which is not "
-            "supported: load the model with your own function, and give --size and --crop."
-        )
+        problem = f"timm's preprocessing of this model, crop mode '{mode}' to {size[0]} x {size[1]}, pads images"
+        advice = "load the model with your own function, and give --size and --crop."
+        raise ModelError(f"{problem}, which is not supported: {advice}")
     interpolation = "bilinear" if config["interpolation"] == "random" else config["interpolation"]
     resize = scaled if mode == "squash" else scaled[0]
     return Preprocessing(size, resize, tuple(config["mean"]), tuple(config["std"]), interpolation)

@@ -18,19 +18,10 @@ from gradcam import plugins
 from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 from gradcam.models.checkpoints.read import Checkpoint, describe_unsupported_model, read_checkpoint
 from gradcam.models.preprocess import Preprocessing, WholeImage
-from gradcam.models.providers import DEFAULT_MODEL, PROVIDERS
+from gradcam.models.providers import DEFAULT_MODEL, PROVIDERS, base
 from gradcam.models.providers import custom as factory
 from gradcam.models.providers import embedded as imagenet
-from gradcam.models.providers.base import (
-    DEFAULT_SIZE,
-    Blueprint,
-    Parts,
-    build_for,
-    describe_preprocessing,
-    fetch,
-    fill,
-    recognise,
-)
+from gradcam.models.providers.base import DEFAULT_SIZE, Blueprint, Parts, build_for, fetch, fill
 
 WEIGHTS_NAME = re.compile(r"(\w+_Weights\.)?\w+")
 SCALING_MODELS = ("googlenet", "inception_v3")  # these models rescale their input themselves, as their weights expect
@@ -50,11 +41,9 @@ def load(name: str, weights: Path | None) -> Parts:
     if weights is not None and not weights.exists() and WEIGHTS_NAME.fullmatch(str(weights)):
         enum, weights = find_weights(name, str(weights)), None
     if weights is not None:
-        return (
-            _load_file(name, enum, weights, is_chosen)
-            if task == "classification"
-            else _load_whole_image_model(name, enum, weights)
-        )
+        if task == "classification":
+            return _load_file(name, enum, weights, is_chosen)
+        return _load_whole_image_model(name, enum, weights)
     path = find_cache_path(enum)
     if not path.exists():
         prefix = torch.hub.HASH_REGEX.search(path.name)
@@ -78,12 +67,11 @@ def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
     model, notes = fill(checkpoint, partial(_build_whole_image_model, name, classes))
     if classes != len(labels):
         labels = [f"class {index}" for index in range(classes)]
-    if find_task(name) == "detection":
-        return Parts(model, WholeImage(), labels=labels, notes=notes, task="detection")
-    transforms = enum.transforms()
-    (side,) = transforms.resize_size
-    preprocess = WholeImage(side, None, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
-    return Parts(model, preprocess, labels=labels, notes=notes, task="segmentation")
+    preprocess, task, transforms = WholeImage(), find_task(name), enum.transforms()
+    if task == "segmentation":
+        (side,), mean, std = transforms.resize_size, tuple(transforms.mean), tuple(transforms.std)
+        preprocess = WholeImage(side, None, mean, std, transforms.interpolation.value)
+    return Parts(model, preprocess, labels=labels, notes=notes, task=task)
 
 
 def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
@@ -92,13 +80,9 @@ def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
         shapes = [dict(_build_whole_image_model(name, classes).named_parameters()) for classes in (2, 3)]
     for key, smaller in shapes[0].items():
         step = shapes[1][key].shape[0] - smaller.shape[0] if smaller.ndim else 0
-        tensor = (
-            next((value for name_in_file, value in checkpoint.tensors.items() if name_in_file.endswith(key)), None)
-            if step
-            else None
-        )
-        if tensor is not None and tensor.ndim and (tensor.shape[0] - smaller.shape[0]) % step == 0:
-            return 2 + (tensor.shape[0] - smaller.shape[0]) // step
+        tensors = [value for file_key, value in checkpoint.tensors.items() if step and file_key.endswith(key)]
+        if tensors and tensors[0].ndim and (tensors[0].shape[0] - smaller.shape[0]) % step == 0:
+            return 2 + (tensors[0].shape[0] - smaller.shape[0]) // step
     return None
 
 
@@ -117,16 +101,16 @@ def find_task(name: str) -> str:
 def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
     """Load the model with a checkpoint; `is_chosen` is True if the user chose the weights `enum` by name."""
     entries = {find_cache_path(entry).name: entry for entry in list_weights(name) if entry.meta.get("categories")}
-    checkpoint, recognised = read_checkpoint(weights), recognise(weights, entries)
-    if is_chosen and recognised is not None and entries[recognised.name] is not enum:
-        recognised = None
-    enum = enum if recognised is None else entries[recognised.name]
+    checkpoint, (file, criterion) = read_checkpoint(weights), base.recognise(weights, entries)
+    if is_chosen and file is not None and entries[file] is not enum:
+        file, criterion = None, ""
+    enum = enum if file is None else entries[file]
     model, classes, notes = build_for(checkpoint, partial(_build, name, enum), imagenet.CLASSES)
     preprocess = to_preprocessing(enum.transforms())
     note = f"Using the preprocessing of {enum}, as requested."
-    if not is_chosen or recognised is not None:
-        note = describe_preprocessing(weights, recognised, "torchvision", str(enum), preprocess)
-    if recognised is not None and recognised.is_certain:
+    if not is_chosen or criterion:
+        note = base.describe_preprocessing(weights, criterion, "torchvision", str(enum), preprocess)
+    if criterion == "content":
         return Parts(model, preprocess, labels=_categories(enum), classes=classes, activation="softmax", notes=[note])
     return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=[*notes, note]))
 
@@ -151,10 +135,8 @@ def list_installed() -> dict[str, str]:
     """Return the models of installed packages with their origins, without importing them; omit names that are taken."""
     entries = plugins.list_entry_points("models")
     reserved = {DEFAULT_MODEL, *list_names()} if entries else set()
-    available = {name: entry for name, entry in entries.items() if name not in reserved}
-    return {
-        name: entry.value + (f", from {entry.dist.name}" if entry.dist else "") for name, entry in available.items()
-    }
+    origins = {name: f", from {entry.dist.name}" if entry.dist else "" for name, entry in entries.items()}
+    return {name: entry.value + origins[name] for name, entry in entries.items() if name not in reserved}
 
 
 def list_weights(name: str) -> Any:
@@ -194,23 +176,22 @@ def _find_model(typed: str) -> tuple[str, Any, bool] | None:
     if description := describe_unsupported_model(Path(typed)):
         raise ModelError(f"{typed}: {description}.")
     offers = find_similar_names(name, [DEFAULT_MODEL, *list_names(), *plugins.list_entry_points("models")])
-    hint = " ".join([*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)])
+    hints = [f"Nearest: {join_names(offers)}." if offers else "", _guess_meaning(typed)]
     forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
-    hint = hint or f"`gradcam models` lists all names. A model can also be given as {forms}."
+    hint = " ".join(filter(None, hints)) or f"`gradcam models` lists all names. A model can also be given as {forms}."
     raise ModelError(f"There is no model {shorten(typed)}. {hint}")
 
 
-def _guess_meaning(typed: str) -> list[str]:
+def _guess_meaning(typed: str) -> str:
     path = Path(typed)
     if path.suffix.lower() in (".pth", ".pt", ".ckpt", ".safetensors", ".bin"):
-        return [f"A checkpoint needs an architecture: --model NAME --weights {typed}."]
+        return f"A checkpoint needs an architecture: --model NAME --weights {typed}."
     if typed and path.is_dir():
-        return [f"For a folder, give hf:{typed} if transformers saved it, or timm:{typed} if timm did."]
+        return f"For a folder, give hf:{typed} if transformers saved it, or timm:{typed} if timm did."
     if "/" in typed:
-        return [f"For a Hugging Face model, give hf:{typed}."]
-    if ":" in typed:
-        return ["No module of this name was found. For your own function, give FILE.py:FUNCTION or MODULE:FUNCTION."]
-    return []
+        return f"For a Hugging Face model, give hf:{typed}."
+    own_function = "For your own function, give FILE.py:FUNCTION or MODULE:FUNCTION."
+    return f"No module of this name was found. {own_function}" if ":" in typed else ""
 
 
 def _build(name: str, enum: Any, classes: int) -> nn.Module:
@@ -225,9 +206,8 @@ def _build(name: str, enum: Any, classes: int) -> nn.Module:
 def _categories(enum: Any) -> list[str]:
     """Return the class names; raise `ModelError` for weights without a classifier."""
     if enum.meta.get("categories") is None:
-        raise ModelError(
-            f"The weights {enum} have no classifier, because their last layers are empty: choose other weights."
-        )
+        problem = f"The weights {enum} have no classifier, because their last layers are empty"
+        raise ModelError(f"{problem}: choose other weights.")
     return list(enum.meta["categories"])
 
 
