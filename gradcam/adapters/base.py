@@ -38,10 +38,9 @@ class ModelRun:
     def last_output(self, name: str = MODEL) -> Any:
         """Return the output of a watched module in its last call."""
         if not self.calls[name]:
-            raise ModelError(
-                f"The model does not call its submodule '{name}', from which the target is read: explain that submodule "
-                "alone, or pass a function of the model's output as the target."
-            )
+            problem = f"The model does not call its submodule '{name}', from which the target is read"
+            advice = "explain that submodule alone, or pass a function of the model's output as the target."
+            raise ModelError(f"{problem}: {advice}")
         return self.calls[name][-1].output
 
 
@@ -85,10 +84,11 @@ class Family(ABC):
     """A supported model. Each subclass supports the models of one family.
 
     `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if both
-    are the same.
+    are the same. `has_own_scale` is True if the model itself resizes and normalises images with values from 0 to 1.
     """
 
     task: ClassVar[str]
+    has_own_scale: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         self.model: Any = model
@@ -97,8 +97,7 @@ class Family(ABC):
     @property
     def layer(self) -> str | None:
         """Return the default layer's name in the explained model; None stands for the last layer with a grid."""
-        name = self.own_layer
-        return None if name is None else f"{self.prefix}.{name}".lstrip(".")
+        return next(iter(self.layers), None)
 
     @property
     def own_layer(self) -> str | None:
@@ -141,11 +140,6 @@ class Family(ABC):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to run instead of the explained model. Its output is the input of `read`."""
         return RecordingModel(model, self.watched())
-
-    @property
-    def has_own_scale(self) -> bool:
-        """Return whether the model itself resizes and normalises images with values from 0 to 1."""
-        return False
 
     def set_threshold(self, threshold: float) -> None:
         """Set the minimum score of detections. Raise `ModelError` if the model has no threshold."""

@@ -149,10 +149,7 @@ class EncoderDecoder(GenerativeCaptioner):
 
     tower = "encoder"
     starts = ("decoder_start_token_id", "bos_token_id")
-
-    @property
-    def ids_name(self) -> str:
-        return "decoder_input_ids"
+    ids_name = "decoder_input_ids"
 
 
 class Blip(GenerativeCaptioner):
@@ -208,15 +205,12 @@ class Llava(GenerativeCaptioner):
     """LLaVA and similar models: a language model that reads the patches at placeholder tokens in the prompt."""
 
     tower = "model.vision_tower"
+    usual_prompts = ("Describe the picture in a sentence.",)
 
     @property
     def own_layer(self) -> str | None:
         states = getattr(self.model.config, "vision_feature_layer", None)
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
-
-    @property
-    def usual_prompts(self) -> Sequence[str]:
-        return ["Describe the picture in a sentence."]
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Build a chat prompt with an image. Raise `ModelError` for several prompts, or if there is no processor."""

@@ -305,6 +305,8 @@ class CustomTowers(TwoTowers):
     sentences to the input of `encode_text`.
     """
 
+    pads_to_max_length = True
+
     @property
     def tower(self) -> nn.Module:
         visual = getattr(self.model, "visual", None)
@@ -318,10 +320,6 @@ class CustomTowers(TwoTowers):
     def max_text_tokens(self) -> int | None:
         lengths = (getattr(owner, "context_length", None) for owner in (self.model, getattr(self.model, "text", None)))
         return next((length for length in lengths if isinstance(length, int)), None)
-
-    @property
-    def pads_to_max_length(self) -> bool:
-        return True
 
     @property
     def own_layer(self) -> str | None:

@@ -18,13 +18,8 @@ HEATMAPS = "heatmaps"
 class KeypointRcnn(PoseAdapter):
     """torchvision's Keypoint R-CNN: logits over each detected box, trained as a softmax over the positions in it."""
 
-    @property
-    def own_layer(self) -> str:
-        return "backbone"  # Its outputs are the levels of the feature pyramid.
-
-    @property
-    def has_own_scale(self) -> bool:
-        return True
+    has_own_scale = True
+    own_layer = "backbone"  # Its outputs are the levels of the feature pyramid.
 
     def to_inputs(self, images: Tensor) -> list[Tensor]:
         return list(images)

@@ -51,14 +51,12 @@ def find_pixel_logits(output: Any) -> Any:
 class TorchvisionSegmenter(GenericSegmenter):
     """FCN, DeepLabV3 and LR-ASPP, whose class 0 is the background."""
 
+    background = 0
+
     @property
     def own_layer(self) -> str:
         # The backbone also returns an earlier stage, for the auxiliary head or the last layer.
         return "backbone:high" if type(self.model).__name__ == "LRASPP" else "backbone:out"
-
-    @property
-    def background(self) -> int:
-        return 0
 
 
 class EncoderSegmenter(GenericSegmenter):

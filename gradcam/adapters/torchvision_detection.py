@@ -65,10 +65,8 @@ class TorchvisionDetector(DetectorAdapter):
     """A detector that takes a list of images, and returns a dict of boxes, scores and labels for each image."""
 
     first_class = 0  # 1 if class 0 is the background
-
-    @property
-    def own_layer(self) -> str:
-        return "backbone"  # Its outputs are the levels of the feature pyramid.
+    has_own_scale = True
+    own_layer = "backbone"  # Its outputs are the levels of the feature pyramid.
 
     @property
     def class_count(self) -> int | None:
@@ -77,10 +75,6 @@ class TorchvisionDetector(DetectorAdapter):
         name = "num_columns" if isinstance(self.model, SSD) else "num_classes"
         return getattr(self.model.head.classification_head, name, None)
 
-    @property
-    def has_own_scale(self) -> bool:
-        return True
-
     def set_threshold(self, threshold: float) -> None:
         getattr(self.model, "roi_heads", self.model).score_thresh = threshold
 
@@ -88,13 +82,10 @@ class TorchvisionDetector(DetectorAdapter):
         return list(images)
 
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
-        return [
-            Detections(
-                *(result[name] for name in ("boxes", "scores", "labels")),
-                masks=result["masks"][:, 0] if "masks" in result else None,
-            )
-            for result in run.last_output()
+        detections = [
+            Detections(*map(result.get, ("boxes", "scores", "labels", "masks"))) for result in run.last_output()
         ]
+        return [image if image.masks is None else image._replace(masks=image.masks[:, 0]) for image in detections]
 
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
         candidates = []
@@ -129,13 +120,9 @@ class TorchvisionDetector(DetectorAdapter):
                 return None
             crops, outputs = rerun
             splits = zip(*(values.split([len(image_rows) for image_rows in rows]) for values in outputs.values()))
-            detected = [
-                image.take(image_rows)._replace(outputs=dict(zip(outputs, tensors)))
-                for image, image_rows, tensors in zip(candidates, rows, splits)
-            ]
-            values = torch.cat(
-                [self._read_values(image, boxes.labels, edge) for image, boxes in zip(detected, detections)]
-            )
+            detected = [image.take(image_rows) for image, image_rows in zip(candidates, rows)]
+            detected = [image._replace(outputs=dict(zip(outputs, split))) for image, split in zip(detected, splits)]
+            values = torch.cat([self._read_values(*pair, edge) for pair in zip(detected, detections)])
             total = values.sum()
         expected = torch.cat([image.scores if edge is None else image.boxes[:, edge] for image in detections])
         if not _is_close(values, expected):
@@ -159,10 +146,10 @@ class TorchvisionDetector(DetectorAdapter):
         order = detection_indices.argsort()
         return matches[order] if detection_indices[order].tolist() == list(range(len(detections.scores))) else None
 
-    def _read_values(self, candidates: ImageCandidates, labels: Tensor, edge: int | None) -> Tensor:
+    def _read_values(self, candidates: ImageCandidates, detections: Detections, edge: int | None) -> Tensor:
         if edge is None:
-            return _select_labels(self.score(candidates.outputs), labels)
-        return self.decode(candidates, labels)[:, edge]
+            return _select_labels(self.score(candidates.outputs), detections.labels)
+        return self.decode(candidates, detections.labels)[:, edge]
 
     @abstractmethod
     def list_image_candidates(self, run: ModelRun, batch: Batch) -> list[ImageCandidates]:

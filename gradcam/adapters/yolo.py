@@ -49,13 +49,11 @@ class YoloDetector(DetectorAdapter):
 
     @property
     def own_layers(self) -> Sequence[str]:
-        """Return the names of the pyramid levels that the head reads."""
-        return [f"model.{index if index >= 0 else self.head.i + index}" for index in self.head.f]
+        """Return the names of the pyramid levels that the head reads.
 
-    @property
-    def own_layer(self) -> str:
-        """Return the name of the finest pyramid level. The deeper levels depend on it, so it affects all boxes."""
-        return self.own_layers[0]
+        The first is the finest. The deeper levels depend on it, so it affects all boxes.
+        """
+        return [f"model.{index if index >= 0 else self.head.i + index}" for index in self.head.f]
 
     @property
     def own_labels(self) -> list[str]:

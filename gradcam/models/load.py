@@ -404,9 +404,9 @@ def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> 
     labels = options.names or parts.labels or (["output"] if classes == 1 and activation == "none" else None)
     labels = None if labels is None else fit_labels(labels, findings.logits, classes)
     required = display_name, parts.model, preprocess, classes, labels, layer
-    notes, fields = (*parts.notes, *assumed, *guesses), {"reader": options.reader_function, "fit": options.fit}
-    fields |= {"layer_for_positive": positive, "activation": activation, "predictions": options.predictions}
-    classifier = Classifier(*required, notes=notes, **fields)
+    fields: dict[str, Any] = {"layer_for_positive": positive, "activation": activation, "fit": options.fit}
+    fields |= {"reader": options.reader_function, "predictions": options.predictions}
+    classifier = Classifier(*required, notes=(*parts.notes, *assumed, *guesses), **fields)
     if isinstance(name, nn.Module):
         _warn_of_assumptions([*assumed, *(guesses if findings.logits == 1 else ())])
     if options.fit == "whole":

@@ -31,6 +31,7 @@ from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, che
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 
+MODEL_FORMS = "a model from gradcam.load_classifier or load_model."
 REFERENCE_NOTE = "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
@@ -99,8 +100,7 @@ def page(
     check_count(top, "top", "a number of classes, 1 or more.")
     classifier = load_classifier() if classifier is None else classifier
     if not isinstance(classifier, Classifier):
-        expected = "a model from gradcam.load_classifier or load_model."
-        raise ModelError(f"classifier is {type(classifier).__name__}, expected {expected}")
+        raise ModelError(f"classifier is {type(classifier).__name__}, expected {MODEL_FORMS}")
     is_file = isinstance(image, (str, os.PathLike))
     title = name or (PurePath(os.fspath(image)).name if is_file else "picture")  # type: ignore[arg-type]  # a path
     builder = _PageBuilder(classifier, classifier.prepare(image), options)
@@ -190,8 +190,8 @@ class _PageBuilder:
     def _count(self, explanations: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
         """Return a callback that reports each finished derivative; None without `progress`."""
         progress, counter = self.options["progress"], count(1)
-        recorded = [(self.recorded[layer], method) for layer, method in explanations if layer in self.recorded]
-        total = sum(count_directions(activations, method) or 0 for activations, method in recorded)
+        pairs = [(self.recorded.get(layer), method) for layer, method in explanations]
+        total = sum(count_directions(values, method) or 0 for values, method in pairs if values is not None)
         return None if progress is None else lambda: progress(next(counter), total)
 
     def _find_module(self, layer: str) -> nn.Module | None:
@@ -221,7 +221,7 @@ class _PageBuilder:
             return None
         if len(ranked) * explanation.maps[0, 0].numel() > MAX_MAP_CELLS and method.name != "gradcam":
             return None
-        if layer not in self.recorded:
+        if self.recorded.get(layer) is None:
             return None
         model, images, module = self.classifier.model, self.classifier.batch([self.prepared]), self.modules[layer]
         classes: Any = explanation.classes
@@ -252,9 +252,9 @@ class _PageBuilder:
         load = "load_classifier" if model.task == "classification" else "load_model"
         name, words = (json.dumps(model.name), ["--model", model.name]) if model.name != DEFAULT_MODEL else ("", [])
         reshape = None if callable(self.options["reshape"]) else self.options["reshape"]
-        visible, content = (explanation.images[0], explanation.regions[0]), (self.page_targets, sets, self.total)
-        fields: dict[str, Any] = {"code": f"gradcam.{load}({name})", "words": words, "reshape": reshape}
-        return Page(title, *visible, model.name, *content, notes=notes, first=self.first, **fields)
+        visible, first = (explanation.images[0], explanation.regions[0]), self.first
+        fields: dict[str, Any] = {"code": f"gradcam.{load}({name})", "words": words, "reshape": reshape, "first": first}
+        return Page(title, *visible, model.name, self.page_targets, sets, self.total, notes=notes, **fields)
 
 
 def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:

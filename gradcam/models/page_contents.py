@@ -65,13 +65,13 @@ def list_classes(
 
 def _list_instances(explanation: Any, instances: Sequence[Instance | None]) -> PageTargets:
     entries = [instance if instance is not None else Instance("score", "") for instance in instances]
-    commands = [_to_words(instance) for instance in entries]
+
     numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in entries]
     names = [_to_name(instance) or explanation.name_class(0, k) for k, instance in enumerate(entries)]
     names = [f"{number}{name}" for number, name in zip(numbers, names)]
     indices = [instance.index for instance in entries]
     boxes = [None if entry.box is None else [round(float(edge), 1) for edge in entry.box] for entry in entries]
-    words, code = ([command[part] for command in commands] for part in (0, 1))
+    words, code = map(list, zip(*map(_to_words, entries)))
     probabilities = [find_probability(instance) for instance in entries]
     return PageTargets(entries[0].kind, names, indices, probabilities, boxes=boxes, words=words, code=code)
 

@@ -101,8 +101,8 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
     names = [] if family is None else [layer.partition(":")[0] for layer in family.layers]
     names, positive = (names, None) if skeleton.layer is None else ([skeleton.layer], skeleton.layer_for_positive)
     if names:
-        marks = [{"is_suggested": row.name in names, "suggested_for_positive": row.name == positive} for row in rows]
-        rows = tuple(replace(row, **mark) for row, mark in zip(rows, marks))
+        rows = tuple(replace(row, is_suggested=row.name in names) for row in rows)
+        rows = tuple(replace(row, suggested_for_positive=row.name == positive) for row in rows)
     return Survey(skeleton, rows, note, is_of_task=family is not None)
 
 

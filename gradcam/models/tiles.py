@@ -112,8 +112,9 @@ def explain_tiles(
 def stack(explanations: Sequence[Explanation]) -> Explanation:
     """Concatenate explanations of single images of the same size; the output is the first explanation's."""
     names = [name for name in ("maps", "heatmaps", "classes", "scores") if getattr(explanations[0], name) is not None]
-    values = [[getattr(explanation, name) for explanation in explanations] for name in names]
-    return replace(explanations[0], **dict(zip(names, map(torch.cat, values))))
+    values = {name: [getattr(explanation, name) for explanation in explanations] for name in names}
+    joined: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in values.items()}
+    return replace(explanations[0], **joined)
 
 
 class _BlendedSum:

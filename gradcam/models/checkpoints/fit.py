@@ -19,6 +19,7 @@ Tensors = dict[str, Tensor]
 
 MAX_LISTED_NAMES = 3
 FACTORY_HINT = "Write a function that builds the model as it was trained, and give --model FILE.py:FUNCTION."
+LAZY_HINT = "Run the model once in its factory function."
 COUNTER = "num_batches_tracked"  # a step counter of batch norms, used only in training
 # Buffers that modules compute themselves. Library versions differ in which of them they save, and in which size. The
 # last two are counters that thop adds.
@@ -83,8 +84,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
 def _expect(model: nn.Module) -> Tensors:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            advice = "Run the model once in its factory function."
-            raise ModelError(f"The model's '{name}' is uninitialised (lazy). {advice}")
+            raise ModelError(f"The model's '{name}' is uninitialised (lazy). {LAZY_HINT}")
     expected = model.state_dict()
     for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # extra state of modules
         del expected[name]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradcam.models.providers.base import Blueprint, Parts
 
 DEFAULT_MODEL = "efficientnet_lite0"
+MODEL_FORMS = f"a name, such as '{DEFAULT_MODEL}', or a torch.nn.Module."
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,7 @@ def find_blueprint(name: str) -> Blueprint:
 
 def _find_provider(name: str) -> tuple[Any, str]:
     if not isinstance(name, str):
-        expected = f"a name, such as '{DEFAULT_MODEL}', or a torch.nn.Module."
-        raise ModelError(f"There is no model {shorten(name)}: expected {expected}")
+        raise ModelError(f"There is no model {shorten(name)}: expected {MODEL_FORMS}")
     matches = ((provider, re.fullmatch(provider.pattern, name, re.DOTALL)) for provider in PROVIDERS)
     # The last pattern matches any name.
     provider, provider_match = next((provider, match) for provider, match in matches if match)

@@ -191,8 +191,8 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
         if not Path(name).is_dir() or (Path(name) / PROCESSOR).exists():
             raise
         note = f"{name} has no {PROCESSOR}: save the model's image processor there, with save_pretrained()."
-        preprocess = assume_preprocessing(getattr(config, "image_size", None))
-        return Parts(nn.Identity(), preprocess, is_assumed=True, notes=[note])
+        assumed = assume_preprocessing(getattr(config, "image_size", None))
+        return Parts(nn.Identity(), assumed, is_assumed=True, notes=[note])
     return Parts(nn.Identity(), preprocess, notes=notes)
 
 
