@@ -35,6 +35,8 @@ from gradcam.targets.classes import ClassTarget, to_class_target
 Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers, and what to explain there
 Explanations = dict[tuple[str, str], Explanation]  # by layer name and method name
 ImageInput = ImageLike | Reading | Prepared
+Images = ImageInput | Sequence[ImageInput]
+Layers = Sequence[str | nn.Module] | None
 
 
 @keep_old_names
@@ -346,9 +348,7 @@ class Classifier:
         plan = Plan.of(find_methods(methods), target, options, "compare")
         return self._fitted(fit).run_plan(images, layers, plan)
 
-    def run_plan(
-        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], ImageExplanation]:
+    def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
         """Explain images as in `compare`, with a validated plan.
 
         Parameters
@@ -441,9 +441,8 @@ class Classifier:
         return results if output is None else {key: replace(result, output=output) for key, result in results.items()}
 
     def _adapt_model(self, images: Any) -> tuple[nn.Module, Any]:
-        if self._fit.kind != "whole":
-            return self.model, images
-        return take_size(self.model, images, get_steps(self.preprocess).size)
+        is_whole = self._fit.kind == "whole"
+        return take_size(self.model, images, get_steps(self.preprocess).size) if is_whole else (self.model, images)
 
     def attribute(
         self,
@@ -492,14 +491,13 @@ class Classifier:
         (torch.Size([1, 1, 3, 224, 224]), (640, 800, 3))
         """
         attribution = method if isinstance(method, AttributionMethod) else find_attribution(method)
-        for name, value in {"layer": layer, "reshape": reshape}.items():
-            if value is not None and not attribution.has_layer:
-                problem = "takes no layer, because it explains the input image itself"
-                raise LayerError(f"{attribution.name} {problem}. Leave out {name}=.")
+        options: dict[str, Any] = {"progress": progress} if attribution.has_progress else {}
+        if attribution.has_layer:
+            options |= {"layer": self.layer if layer is None else layer, "reshape": reshape}
+        elif layer is not None or reshape is not None:
+            problem = "takes no layer, because it explains the input image itself"
+            raise LayerError(f"{attribution.name} {problem}. Leave out {'reshape' if layer is None else 'layer'}=.")
         prepared = self._prepare_all(images)
-        options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if attribution.has_layer else {}
-        if attribution.has_progress:
-            options["progress"] = progress
         if self._fit.kind == "tiles":
             raise GradcamError(f"{attribution.name} does not support the fit 'tiles': use 'crop' or 'whole'.")
         batch, resolved, output = self._to_input(prepared, self._to_target(target))
@@ -569,7 +567,7 @@ class Classifier:
             return replace(target, classes=classes, against=against)
         return target
 
-    def _prepare_all(self, pictures: ImageInput | Sequence[ImageInput]) -> list[Prepared]:
+    def _prepare_all(self, pictures: Images) -> list[Prepared]:
         is_list, is_prepared = isinstance(pictures, list), isinstance(pictures, (Reading, Prepared))
         images: Any = pictures if is_list or not (is_prepared or is_one_image(pictures)) else [pictures]
         if not isinstance(images, (Sequence, np.ndarray, Tensor)):
@@ -580,10 +578,9 @@ class Classifier:
         return prepared
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
-        drawn_on = [item.reading.picture for item in prepared]
+        drawn_on, notes = [item.reading.picture for item in prepared], [item.reading.note for item in prepared]
         is_crop = self._fit.kind == "crop"
         regions = [self.region(*pixels.shape[:2]) if is_crop else (0, 0, *pixels.shape[:2]) for pixels in drawn_on]
-        notes = [item.reading.note for item in prepared]
         fit = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
         shared_fields = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(fit)}
         return {"images": drawn_on, "regions": regions, "notes": notes, **shared_fields}

@@ -365,10 +365,23 @@ class _Options:
     predictions: str
 
     def load(self, name: str | nn.Module, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
-        _check(self.weights, self.activation, self.device, self.precision, self.fit)
-        _ = self.names, self.edits, self.reader_function
+        self.check()
         with torch.random.fork_rng(devices=()):  # building a model samples random weights
             return _find_parts(name, self, task, prompts)
+
+    def check(self) -> None:
+        if self.precision != "fp32":
+            placing.find_precision(self.precision)
+        if self.fit != "crop":
+            parse_fit(self.fit)
+        if self.device != "auto":  # with "auto", a spread model stays where it is
+            placing.find_device(self.device)
+        if not isinstance(self.weights, (str, os.PathLike, type(None))):
+            raise ModelError(f"The weights are {shorten(self.weights)}, expected the path of a checkpoint.")
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
+            activations = ", ".join(ACTIVATIONS)
+            raise ModelError(f"There is no activation {shorten(self.activation)}: choose one of {activations}.")
+        _ = self.names, self.edits, self.reader_function
 
     @cached_property
     def names(self) -> list[str] | None:
@@ -454,11 +467,9 @@ def _find_task(parts: Parts, options: _Options) -> str:
     is_pyramid = isinstance(output, list) and len({tensor.shape[1:2] for tensor in list_tensors(output)}) > 1
     is_features = (end := find_output_module(model)) is not model and ends_in_features(end)
     if is_heatmap or is_pyramid or is_features or any(OTHER_MAPS.search(name.lower()) for name in names):
-        problem = (
-            f"{type(model).__name__} returns {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features"
-        )
-        advice = "Give --task segmentation or --task pose (task= in Python)."
-        raise ModelError(f"{problem}. {advice} For other tasks, {USE_A_FUNCTION}")
+        output_form = f"{tuple(maps.shape)}, which may be keypoint heatmaps, depth or features"
+        advice = f"Give --task segmentation or --task pose (task= in Python). For other tasks, {USE_A_FUNCTION}"
+        raise ModelError(f"{type(model).__name__} returns {output_form}. {advice}")
     return "segmentation"
 
 
@@ -468,9 +479,7 @@ def _to_grey(parts: Parts, options: _Options) -> Parts | None:
     return replace(parts, preprocess=ASSUMED_GREY) if unset and first_channels(parts.model) == 1 else None
 
 
-def _make_task_model(
-    name: str | nn.Module, options: _Options, parts: Parts, task: str, threshold: float | None
-) -> TaskModel:
+def _make_task_model(name: Any, options: _Options, parts: Parts, task: str, threshold: float | None) -> TaskModel:
     family = require_family(parts.model, task)
     if threshold is not None and family is not None:
         check_number(threshold, "threshold", "the lowest score of a box, from 0 to 1.", most=1, error=ModelError)
@@ -478,23 +487,18 @@ def _make_task_model(
     preprocess, notes = _use_whole(parts, family, task, options)
     if isinstance(name, nn.Module):
         _warn_of_assumptions(notes if options.edits else [*parts.notes, *notes])
-    layer = None if family is None else family.layer
-    if options.layer is not None:
-        layer = find_layer(unwrap(parts.model), options.layer).name
+    default = None if family is None else family.layer
+    layer = default if options.layer is None else find_layer(unwrap(parts.model), options.layer).name
     labels = options.names or parts.labels or (None if family is None else family.labels)
     if options.names and task in ("detection", "segmentation"):
         labels, label_notes = _fit_task_labels(options.names, parts.model, family, preprocess)
         notes = [*notes, *label_notes]
     if labels is not None:
         name_classes(unwrap(parts.model) if family is None else family.model, labels)
-    required = name_model(name), parts.model, preprocess, len(labels or ()), labels, layer or ""
-    fields: dict[str, Any] = {
-        "family": family,
-        "is_chosen": options.layer is not None,
-        "reader": options.reader_function,
-    }
     inputs = {key: value.to(find_input_device(parts.model)) for key, value in parts.inputs.items()}
-    return TASK_MODELS[task](*required, notes=(*parts.notes, *notes), inputs=inputs, **fields)
+    required = name_model(name), parts.model, preprocess, len(labels or ()), labels, layer or ""
+    fields: dict[str, Any] = {"family": family, "is_chosen": options.layer is not None, "inputs": inputs}
+    return TASK_MODELS[task](*required, reader=options.reader_function, notes=(*parts.notes, *notes), **fields)
 
 
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
@@ -535,19 +539,6 @@ def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options
     preprocess = parts.preprocess
     mean, std = adjustment.mean or preprocess.mean, adjustment.std or preprocess.std
     return replace(preprocess, side=adjustment.size or preprocess.side, mean=mean, std=std), notes
-
-
-def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
-    if precision != "fp32":
-        placing.find_precision(precision)
-    if fit != "crop":
-        parse_fit(fit)
-    if device != "auto":  # with "auto", a spread model stays where it is
-        placing.find_device(device)
-    if not isinstance(weights, (str, os.PathLike, type(None))):
-        raise ModelError(f"The weights are {shorten(weights)}, expected the path of a checkpoint.")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ModelError(f"There is no activation {shorten(activation)}: choose one of {', '.join(ACTIVATIONS)}.")
 
 
 def _find_parts(name: str | nn.Module, options: _Options, task: str | None, prompts: Sequence[str]) -> Parts:

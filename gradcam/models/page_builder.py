@@ -116,8 +116,7 @@ class _PageBuilder:
     """Collects the maps, class names and notes for the page of one image and one model."""
 
     def __init__(self, classifier: Classifier, prepared: Prepared, options: dict[str, Any]) -> None:
-        unknown = set(options) - {"reshape", "progress"}
-        if unknown:
+        if unknown := set(options) - {"reshape", "progress"}:
             raise TypeError(f"page() got an unexpected keyword argument {min(unknown)!r}")
         self.classifier, self.prepared = classifier, prepared
         self.options: ExplainOptions = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # checked above
@@ -150,9 +149,7 @@ class _PageBuilder:
         self.total = 0
         return [to_map_set(explanation.maps[0].numpy()[order], explanation) for explanation in explanations.values()]
 
-    def explain_classes(
-        self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any, top: int
-    ) -> list[MapSet]:
+    def explain_classes(self, layers: Any, methods: Sequence[Method], target: Any, top: int) -> list[MapSet]:
         """Return the maps of all classes if they can be computed together, or else of the most probable classes."""
         class_indices = self._to_indices(target)
         layer_names = list(layers) if layers is not None else self._choose_layer_names(methods)
@@ -172,20 +169,17 @@ class _PageBuilder:
         self.page_targets = list_classes(ranked.tolist(), self.first_explanation.labels, probabilities[ranked].tolist())
         self.first = int(ranks[class_indices[0]]) if class_indices else 0
         by_name = {method.name: method for method in methods}
-        sets: dict[tuple[str, str], MapSet] = {}
         self.on_direction = self._count(explanations)
+        sets: dict[tuple[str, str], Any] = {}
         for (layer, method), explanation in explanations.items():
-            map_set = self._explain_all(layer, by_name.get(method), explanation, ranked)
-            if map_set is not None:
-                sets[layer, method] = map_set
+            sets[layer, method] = self._explain_all(layer, by_name.get(method), explanation, ranked)
         included = [*dict.fromkeys([*(int(ranks[index]) for index in class_indices), *range(min(top, self.total))])]
-        missing = [key for key in explanations if key not in sets]
-        if missing:
-            if len(included) < self.total:
-                self.notes.append(_describe_limit(missing, len(included), self.total))
-            for key, explanation in self._explain_some(missing, by_name, ranked[included].tolist()).items():
-                sets[key] = to_map_set(explanation.maps[0].numpy(), explanation, included)
-        return [sets[key] for key in explanations]
+        missing = [key for key, map_set in sets.items() if map_set is None]
+        if missing and len(included) < self.total:
+            self.notes.append(_describe_limit(missing, len(included), self.total))
+        for key, explanation in self._explain_some(missing, by_name, ranked[included].tolist()).items():
+            sets[key] = to_map_set(explanation.maps[0].numpy(), explanation, included)
+        return list(sets.values())
 
     def _count(self, explanations: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
         """Return a callback that reports each finished derivative; None without `progress`."""
@@ -206,27 +200,21 @@ class _PageBuilder:
     def _choose_layer_names(self, methods: Sequence[Method]) -> list[str]:
         """Return the layers that the methods explain by default, and earlier ones with higher resolution."""
         names = [self.classifier.layer_for(method) for method in methods]
-        last = names[0] if names else self.classifier.layer
         images = self.classifier.batch([self.prepared])
-        stages = find_stages(unwrap(self.classifier.model), images, last)
+        stages = find_stages(unwrap(self.classifier.model), images, names[0])
         return [*dict.fromkeys([*names, *stages])][:MAX_DEFAULT_LAYERS]
 
-    def _explain_all(
-        self, layer: str, method: Method | None, explanation: ImageExplanation, ranked: Tensor
-    ) -> MapSet | None:
+    def _explain_all(self, layer: str, method: Method | None, explanation: Any, ranked: Tensor) -> MapSet | None:
         """Return the maps of all classes, in the order of `ranked`; None if they cannot be computed together."""
         is_supported = explanation.evidence == "signed" and explanation.fit is None and explanation.classes is not None
         is_supported = is_supported and find_windows(self.classifier.preprocess, [self.prepared]) is None
-        if not is_supported or method is None or explanation.maps.ndim != 4:
+        if not is_supported or method is None or explanation.maps.ndim != 4 or self.recorded.get(layer) is None:
             return None
         if len(ranked) * explanation.maps[0, 0].numel() > MAX_MAP_CELLS and method.name != "gradcam":
             return None
-        if self.recorded.get(layer) is None:
-            return None
         model, images, module = self.classifier.model, self.classifier.batch([self.prepared]), self.modules[layer]
-        classes: Any = explanation.classes
         options: dict[str, Any] = {"activations": self.recorded[layer], "told": self.on_direction}
-        options |= {"known": explanation.maps[0], "classes": classes[0]}
+        options |= {"known": explanation.maps[0], "classes": explanation.classes[0]}
         result = explain_all_classes(model, images, module, method, **options)
         if result is None:
             return None
@@ -235,9 +223,7 @@ class _PageBuilder:
             return MapSet(layer, method.name, "signed", weights=weights, channels=_to_numpy(result.channels))
         return MapSet(layer, method.name, "signed", _to_numpy(result.maps[ranked.to(result.maps.device)]))
 
-    def _explain_some(
-        self, missing: Sequence[tuple[str, str]], by_name: dict[str, Method], classes: list[int]
-    ) -> dict[tuple[str, str], ImageExplanation]:
+    def _explain_some(self, missing: Sequence[tuple[str, str]], by_name: dict[str, Method], classes: list[int]) -> Any:
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for layer in dict.fromkeys(layer for layer, _ in missing):
             layer_methods = [by_name[method] for missing_layer, method in missing if missing_layer == layer]

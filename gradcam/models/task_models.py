@@ -20,7 +20,7 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window, to_batch
 from gradcam.images.read import Region
 from gradcam.layers.find import unwrap
-from gradcam.models.classifier import Classifier, ImageInput
+from gradcam.models.classifier import Classifier, Images, Layers
 from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.results import ImageExplanation
 from gradcam.targets.base import Target, crop_mask
@@ -112,9 +112,7 @@ class TaskModel(Classifier):
     inputs: Mapping[str, Tensor] = field(default_factory=dict, repr=False, kw_only=True)
     is_chosen: bool = field(default=False, repr=False, kw_only=True)
 
-    def run_plan(
-        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], ImageExplanation]:
+    def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
         prepared = self._prepare_all(images)
         batch, target = self.to_batch(prepared), self.resolve(plan.target, prepared)
         has_layer = plan.needs_layers or not plan.methods
@@ -250,9 +248,7 @@ class Detector(TaskModel):
     task: ClassVar[str] = "detection"
     default_method: ClassVar[str] = "hirescam"
 
-    def run_plan(
-        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], ImageExplanation]:
+    def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
         prepared = self._prepare_all(images)
         try:
             return super().run_plan(prepared, layers, plan)
@@ -342,9 +338,7 @@ class Matcher(TaskModel):
 
     task: ClassVar[str] = "matching"
 
-    def run_plan(
-        self, images: ImageInput | Sequence[ImageInput], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], ImageExplanation]:
+    def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
         explanations = super().run_plan(images, layers, plan)
         references = self._prepare_all(plan.target.reference) if _has_reference_images(plan.target) else []
         for key, explanation in explanations.items():
