@@ -163,14 +163,13 @@ class Detections(NamedTuple):
     """The detections of one image, the highest score first, attached to the autograd graph.
 
     `boxes` (B,4) are left, top, right, bottom in pixels of the model's input image. `scores` and `labels` (int64) are
-    (B,). `masks` (B,H,W) are in [0,1] at the input size, or None. `keypoints` (B,P,h,w) are heatmaps over the boxes.
+    (B,). `masks` (B,H,W) are in [0,1] at the input size, or None.
     """
 
     boxes: Tensor
     scores: Tensor
     labels: Tensor
     masks: Tensor | None = None
-    keypoints: Tensor | None = None
 
 
 class Candidates(NamedTuple):

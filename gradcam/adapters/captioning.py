@@ -82,13 +82,11 @@ class GenerativeCaptioner(CaptionerAdapter):
                 prompt = arguments[name].expand(images, -1)
                 arguments[name] = torch.cat([prompt, values.to(prompt.dtype).expand(images, -1)], 1)
         options = {"use_cache": False, "logits_to_keep": len(tokens) + 1}  # Skip logits and caches that are not needed.
-        accepted = self.find_options()
-        arguments.update({name: value for name, value in options.items() if name in accepted})
+        arguments.update({name: options[name] for name in self.find_options() if name in options})
         return self.wrap(model), replace(batch, args=(), kwargs=arguments)
 
     def read(self, run: ModelRun, batch: Batch, tokens: Sequence[int]) -> Tensor:
-        logits: Tensor = run.last_output().logits
-        return logits[:, -len(tokens) - 1 : -1]
+        return run.last_output().logits[:, -len(tokens) - 1 : -1]
 
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
         tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))

@@ -190,8 +190,7 @@ class HuggingFaceDetector(DetectorAdapter):
         if mask is None or not self.rule.is_within_mask:
             return [(float(batch.size[0]), float(batch.size[1]))] * images
         height, width = (length / mask_length for length, mask_length in zip(batch.size, mask.shape[-2:]))
-        windows = map(_find_window, mask.bool())
-        return [(rows * height, columns * width) for rows, columns in windows]
+        return [(rows * height, columns * width) for rows, columns in map(_find_window, mask.bool())]
 
     def _find_phrases(self, call: ModuleCall) -> list[list[list[int]]]:
         ids: Tensor = self._find_argument(call, "input_ids")

@@ -29,7 +29,7 @@ class KeypointRcnn(PoseAdapter):
 
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
         results = run.last_output()
-        heatmaps: Sequence[Tensor] = run.last_output(HEATMAPS).split([len(result["boxes"]) for result in results])
+        heatmaps = run.last_output(HEATMAPS).split([len(result["boxes"]) for result in results])
         # Detach the boxes. RoI align has no gradient for box coordinates: a box in the graph would seem to move its
         # keypoints, although the pooled features stay the same.
         pairs = zip(heatmaps, results)

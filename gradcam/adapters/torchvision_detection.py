@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.ssd import SSD
+from torchvision.models.detection.transform import resize_boxes
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 from torchvision.ops import boxes as operations
 
@@ -339,7 +340,5 @@ def _select_labels(scores: Tensor, labels: Tensor) -> Tensor:
 
 def _to_original_image(boxes: Tensor, candidates: ImageCandidates) -> Tensor:
     """Convert boxes from the resized to the original image, clipped to the image."""
-    sizes = candidates.original_size, candidates.resized_size
-    original_size, resized_size = torch.tensor(sizes, dtype=torch.float32, device=boxes.device)
-    ratios = (original_size / resized_size).flip(0).repeat(2)  # torchvision computes ratios in float32.
-    return operations.clip_boxes_to_image(boxes, candidates.resized_size) * ratios
+    boxes = operations.clip_boxes_to_image(boxes, candidates.resized_size)
+    return resize_boxes(boxes, candidates.resized_size, candidates.original_size)

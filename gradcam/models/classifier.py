@@ -345,8 +345,7 @@ class Classifier:
         >>> list(found)
         [('layer4', 'gradcam'), ('head.0', 'xgradcam')]
         """
-        plan = Plan.of(find_methods(methods), target, options, "compare")
-        return self._fitted(fit).run_plan(images, layers, plan)
+        return self._fitted(fit).run_plan(images, layers, Plan.of(find_methods(methods), target, options, "compare"))
 
     def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
         """Explain images as in `compare`, with a validated plan.

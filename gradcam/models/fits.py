@@ -68,8 +68,7 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or "no message"
         problem = f"The model takes only {width} x {height} pixels, so the fit 'whole' does not work"
-        advice = "Use the fit 'tiles' or 'crop'."
-        raise ModelError(f"{problem} ({type(error).__name__}: {reason}). {advice}") from error
+        raise ModelError(f"{problem} ({type(error).__name__}: {reason}). Use the fit 'tiles' or 'crop'.") from error
     _any_size_models.add(model)
 
 

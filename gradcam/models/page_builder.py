@@ -10,7 +10,6 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from gradcam.cam.all_classes import ChannelProducts, count_directions, explain_all_classes, record_layer_outputs
@@ -163,8 +162,7 @@ class _PageBuilder:
         if not probabilities.isfinite().all():
             raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
         ranked = probabilities.argsort(descending=True, stable=True)
-        ranks = torch.empty_like(ranked)
-        ranks[ranked] = torch.arange(len(ranked), dtype=ranked.dtype, device=ranked.device)
+        ranks = ranked.argsort()  # the inverse permutation
         self.total = len(ranked)
         self.page_targets = list_classes(ranked.tolist(), self.first_explanation.labels, probabilities[ranked].tolist())
         self.first = int(ranks[class_indices[0]]) if class_indices else 0
@@ -200,8 +198,7 @@ class _PageBuilder:
     def _choose_layer_names(self, methods: Sequence[Method]) -> list[str]:
         """Return the layers that the methods explain by default, and earlier ones with higher resolution."""
         names = [self.classifier.layer_for(method) for method in methods]
-        images = self.classifier.batch([self.prepared])
-        stages = find_stages(unwrap(self.classifier.model), images, names[0])
+        stages = find_stages(unwrap(self.classifier.model), self.classifier.batch([self.prepared]), names[0])
         return [*dict.fromkeys([*names, *stages])][:MAX_DEFAULT_LAYERS]
 
     def _explain_all(self, layer: str, method: Method | None, explanation: Any, ranked: Tensor) -> MapSet | None:
@@ -272,8 +269,7 @@ def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
         best = stages.get(shape[2:])
         if is_finer and (best is None or name.count(".") <= best.count(".")):
             stages[shape[2:]] = name
-    by_resolution = sorted(stages.items(), key=lambda item: np.prod(item[0]))
-    return [last, *(name for _, name in by_resolution)]
+    return [last, *(name for _, name in sorted(stages.items(), key=lambda item: np.prod(item[0])))]
 
 
 def _to_numpy(values: Tensor) -> Any:
@@ -282,7 +278,5 @@ def _to_numpy(values: Tensor) -> Any:
 
 def _describe_limit(missing: Sequence[tuple[str, str]], count: int, total: int) -> str:
     examples = ", ".join(f"{method} at {layer}" for layer, method in missing[:3]) + (" and more" if missing[3:] else "")
-    return (
-        f"Heatmaps of {examples} are limited to {count} of {total} classes, because each class needs a backward pass. "
-        "For more classes, use gradcam page --top N or --class NAME."
-    )
+    limit = f"limited to {count} of {total} classes, because each class needs a backward pass"
+    return f"Heatmaps of {examples} are {limit}. For more classes, use gradcam page --top N or --class NAME."

@@ -191,8 +191,7 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
     if count == channels:
         return values
     if (count, channels) == (3, 1) and values.dtype.name in WHITE_VALUES:
-        luminance = (values.astype(np.int64) @ np.array(LUMINANCE) + 32768) >> 16
-        return luminance.astype(values.dtype)
+        return ((values.astype(np.int64) @ np.array(LUMINANCE) + 32768) >> 16).astype(values.dtype)
     takes = "one channel" if channels == 1 else f"{channels} channels"
     forms = {1: "an RGB array of 8 or 16 bits, or one channel (H,W)", 3: "an RGB array, one channel (H,W), or (H,W,3)"}
     problem = f"{_describe(values)}, with {count} channel(s), but the model takes {takes}"

@@ -129,21 +129,18 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
 
 def run(model: nn.Module, images: Tensor) -> Any:
     """Return the model's output, with its autograd graph if possible; raise `ModelError` if the forward pass fails."""
-    try:
-        with preserve_state(unwrap(model)), torch.enable_grad():
-            return model(images.detach().requires_grad_().clone())
-    except ModelError:
-        raise
-    except Exception:  # Some forward passes fail only while autograd records them.
-        pass
+    # Some forward passes fail only while autograd records them.
+    with contextlib.suppress(Exception), preserve_state(unwrap(model)), torch.enable_grad():
+        return model(images.detach().requires_grad_().clone())
     try:
         with preserve_state(unwrap(model)), torch.no_grad():
             return model(images.clone())
+    except ModelError:
+        raise
     except Exception as error:
         if takes_volumes(unwrap(model)):
             raise ModelError(VOLUMES) from error
         message = " ".join(str(error).split())[:300] or "no message"
         channels, height, width = images.shape[1:]
         problem = f"The model fails on an image of {height} x {width} with {channels} channel(s)"
-        reason = f"{type(error).__name__}: {message.rstrip('.')}"
-        raise ModelError(f"{problem}, {reason}. {INPUT_HINT}") from error
+        raise ModelError(f"{problem}, {type(error).__name__}: {message.rstrip('.')}. {INPUT_HINT}") from error

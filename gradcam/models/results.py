@@ -6,9 +6,9 @@ import base64
 import contextlib
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
@@ -41,6 +41,7 @@ class _SharedFields:
     output: Any
     method: str
     layer: str | None
+    _draw_one: ClassVar[Callable[..., Pixels]]  # `overlay` or `draw`
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,9 +248,6 @@ class ImageResult(_SharedFields):
         rows, columns = select_maps(i, k, tuple(self.scores.shape))
         return [[self._draw_one(row, column, **options) for column in columns] for row in rows]
 
-    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
-        raise NotImplementedError
-
     def _repr_png_(self) -> bytes:
         return encode_png(self._draw_all())
 
@@ -428,8 +426,7 @@ class ImageExplanation(ImageResult, Explanation):
         has_one_image = len(self.images) == 1 and self.maps.ndim == 4 and self.reference is None
         return self.page()._repr_html_() if has_one_image else super()._repr_html_()
 
-    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
-        return self.overlay(i, k, **options)
+    _draw_one = overlay
 
     def _take_instances(self, i: int) -> dict[str, Any]:
         fields: dict[str, Any] = {"detections": None if self.detections is None else self.detections[i : i + 1]}
@@ -573,8 +570,7 @@ class ImageAttribution(ImageResult, Attribution):
         else:
             write_image(path, self._draw_all(i, k))
 
-    def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
-        return self.draw(i, k)
+    _draw_one = draw
 
 
 __getattr__ = find_old_names(__name__)

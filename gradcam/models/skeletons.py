@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,16 +31,14 @@ MAX_PARAMETERS_TO_RUN = 60_000_000  # largest model that is run with random weig
 class Skeleton:
     """A model without trained weights, and the shape of its input.
 
-    `size` is (height, width) for images, and (depth, height, width) for volumes and clips. `layer` and
-    `layer_for_positive` are those of the `Blueprint`.
+    `size` is (height, width) for images, and (depth, height, width) for volumes and clips.
     """
 
     name: str
     model: nn.Module
     size: tuple[int, ...]
     channels: int
-    layer: str | None = None
-    layer_for_positive: str | None = None
+    blueprint: Blueprint
 
 
 @dataclass(frozen=True)
@@ -75,38 +74,37 @@ def survey(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) ->
     as its first convolution takes.
     `size` is as in `build_with_random_weights`.
     """
-    blueprint = find_blueprint(name)
-    skeleton = _to_skeleton(name, blueprint, size, _build_empty)
+    skeleton = _to_skeleton(name, find_blueprint(name), size, _build_empty)
     try:
-        return _survey(blueprint, skeleton)
+        return _survey(skeleton)
     except ModelError:
         channels = first_channels(skeleton.model)
         if channels in (0, skeleton.channels):
             raise
-        return _survey(blueprint, replace(skeleton, channels=channels))
+        return _survey(replace(skeleton, channels=channels))
 
 
-def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
-    note = None
+def _survey(skeleton: Skeleton) -> Survey:
+    note, blueprint = None, skeleton.blueprint
     try:
-        rows = _try_places(blueprint, skeleton, _list_layers(skeleton, skeleton.model, "meta"))
+        rows = _try_places(skeleton, _list_layers(skeleton, skeleton.model, "meta"))
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:  # a model may raise anything
         if "meta" not in str(error).lower():
             raise to_run_error(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
-        rows = _list_with_random_weights(blueprint, skeleton)
+        rows = _list_with_random_weights(skeleton)
         note = "The forward pass needs real values: the model was run with random weights."
     family = find_main_family(skeleton.model)
     names = [] if family is None else [layer.partition(":")[0] for layer in family.layers]
-    names, positive = (names, None) if skeleton.layer is None else ([skeleton.layer], skeleton.layer_for_positive)
+    names, positive = (names, None) if blueprint.layer is None else ([blueprint.layer], blueprint.layer_for_positive)
     if names:
         rows = tuple(replace(row, is_suggested=row.name in names) for row in rows)
         rows = tuple(replace(row, suggested_for_positive=row.name == positive) for row in rows)
     return Survey(skeleton, rows, note, is_of_task=family is not None)
 
 
-def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
+def _try_places(skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
     """Locate the cells of the layers with random weights, if that is needed and fast enough; return the rows."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
     is_volume = len(skeleton.size) > 2  # several passes over a volume take minutes
@@ -115,18 +113,18 @@ def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, 
     # The rows are complete without this run, so errors are ignored.
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=()):
         torch.manual_seed(0)  # so that the list is reproducible
-        places = {row.name: row.places for row in _list_with_random_weights(blueprint, skeleton)}
+        places = {row.name: row.places for row in _list_with_random_weights(skeleton)}
         return tuple(replace(row, places=places.get(row.name)) for row in rows)
     return rows
 
 
 def _list_layers(skeleton: Skeleton, model: nn.Module, device: str) -> tuple[LayerRow, ...]:
-    dtype = find_input_dtype(model)
-    return list_layers(model, torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=dtype))
+    shape = (1, skeleton.channels, *skeleton.size)
+    return list_layers(model, torch.zeros(shape, device=device, dtype=find_input_dtype(model)))
 
 
-def _list_with_random_weights(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, ...]:
-    model = _build(skeleton.name, blueprint)
+def _list_with_random_weights(skeleton: Skeleton) -> tuple[LayerRow, ...]:
+    model = _build(skeleton.name, skeleton.blueprint)
     try:
         return _list_layers(skeleton, model, "cpu")
     except GradcamError:
@@ -148,13 +146,11 @@ def to_run_error(name: str, shape: Sequence[int], error: BaseException) -> Model
     return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
 
 
-def _to_skeleton(
-    name: str, blueprint: Blueprint, size: tuple[int, ...] | None, build: Callable[[str, Blueprint], nn.Module]
-) -> Skeleton:
+def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, ...] | None, build: Callable[..., Any]) -> Skeleton:
     model, size = build(name, blueprint), size or blueprint.size
     if len(size) == 2 and takes_volumes(model):
         size = (USUAL_DEPTH, *size)
-    return Skeleton(name, model, size, blueprint.channels, blueprint.layer, blueprint.layer_for_positive)
+    return Skeleton(name, model, size, blueprint.channels, blueprint)
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
@@ -173,8 +169,7 @@ def _build(name: str, blueprint: Blueprint) -> nn.Module:
     except ModelError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        reason = " ".join(str(error).split())
-        raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {reason})") from error
+        raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {' '.join(str(error).split())})") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name}: returned {shorten(model)}, expected a torch.nn.Module.")
     return model

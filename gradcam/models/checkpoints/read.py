@@ -9,7 +9,6 @@ import pickle
 import pickletools
 import re
 import shlex
-import struct
 import tarfile
 import warnings
 import zipfile
@@ -225,7 +224,7 @@ def _search_state_dicts(content: object, is_tensor: Callable[[object], bool], de
 
 def is_safetensors(head: bytes) -> bool:
     """Return whether a file begins like safetensors: eight bytes with a length below 4 GiB, and then JSON."""
-    return head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32
 
 
 def describe_non_checkpoint(head: bytes, path: Path) -> str | None:

@@ -216,8 +216,7 @@ def describe_preprocessing(path: Path, criterion: str, library: str, name: str, 
     """Return a note that a checkpoint gets the preprocessing of `name`, the library's weights, and why."""
     sides = (value if isinstance(value, tuple) else (value, value) for value in (preprocess.resize, preprocess.size))
     resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in sides)
-    steps = f"resize {resize}, centre crop {size}"
-    choice = f"using the preprocessing of {name} ({steps})."
+    choice = f"using the preprocessing of {name} (resize {resize}, centre crop {size})."
     if not criterion:
         return f"{path.name} is not an official {library} file: {choice} Override with --size, --crop, --mean, --std."
     return f"{path.name} was recognised as {name} by the file's {criterion}: {choice}"

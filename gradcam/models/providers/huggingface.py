@@ -74,8 +74,7 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
             notes = [*parts.notes, *loading_notes]
     if config.problem_type == "regression":
         notes = [*notes, REGRESSION]
-    is_named = classes == len(labels) and labels != ["LABEL_0"]
-    class_names = labels if is_named else None
+    class_names = labels if classes == len(labels) and labels != ["LABEL_0"] else None
     activation = ACTIVATIONS.get(config.problem_type or "single_label_classification")
     return replace(parts, model=model, labels=class_names, classes=classes, activation=activation, notes=notes)
 
@@ -314,8 +313,7 @@ def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]
         try:
             run_processor(processor, np.zeros((*TEST_SIZES[0], 3), np.uint8))
         except Exception as error:  # raised for a contradictory configuration
-            reason = " ".join(str(error).split())
-            raise ModelError(f"The image processor {name} fails on an image: {reason}") from error
+            raise ModelError(f"The image processor {name} fails on an image: {' '.join(str(error).split())}") from error
     is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
     return replace(measured, plain=first) if is_plain else measured, notes
 

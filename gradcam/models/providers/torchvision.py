@@ -51,8 +51,8 @@ def load(name: str, weights: Path | None) -> Parts:
     try:
         checkpoint = read_checkpoint(path)
     except ModelError as error:
-        problem = str(error).rstrip(".")
-        raise ModelError(f"{problem}. Delete the file to download it again from {enum.url}") from error
+        advice = f"Delete the file to download it again from {enum.url}"
+        raise ModelError(f"{str(error).rstrip('.')}. {advice}") from error
     if task != "classification":
         return _load_whole_image_model(name, enum, path)
     preprocess, labels = to_preprocessing(enum.transforms()), _categories(enum)
