@@ -21,12 +21,8 @@ from gradcam.errors import ImageError, TargetError
 from gradcam.targets.words import Token
 
 T: Any = pytest.importorskip("transformers")
-WORDS, PICTURE, START, END = (
-    30,
-    29,
-    1,
-    2,
-)  # tokens: the size of the vocabulary, the image token, and the start and end tokens
+# Tokens: the size of the vocabulary, the image token, and the start and end tokens.
+WORDS, PICTURE, START, END = 30, 29, 1, 2
 CAPTION = [5, 9, 9, 17]
 TOLERANCE = 1e-6
 
@@ -60,13 +56,8 @@ def make_swin(kind: str) -> Any:
 
 def make_mbart() -> Any:
     shape = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24}
-    crossed = {
-        "is_decoder": True,
-        "add_cross_attention": True,
-        "max_position_embeddings": 16,
-        "forced_eos_token_id": None,
-    }
-    return T.MBartConfig(**shape, **ENDS, **crossed)
+    crossed = {"is_decoder": True, "add_cross_attention": True, "forced_eos_token_id": None}
+    return T.MBartConfig(**shape, **ENDS, **crossed, max_position_embeddings=16)
 
 
 def make_blip() -> nn.Module:
@@ -225,9 +216,8 @@ def run_by_hand(kind: str, model: nn.Module, pictures: Tensor, words: list[int])
     extra_inputs = {name: torch.tensor([item] * len(pictures)) for name, item in spec.extra_inputs.items()}
     extra_inputs.pop("attention_mask", None)  # nothing is masked
     if "token_type_ids" in extra_inputs:
-        extra_inputs["token_type_ids"] = torch.tensor(
-            [spec.extra_inputs["token_type_ids"] + [0] * len(words)] * len(pictures)
-        )
+        types = spec.extra_inputs["token_type_ids"] + [0] * len(words)
+        extra_inputs["token_type_ids"] = torch.tensor([types] * len(pictures))
     if kind == "blip2-t5":
         extra_inputs["input_ids"] = torch.tensor([[PICTURE] * 4 + [START]] * len(pictures))
 
@@ -395,9 +385,8 @@ def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
     model = T.VisionEncoderDecoderModel.from_pretrained(tmp_path, local_files_only=True)
     pictures = make_pictures("vit-gpt2").to(model.dtype)
     explanation = gradcam.explain(model, pictures, target=Token(CAPTION, [0, 1, 3]))
-    assert [[item.name for item in instances] for instances in explanation.instances or ()] == [
-        ["a", "dog", "runs"]
-    ] * 2
+    names = [[item.name for item in instances] for instances in explanation.instances or ()]
+    assert names == [["a", "dog", "runs"]] * 2
     assert find_family(model, CaptionerAdapter).decode_tokens([17, 5]) == ["runs", "a"]
 
 

@@ -26,14 +26,8 @@ from tests.cam.test_grad_eclip import maps as eclip_maps
 from tests.helpers import assert_same, traces
 
 SIZE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT = {
-    **SIZE,
-    "vocab_size": 64,
-    "max_position_embeddings": 12,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEXT = {**SIZE, **TOKENS, "vocab_size": 64, "max_position_embeddings": 12}
 VISION = {**SIZE, "image_size": 32, "patch_size": 8}
 PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -66,10 +60,8 @@ def coca() -> Any:
     library = pytest.importorskip("open_clip")
     text = {"width": 16, "heads": 2, "layers": 1, "context_length": 12}
     vision = {"image_size": 32, "patch_size": 8, "width": 16, "layers": 2, "head_width": 8, "attn_pooler_heads": 2}
-    embeds = {"embed_cls": True, "output_tokens": True}
-    return awake(
-        library.CoCa(12, text, {**text, **embeds}, {**vision, "attentional_pool": True, "output_tokens": True})
-    )
+    decoder = {**text, "embed_cls": True, "output_tokens": True}
+    return awake(library.CoCa(12, text, decoder, {**vision, "attentional_pool": True, "output_tokens": True}))
 
 
 def timm(name: str, **options: Any) -> Any:
@@ -145,160 +137,93 @@ class Case:
     first: str
 
 
+LAYERS = "vision_model.encoder.layers"
+PATCHES = "vision_model.embeddings.patch_embedding"
+PROJECTION = "embeddings.patch_embeddings.projection"
+BLOCKS = "visual.transformer.resblocks.1"
+DINO = {**VISION, "mlp_ratio": 2}
+REGISTERS = {"num_register_tokens": 4}
+NUM_PATCHES = {**SIZE, "num_patches": 16, "patch_size": 8}
+ALIGN = {
+    "image_size": 32,
+    "width_coefficient": 0.25,
+    "depth_coefficient": 0.3,
+    "hidden_dim": 64,
+    "depthwise_padding": [],
+}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+STAGES = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 2, 1]}
+VIT = {"num_classes": 0, "img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+
+
+def first_token(model: Any, pictures: Tensor) -> Tensor:
+    return model(pictures).last_hidden_state[:, 0]
+
+
+def features_before_classifier(model: Any, pictures: Tensor) -> Tensor:
+    return model.forward_head(model.forward_features(pictures), pre_logits=True)
+
+
+def make_vit() -> Any:
+    return awake(pytest.importorskip("transformers").ViTModel(_config("ViT"), add_pooling_layer=False))
+
+
+def make_align() -> Any:
+    return towers("Align", vision=ALIGN, projection_dim=80)
+
+
+def make_alt_clip() -> Any:
+    return towers("AltCLIP", {**TEXT, "project_dim": 16}, projection_dim=12)
+
+
+def make_clip_resnet() -> Any:
+    return open_clip(layers=(1, 1, 1, 1), width=8, head_width=16)
+
+
 CASES = {
-    "CLIP": Case(
-        lambda: towers("CLIP", projection_dim=12),
-        get_features,
-        "vision_model.encoder.layers.1.layer_norm1",
-        1,
-        True,
-        "vision_model.embeddings.patch_embedding",
-    ),
-    "SigLIP": Case(
-        lambda: towers("Siglip"),
-        get_features,
-        "vision_model.encoder.layers.1",
-        0,
-        True,
-        "vision_model.embeddings.patch_embedding",
-    ),
+    "CLIP": Case(lambda: towers("CLIP", projection_dim=12), get_features, f"{LAYERS}.1.layer_norm1", 1, True, PATCHES),
+    "SigLIP": Case(lambda: towers("Siglip"), get_features, f"{LAYERS}.1", 0, True, PATCHES),
     "SigLIP 2": Case(
-        lambda: towers("Siglip2", vision={**SIZE, "num_patches": 16, "patch_size": 8}),
-        get_patch_features,
-        "vision_model.encoder.layers.1",
-        0,
-        True,
-        "vision_model.embeddings.patch_embedding",
+        lambda: towers("Siglip2", vision=NUM_PATCHES), get_patch_features, f"{LAYERS}.1", 0, True, PATCHES
     ),
-    "AltCLIP": Case(
-        lambda: towers("AltCLIP", {**TEXT, "project_dim": 16}, projection_dim=12),
-        get_features,
-        "vision_model.encoder.layers.0",
-        1,
-        True,
-        "vision_model.embeddings.patch_embedding",
-    ),
+    "AltCLIP": Case(make_alt_clip, get_features, f"{LAYERS}.0", 1, True, PATCHES),
     "Chinese CLIP": Case(
-        lambda: towers("ChineseCLIP", projection_dim=12),
-        get_features,
-        "vision_model.encoder.layers.0",
-        1,
-        True,
-        "vision_model.embeddings.patch_embedding",
+        lambda: towers("ChineseCLIP", projection_dim=12), get_features, f"{LAYERS}.0", 1, True, PATCHES
     ),
     "ALIGN": Case(
-        lambda: towers(
-            "Align",
-            vision={
-                "image_size": 32,
-                "width_coefficient": 0.25,
-                "depth_coefficient": 0.3,
-                "hidden_dim": 64,
-                "depthwise_padding": [],
-            },
-            projection_dim=80,
-        ),
-        get_features,
-        "vision_model.encoder.blocks.3",
-        None,
-        False,
-        "vision_model.embeddings.convolution",
+        make_align, get_features, "vision_model.encoder.blocks.3", None, False, "vision_model.embeddings.convolution"
     ),
-    "DINOv2": Case(
-        lambda: hugging_face("Dinov2", **{**VISION, "mlp_ratio": 2}),
-        pooled,
-        "encoder.layer.1.norm1",
-        1,
-        True,
-        "embeddings.patch_embeddings.projection",
-    ),
+    "DINOv2": Case(lambda: hugging_face("Dinov2", **DINO), pooled, "encoder.layer.1.norm1", 1, True, PROJECTION),
     "DINOv2 with registers": Case(
-        lambda: hugging_face("Dinov2WithRegisters", **{**VISION, "mlp_ratio": 2, "num_register_tokens": 4}),
-        pooled,
-        "encoder.layer.1.norm1",
-        5,
-        True,
-        "embeddings.patch_embeddings.projection",
+        lambda: hugging_face("Dinov2WithRegisters", **DINO, **REGISTERS),
+        *(pooled, "encoder.layer.1.norm1", 5, True, PROJECTION),
     ),
     "DINOv3": Case(
-        lambda: hugging_face("DINOv3ViT", **VISION, num_register_tokens=4),
-        pooled,
-        "model.layer.1.norm1",
-        5,
-        True,
-        "embeddings.patch_embeddings",
+        lambda: hugging_face("DINOv3ViT", **VISION, **REGISTERS),
+        *(pooled, "model.layer.1.norm1", 5, True, "embeddings.patch_embeddings"),
     ),
     "DINOv3, ConvNeXt": Case(
-        lambda: hugging_face("DINOv3ConvNext", hidden_sizes=[8, 12, 16, 24], depths=[1, 1, 2, 1]),
-        pooled,
-        "model.stages.2",
-        None,
-        False,
-        "model.stages.0.downsample_layers.0",
+        lambda: hugging_face("DINOv3ConvNext", **STAGES),
+        *(pooled, "model.stages.2", None, False, "model.stages.0.downsample_layers.0"),
     ),
-    "ViT without pooling": Case(
-        lambda: awake(pytest.importorskip("transformers").ViTModel(_config("ViT"), add_pooling_layer=False)),
-        lambda model, pictures: model(pictures).last_hidden_state[:, 0],
-        "layers.1.layernorm_before",
-        1,
-        True,
-        "embeddings.patch_embeddings.projection",
-    ),
+    "ViT without pooling": Case(make_vit, first_token, "layers.1.layernorm_before", 1, True, PROJECTION),
     "ResNet": Case(
-        lambda: hugging_face("ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
-        pooled,
-        "encoder.stages.1",
-        None,
-        False,
-        "embedder.embedder.convolution",
+        lambda: hugging_face("ResNet", **RESNET),
+        *(pooled, "encoder.stages.1", None, False, "embedder.embedder.convolution"),
     ),
-    "open_clip": Case(open_clip, encode, "visual.transformer.resblocks.1.ln_1", 1, True, "visual.conv1"),
-    "open_clip, mean": Case(
-        lambda: open_clip(pool_type="avg"), encode, "visual.transformer.resblocks.1", 1, True, "visual.conv1"
-    ),
-    "open_clip, ResNet": Case(
-        lambda: open_clip(layers=(1, 1, 1, 1), width=8, head_width=16),
-        encode,
-        "visual.layer2",
-        None,
-        False,
-        "visual.conv1",
-    ),
-    "CoCa": Case(coca, encode, "visual.transformer.resblocks.1", 1, True, "visual.conv1"),
+    "open_clip": Case(open_clip, encode, f"{BLOCKS}.ln_1", 1, True, "visual.conv1"),
+    "open_clip, mean": Case(lambda: open_clip(pool_type="avg"), encode, BLOCKS, 1, True, "visual.conv1"),
+    "open_clip, ResNet": Case(make_clip_resnet, encode, "visual.layer2", None, False, "visual.conv1"),
+    "CoCa": Case(coca, encode, BLOCKS, 1, True, "visual.conv1"),
     "timm, registers": Case(
-        lambda: timm(
-            "vit_small_patch14_reg4_dinov2",
-            num_classes=0,
-            img_size=32,
-            patch_size=8,
-            embed_dim=16,
-            depth=2,
-            num_heads=2,
-        ),
-        run,
-        "blocks.1.norm1",
-        5,
-        True,
-        "patch_embed.proj",
+        lambda: timm("vit_small_patch14_reg4_dinov2", **VIT), run, "blocks.1.norm1", 5, True, "patch_embed.proj"
     ),
     "timm, rotated places": Case(
-        lambda: timm(
-            "eva02_tiny_patch14_224", num_classes=0, img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2
-        ),
-        run,
-        "blocks.1",
-        1,
-        True,
-        "patch_embed.proj",
+        lambda: timm("eva02_tiny_patch14_224", **VIT), run, "blocks.1", 1, True, "patch_embed.proj"
     ),
     "timm, ResNet": Case(lambda: timm("resnet10t", num_classes=0), run, "layer3", None, False, "conv1.0"),
     "timm, with a classifier": Case(
-        lambda: timm("resnet10t", num_classes=7),
-        lambda model, pictures: model.forward_head(model.forward_features(pictures), pre_logits=True),
-        "layer3",
-        None,
-        False,
-        "conv1.0",
+        lambda: timm("resnet10t", num_classes=7), features_before_classifier, "layer3", None, False, "conv1.0"
     ),
     "any module": Case(resnet, run, "layer3", None, False, "conv1"),
     "own towers": Case(lambda: Own().double().eval(), encode, "visual.2", None, False, "visual.0"),
@@ -445,47 +370,24 @@ def eager(kind: str) -> Any:
     return model
 
 
-def open_clip_tower(model: Any) -> slow.Anatomy:
-    actual = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
-    tower = model.vision_model
-    return slow.Anatomy(
-        actual.attentions,
-        actual.hidden_states[1:],
-        lambda tokens: model.visual_projection(tower.post_layernorm(tokens[:, 0])),
-    )
+def open_tower(kind: str, model: Any) -> slow.Anatomy:
+    if kind.startswith("timm"):
+        return slow.open_timm(model, PICTURES)
+    tower = getattr(model, "vision_model", model)
+    output = tower(PICTURES, output_attentions=True, output_hidden_states=True)
+    heads: dict[str, Callable[[Tensor], Tensor]] = {
+        "CLIP": lambda tokens: model.visual_projection(tower.post_layernorm(tokens[:, 0])),
+        "SigLIP": lambda tokens: tower.head(tower.post_layernorm(tokens)),
+        "DINOv2 with registers": lambda tokens: tower.layernorm(tokens)[:, 0],
+        "DINOv3": lambda tokens: tower.norm(tokens)[:, 0],
+    }
+    return slow.Anatomy(output.attentions, output.hidden_states[1:], heads[kind])
 
 
-def open_siglip_tower(model: Any) -> slow.Anatomy:
-    actual = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
-    tower = model.vision_model
-    return slow.Anatomy(
-        actual.attentions, actual.hidden_states[1:], lambda tokens: tower.head(tower.post_layernorm(tokens))
-    )
-
-
-def open_dino(model: Any) -> slow.Anatomy:
-    output = model(PICTURES, output_attentions=True, output_hidden_states=True)
-    norm = model.norm if hasattr(model, "norm") else model.layernorm
-    return slow.Anatomy(output.attentions, output.hidden_states[1:], lambda tokens: norm(tokens)[:, 0])
-
-
-def open_timm_tower(model: Any) -> slow.Anatomy:
-    return slow.open_timm(model, PICTURES)
-
-
-TOWERS: dict[str, Callable[[Any], slow.Anatomy]] = {
-    "CLIP": open_clip_tower,
-    "SigLIP": open_siglip_tower,
-    "DINOv2 with registers": open_dino,
-    "DINOv3": open_dino,
-    "timm, registers": open_timm_tower,
-}
-
-
-@pytest.mark.parametrize("kind", TOWERS)
+@pytest.mark.parametrize("kind", ["CLIP", "SigLIP", "DINOv2 with registers", "DINOv3", "timm, registers"])
 def test_legrad_and_rollouts_equal_the_loops(kind: str) -> None:
     case, prefix = CASES[kind], CASES[kind].prefix
-    plain = TOWERS[kind](eager(kind))
+    plain = open_tower(kind, eager(kind))
     vectors = draw(2, plain.head(plain.outputs[-1]).shape[1])
 
     def head(tokens: Tensor) -> Tensor:
@@ -516,11 +418,11 @@ def look_into_head(model: Any, pictures: Tensor) -> tuple[Attention, Tensor]:
     return attention, (pooled_token + head.mlp(head.layernorm(pooled_token)))[:, 0]
 
 
+ECLIP = ["CLIP", "SigLIP", "open_clip", "DINOv2 with registers", "DINOv3", "timm, registers", "timm, rotated places"]
+
+
 @pytest.mark.parametrize("count", [2, 6])
-@pytest.mark.parametrize(
-    "kind",
-    ["CLIP", "SigLIP", "open_clip", "DINOv2 with registers", "DINOv3", "timm, registers", "timm, rotated places"],
-)
+@pytest.mark.parametrize("kind", ECLIP)
 def test_grad_eclip_equals_the_loops(kind: str, count: int) -> None:
     case, model = CASES[kind], make_model(kind)
     if kind == "SigLIP":
@@ -607,10 +509,8 @@ def test_a_classifiers_backbone_gives_the_vector() -> None:
     transformers = pytest.importorskip("transformers")
     model = awake(transformers.ViTForImageClassification(_config("ViT")))
     expected = model.vit(PICTURES).last_hidden_state[:, 0]
-    explanation = gradcam.explain(model, PICTURES, target=Like(draw(16)))
-    torch.testing.assert_close(
-        explanation.scores.double()[:, 0], F.cosine_similarity(expected, draw(1, 16)).detach(), rtol=1e-6, atol=1e-7
-    )
+    scores = gradcam.explain(model, PICTURES, target=Like(draw(16))).scores.double()[:, 0]
+    torch.testing.assert_close(scores, F.cosine_similarity(expected, draw(1, 16)).detach(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "open_clip"])
@@ -632,22 +532,14 @@ def test_pictures_larger_than_the_models() -> None:
     inputs = {"pixel_values": large, "interpolate_pos_encoding": True}
     explanation = gradcam.explain(model, inputs, target=Text(draw(12)))
     assert explanation.maps.shape == (1, 1, 5, 6)
-    torch.testing.assert_close(
-        explanation.scores.double()[:, 0], F.cosine_similarity(vectors, draw(1, 12)).detach(), rtol=1e-6, atol=1e-7
-    )
+    expected = F.cosine_similarity(vectors, draw(1, 12)).detach()
+    torch.testing.assert_close(explanation.scores.double()[:, 0], expected, rtol=1e-6, atol=1e-7)
 
 
 def test_windows_are_no_plain_transformer() -> None:
     transformers = pytest.importorskip("transformers")
-    options = {
-        "image_size": 32,
-        "patch_size": 2,
-        "embed_dim": 8,
-        "depths": [1, 1],
-        "num_heads": [2, 2],
-        "window_size": 4,
-    }
-    swin = transformers.SwinModel(transformers.SwinConfig(**options))
+    options = {"patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+    swin = transformers.SwinModel(transformers.SwinConfig(image_size=32, **options))
     assert not find_embedder(swin).is_transformer
     assert find_embedder(make_model("DINOv3")).is_transformer
 
@@ -657,9 +549,7 @@ def test_a_mean_of_tokens_is_explained_where_it_is_taken(is_after: bool) -> None
     """Check that the averaged layer is explained: all its tokens have the same gradient, so many sentences are cheap."""
     model = open_clip(pool_type="avg", final_ln_after_pool=is_after)
     explanation = gradcam.explain(model, PICTURES, target=Text(draw(3, 12)))
-    assert (explanation.method, explanation.layer) == (
-        "gradcam",
-        "visual.transformer" if is_after else "visual.ln_post",
-    )
+    layer = "visual.transformer" if is_after else "visual.ln_post"
+    assert (explanation.method, explanation.layer) == ("gradcam", layer)
     by_cell = gradcam.explain(model, PICTURES, explanation.layer, target=Text(draw(3, 12)), method="hirescam")
     torch.testing.assert_close(explanation.maps, by_cell.maps, rtol=1e-5, atol=1e-9)
