@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, KeypointRCNN, MaskRCNN, RetinaNet
@@ -322,3 +323,30 @@ def overlap(boxes: Tensor, box: Sequence[float]) -> Tensor:
     shared = (sides[0] - starts[0]).clamp(min=0) * (sides[1] - starts[1]).clamp(min=0)
     areas = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
     return shared / (areas + (box[2] - box[0]) * (box[3] - box[1]) - shared)
+
+
+def assert_maps(explanation: Any, expected: ExpectedMaps) -> None:
+    """Check scores, maps and heatmaps against the expected ones; maps are float32."""
+    assert any(item.any() for image_maps in expected.maps for item in image_maps)
+    for i, image_maps in enumerate(expected.maps):
+        for k, entry in enumerate(image_maps):
+            assert explanation.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=1e-6)
+            np.testing.assert_allclose(explanation.maps[i, k].numpy(), entry, rtol=0, atol=1e-6 * entry.max())
+            heatmap = expected.heatmaps[i][k]
+            np.testing.assert_allclose(explanation.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=1e-6)
+
+
+def paint_squares() -> tuple[list[Tensor], Any]:
+    """Return two black images with a coloured square each, and the squares: left, top, right, bottom."""
+    pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
+    squares = ((34, 26, 42, 34), (20, 30, 28, 38))
+    for picture, (x0, y0, x1, y1) in zip(pictures, squares):
+        picture[:, y0:y1, x0:x1] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
+    return pictures, squares
+
+
+def find_centre(energy: Tensor) -> list[float]:
+    """Return the weighted mean position: across and down."""
+    assert energy.any()
+    down, across = (energy.sum(axis) for axis in (1, 0))
+    return [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]

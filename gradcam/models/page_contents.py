@@ -65,7 +65,6 @@ def list_classes(
 
 def _list_instances(explanation: Any, instances: Sequence[Instance | None]) -> PageTargets:
     entries = [instance if instance is not None else Instance("score", "") for instance in instances]
-
     numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in entries]
     names = [_to_name(instance) or explanation.name_class(0, k) for k, instance in enumerate(entries)]
     names = [f"{number}{name}" for number, name in zip(numbers, names)]

@@ -41,12 +41,8 @@ TEXTS = {
 }
 PHRASES = (((1, 2), (4,)), ((1,),))
 # Three queries for each of two images. The second image has two queries; its third row is padding.
-QUERIED = {
-    "input_ids": torch.tensor(
-        [[58, 3, 4, 59], [58, 5, 59, 0], [58, 9, 8, 59], [58, 3, 4, 59], [58, 5, 59, 0], [0] * 4]
-    ),
-    "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0], [1] * 4, [1] * 4, [1, 1, 1, 0], [0] * 4]),
-}
+QUERY_ROWS = [[58, 3, 4, 59], [58, 5, 59, 0], [58, 9, 8, 59], [58, 3, 4, 59], [58, 5, 59, 0], [0] * 4]
+QUERIED = {"input_ids": torch.tensor(QUERY_ROWS), "attention_mask": (torch.tensor(QUERY_ROWS) > 0).long()}
 
 
 @pytest.fixture(autouse=True)
@@ -67,12 +63,8 @@ def configure(kind: str) -> Any:
     encoder = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 32}
     hybrid = {"encoder_hidden_dim": 32, "encoder_in_channels": [12, 16, 20], "encoder_attention_heads": 4}
     hybrid |= {"encoder_ffn_dim": 32, "decoder_in_channels": [32] * 3, "num_denoising": 0}
-    light = {
-        "decoder_self_attention_heads": 4,
-        "decoder_cross_attention_heads": 4,
-        "group_detr": 1,
-        "c2f_num_blocks": 1,
-    }
+    light = {"decoder_self_attention_heads": 4, "decoder_cross_attention_heads": 4}
+    light |= {"group_detr": 1, "c2f_num_blocks": 1}
     if kind == "Yolos":
         sizes = {"intermediate_size": 32, "image_size": list(SIZE), "num_detection_tokens": QUERIES}
         options = vit | sizes | {"num_labels": CLASSES}
@@ -357,14 +349,12 @@ def test_candidates_are_all_queries(kind: str) -> None:
         rated = (logits.exp() / logits.exp().sum(1, keepdim=True))[:, :-1]
     else:
         rated = 1 / (1 + (-logits).exp())
-    best, of_one = (
-        family.list_candidates(result, batch, None)[0],
-        family.list_candidates(result, batch, 1 if kind in GROUNDED else 2)[0],
-    )
+    label = 1 if kind in GROUNDED else 2
+    best, of_one = (family.list_candidates(result, batch, choice)[0] for choice in (None, label))
     assert torch.allclose(best.scores, rated.max(1).values, rtol=1e-6)  # OWL computes its logits in float32
     assert torch.equal(best.labels, rated.max(1).indices)
-    assert torch.allclose(of_one.scores, rated[:, 1 if kind in GROUNDED else 2], rtol=1e-6)
-    assert set(of_one.labels.tolist()) == {1 if kind in GROUNDED else 2}
+    assert torch.allclose(of_one.scores, rated[:, label], rtol=1e-6)
+    assert set(of_one.labels.tolist()) == {label}
     height, width = batch.size
     x0, y0, x1, y1 = best.boxes.unbind(1)
     centres = torch.stack([(x0 + x1) / 2 / width, (y0 + y1) / 2 / height], 1)
@@ -427,18 +417,12 @@ def test_layers(kind: str, layer: str) -> None:
     assert find(lively(kind)).layer == layer
 
 
-def test_labels() -> None:
-    model = lively("Detr")
+def test_labels_and_inputs() -> None:
+    model, pictures = lively("Detr"), torch.rand(2, 3, *SIZE)
     model.config.id2label = {0: "cat", 1: "dog", 2: "bird", 3: "cup", 4: "car"}
     assert find(model).labels == ["cat", "dog", "bird", "cup", "car"]
     assert find(lively("OwlViT")).labels is None
-
-
-def test_pictures_alone() -> None:
-    pictures = torch.rand(2, 3, *SIZE)
-    inputs = find(lively("Detr")).to_inputs(pictures)
-    assert list(inputs) == ["pixel_values"]
-    assert inputs["pixel_values"] is pictures
+    assert find(model).to_inputs(pictures) == {"pixel_values": pictures}
 
 
 def test_threshold_that_a_person_set() -> None:
@@ -452,20 +436,20 @@ def test_threshold_that_a_person_set() -> None:
 def save_tokenizer(folder: Path, *, is_bert: bool) -> None:
     """Write a tokenizer whose words are numbers: "w20" is token 20."""
     tokenizers = pytest.importorskip("tokenizers")
-    special_tokens = (
-        {101: "[CLS]", 102: "[SEP]", 1012: ".", 1029: "?", 0: "[PAD]"} if is_bert else {58: "<s>", 59: "</s>", 0: "!"}
+    bert_tokens, owl_tokens = (
+        {101: "[CLS]", 102: "[SEP]", 1012: ".", 1029: "?", 0: "[PAD]"},
+        {58: "<s>", 59: "</s>", 0: "!"},
     )
+    special_tokens = bert_tokens if is_bert else owl_tokens
     words = {special_tokens.get(index, f"w{index}"): index for index in range(1100 if is_bert else 60)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     first, last = ("[CLS]", "[SEP]") if is_bert else ("<s>", "</s>")
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{first} $A {last}", special_tokens=[(first, words[first]), (last, words[last])]
-    )
-    tokenizer_fast = T.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=special_tokens[0], bos_token=first, eos_token=last
-    )
-    tokenizer_fast.save_pretrained(folder)
+    ends = [(first, words[first]), (last, words[last])]
+    make_template = tokenizers.processors.TemplateProcessing
+    tokenizer.post_processor = make_template(single=f"{first} $A {last}", special_tokens=ends)
+    options = {"pad_token": special_tokens[0], "bos_token": first, "eos_token": last}
+    T.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options).save_pretrained(folder)
 
 
 def load(kind: str, folder: Path) -> nn.Module:

@@ -159,11 +159,11 @@ def test_a_pool_that_becomes_another_is_looked_at_anew(model: Any) -> None:
 def test_a_setting_of_a_pool_makes_it_another(model: Any) -> None:
     pool = model.visual.attnpool
     kind = type(pool)
-    pool.__class__ = type(
-        "Switched",
-        (kind,),
-        {"forward": lambda self, grid: only_cells(self, grid) if self.is_other else kind.forward(self, grid)},
-    )
+
+    def forward(self: Any, grid: Tensor) -> Tensor:
+        return (only_cells if self.is_other else kind.forward)(self, grid)
+
+    pool.__class__ = type("Switched", (kind,), {"forward": forward})
     pool.is_other = False
     assert_exact(model)
     pool.is_other = True

@@ -17,6 +17,7 @@ from gradcam.adapters import find_family
 from gradcam.adapters.base import PoseAdapter
 from gradcam.hooks.containers import to_batch
 from gradcam.targets.keypoints import Keypoint
+from tests import detectors
 from tests.detectors import ExpectedMaps, explain_by_hand, make_detector, make_pictures, overlap
 
 TOLERANCE = 1e-6
@@ -89,13 +90,7 @@ def test_keypoints_in_boxes(axis: str | None, box: int) -> None:
     explanation = gradcam.explain(model, pictures, target=Keypoint([2, 0], axis, box=box))
     expected = explain_boxes(model, pictures, [2, 0], axis, box)
     assert (explanation.layer, explanation.method) == ("backbone", "hirescam")
-    assert any(item.any() for image_maps in expected.maps for item in image_maps)
-    for i, image_maps in enumerate(expected.maps):
-        for k, entry in enumerate(image_maps):
-            assert explanation.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=TOLERANCE)
-            np.testing.assert_allclose(explanation.maps[i, k].numpy(), entry, rtol=0, atol=TOLERANCE * entry.max())
-            heatmap = expected.heatmaps[i][k]
-            np.testing.assert_allclose(explanation.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
+    detectors.assert_maps(explanation, expected)
 
 
 def test_what_each_map_is_of() -> None:
@@ -183,19 +178,13 @@ def test_the_same_person_in_another_output() -> None:
 def test_a_painted_square_in_a_box() -> None:
     """Paint a square on black, which is zero at every layer."""
     model = make_detector("keypointrcnn", is_plain=True)
-    pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
-    squares = ((34, 26, 42, 34), (20, 30, 28, 38))
-    for picture, (x0, y0, x1, y1) in zip(pictures, squares):
-        picture[:, y0:y1, x0:x1] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
+    pictures, squares = detectors.paint_squares()
     for i, (x0, y0, x1, y1) in enumerate(squares):
         boxes = model([pictures[i]])[0]["boxes"].detach()
         box = int(overlap(boxes, squares[i]).argmax())
         explanation = gradcam.explain(model, [pictures[i]], target=Keypoint(all, "x", box=box), evidence="signed")
         for heatmap in explanation.heatmaps[0]:
-            energy = heatmap.abs().double()
-            assert energy.any()
-            down, across = (energy.sum(axis) for axis in (1, 0))
-            centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]
+            centre = detectors.find_centre(heatmap.abs().double())
             assert x0 - 3 < centre[0] < x1 + 3
             assert y0 - 3 < centre[1] < y1 + 3
 
@@ -206,13 +195,10 @@ def test_a_painted_square_in_a_box() -> None:
 def make_vitpose(*, classic: bool = False, **more: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "mlp_ratio": 2}
-    backbone = transformers.VitPoseBackboneConfig(
-        image_size=[HEIGHT, WIDTH], patch_size=[8, 8], **{"out_indices": [3]} | more, **shape
-    )
+    shape |= {"image_size": [HEIGHT, WIDTH], "patch_size": [8, 8], "out_indices": [3]} | more
+    options = {"backbone_config": transformers.VitPoseBackboneConfig(**shape), "use_simple_decoder": not classic}
     torch.manual_seed(0)
-    config = transformers.VitPoseConfig(
-        backbone_config=backbone, num_labels=4, scale_factor=2, use_simple_decoder=not classic
-    )
+    config = transformers.VitPoseConfig(**options, num_labels=4, scale_factor=2)
     model: nn.Module = transformers.VitPoseForPoseEstimation(config).double().eval()
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
@@ -342,12 +328,11 @@ class Plain(nn.Module):
         return self.wrap(self.head(self.body(images).relu()))
 
 
+WRAPPERS = [lambda item: item, lambda item: {"heatmaps": item}, lambda item: SimpleNamespace(heatmaps=item)]
+
+
 @AXES
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda item: item, lambda item: {"heatmaps": item}, lambda item: SimpleNamespace(heatmaps=item)],
-    ids=["tensor", "dict", "object"],
-)
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["tensor", "dict", "object"])
 def test_heatmaps_of_any_model(wrap: Callable[[Tensor], Any], axis: str | None) -> None:
     model, pictures, activations = Plain(wrap), make_people(), []
     explanation = gradcam.explain(model, pictures, "body", target=Keypoint([1, 2], axis), evidence="signed")

@@ -119,12 +119,8 @@ ENCODER = "model.pixel_level_module.encoder"
 
 CASES = {
     "fcn": Case(torchvision_model("fcn_resnet50"), "backbone:out", out, out, (32, 48)),
-    "deeplabv3": Case(
-        torchvision_model("deeplabv3_mobilenet_v3_large", aux_loss=True), "backbone:out", out, out
-    ),
-    "lraspp": Case(
-        torchvision_model("lraspp_mobilenet_v3_large"), "backbone:high", lambda item: item["high"], out
-    ),
+    "deeplabv3": Case(torchvision_model("deeplabv3_mobilenet_v3_large", aux_loss=True), "backbone:out", out, out),
+    "lraspp": Case(torchvision_model("lraspp_mobilenet_v3_large"), "backbone:high", lambda item: item["high"], out),
     "smp-unet": Case(smp_model("Unet", "resnet18"), "encoder:5", lambda item: item[-1], lambda item: item),
     "smp-pspnet": Case(
         smp_model("PSPNet", "resnet18", encoder_depth=3), "encoder:3", lambda item: item[-1], lambda item: item
@@ -155,8 +151,7 @@ CASES = {
     ),
     "data2vec": Case(
         hf_model("Data2VecVisionForSemanticSegmentation", "Data2VecVisionConfig", **BEIT),
-        "data2vec_vision.encoder.layer.2", grid=tokens(1, 8, 8), size=(64, 64),
-        processor="BeitImageProcessor",
+        "data2vec_vision.encoder.layer.2", grid=tokens(1, 8, 8), size=(64, 64), processor="BeitImageProcessor",
     ),
     "mobilenet_v2": Case(
         hf_model("MobileNetV2ForSemanticSegmentation", "MobileNetV2Config", depth_multiplier=0.25, min_depth=4),
@@ -165,36 +160,31 @@ CASES = {
     "mobilevit": Case(
         hf_model("MobileViTForSemanticSegmentation", "MobileViTConfig", hidden_sizes=[16, 16, 16], num_attention_heads=2,
                  neck_hidden_sizes=[4, 4, 8, 8, 8, 8, 16], aspp_out_channels=8),
-        "mobilevit.encoder.layer.4", size=(64, 128), processor="MobileViTImageProcessor",
-        seed=204,
+        "mobilevit.encoder.layer.4", size=(64, 128), processor="MobileViTImageProcessor", seed=204,
     ),
     "mobilevitv2": Case(
         hf_model("MobileViTV2ForSemanticSegmentation", "MobileViTV2Config", width_multiplier=0.125, n_attn_blocks=[1, 1, 1],
                  base_attn_unit_dims=[32, 32, 32], aspp_out_channels=8),
-        "mobilevitv2.encoder.layer.4", size=(64, 128), seed=10,
-        processor="MobileViTImageProcessor",
+        "mobilevitv2.encoder.layer.4", size=(64, 128), seed=10, processor="MobileViTImageProcessor",
     ),
     "mask2former": Case(
         hf_model("Mask2FormerForUniversalSegmentation", "Mask2FormerConfig", **PYRAMID, backbone_config=swin,
                  feature_size=WIDE, mask_feature_size=WIDE, hidden_dim=WIDE, encoder_feedforward_dim=16),
-        f"{ENCODER}:feature_maps:3", last_map, add_up((384, 384)), processor="Mask2FormerImageProcessor",
-        seed=5,
+        f"{ENCODER}:feature_maps:3", last_map, add_up((384, 384)), processor="Mask2FormerImageProcessor", seed=5,
     ),
     "maskformer": Case(
         hf_model("MaskFormerForInstanceSegmentation", "MaskFormerConfig", backbone_config=swin, fpn_feature_size=WIDE,
                  mask_feature_size=WIDE, decoder_config=lambda transformers: transformers.DetrConfig(
                      d_model=WIDE, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16,
                      encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5)),
-        f"{ENCODER}:feature_maps:3", last_map, add_up(None), processor="MaskFormerImageProcessor",
-        seed=42,
+        f"{ENCODER}:feature_maps:3", last_map, add_up(None), processor="MaskFormerImageProcessor", seed=42,
     ),
     "oneformer": Case(
         hf_model("OneFormerForUniversalSegmentation", "OneFormerConfig", **PYRAMID, backbone_config=swin, hidden_dim=WIDE,
                  mask_dim=WIDE, conv_dim=WIDE, encoder_feedforward_dim=16, text_encoder_width=16, query_dec_layers=1,
                  text_encoder_num_layers=1, text_encoder_vocab_size=50, text_encoder_context_length=7, task_seq_len=7,
                  text_encoder_n_ctx=2, is_training=False),
-        f"{ENCODER}:feature_maps:3", last_map, add_up(None), processor="OneFormerImageProcessor",
-        seed=10,
+        f"{ENCODER}:feature_maps:3", last_map, add_up(None), processor="OneFormerImageProcessor", seed=10,
     ),
     "eomt": Case(
         hf_model("EomtForUniversalSegmentation", "EomtConfig", hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
@@ -214,9 +204,8 @@ def model_of(name: str) -> nn.Module:
     model = CASES[name].build()
     generator = torch.Generator().manual_seed(CASES[name].seed)
     with torch.no_grad():
-        statistics = (
-            (key, item) for key, item in model.named_buffers() if key.endswith(("running_mean", "running_var"))
-        )
+        buffers = dict(model.named_buffers()).items()
+        statistics = [item for item in buffers if item[0].endswith(("running_mean", "running_var"))]
         for key, values in (*model.named_parameters(), *statistics):
             if key.endswith("running_var") or (values.ndim == 1 and not key.endswith(("bias", "running_mean"))):
                 values.uniform_(0.7, 1.3, generator=generator)
@@ -438,9 +427,7 @@ def test_labels_that_nobody_gave_are_none():
 
 
 def test_a_detector_has_no_mask_for_each_pixel():
-    model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
-        weights=None, weights_backbone=None, num_classes=3
-    )
+    model = torchvision.models.get_model("ssdlite320_mobilenet_v3_large", weights=None, weights_backbone=None)
     with pytest.raises(TargetError, match=r"SSD returned a list") as caught:
         gradcam.explain(model, [torch.rand(3, 64, 64)], target=Mask(1))
     assert "(1, classes, h, w)" in str(caught.value)

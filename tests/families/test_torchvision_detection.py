@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -17,18 +16,9 @@ from gradcam.adapters.base import DetectorAdapter
 from gradcam.cam import maps
 from gradcam.targets import Box, MissedBox
 from gradcam.targets.boxes import EDGES
-from tests.detectors import (
-    KINDS,
-    ExpectedMaps,
-    RecordedValues,
-    explain_by_hand,
-    make_detector,
-    make_pictures,
-    overlap,
-    weigh_by_hand,
-)
+from tests import detectors
+from tests.detectors import KINDS, assert_maps, explain_by_hand, make_detector, make_pictures, overlap
 
-TOLERANCE = 1e-6  # maps are float32
 PLACE, LABEL = (10.0, 8.0, 30.0, 26.0), 2
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 
@@ -36,16 +26,6 @@ ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 @pytest.fixture(scope="module", params=KINDS)
 def detector(request: pytest.FixtureRequest) -> nn.Module:
     return make_detector(request.param)
-
-
-def assert_maps(explanation: gradcam.Explanation, expected: ExpectedMaps) -> None:
-    assert any(item.any() for image_maps in expected.maps for item in image_maps)
-    for i, image_maps in enumerate(expected.maps):
-        for k, entry in enumerate(image_maps):
-            assert explanation.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=1e-6)
-            np.testing.assert_allclose(explanation.maps[i, k].numpy(), entry, rtol=0, atol=TOLERANCE * entry.max())
-            heatmap = expected.heatmaps[i][k]
-            np.testing.assert_allclose(explanation.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
 
 
 def scores_of(numbers: Sequence[int]) -> Any:
@@ -88,10 +68,10 @@ def test_where_an_edge_is(detector: nn.Module) -> None:
 
 
 def missed(model: nn.Module, pictures: Sequence[Tensor], label: int | None) -> Any:
-    def read(output: Any, recorded: RecordedValues) -> list[list[Tensor]]:
+    def read(output: Any, recorded: detectors.RecordedValues) -> list[list[Tensor]]:
         first = 0 if "RetinaNet" in type(model).__name__ or "FCOS" in type(model).__name__ else 1
         values = []
-        for boxes, scores in weigh_by_hand(model, recorded, pictures):
+        for boxes, scores in detectors.weigh_by_hand(model, recorded, pictures):
             best = scores[:, first:].argmax(1) + first
             labels = best if label is None else torch.full_like(best, label)
             rows = torch.arange(len(scores))
@@ -217,18 +197,13 @@ def test_the_map_lies_on_a_painted_square(kind: str) -> None:
     A map that covered the padded canvas would lie elsewhere.
     """
     detector = make_detector(kind, is_plain=True)
-    pictures = [torch.zeros(3, 40, 56, dtype=torch.float64), torch.zeros(3, 44, 36, dtype=torch.float64)]
-    squares = ((34, 26, 42, 34), (20, 30, 28, 38))
-    for picture, (x0, y0, x1, y1) in zip(pictures, squares):
-        picture[:, y0:y1, x0:x1] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
+    pictures, squares = detectors.paint_squares()
     target = MissedBox([tuple(map(float, square)) for square in squares])
     explanation = gradcam.explain(detector, pictures, target=target, evidence="signed")
     for i, (x0, y0, x1, y1) in enumerate(squares):
         energy = explanation.heatmaps[i][i].abs().double()
-        assert energy.any()
-        down, across = (energy.sum(axis) for axis in (1, 0))
-        centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]
-        print("CEN", centre, energy[y0 - 8 : y1 + 8, x0 - 8 : x1 + 8].sum() / energy.sum())
+        centre = detectors.find_centre(energy)
+
         assert x0 - 2 < centre[0] < x1 + 2
         assert y0 - 2 < centre[1] < y1 + 2
         assert energy[y0 - 8 : y1 + 8, x0 - 8 : x1 + 8].sum() > 0.75 * energy.sum()

@@ -100,9 +100,10 @@ def test_boxes_are_those_of_ultralytics(ultralytics: Any, head: str, end_to_end:
             assert torch.equal(image_detections.labels, rows[:, 5].long())
             assert torch.allclose(image_detections.scores, rows[:, 4].double(), rtol=1e-6)
             assert torch.allclose(image_detections.boxes, rows[:, :4].double(), rtol=1e-6, atol=1e-4)
-    assert sum(len(image_detections.scores) for image_detections in actual) < sum(
-        len(image_detections.scores) for image_detections in everything
-    )
+    counts = [
+        sum(len(image_detections.scores) for image_detections in detections) for detections in (actual, everything)
+    ]
+    assert counts[0] < counts[1]
 
 
 def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[Tensor, Tensor]]]:
@@ -146,11 +147,8 @@ def by_hand(model: Any, pictures: Tensor, number: int, edge: int | None, run: Ca
         gradients = torch.autograd.grad(value, level_outputs, retain_graph=True, allow_unused=True)
         levels = [(a * g)[i].sum(0).relu() for a, g in zip(level_outputs, gradients) if g is not None]
         finest = (SIZE[0] // 8, SIZE[1] // 8)
-        maps.append(
-            torch.cat([interpolate(level[None, None], finest, mode="bicubic").clamp(min=0) for level in levels]).sum(
-                (0, 1)
-            )
-        )
+        resized = [interpolate(level[None, None], finest, mode="bicubic").clamp(min=0) for level in levels]
+        maps.append(torch.cat(resized).sum((0, 1)))
     return torch.stack(maps)
 
 
@@ -188,18 +186,12 @@ def connect(model: Any) -> None:
     head = model.model[-1]
 
     def run(levels: list[Tensor]) -> Any:
-        joined = [
-            torch.cat([head.one2one_cv2[i](level), head.one2one_cv3[i](level)], 1).flatten(2)
-            for i, level in enumerate(levels)
-        ]
+        branches = zip(levels, head.one2one_cv2, head.one2one_cv3)
+        joined = [torch.cat([box(level), label(level)], 1).flatten(2) for level, box, label in branches]
         sides, logits = torch.cat(joined, 2).split([joined[0].shape[1] - CLASSES, CLASSES], 1)
         distances = head.dfl(sides)
-        places = [
-            (x + 0.5, y + 0.5, int(stride))
-            for level, stride in zip(levels, head.stride)
-            for y in range(level.shape[2])
-            for x in range(level.shape[3])
-        ]
+        strides = [(int(stride), *level.shape[2:]) for level, stride in zip(levels, head.stride)]
+        places = [(x + 0.5, y + 0.5, s) for s, rows, columns in strides for y in range(rows) for x in range(columns)]
         x, y, stride = torch.tensor(places, dtype=torch.float64).unbind(1)
         left, top, right, bottom = distances.unbind(1)
         corners = torch.stack([x - left, y - top, x + right, y + bottom], -1) * stride[:, None]
@@ -219,10 +211,7 @@ def test_model_is_as_before(ultralytics: Any) -> None:
     before = (head.shape, head.anchors, head.strides)
     assert head.anchors.is_inference()
     explain(model, pictures, Box(0))
-    assert all(
-        before_value is after_value
-        for before_value, after_value in zip(before, (head.shape, head.anchors, head.strides), strict=True)
-    )
+    assert list(map(id, before)) == list(map(id, (head.shape, head.anchors, head.strides)))
     head.shape = None
     output = list_tensors(model(pictures.requires_grad_()))[0]
     assert torch.autograd.grad(output.sum(), pictures, allow_unused=True) == (None,)
@@ -320,9 +309,8 @@ def test_layers_and_labels(ultralytics: Any) -> None:
 
 def test_boxes_that_are_turned(ultralytics: Any) -> None:
     tasks = importlib.import_module("ultralytics.nn.tasks")
-    model = tasks.OBBModel(
-        {**configure("OBB"), "head": [*configure("OBB")["head"][:-1], [[3, 8, 5], 1, "OBB", ["nc", 1]]]}
-    )
+    settings = configure("OBB")
+    model = tasks.OBBModel({**settings, "head": [*settings["head"][:-1], [[3, 8, 5], 1, "OBB", ["nc", 1]]]})
     with pytest.raises(ModelError, match="OBB, the head of this OBBModel, is not supported"):
         explain(model.eval(), make_pictures().float(), Box(0))
 
@@ -352,11 +340,6 @@ def test_without_ultralytics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setitem(sys.modules, "ultralytics", None)
     with pytest.raises(ModelError, match="which is not installed"):
         load_yolo(tmp_path / "best.pt")
-
-
-def test_ultralytics_is_not_imported_before_it_is_asked_for() -> None:
-    module = importlib.import_module("gradcam.adapters.yolo")
-    assert not any(getattr(var, "__name__", "").startswith("ultralytics") for var in vars(module).values())
 
 
 @pytest.mark.parametrize(
