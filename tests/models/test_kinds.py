@@ -22,6 +22,18 @@ from tests.drawn.pictures import SHAPES, Scene, draw_scenes
 LABELS = ["dark", "bright"]
 
 
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SEGFORMER = {"num_labels": 3, "hidden_sizes": [8, 8, 8, 16], "depths": [1] * 4, "decoder_hidden_size": 8}
+YOLOS = SMALL | {"num_labels": 3, "intermediate_size": 16, "image_size": [64, 64], "num_detection_tokens": 4}
+FOLDERS = [
+    ("SegformerForSemanticSegmentation", SEGFORMER, Segmenter),
+    ("YolosForObjectDetection", YOLOS, Detector),
+    ("Dinov2Model", SMALL | {"image_size": 28}, Matcher),
+    ("BlipForConditionalGeneration", None, Captioner),
+    ("VitPoseForPoseEstimation", None, PoseFinder),
+]
+
+
 def bright() -> nn.Module:
     """Return a segmenter with cells of eight pixels; the score of class 1 is the brightness above the mean."""
     network = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -36,9 +48,8 @@ def bright() -> nn.Module:
 def save_words(folder: Path, words: list[str], **special: Any) -> None:
     """Save a tokenizer with these words, whose ids are their positions."""
     tokenizers, library = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: k for k, word in enumerate(words)}, unk_token=words[0])
-    )
+    ids = {word: k for k, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=words[0]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     library.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=words[0], **special).save_pretrained(folder)
 
@@ -76,44 +87,14 @@ class TestLoading:
         with pytest.raises(ModelError, match="is a model for detection, not a classifier: use gradcam.load_model"):
             gradcam.load_classifier("ssdlite320_mobilenet_v3_large", weights=tmp_path / "four.pth")
 
-    @pytest.mark.parametrize(
-        ("kind", "config", "expected"),
-        [
-            (
-                "SegformerForSemanticSegmentation",
-                {"num_labels": 3, "hidden_sizes": [8, 8, 8, 16], "depths": [1] * 4, "decoder_hidden_size": 8},
-                Segmenter,
-            ),
-            (
-                "YolosForObjectDetection",
-                {
-                    "num_labels": 3,
-                    "hidden_size": 16,
-                    "num_hidden_layers": 2,
-                    "num_attention_heads": 2,
-                    "intermediate_size": 16,
-                    "image_size": [64, 64],
-                    "num_detection_tokens": 4,
-                },
-                Detector,
-            ),
-            (
-                "Dinov2Model",
-                {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28},
-                Matcher,
-            ),
-            ("BlipForConditionalGeneration", None, Captioner),
-            ("VitPoseForPoseEstimation", None, PoseFinder),
-        ],
-    )
+    @pytest.mark.parametrize(("kind", "config", "expected"), FOLDERS)
     def test_a_folder_of_hugging_face(self, kind: str, config: Any, expected: type, tmp_path: Path) -> None:
         library = pytest.importorskip("transformers")
         model_class = getattr(library, kind)
-        small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        small = SMALL | {"intermediate_size": 16}
         if kind.startswith("Blip"):
-            settings = library.BlipConfig(
-                text_config=small | {"vocab_size": 20}, vision_config=small | {"image_size": 32}
-            )
+            text, vision = small | {"vocab_size": 20}, small | {"image_size": 32}
+            settings = library.BlipConfig(text_config=text, vision_config=vision)
         elif kind.startswith("VitPose"):
             backbone = library.VitPoseBackboneConfig(**small, image_size=[64, 48], out_indices=[2])
             settings = library.VitPoseConfig(backbone_config=backbone)
@@ -130,36 +111,13 @@ class TestLoading:
         library = pytest.importorskip("transformers")
         torch.manual_seed(0)
         small = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
-        words = [
-            "<unk>",
-            "<s>",
-            "</s>",
-            "<pad>",
-            "<image>",
-            "USER",
-            ":",
-            "ASSISTANT",
-            "Describe",
-            "the",
-            "picture",
-            "in",
-            "a",
-            "sentence",
-            ".",
-            "what",
-            "is",
-            "it",
-            "?",
-        ]
+        plain_words = "USER : ASSISTANT Describe the picture in a sentence . what is it ?"
+        words = ["<unk>", "<s>", "</s>", "<pad>", "<image>", *plain_words.split()]
         save_words(tmp_path, words, pad_token="<pad>", additional_special_tokens=["<image>"])
-        config = library.LlavaConfig(
-            vision_config=library.CLIPVisionConfig(**small, image_size=32, patch_size=8),
-            text_config=library.LlamaConfig(
-                **small, vocab_size=len(words), bos_token_id=1, eos_token_id=2, pad_token_id=3
-            ),
-            image_token_index=4,
-            image_seq_length=16,
-        )
+        vision = library.CLIPVisionConfig(**small, image_size=32, patch_size=8)
+        ends = {"vocab_size": len(words), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+        configs = {"vision_config": vision, "text_config": library.LlamaConfig(**small, **ends)}
+        config = library.LlavaConfig(**configs, image_token_index=4, image_seq_length=16)
         library.LlavaForConditionalGeneration(config).save_pretrained(tmp_path)
         processor: Any = library.LlavaProcessor(
             library.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
@@ -241,9 +199,8 @@ class TestLoading:
         matcher = gradcam.load_model(f"open_clip:{name}", weights=tmp_path / "own.pt")
         assert isinstance(matcher, Matcher)
         side = model.visual.image_size
-        assert matcher.preprocess(two_squares()).shape[1:] == (
-            torch.Size([side, side]) if isinstance(side, int) else side
-        )
+        shape = (side, side) if isinstance(side, int) else tuple(side)
+        assert tuple(matcher.preprocess(two_squares()).shape[1:]) == shape
 
     def test_timm_without_a_classifier(self, tmp_path: Path) -> None:
         timm = pytest.importorskip("timm")
@@ -255,13 +212,10 @@ class TestLoading:
     def test_models_with_one_channel_get_greyscale_images(self) -> None:
         segmenter = bright()
         segmenter[0] = nn.Conv2d(1, 4, 8, 8)  # type: ignore[index]
-        classifier = nn.Sequential(
-            nn.Conv2d(1, 4, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-        )
-        for model, kind, size in (
-            (segmenter, Segmenter, (1, 520, 780)),
-            (classifier, gradcam.Classifier, (1, 224, 224)),
-        ):
+        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        classifier = nn.Sequential(nn.Conv2d(1, 4, 8, 8), nn.ReLU(), *head)
+        cases = (segmenter, Segmenter, (1, 520, 780)), (classifier, gradcam.Classifier, (1, 224, 224))
+        for model, kind, size in cases:
             loaded = gradcam.load_model(model)
             assert type(loaded) is kind
             assert loaded.preprocess(two_squares()).shape == size
@@ -300,10 +254,8 @@ class TestPlaces:
         mask = np.zeros((200, 300), np.uint8)
         mask[140:180, 230:270] = 255
         Image.fromarray(mask).save(tmp_path / "mask.png")
-        maps = [
-            segmenter.explain(two_squares(), target=Mask(1, item), method="hirescam").maps
-            for item in (mask, tmp_path / "mask.png")
-        ]
+        targets = Mask(1, mask), Mask(1, tmp_path / "mask.png")
+        maps = [segmenter.explain(two_squares(), target=target, method="hirescam").maps for target in targets]
         torch.testing.assert_close(*maps)
         assert maps[0][0, 0, :6, :9].sum() == 0
         with pytest.raises(TargetError, match="The mask is 30 x 20, but the image is 300 x 200"):
@@ -326,10 +278,8 @@ class TestMatching:
     @pytest.fixture
     def matcher(self) -> Matcher:
         torch.manual_seed(0)
-        network = nn.Sequential(
-            nn.Conv2d(3, 8, 16, 16), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        )
-        return gradcam.load_matcher(network, size=96, crop=1.0)
+        layers = nn.Conv2d(3, 8, 16, 16), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        return gradcam.load_matcher(nn.Sequential(*layers), size=96, crop=1.0)
 
     def test_maps_on_both(self, matcher: Matcher, tmp_path: Path) -> None:
         gradcam.write_image(tmp_path / "other.png", two_squares()[:, ::-1].copy())
@@ -396,14 +346,12 @@ class TestEvaluation:
         verdict = gradcam.evaluation.check(segmenter, two_squares(), target=Mask(1), layer="2")
         assert (verdict.class_name, verdict.method, verdict.label, verdict.index) == ("bright", "hirescam", "bright", 1)
         assert verdict.to_record()["mask"] == "predicted"
-        assert {test.name: test.outcome for test in verdict.tests} == {
-            **dict.fromkeys(["stability", "classes", "randomisation"], "passed"),
-            "covering": "undecided",  # Bright squares have edges, so any weights mark them.
-        }
+        outcomes = dict.fromkeys(["stability", "classes", "randomisation"], "passed")
+        # Bright squares have edges, so any weights mark them.
+        assert {test.name: test.outcome for test in verdict.tests} == outcomes | {"covering": "undecided"}
         assert {"mirrored", "shifted", "noise", "centre"} <= {*verdict.distinguished_from}
-        assert (
-            "Not distinguished from the heatmap of a network with random weights, the image's edges." in verdict.summary
-        )
+        message = "Not distinguished from the heatmap of a network with random weights, the image's edges."
+        assert message in verdict.summary
 
     @pytest.mark.slow
     def test_a_box_is_distinguished_from_the_other_boxes(self, shapes: Detector, scene: Scene) -> None:
@@ -422,14 +370,12 @@ class TestEvaluation:
 
     def test_user_defined_class_names_are_in_messages(self, shapes: Detector, scene: Scene) -> None:
         missing = next(k for k in range(len(SHAPES)) if all(thing.shape != k for thing in scene.things))
-        with pytest.raises(
-            TargetError, match=f"No {SHAPES[missing]} was found .* The best candidates are {SHAPES[missing]}"
-        ):
-            shapes.explain(scene.picture, target=SHAPES[missing])
+        name = SHAPES[missing]
+        with pytest.raises(TargetError, match=f"No {name} was found .* The best candidates are {name}"):
+            shapes.explain(scene.picture, target=name)
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
-        with pytest.raises(
-            TargetError, match=r"No pixel is predicted as dark \(0\)\. Predicted: bright \(1\) 100\.0 %"
-        ):
+        message = r"No pixel is predicted as dark \(0\)\. Predicted: bright \(1\) 100\.0 %"
+        with pytest.raises(TargetError, match=message):
             segmenter.explain(np.full((96, 96, 3), 255, np.uint8), target="dark")
 
     def test_a_study_may_name_its_target(self, tmp_path: Path) -> None:
@@ -444,12 +390,11 @@ class TestEvaluation:
     def test_a_segmenter_is_evaluated_for_the_annotated_class(self, tmp_path: Path) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
         gradcam.write_image(tmp_path / "squares.png", two_squares())
-        usual = {"methods": ["hirescam"], "metrics": ["complexity"], "controls": []}
+        options: dict[str, Any] = {"methods": ["hirescam"], "metrics": ["complexity"], "controls": []}
+        options["annotations"] = tmp_path / "boxes.csv"
         for label in LABELS:
             (tmp_path / "boxes.csv").write_text(f"image,label,xmin,ymin,xmax,ymax\nsquares.png,{label},30,20,70,60\n")
-            results = gradcam.evaluation.evaluate(
-                segmenter, tmp_path / "squares.png", annotations=tmp_path / "boxes.csv", **usual
-            )
+            results = gradcam.evaluation.evaluate(segmenter, tmp_path / "squares.png", **options)
             assert {measurement.label for measurement in results.measurements} == {label}
 
     def test_annotations(self, shapes: Detector, scene: Scene, tmp_path: Path) -> None:

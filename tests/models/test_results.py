@@ -159,11 +159,8 @@ def test_all_of_an_explanation_is_saved(
             assert set(arrays) == {"maps", "heatmaps", "classes", "scores", "layer", "method", "evidence"}
             for name in ("maps", "heatmaps", "classes", "scores"):
                 np.testing.assert_array_equal(arrays[name], getattr(results, name).numpy(), name)
-            assert [str(arrays[name]) for name in ("layer", "method", "evidence")] == [
-                results.layer,
-                "gradcam",
-                "positive",
-            ]
+            texts = [str(arrays[name]) for name in ("layer", "method", "evidence")]
+            assert texts == [results.layer, "gradcam", "positive"]
     array_explanation.save(tmp_path / "some.npz", 1, -1)
     with np.load(tmp_path / "some.npz") as arrays:
         np.testing.assert_array_equal(arrays["heatmaps"], array_explanation.heatmaps[1:, 2:].numpy())
@@ -193,14 +190,13 @@ def test_one_map_is_saved_as_a_batch_does(classifier: gradcam.Classifier, photo:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
+NO_IMAGE = r"no image to draw on. .*load_classifier\(model\).explain\('photo.jpg'\).save\('.*a.png'\).* region=.* .npz"
+
+
 @pytest.mark.parametrize(
     ("name", "place", "message"),
     [
-        (
-            "a.png",
-            (),
-            r"no image to draw on. .*load_classifier\(model\).explain\('photo.jpg'\).save\('.*a.png'\).* region=.* .npz",
-        ),
+        ("a.png", (), NO_IMAGE),
         ("a.gif", (), r"a.gif: expected an image suffix \(.bmp, .*\), or .npz or .npy"),
         ("a", (), "expected an image suffix"),
         ("a.npy", (), "a.npy: .npy stores one map, but there are 6: give i and k, or save all of them as .npz"),
@@ -256,32 +252,30 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
     classifier_of_tensors = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3")
     pictures = np.random.default_rng(0).integers(0, 256, (70, 24, 32, 3), dtype=np.uint8)
     images = classifier_of_tensors.batch(pictures)
-    subject, heatmaps = (
-        evaluation.Subject(classifier_of_tensors.model, images),
+    subject = evaluation.Subject(classifier_of_tensors.model, images)
+    heatmaps, prepared = (
         classifier_of_tensors.explain(pictures).heatmaps[:, 0],
+        classifier_of_tensors.prepare(pictures[0]),
     )
+    options: dict[str, Any] = {"methods": ["gradcam"], "metrics": ["complexity"], "controls": []}
+    results = evaluation.evaluate(classifier_of_tensors, list(pictures[:2]), **options)
     (failed,) = gradcam.explain_files([b"nothing"], classifier_of_tensors)
     (result,) = gradcam.explain_files(photo("koala.webp"), classifier_of_tensors)
-    tile = {
-        str(place): photo(name) for place, name in enumerate(("koala.webp", "panda.webp", "macaw.webp", "coffee.jpg"))
-    }
+    names = ("koala.webp", "panda.webp", "macaw.webp", "coffee.jpg")
+    tile = {str(place): photo(name) for place, name in enumerate(names)}
     values_by_beginning = {
         "Classifier(name='efficientnet_lite0', ": classifier,
         "ImageExplanation(": explanation,
         "ImageAttribution(": attribution,
-        "Prepared(reading=Reading(values=uint8 (24, 32, 3), ": classifier_of_tensors.prepare(pictures[0]),
-        "Reading(values=uint8 (24, 32, 3), picture=uint8 (24, 32, 3), note=None)": classifier_of_tensors.prepare(
-            pictures[0]
-        ).reading,
+        "Prepared(reading=Reading(values=uint8 (24, 32, 3), ": prepared,
+        "Reading(values=uint8 (24, 32, 3), picture=uint8 (24, 32, 3), note=None)": prepared.reading,
         "FileResult(name='inputs[0]', path=None, error=ImageError(": failed,
         "FileResult(name='koala.webp', ": result,
         "LayerRow(name='0', type='Conv2d', ": gradcam.list_layers(classifier_of_tensors.model, images[:1])[0],
         "ClassTarget(classes=int64 (70, 3), top=1, ": ClassTarget(torch.zeros(70, 3, dtype=torch.int64)),
         "Road(combined=float32 (70,))": evaluation.road(subject, heatmaps),
         "Truth(masks=bool (24, 32), boxes=float64 (1, 4))": evaluation.Truth(np.ones((24, 32), bool), np.ones((1, 4))),
-        "Results(2 image(s), 0 failed, methods ('gradcam',), metrics ('complexity',))": evaluation.evaluate(
-            classifier_of_tensors, list(pictures[:2]), methods=["gradcam"], metrics=["complexity"], controls=[]
-        ),
+        "Results(2 image(s), 0 failed, methods ('gradcam',), metrics ('complexity',))": results,
         "Mosaic(names=('": evaluation.make_mosaics(classifier, tile, limit=1)[0],
     }
     for beginning, value in values_by_beginning.items():
@@ -297,14 +291,9 @@ def test_a_recommendation_names_the_best() -> None:
     names = ("gradcam", "hirescam")
     rows = tuple(Row(Combination(name, "logit", "layer4"), *[interval] * 4) for name in names)
     answers = [evaluation.Answer(row, row, "order", interval, interval) for row in rows]
-    recommendation = evaluation.Recommendation(
-        "own", rows, *answers, rows[0], ("a", "b") * 40, 12, (448, 448), 0, {Combination("x", None, "y"): "none"}
-    )
-    summary = (
-        "one object: gradcam of the logit at layer4, the default; which of several: hirescam of the logit at layer4"
-    )
-    assert (
-        repr(recommendation)
-        == f"Recommendation({summary}; for own: the best of 2 combinations on 80 image(s) in 12 mosaic(s))"
-    )
+    failures = {Combination("x", None, "y"): "none"}
+    data = ("a", "b") * 40, 12, (448, 448), 0, failures
+    text = repr(evaluation.Recommendation("own", rows, *answers, rows[0], *data))
+    best = "one object: gradcam of the logit at layer4, the default; which of several: hirescam of the logit at layer4"
+    assert text == f"Recommendation({best}; for own: the best of 2 combinations on 80 image(s) in 12 mosaic(s))"
     assert len(repr(rows[0])) <= MAX_REPR_CHARACTERS
