@@ -43,10 +43,8 @@ def test_auto_is_cuda_then_mps_then_the_cpu(machine: Any, kinds: tuple[str, ...]
 
 def test_an_unavailable_device_is_named_in_one_line(machine: Any) -> None:
     machine("mps")
-    with pytest.raises(
-        ModelError,
-        match=r"^The device 'cuda:1' is not available \(not there\): choose auto, cpu, cuda, cuda:N or mps\.$",
-    ):
+    message = r"^The device 'cuda:1' is not available \(not there\): choose auto, cpu, cuda, cuda:N or mps\.$"
+    with pytest.raises(ModelError, match=message):
         find_device("cuda:1")
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
 import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError
@@ -125,42 +126,25 @@ def test_an_image_smaller_than_a_tile_is_one_tile(patches: gradcam.Classifier) -
     torch.testing.assert_close(explanation.heatmaps, cropped.heatmaps, rtol=1e-4, atol=1e-5)
 
 
-def _vision_transformers() -> dict[str, Callable[[], nn.Module]]:
-    def torchvisions() -> nn.Module:
-        from torchvision.models import VisionTransformer
-
+def make_transformer(kind: str) -> nn.Module:
+    if kind == "torchvision":
         model = VisionTransformer(64, 16, 2, 2, 24, 48, num_classes=7)
         nn.init.normal_(model.heads.head.weight)  # The head is initialised with zeros.
         return model
-
-    def timms() -> nn.Module:
-        timm = pytest.importorskip("timm")
-        model: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=7, depth=2)
-        return model
-
-    def swins() -> nn.Module:
-        timm = pytest.importorskip("timm")
-        model: nn.Module = timm.create_model(
-            "swin_tiny_patch4_window7_224", img_size=64, num_classes=7, depths=(1, 1, 1, 1)
-        )
-        return model
-
-    def transformers() -> nn.Module:
+    if kind == "transformers":
         library = pytest.importorskip("transformers")
-        config = library.ViTConfig(
-            image_size=64, patch_size=16, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
-            num_labels=7,
-        )  # fmt: skip
-        model: nn.Module = library.ViTForImageClassification(config)
-        return model
-
-    return {"torchvision": torchvisions, "timm": timms, "swin": swins, "transformers": transformers}
+        sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+        return library.ViTForImageClassification(library.ViTConfig(image_size=64, patch_size=16, num_labels=7, **sizes))
+    names = {"timm": ("vit_tiny_patch16_224", 2), "swin": ("swin_tiny_patch4_window7_224", (1, 1, 1, 1))}
+    name, depth = names[kind]
+    options = {"img_size": 64, "num_classes": 7, "depth" if kind == "timm" else "depths": depth}
+    return pytest.importorskip("timm").create_model(name, **options)
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "timm", "swin", "transformers"])
 def test_positions_of_a_transformer_are_interpolated(kind: str) -> None:
     torch.manual_seed(0)
-    model = _vision_transformers()[kind]().eval()
+    model = make_transformer(kind).eval()
     classifier = gradcam.load_classifier(model, size=64, crop=1, fit="whole")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     # The top left quarter is bright, so the map has to answer there with any weights.
@@ -178,7 +162,7 @@ def test_positions_of_a_transformer_are_interpolated(kind: str) -> None:
 
 def test_a_model_in_training_mode_is_restored_and_its_positions_are_current() -> None:
     torch.manual_seed(0)
-    model = _vision_transformers()["timm"]()
+    model = make_transformer("timm")
     model.train()
     picture = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
     classifier = gradcam.load_classifier(model, size=64, crop=1, fit="whole", layer="blocks.0.norm1")
@@ -205,8 +189,6 @@ def test_each_image_may_have_its_own_class(patches: gradcam.Classifier, fit: str
 
 
 def test_interpolated_positions_agree_with_torchvision() -> None:
-    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
-
     torch.manual_seed(0)
     small = VisionTransformer(64, 16, 2, 2, 24, 48, num_classes=7).eval()
     nn.init.normal_(small.heads.head.weight)
@@ -255,7 +237,7 @@ def test_an_attribution_is_of_the_whole_picture(classifier: gradcam.Classifier, 
     assert attribution.values.shape[-2:] == (256, 320)
     assert attribution.regions == [(0, 0, 640, 800)]
     torch.testing.assert_close(attribution.output, classifier.explain(photo(CAT_AND_CUP)).output)
-    transformer = gradcam.load_classifier(_vision_transformers()["timm"]().eval(), size=64, crop=1, fit="whole")
+    transformer = gradcam.load_classifier(make_transformer("timm").eval(), size=64, crop=1, fit="whole")
     norm = transformer.model.blocks[1].norm1  # type: ignore[union-attr,index]
     # The error comes after the layer was found: the transformer has no ReLU.
     with pytest.raises(GradcamError, match="ReLU"):

@@ -30,12 +30,9 @@ from tests.families.test_segmentation import model_of
 T = pytest.importorskip("transformers")
 
 SIZES = ((120, 241), (200, 90), (150, 150))  # wide, tall, square
-SQUARE, EDGES, PAD = (
-    {"height": 96, "width": 96},
-    {"shortest_edge": 60, "longest_edge": 96},
-    {"height": 128, "width": 160},
-)
-MASKED = (
+SQUARE, EDGES = {"height": 96, "width": 96}, {"shortest_edge": 60, "longest_edge": 96}
+PAD = {"height": 128, "width": 160}
+MASKED = [
     "Detr",
     "ConditionalDetr",
     "DeformableDetr",
@@ -44,7 +41,7 @@ MASKED = (
     "Mask2Former",
     "MaskFormer",
     "OneFormer",
-)
+]
 
 # Image processors with the settings that pad, crop or keep the aspect ratio.
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -221,15 +218,12 @@ def blocks(size: tuple[int, int]) -> Any:
 
 
 def run_transformers(model: Any, processor: Any, image: Any, **inputs: Any) -> tuple[Any, Tensor]:
-    inputs_of_image = processor.preprocess(to_pil(image), return_tensors="pt")
-    inputs_of_image = {
-        name: inputs_of_image[name] for name in ("pixel_values", "pixel_mask") if name in inputs_of_image
-    }
-    inputs_of_image["pixel_values"] = inputs_of_image["pixel_values"].double()
-    if "pixel_mask" not in inspect.signature(model.forward).parameters:
-        inputs_of_image.pop("pixel_mask", None)
+    prepared = processor.preprocess(to_pil(image), return_tensors="pt")
+    if "pixel_mask" in prepared and "pixel_mask" in inspect.signature(model.forward).parameters:
+        inputs["pixel_mask"] = prepared["pixel_mask"]
+    pixels = prepared["pixel_values"].double()
     with torch.no_grad():
-        return model(**inputs_of_image, **inputs), inputs_of_image["pixel_values"]
+        return model(pixel_values=pixels, **inputs), pixels
 
 
 MASK_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -415,9 +409,8 @@ def make_depth(kind: str) -> tuple[Any, Any]:
     small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
     head = {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 16}
     if kind == "DPT":
-        config = T.DPTConfig(
-            **small, **head, intermediate_size=64, image_size=96, patch_size=16, backbone_out_indices=[0, 1, 2, 3]
-        )
+        sizes = {"intermediate_size": 64, "image_size": 96, "patch_size": 16, "backbone_out_indices": [0, 1, 2, 3]}
+        config = T.DPTConfig(**small, **head, **sizes)
         settings: Any = {"size": {"height": 90, "width": 90}, "do_pad": True, "size_divisor": 16}
         return T.DPTForDepthEstimation(config), T.DPTImageProcessor(**settings)
     out = {"out_indices": [1, 2, 3, 4], "reshape_hidden_states": False}
@@ -427,10 +420,9 @@ def make_depth(kind: str) -> tuple[Any, Any]:
     return T.DepthAnythingForDepthEstimation(config), T.DPTImageProcessor(**settings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layer"), [("DPT", "dpt.encoder.layer.0"), ("DepthAnything", "backbone.encoder.layer.0")]
-)
-def test_depth_from_a_folder_takes_a_function(kind: str, layer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "encoder"), [("DPT", "dpt"), ("DepthAnything", "backbone")])
+def test_depth_from_a_folder_takes_a_function(kind: str, encoder: str, tmp_path: Path) -> None:
+    layer = f"{encoder}.encoder.layer.0"
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
     loaded = gradcam.load_model(save(tmp_path, *make_depth(kind)), device="cpu")
@@ -446,23 +438,19 @@ def test_patches_of_siglip_from_a_folder(tmp_path: Path) -> None:
     torch.manual_seed(0)
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     text = small | {"vocab_size": 30, "max_position_embeddings": 16, "projection_size": 32}
-    model = T.Siglip2Model(
-        T.Siglip2Config(text_config=text, vision_config=small | {"num_patches": 64, "patch_size": 8})
-    )
+    vision = small | {"num_patches": 64, "patch_size": 8}
+    model = T.Siglip2Model(T.Siglip2Config(text_config=text, vision_config=vision))
     processor = T.Siglip2ImageProcessor(patch_size=8, max_num_patches=64)
     matcher = gradcam.load_model(save(tmp_path, model, processor), device="cpu")
     image, other_image = noise((120, 241)), noise((241, 120))
     explanation = matcher.explain(image, target=gradcam.targets.Like(image))
     assert explanation.regions == [(0, 0, 120, 241)]
     with torch.no_grad():
-        expected = [
-            matcher.model.get_image_features(**processor(to_pil(item), return_tensors="pt"))
-            for item in (image, other_image)
-        ]
+        inputs = [processor(to_pil(item), return_tensors="pt") for item in (image, other_image)]
+        expected = [matcher.model.get_image_features(**item) for item in inputs]
         cosine = torch.cosine_similarity(*(getattr(item, "pooler_output", item) for item in expected)).item()
-    assert matcher.explain(image, target=gradcam.targets.Like(other_image)).scores.item() == pytest.approx(
-        cosine, abs=1e-4
-    )
+    score = matcher.explain(image, target=gradcam.targets.Like(other_image)).scores.item()
+    assert score == pytest.approx(cosine, abs=1e-4)
 
 
 def test_a_processor_that_fails_is_refused() -> None:

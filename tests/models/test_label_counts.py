@@ -69,11 +69,9 @@ def test_a_label_of_a_segmenter_with_one_channel() -> None:
 
 def test_a_detector_without_a_background_needs_all_labels() -> None:
     transformers: Any = pytest.importorskip("transformers")
-    config = transformers.YolosConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=[32, 32], patch_size=8,
-        num_detection_tokens=4, num_labels=4,
-    )  # fmt: skip
-    model = transformers.YolosForObjectDetection(config)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"image_size": [32, 32], "patch_size": 8, "num_detection_tokens": 4, "num_labels": 4}
+    model = transformers.YolosForObjectDetection(transformers.YolosConfig(**sizes))
     with pytest.raises(gradcam.GradcamError, match="There are 3 labels, but the model has 4 classes"):
         gradcam.load_detector(model, labels=NAMES)
     assert gradcam.load_detector(model, labels=[*NAMES, "moon"]).labels == [*NAMES, "moon"]

@@ -14,24 +14,17 @@ LABELS = ["7", "tiger cat", "Egyptian cat", "crane", "Crane", "St_Bernard", "0",
 @pytest.mark.parametrize(
     ("typed", "index"),
     [
-        ("tiger cat", 1),
-        ("TIGER CAT", 1),
         ("Tiger_Cat", 1),
         ("  tiger   cat ", 1),
-        ("egyptian cat", 2),
-        ("egyptian_cat", 2),
         ("st bernard", 5),
-        ("ST_BERNARD", 5),
         ("CAFÉ", 7),
         ("tiger", 8),
-        ("4", 4),
         ("0", 0),
         ("7", 7),
         (" 3 ", 3),
         ("+2", 2),
         ("007", 7),
         ("name:7", 0),
-        ("name:0", 6),
         ("name:-3", 9),
         ("name: 7 ", 0),
         ("name:tiger cat", 1),
@@ -39,13 +32,6 @@ LABELS = ["7", "tiger cat", "Egyptian cat", "crane", "Crane", "St_Bernard", "0",
 )
 def test_a_class_is_found_by_its_name_or_its_index(typed: str, index: int) -> None:
     assert find_class(LABELS, typed) == index
-
-
-@pytest.mark.parametrize(
-    ("typed", "index"), [("koala", 105), ("espresso", 967), ("tiger_cat", 282), ("EGYPTIAN CAT", 285), ("999", 999)]
-)
-def test_classes_of_imagenet_are_found(classifier: gradcam.Classifier, typed: str, index: int) -> None:
-    assert classifier.find_class(typed) == index
 
 
 def refuse(typed: str, message: str, labels: list[str] = LABELS) -> None:
@@ -85,16 +71,12 @@ def test_an_unknown_name_is_refused_with_the_nearest(typed: str, offered: str) -
 
 @pytest.mark.parametrize("typed", ["zzzzzz", "", "name:", "²", "--5", "1.5", "½", "+", "7:name"])
 def test_a_name_like_no_other_is_refused_with_examples(typed: str) -> None:
-    refuse(
-        typed,
-        f"No class is called '{typed}'; the model has 3 classes, such as 'ant', 'bee', 'cow'.",
-        ["ant", "bee", "cow"],
-    )
+    message = f"No class is called '{typed}'; the model has 3 classes, such as 'ant', 'bee', 'cow'."
+    refuse(typed, message, ["ant", "bee", "cow"])
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"), [("koalla", "nearest: 'koala'"), ("cardigan", r"264 \(Cardigan\), 474 \(cardigan\)")]
-)
-def test_classes_of_imagenet_that_are_unknown_or_two(classifier: gradcam.Classifier, typed: str, message: str) -> None:
-    with pytest.raises(TargetError, match=message):
-        classifier.find_class(typed)
+def test_classes_of_imagenet(classifier: gradcam.Classifier) -> None:
+    assert [classifier.find_class(typed) for typed in ("koala", "EGYPTIAN_CAT", "999")] == [105, 285, 999]
+    for typed, message in (("koalla", "nearest: 'koala'"), ("cardigan", r"264 \(Cardigan\), 474 \(cardigan\)")):
+        with pytest.raises(TargetError, match=message):
+            classifier.find_class(typed)

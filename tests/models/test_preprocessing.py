@@ -19,14 +19,9 @@ from gradcam.models.preprocess import Preprocessing
 HALVES = (0.5, 0.5, 0.5)
 CROP = Preprocessing(size=(224, 224), resize=256, mean=HALVES, std=HALVES)
 LEVEL = 2 / 255  # one of 256 levels, in the units of the model's input
-TORCHVISION = transforms.Compose(
-    [
-        transforms.Resize(256, interpolation=transforms.InterpolationMode.BICUBIC),
-        transforms.CenterCrop(224),
-        transforms.ToTensor(),
-        transforms.Normalize(HALVES, HALVES),
-    ]
-)
+RESIZE = transforms.Resize(256, interpolation=transforms.InterpolationMode.BICUBIC)
+RESIZE_AND_CROP = transforms.Compose([RESIZE, transforms.CenterCrop(224)])
+TORCHVISION = transforms.Compose([RESIZE_AND_CROP, transforms.ToTensor(), transforms.Normalize(HALVES, HALVES)])
 TIMM = timm.data.create_transform((3, 224, 224), interpolation="bicubic", mean=HALVES, std=HALVES, crop_pct=0.875)
 
 
@@ -35,11 +30,7 @@ TIMM = timm.data.create_transform((3, 224, 224), interpolation="bicubic", mean=H
     ("name", "size"),
     [
         ("cat_and_espresso.jpg", None),
-        ("chelsea.jpg", None),
-        ("crocodile.webp", None),
         ("koala.webp", None),
-        ("lemur.webp", None),
-        ("polar_bear.webp", None),
         ("rocket.jpg", None),
         ("coffee.jpg", (341, 256)),
         ("coffee.jpg", (340, 255)),
@@ -93,14 +84,12 @@ def measure_torchvision_region(height: int, width: int) -> tuple[float, float, f
 
     A brightness ramp stays a ramp. A straight line fitted to it tells which position of the image each edge comes from.
     """
-    resize_and_crop = transforms.Compose(TORCHVISION.transforms[:2])
     edges = []
     for shape, axis in (((height, 1), 0), ((1, width), 1)):
         ramp = np.linspace(0, 1, height if axis == 0 else width, dtype=np.float32).reshape(shape)
         picture = Image.fromarray(np.broadcast_to(ramp, (height, width)).copy())
-        brightness = np.asarray(resize_and_crop(picture)).mean(axis=1 - axis)[
-            20:-20
-        ]  # without the borders of the image
+        # The borders of the image are left out.
+        brightness = np.asarray(RESIZE_AND_CROP(picture)).mean(axis=1 - axis)[20:-20]
         slope, start = np.polyfit(np.arange(20, 204) + 0.5, brightness, 1)
         last = (height if axis == 0 else width) - 1
         edges.append([(start + slope * edge) * last + 0.5 for edge in (0, 224)])
@@ -140,17 +129,11 @@ SIZES = [(height, width) for height in (1, 2, 3, 7, 100, 999, 2000) for width in
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_the_region_is_inside_the_picture_and_in_its_middle(height: int, width: int) -> None:
     y0, x0, rows, columns = CROP.region(height, width)
-    assert y0 >= 0
-    assert x0 >= 0
-    assert rows >= 1
-    assert columns >= 1
-    assert y0 + rows <= height
-    assert x0 + columns <= width
     resized = min(height, width) / 256  # one pixel of the resized image, in image pixels
-    assert abs(y0 + rows / 2 - height / 2) <= 1 + resized
-    assert abs(x0 + columns / 2 - width / 2) <= 1 + resized
-    assert abs(rows - 0.875 * min(height, width)) <= 1 + resized
-    assert abs(columns - 0.875 * min(height, width)) <= 1 + resized
+    for start, length, side in ((y0, rows, height), (x0, columns, width)):
+        assert 0 <= start < start + length <= side
+        assert abs(start + length / 2 - side / 2) <= 1 + resized
+        assert abs(length - 0.875 * min(height, width)) <= 1 + resized
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 2000), (2000, 3), (2000, 1), (1, 30000)])
@@ -172,11 +155,11 @@ def test_the_middle_of_a_long_strip_is_cropped(axis: int) -> None:
     assert (tensor[-60:] > 0.9).all()
 
 
-def test_the_picture_is_not_changed() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
-    before = pixels.copy()
-    CROP(pixels)
-    np.testing.assert_array_equal(pixels, before)
+@pytest.mark.parametrize("values", [np.full((50, 60, 3), 7, np.uint8), np.full((50, 60), 0.3, np.float32)])
+def test_the_picture_is_not_changed(values: np.ndarray) -> None:
+    before = values.copy()
+    CROP(values)
+    np.testing.assert_array_equal(values, before)
 
 
 def test_invalid_images_are_refused() -> None:
@@ -287,13 +270,6 @@ def test_a_cubic_may_overshoot_if_values_have_no_fixed_range() -> None:
 def test_extreme_deep_pictures_are_prepared(values: np.ndarray) -> None:
     level = 700 / 65535 if values.dtype == np.uint16 else values[0, 0]
     torch.testing.assert_close(CROP(values), torch.full((3, 224, 224), level).float() * 2 - 1)
-
-
-def test_a_deep_picture_is_not_changed() -> None:
-    values = np.random.default_rng(0).random((50, 60), dtype=np.float32)
-    before = values.copy()
-    CROP(values)
-    np.testing.assert_array_equal(values, before)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ RAMP = np.arange(6, dtype=np.uint16).reshape(2, 3)
 def grey_classifier() -> Classifier:
     """Return a classifier with one channel and a normalisation that does not change values."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    ).eval()
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    model = nn.Sequential(*layers).eval()
     preprocess = Preprocessing(size=(8, 8), resize=8, mean=(0.0,), std=(1.0,))
     return Classifier(name="grey", model=model, preprocess=preprocess, classes=3, labels=None, layer="1")
 
@@ -89,36 +88,31 @@ def test_extreme_and_constant_deep_pictures_are_explained(
     torch.testing.assert_close(explanation.output, explanation_of_array.output, rtol=0, atol=1e-4)
 
 
+UNSCALED = "values from {} go to the model unscaled"
+INFINITE = [np.nan, 0.25, -np.inf, np.inf, 0.75]
+
+
 @pytest.mark.parametrize(
-    ("values", "expected", "levels", "note"),
+    ("row", "dtype", "levels", "note"),
     [
         (
-            np.array([[-1000, 0, 3000]], np.int32),
-            [[-1000, 0, 3000]],
+            [-1000, 0, 3000],
+            np.int32,
             [0, 64, 255],
-            "showing values from -1000 to 3000; values from -1000 to 3000 go to the model unscaled",
+            f"showing values from {{}}; {UNSCALED}".replace("{}", "-1000 to 3000"),
         ),
-        (np.array([[0.0, 0.5, 1.0]], np.float32), [[0.0, 0.5, 1.0]], [0, 128, 255], None),
-        (
-            np.array([[0.0, 128.0, 255.0]], np.float32),
-            [[0.0, 128.0, 255.0]],
-            [0, 128, 255],
-            "values from 0 to 255 go to the model unscaled",
-        ),
-        (
-            np.array([[np.nan, 0.25, -np.inf, np.inf, 0.75]], np.float32),
-            [[0.25, 0.25, 0.25, 0.75, 0.75]],
-            [0, 64, 0, 191, 191],
-            "3 value(s) are NaN or infinite",
-        ),
+        ([0.0, 0.5, 1.0], np.float32, [0, 128, 255], None),
+        ([0.0, 128.0, 255.0], np.float32, [0, 128, 255], UNSCALED.format("0 to 255")),
+        (INFINITE, np.float32, [0, 64, 0, 191, 191], "3 value(s) are NaN or infinite"),
     ],
 )
 def test_floats_and_long_integers_go_to_the_model_unchanged(
-    tmp_path: Path, values: np.ndarray, expected: list[list[float]], levels: list[int], note: str | None
+    tmp_path: Path, row: list[float], dtype: type, levels: list[int], note: str | None
 ) -> None:
-    reading = read_image_file(save(tmp_path / "a.tif", values))
-    assert reading.values.dtype == values.dtype
-    np.testing.assert_array_equal(reading.values, expected)
+    reading = read_image_file(save(tmp_path / "a.tif", np.array([row], dtype)))
+    assert reading.values.dtype == dtype
+    expected = [0.25, 0.25, 0.25, 0.75, 0.75] if row is INFINITE else row
+    np.testing.assert_array_equal(reading.values, [expected])
     np.testing.assert_array_equal(reading.picture[0, :, 0], levels)
     assert reading.note == note
 
@@ -161,19 +155,15 @@ def test_attributions_have_the_note_of_the_reader(grey_classifier: Classifier) -
 
 
 PICTURE = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+STRETCHED = np.repeat((RAMP * 51)[..., None], 3, axis=2)
 
 
 @pytest.mark.parametrize(
     ("returned", "values", "picture", "note"),
     [
-        (RAMP, RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "showing values from 0 to 5 of 65535"),
-        (RAMP.astype(">u2"), RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "showing values from 0 to 5 of 65535"),
-        (
-            RAMP[::-1],
-            RAMP[::-1],
-            np.repeat((RAMP[::-1] * 51)[..., None], 3, axis=2),
-            "showing values from 0 to 5 of 65535",
-        ),
+        (RAMP, RAMP, STRETCHED, "showing values from 0 to 5 of 65535"),
+        (RAMP.astype(">u2"), RAMP, STRETCHED, "showing values from 0 to 5 of 65535"),
+        (RAMP[::-1], RAMP[::-1], STRETCHED[::-1], "showing values from 0 to 5 of 65535"),
         ((RAMP, PICTURE), RAMP, PICTURE, None),
         ((np.ones((2, 3, 7)), PICTURE), np.ones((2, 3, 7)), PICTURE, None),
         (Reading(RAMP, PICTURE, "by night"), RAMP, PICTURE, "by night"),

@@ -19,9 +19,8 @@ PREPROCESSING: dict[str, Any] = {"size": 32, "crop": 1, "mean": (0, 0, 0), "std"
 
 
 def regressor(bias: float, outputs: int = 1) -> nn.Module:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs)
-    ).eval()
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs)
+    model = nn.Sequential(*layers).eval()
     nn.init.constant_(model[4].bias, bias)  # type: ignore[arg-type]
     return model
 
@@ -48,15 +47,13 @@ def test_a_value_is_explained_directly(load: Any, bias: float) -> None:
 def test_several_values() -> None:
     loaded = gradcam.load_model(regressor(5.0, 3), task="regression", **PREPROCESSING)
     assert (loaded.labels, loaded.activation) == (["output 0", "output 1", "output 2"], "none")
-    assert gradcam.load_model(regressor(5.0, 3), task="regression", labels=list("abc"), **PREPROCESSING).labels == list(
-        "abc"
-    )
+    labelled = gradcam.load_model(regressor(5.0, 3), task="regression", labels=list("abc"), **PREPROCESSING)
+    assert labelled.labels == list("abc")
 
 
 def test_a_single_output_is_taken_as_a_binary_logit_with_a_warning() -> None:
-    with pytest.warns(
-        gradcam.GradcamWarning, match=r"a binary logit: .* --task regression \(activation=.none. in Python\)"
-    ):
+    message = r"a binary logit: .* --task regression \(activation=.none. in Python\)"
+    with pytest.warns(gradcam.GradcamWarning, match=message):
         classifier = gradcam.load_classifier(regressor(-0.25), **PREPROCESSING)
     assert (classifier.classes, classifier.activation) == (2, "sigmoid")
     sigmoid_classifier = gradcam.load_classifier(regressor(-0.25), activation="sigmoid", **PREPROCESSING)
@@ -110,7 +107,4 @@ def test_a_checkpoint_with_another_head_says_how_to_load_it(tmp_path: Path) -> N
     torch.save(model.state_dict(), tmp_path / "best.pth")
     with pytest.raises(gradcam.GradcamError) as caught:
         gradcam.load_classifier("resnet18", weights=tmp_path / "best.pth")
-    assert (
-        "--model FILE.py:FUNCTION"
-        in f"{caught.value} {caught.value.__notes__ if hasattr(caught.value, '__notes__') else ''}"
-    )
+    assert "--model FILE.py:FUNCTION" in f"{caught.value} {getattr(caught.value, '__notes__', '')}"
