@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch
-from gradcam.hooks.hooks import ForwardHook, Hooks
+from gradcam.hooks.hooks import Hooks
 
 MODEL = "model"  # the name of the family's model among the watched modules
 
@@ -47,27 +47,27 @@ class ModelRun:
 class RecordingModel(nn.Module):
     """A wrapper whose output is a `ModelRun`.
 
-    The wrapped model is its submodule `module`, as in `DataParallel`, so layer names stay the same.
+    The wrapped model is its submodule `module`, as in `DataParallel`, so layer names stay the same. `run` replaces the
+    model's forward pass, for instance to run a part of the model.
     """
 
-    def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[..., Any] | None = None
+    ) -> None:
         super().__init__()
-        self.module = model
+        self.module, self._run = model, run
         self._watched = dict(modules)  # A plain attribute would register each module a second time.
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
         calls: dict[str, list[ModuleCall]] = {}
         with Hooks() as hooks:
             for name, module in self._watched.items():
-                hooks.after_forward(module, _record_into(calls.setdefault(name, [])))
-            return ModelRun(self.module(*args, **kwargs), calls)
+                hooks.after_forward(module, partial(_record, calls.setdefault(name, [])))
+            return ModelRun((self._run or self.module)(*args, **kwargs), calls)
 
 
-def _record_into(calls: list[ModuleCall]) -> ForwardHook:
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append(ModuleCall(args, kwargs, output))
-
-    return record
+def _record(calls: list[ModuleCall], module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    calls.append(ModuleCall(args, kwargs, output))
 
 
 # What users set is keyed by model, because several `Family` objects may be created for one model.

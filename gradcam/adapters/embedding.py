@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -91,9 +91,8 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
     vectors = output
     if not isinstance(output, Tensor):
         fields = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
-        candidates = list_tensors(
-            next((fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None), output)
-        )
+        values = [fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None]
+        candidates = list_tensors(values[0] if values else output)
         # Without a tensor (N,D), take the last tensor: the last feature map is the coarsest.
         vectors = next((tensor for tensor in candidates if tensor.ndim == 2), candidates[-1] if candidates else None)
     if not isinstance(vectors, Tensor) or vectors.ndim not in (2, 3, 4) or not vectors.is_floating_point():
@@ -121,20 +120,6 @@ def _list_outer_attentions(module: nn.Module) -> list[nn.Module]:
     if "block" not in class_name and any(word in class_name for word in ("attention", "attn")):
         return [module]
     return [attention for child in module.children() for attention in _list_outer_attentions(child)]
-
-
-class ImageTowerRunner(nn.Module):
-    """A wrapper that runs a model's image tower alone; its output is a `ModelRun` with the vectors (N,D).
-
-    The wrapped model is its submodule `module`, which keeps layer names unchanged.
-    """
-
-    def __init__(self, model: nn.Module, encode: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.module, self._encode = model, encode
-
-    def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
-        return ModelRun(self._encode(*args, **kwargs))
 
 
 class TwoTowers(Embedder):
@@ -181,7 +166,7 @@ class TwoTowers(Embedder):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return a wrapper that runs the image tower alone, or the full model if the towers are nested in it."""
-        return RecordingModel(model, self.watched()) if self.prefix else ImageTowerRunner(model, self.encode_images)
+        return RecordingModel(model, self.watched()) if self.prefix else RecordingModel(model, {}, self.encode_images)
 
     def narrow(self, batch: Batch) -> Batch:
         """Return the batch with only the image tower's inputs. Raise `ImageError` for images of several sizes."""

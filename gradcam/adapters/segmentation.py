@@ -30,11 +30,10 @@ class GenericSegmenter(SegmenterAdapter):
         if not is_usable or len(logits) != batch.images or 0 in logits.shape:
             output_type = f"tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
             images = batch.images
-            expected = (
-                f"class scores per pixel ({images}, classes, h, w) for {images} image(s), alone or as 'out' or 'logits'"
-            )
+            expected = f"class scores per pixel ({images}, classes, h, w) for {images} image(s)"
             advice = "Pass target=, a function from the model's output to one score per image."
-            raise TargetError(f"{type(self.model).__name__} returned a {output_type}, expected {expected}. {advice}")
+            problem = f"{type(self.model).__name__} returned a {output_type}, expected {expected}"
+            raise TargetError(f"{problem}, alone or as 'out' or 'logits'. {advice}")
         return logits
 
 

@@ -83,9 +83,8 @@ class TorchvisionDetector(DetectorAdapter):
         return list(images)
 
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
-        detections = [
-            Detections(*map(result.get, ("boxes", "scores", "labels", "masks"))) for result in run.last_output()
-        ]
+        names = ("boxes", "scores", "labels", "masks")
+        detections = [Detections(*map(result.get, names)) for result in run.last_output()]
         return [image if image.masks is None else image._replace(masks=image.masks[:, 0]) for image in detections]
 
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
@@ -169,9 +168,7 @@ class TorchvisionDetector(DetectorAdapter):
         """Return the pyramid levels in the order that `rerun_heads` expects; an empty list if it cannot run."""
 
     @abstractmethod
-    def rerun_heads(
-        self, run: ModelRun, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str
-    ) -> HeadRerun | None:
+    def rerun_heads(self, run: ModelRun, levels: list[Tensor], rows: list[Tensor], output: str) -> HeadRerun | None:
         """Return crops around the candidates with these indices, and the heads' outputs for the crops.
 
         The outputs contain at least the requested one. The result is None if the heads cannot run on crops.
@@ -210,7 +207,7 @@ class RegionDetector(TorchvisionDetector):
         is_supported = isinstance(pool, MultiScaleRoIAlign)
         return [level for name, level in features.items() if name in pool.featmap_names] if is_supported else []
 
-    def rerun_heads(self, run: ModelRun, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str) -> HeadRerun:
+    def rerun_heads(self, run: ModelRun, levels: list[Tensor], rows: list[Tensor], output: str) -> HeadRerun:
         pool = self.heads.box_roi_pool
         regions = [boxes[image_rows] for boxes, image_rows in zip(run.calls[HEAD][-1].args[1], rows)]
         images = [i for i, image_rows in enumerate(rows) for _ in image_rows]
@@ -259,9 +256,7 @@ class AnchorDetector(TorchvisionDetector):
     def list_levels(self, run: ModelRun) -> list[Tensor]:
         return list(run.calls[HEAD][-1].args[0]) if isinstance(self.model.head, RetinaNetHead) else []
 
-    def rerun_heads(
-        self, run: ModelRun, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str
-    ) -> HeadRerun | None:
+    def rerun_heads(self, run: ModelRun, levels: list[Tensor], rows: list[Tensor], output: str) -> HeadRerun | None:
         branch, last_layer = self.model.head.classification_head, CLASSES
         if output == BOXES:
             branch, last_layer = self.model.head.regression_head, "bbox_reg"

@@ -20,7 +20,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torchvision.ops import batched_nms, box_convert
 
-from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, ModelRun, RecordingModel, to_candidates
+from gradcam.adapters.base import (
+    MODEL,
+    Candidates,
+    Detections,
+    DetectorAdapter,
+    ModelRun,
+    RecordingModel,
+    to_candidates,
+)
 from gradcam.errors import ModelError
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks
@@ -67,7 +75,7 @@ class YoloDetector(DetectorAdapter):
             head = f"{class_names[0]}, the head of this {type(self.model).__name__}, is not supported"
             advice = "expected a YOLO head with upright boxes. Pass a function of the model's output as the target."
             raise ModelError(f"{head}: {advice}")
-        return _GraphKeepingModel(model, self.watched(), self.head)
+        return _GraphKeepingModel(model, self.watched())
 
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
         if not self.head.end2end:
@@ -124,34 +132,22 @@ class _GraphKeepingModel(RecordingModel):
     graph in earlier predictions.
     """
 
-    def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], head: nn.Module) -> None:
-        super().__init__(model, modules)
-        self._heads = [head]  # A plain attribute would register the module a second time.
-
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
-        (head,) = self._heads
-        with _without_cache(head), _SkipDetach(head):
+        model: Any = self._watched[MODEL]
+        head = model.model[-1]
+        with _without_cache(head), Hooks() as hooks, _SkipDetach() as mode:
+            hooks.before_forward(head, mode.record_inputs)
             return super().forward(*args, **kwargs)
 
 
 class _SkipDetach(TorchFunctionMode):
-    """A mode in which `detach`, if called in this thread, returns the inputs of a module unchanged."""
+    """A mode in which `detach`, if called in this thread, returns the recorded inputs of a module unchanged."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._module, self._hooks, self._inputs = module, Hooks(), list[Tensor]()
+        self._inputs: list[Tensor] = []
 
-    def __enter__(self) -> _SkipDetach:
-        self._hooks.__enter__().before_forward(self._module, self._record_inputs)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._hooks.__exit__()
-        self._inputs.clear()
-
-    def _record_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inputs[:] = list_tensors((args, kwargs))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from gradcam.attributions.table import AttributionMethod, find_attribution
-from gradcam.cam.explain import Explanation, Plan, check_one_map, execute_plan
+from gradcam.cam.explain import Plan, check_one_map, execute_plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
 from gradcam.errors import GradcamError, ImageError, LayerError, format_fields, shorten
@@ -28,12 +28,12 @@ from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, t
 from gradcam.models.labels import find_class
 from gradcam.models.preprocess import Prepared, Preprocess, Reader, Reading, check_same_sizes, find_windows, to_reading
 from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
-from gradcam.models.tiles import Tiles, explain_tiles, stack
-from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
+from gradcam.models.tiles import Explanations, Tiles, explain_tiles, stack
+from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, keep_old_names, parse_fit
 from gradcam.targets.classes import ClassTarget, to_class_target
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers, and what to explain there
-Explanations = dict[tuple[str, str], Explanation]  # by layer name and method name
+
 ImageInput = ImageLike | Reading | Prepared
 Images = ImageInput | Sequence[ImageInput]
 Layers = Sequence[str | nn.Module] | None

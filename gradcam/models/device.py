@@ -48,10 +48,9 @@ def check_device(device: torch.device, error: BaseException) -> None:
     except RuntimeError as failure:
         if not is_out_of_memory(failure):
             reason = " ".join(str(error).split(". ")[0].split("\n")[0].split()).rstrip(".")
+            problem = f"{device} was lost ({reason}), and this process cannot use it any more"
             advice = "Continue with --resume. If the device does not come back, give another --device."
-            raise DeviceError(
-                f"{device} was lost ({reason}), and this process cannot use it any more. {advice}"
-            ) from error
+            raise DeviceError(f"{problem}. {advice}") from error
 
 
 def find_precision(name: str) -> torch.dtype:
@@ -68,7 +67,7 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
         if device != "auto" or dtype != torch.float32:
             advice = "leave the device at 'auto' and the precision at 'fp32'."
             raise ModelError(f"The model is spread over several devices, and keeps its devices and precision: {advice}")
-        return _freeze(model)
+        return model.eval().requires_grad_(False)
     target_device = find_device(device)
     try:
         return prepare_model(model, target_device, dtype)
@@ -84,7 +83,7 @@ def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) ->
     The model is changed in place, so never pass a model object of the user. Batch norms stay in float32 for any dtype.
     Weights of 2D convolutions become channels-last if that is faster.
     """
-    _freeze(model).to(device)
+    model.eval().requires_grad_(False).to(device)
     is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # GPUs gain only with tensor cores
     memory_format = torch.channels_last if is_faster else torch.preserve_format
     for module in model.modules():
@@ -96,10 +95,6 @@ def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) ->
                 tensor_format = memory_format if tensor.ndim == 4 else torch.preserve_format
                 tensor.data = tensor.data.to(precision, memory_format=tensor_format)
     return model
-
-
-def _freeze(model: nn.Module) -> nn.Module:
-    return model.eval().requires_grad_(False)
 
 
 def is_spread(model: nn.Module) -> bool:

@@ -66,12 +66,10 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
     ramps = (share * y[:, None] + (1 - share) * x for share in (1 - TILT, TILT))
     images = (np.rint(ramp).astype(np.uint8)[..., None].repeat(3, 2) for ramp in ramps)
     down, across = ((process(image).float().mean(1) - black) / contrast for image in images)
+    pairs = (down, across), (across, down)
+    straightened = (((1 - TILT) * ramp - TILT * tilted) / (1 - 2 * TILT) for ramp, tilted in pairs)
     pieces = []
-    for differs, y, x in zip(
-        (down - across).abs() > 0.5 / 255,
-        ((1 - TILT) * down - TILT * across) / (1 - 2 * TILT),
-        ((1 - TILT) * across - TILT * down) / (1 - 2 * TILT),
-    ):
+    for differs, y, x in zip((down - across).abs() > 0.5 / 255, *straightened):
         (top, rows), (y0, window_rows), down_scale = _fit_axis(y.T, differs.T, height)
         (left, columns), (x0, window_columns), across_scale = _fit_axis(x, differs, width)
         region, window = (top, left, rows, columns), (y0, x0, window_rows, window_columns)

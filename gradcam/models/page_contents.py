@@ -55,9 +55,7 @@ def list_things(explanation: Any) -> tuple[PageTargets, list[int]]:
     return list_classes([indices[k] for k in order], explanation.labels, [probabilities[k] for k in order]), order
 
 
-def list_classes(
-    indices: Sequence[int], labels: Sequence[str] | None, probabilities: Sequence[float | None]
-) -> PageTargets:
+def list_classes(indices: Sequence[int], labels: Sequence[str] | None, probabilities: Sequence[Any]) -> PageTargets:
     """Return page targets for these classes, in this order."""
     names = [name_class(index, None if labels is None else labels[index]) for index in indices]
     return PageTargets("class", names, indices, probabilities)

@@ -88,7 +88,7 @@ def panel(
         return _draw_instances(first, i, height, alpha=alpha, colormap=colormap)
     rows = []
     for row, k in itertools.product(across, range(first.maps.shape[1])):
-        cells = [_draw_seen_part(explanation, i, k, alpha, colormap) for explanation in row]
+        cells = [_draw_seen_part(explanation, i, k, alpha=alpha, colormap=colormap) for explanation in row]
         rows.append(PanelRow(_title(row[0], i, k), [_draw_seen_part(first, i), *cells]))
     signed = first.evidence == "signed"
     return draw_panel(["image", *titles], rows, height=height, colormap=colormap, signed=signed)
@@ -110,9 +110,6 @@ def _title(explanation: ImageExplanation, i: int, k: int) -> str:
     return f"{explanation.name_class(i, k)} at {explanation.layer} ({grid}){kind}"
 
 
-def _draw_seen_part(
-    explanation: ImageExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
-) -> Pixels:
-    options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
-    image = explanation.images[i] if k is None else explanation.overlay(i, k, **options)
+def _draw_seen_part(explanation: ImageExplanation, i: int, k: int | None = None, **options: Any) -> Pixels:
+    image = explanation.images[i] if k is None else explanation.overlay(i, k, outline=False, **options)
     return crop(image, explanation.regions[i])

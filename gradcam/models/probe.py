@@ -77,9 +77,8 @@ def choose_activation(requested: str, provided: str | None, findings: Findings) 
     """Return how logits become probabilities, and notes on assumptions; raise `ModelError` for softmax of one logit."""
     if requested != "auto":
         if requested == "softmax" and findings.logits == 1:
-            raise ModelError(
-                "The model has a single logit, whose softmax is always 1: use --activation sigmoid, or auto."
-            )
+            problem = "The model has a single logit, whose softmax is always 1"
+            raise ModelError(f"{problem}: use --activation sigmoid, or auto.")
         return requested, ()
     if findings.activation == "none":
         applied = "applied" if findings.logits == 1 else "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,18 +86,17 @@ class Tiles:
         return self.preprocess.transform_part(pixels, (offsets[0], offsets[1], lengths[0], lengths[1]))
 
 
-Explain = Callable[[Tensor], Mapping[tuple[str, str], Explanation]]
+Explanations = dict[tuple[str, str], Explanation]  # by layer name and method name
+Explain = Callable[[Tensor], Explanations]
 
 
-def explain_tiles(
-    tiles: Tiles, explain: Explain, progress: Callable[[int, int], object] | None
-) -> dict[tuple[str, str], Explanation]:
+def explain_tiles(tiles: Tiles, explain: Explain, progress: Callable[[int, int], object] | None) -> Explanations:
     """Explain all tiles, blend their maps with weights that fall towards the tile borders, and average the scores.
 
     `explain` takes tiles (N,C,h,w), and must explain the same classes, or the same function, for all of them.
     """
     sums: dict[tuple[str, str], _BlendedSum] = {}
-    explanations: Mapping[tuple[str, str], Explanation] = {}
+    explanations: Explanations = {}
     finished, total = 0, len(tiles.starts)
     for starts, images in tiles.batches():
         explanations = explain(images)

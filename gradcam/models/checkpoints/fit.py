@@ -20,6 +20,7 @@ Tensors = dict[str, Tensor]
 MAX_LISTED_NAMES = 3
 FACTORY_HINT = "Write a function that builds the model as it was trained, and give --model FILE.py:FUNCTION."
 LAZY_HINT = "Run the model once in its factory function."
+LARGER_FILE = "The file contains this model and more: an additional head, or a larger model that includes this model."
 COUNTER = "num_batches_tracked"  # a step counter of batch norms, used only in training
 # Buffers that modules compute themselves. Library versions differ in which of them they save, and in which size. The
 # last two are counters that thop adds.
@@ -177,9 +178,8 @@ def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] 
     """
     candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
     best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]
-    preferred = sorted(
-        filter(_is_usual, best), key=lambda p: [KNOWN_PREFIXES.index(part) for part in p[:-1].split(".")]
-    )
+    ranks = {prefix: list(map(KNOWN_PREFIXES.index, prefix[:-1].split("."))) for prefix in best if _is_usual(prefix)}
+    preferred = sorted(ranks, key=ranks.__getitem__)
     if not preferred and len(best) > 1:
         raise ModelError(f"contains several models that fit equally well, {join_names(best)}: save only one of them.")
     return ((preferred or best)[0], max(candidates.values())) if best else None
@@ -265,9 +265,7 @@ class Difference:
         if in_head and self.missing and not self.shapes:
             return f"The last layer, '{head}', is missing or different in the file. {FACTORY_HINT}"
         if not self.missing and not self.shapes:
-            return (
-                "The file contains this model and more: an additional head, or a larger model that includes this model."
-            )
+            return LARGER_FILE
         return f"The file belongs to another size or version of this architecture. {FACTORY_HINT}"
 
 

@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -191,14 +190,12 @@ class StateDict:
     def is_known(self) -> bool:
         return all(key in KNOWN_KEYS for key in self.keys)
 
-    @property
-    def rank(self) -> Sequence[int]:
-        return tuple(KNOWN_KEYS.index(key) if key in KNOWN_KEYS else len(KNOWN_KEYS) for key in self.keys)
-
 
 def find_state_dicts(content: object, is_tensor: Callable[[object], bool]) -> Sequence[StateDict]:
     """Return the state dicts in a file's content, sorted: averages, then other common names, then unknown names."""
-    state_dicts = sorted(_search_state_dicts(content, is_tensor, MAX_KEY_DEPTH), key=attrgetter("rank"))
+    order = {key: rank for rank, key in enumerate(KNOWN_KEYS)}
+    state_dicts = list(_search_state_dicts(content, is_tensor, MAX_KEY_DEPTH))
+    state_dicts.sort(key=lambda state_dict: [order.get(key, len(order)) for key in state_dict.keys])
     if not any(state_dict.is_known for state_dict in state_dicts) and is_state_dict(content, is_tensor):
         return [StateDict((), content)]  # type: ignore[arg-type]  # is_state_dict checks that it is a mapping
     return state_dicts
@@ -342,11 +339,9 @@ def _suggest_conversion(path: Path, state_dict: StateDict, foreign: Sequence[str
     code = f"import torch; torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pth'))!r})"
     # Double quotes are easier to read, but the command line expands some characters in them.
     command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
-    problem = (
-        f"besides plain weights, the file contains objects that run code when they are read ({_list_names(foreign)})"
-    )
+    problem = "besides plain weights, the file contains objects that run code when they are read"
     advice = "If you trust the file, you can also convert it. This command runs that code:"
-    return ModelError(f"{path}: {problem}. {FACTORY_HINT} {advice}", command)
+    return ModelError(f"{path}: {problem} ({_list_names(foreign)}). {FACTORY_HINT} {advice}", command)
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -60,20 +60,19 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
         if kind is not None:
             return _load_task_model(source, is_local, parts, kind, config, weights=weights, prompts=prompts)
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
-        classes: int | None = len(labels)
+        notes, classes = list(parts.notes), len(labels)
         if weights is None:
             model, missing = _load_weights(transformers.AutoModelForImageClassification, source, is_local)
             if missing:
                 problem = f"{len(missing)} weights are missing, such as {join_names(missing[:3])}"
                 advice = "Use a model trained for classification, or give a checkpoint with --weights."
                 raise ModelError(f"hf:{source} is not a trained classifier: {problem}. {advice}")
-            notes = parts.notes
         else:
             build = partial(_build, transformers, config)
             model, classes, loading_notes = base.build_for(read_checkpoint(weights), build, len(labels))
-            notes = [*parts.notes, *loading_notes]
+            notes += loading_notes
     if config.problem_type == "regression":
-        notes = [*notes, REGRESSION]
+        notes.append(REGRESSION)
     class_names = labels if classes == len(labels) and labels != ["LABEL_0"] else None
     activation = ACTIVATIONS.get(config.problem_type or "single_label_classification")
     return replace(parts, model=model, labels=class_names, classes=classes, activation=activation, notes=notes)

@@ -37,11 +37,10 @@ def to_parts(model: Any) -> Parts:
     has_statistics = default is ASSUMED and settings.get("mean") is not None
     mean, std = (tuple(settings["mean"]), tuple(settings["std"])) if has_statistics else (default.mean, default.std)
     statistics = "" if has_statistics else ", and ImageNet's mean and std"
-    note = (
-        f"Assumed {kind} with a shorter side of {SHORTER_SIDE} pixels{statistics}. Override with --size, --mean, --std."
-    )
+    assumption = f"Assumed {kind} with a shorter side of {SHORTER_SIDE} pixels{statistics}"
+    notes = [f"{assumption}. Override with --size, --mean, --std."]
     multiple = int(getattr(model.encoder, "output_stride", 32))  # input sides must be multiples of this
-    return Parts(model, WholeImage(SHORTER_SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation")
+    return Parts(model, WholeImage(SHORTER_SIDE, None, mean, std, multiple=multiple), task="segmentation", notes=notes)
 
 
 def plan(name: str) -> Blueprint:

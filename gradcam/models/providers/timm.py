@@ -159,11 +159,9 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
 def _require(source: str, address: str | None = None) -> None:
     """Raise `ModelError` if the address does not answer; timm alone would retry for most of a minute."""
     if reason := base.reason_unreachable(address or source):
-        problem = f"The weights are not in the cache and cannot be downloaded ({reason})"
-        advice = (
-            f"Download them from {source} on another computer, and give them with --weights FILE (weights= in Python)."
-        )
-        raise ModelError(f"{problem}. {advice} {base.NO_DOWNLOAD_HINT}")
+        problem = f"The weights are not in the cache and cannot be downloaded ({reason}). Download them from {source}"
+        advice = "on another computer, and give them with --weights FILE (weights= in Python)."
+        raise ModelError(f"{problem} {advice} {base.NO_DOWNLOAD_HINT}")
 
 
 def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> nn.Module:
