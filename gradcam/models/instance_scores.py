@@ -76,10 +76,9 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
     scores = to_instance_classifier(model, picture, target)
     if target is not None and len(scores.instances) == 1 and (all_targets := model.list_all()) is not None:
         all_scores = to_instance_classifier(model, picture, all_targets)
-        keys = [(instance.kind, instance.number, instance.edge) for instance in all_scores.instances]
-        instance = scores.instances[0]
-        if (instance.kind, instance.number, instance.edge) in keys:
-            return all_scores, all_scores.find_instance(keys.index((instance.kind, instance.number, instance.edge)))
+        key, *keys = [(item.kind, item.number, item.edge) for item in (*scores.instances, *all_scores.instances)]
+        if key in keys:
+            return all_scores, all_scores.find_instance(keys.index(key))
     return scores, scores.find_instance(0)
 
 

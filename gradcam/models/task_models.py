@@ -171,6 +171,13 @@ class TaskModel(Classifier):
             raise ImageError(f"A location in pixels fits images of one size only: {advice}")
         return placements.pop()
 
+    def _to_target(self, target: Any) -> Any:
+        return target if isinstance(target, Target) or callable(target) else self._make_target(target)
+
+    def _make_target(self, target: Any) -> Any:
+        """Return the target for what a user may give instead of a target."""
+        raise NotImplementedError
+
     def list_all(self) -> Any:
         """Return the target that selects all instances in the image, such as all boxes.
 
@@ -354,9 +361,7 @@ class Matcher(TaskModel):
         images = self._stack([item.image for item in self._prepare_all(references)])
         return targets.Like(images, target.name if target.name != "reference" else _name_references(references))
 
-    def _to_target(self, target: Any) -> Any:
-        if isinstance(target, Target) or callable(target):
-            return target
+    def _make_target(self, target: Any) -> Any:
         sentences = [target] if isinstance(target, str) else target
         if isinstance(sentences, (list, tuple)) and all(isinstance(sentence, str) for sentence in sentences):
             return targets.Text(target)
@@ -398,9 +403,7 @@ class Captioner(TaskModel):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(resolved, ids=self.family.write(self.to_batch(prepared)))
 
-    def _to_target(self, target: Any) -> Any:
-        if isinstance(target, Target) or callable(target):
-            return target
+    def _make_target(self, target: Any) -> Any:
         return targets.Token(None, _only_classes(target))
 
 
@@ -424,9 +427,7 @@ class PoseFinder(TaskModel):
 
     task: ClassVar[str] = "pose"
 
-    def _to_target(self, target: Any) -> Any:
-        if isinstance(target, Target) or callable(target):
-            return target
+    def _make_target(self, target: Any) -> Any:
         return targets.Keypoint(_only_classes(target) or 0)
 
 

@@ -60,7 +60,8 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
         if kind is not None:
             return _load_task_model(source, is_local, parts, kind, config, weights=weights, prompts=prompts)
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
-        notes, classes = list(parts.notes), len(labels)
+        notes = list(parts.notes)
+        classes: int | None = len(labels)
         if weights is None:
             model, missing = _load_weights(transformers.AutoModelForImageClassification, source, is_local)
             if missing:

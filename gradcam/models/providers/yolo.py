@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-
-from torch import nn
 
 from gradcam.adapters.yolo import Letterbox, load_yolo
 from gradcam.errors import ModelError
@@ -28,8 +25,4 @@ def load(name: str, weights: Path | None) -> Parts:
 
 def plan(name: str) -> Blueprint:
     """Return the blueprint of the network in the file, with its weights."""
-    return Blueprint(partial(_build, name), (640, 640))
-
-
-def _build(name: str) -> nn.Module:
-    return load_yolo(name)[0]
+    return Blueprint(lambda: load_yolo(name)[0], (640, 640))
