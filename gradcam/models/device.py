@@ -44,13 +44,17 @@ def check_device(device: torch.device, error: BaseException) -> None:
     if device.type != "cuda" or not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return
     try:
-        torch.zeros(1, dtype=torch.float32, device=device).cpu()
+        _run_on(device)
     except RuntimeError as failure:
         if not is_out_of_memory(failure):
             reason = " ".join(str(error).split(". ")[0].split("\n")[0].split()).rstrip(".")
             problem = f"{device} was lost ({reason}), and this process cannot use it any more"
             advice = "Continue with --resume. If the device does not come back, give another --device."
             raise DeviceError(f"{problem}. {advice}") from error
+
+
+def _run_on(device: torch.device) -> None:
+    torch.zeros(1, dtype=torch.float32, device=device).cpu()
 
 
 def find_precision(name: str) -> torch.dtype:
