@@ -10,12 +10,12 @@ from typing import TypeVar
 from torch import nn
 
 from gradcam.adapters.base import Embedder, Family
+from gradcam.layers.model_names import BACKBONES, MODELING
 
 Kind = TypeVar("Kind", bound=Family)
 MAX_NESTING_DEPTH = 2  # Users wrap models, so this many levels of submodules are searched as well.
 
 TORCHVISION = r"torchvision\.models\.(detection|segmentation)\.\w+\."
-MODELING = r"transformers\.models\.\w+\.modeling_\w+\."
 DETECTORS = (
     "Detr|TableTransformer|Yolos|ConditionalDetr|DeformableDetr|DabDetr|LwDetr|RfDetr|RTDetr|RTDetrV2|DFine|Deimv2|"
     "OwlViT|Owlv2|GroundingDino|MMGroundingDino"

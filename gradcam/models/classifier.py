@@ -29,7 +29,7 @@ from gradcam.models.labels import find_class
 from gradcam.models.preprocess import Prepared, Preprocess, Reader, Reading, check_same_sizes, find_windows, to_reading
 from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
 from gradcam.models.tiles import Explanations, Tiles, explain_tiles, stack
-from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, keep_old_names, parse_fit
+from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
 from gradcam.targets.classes import ClassTarget, to_class_target
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers, and what to explain there

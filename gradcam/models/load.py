@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradcam.adapters import MODELING, find_main_family
+from gradcam.adapters import find_main_family
 from gradcam.adapters.base import DetectorAdapter, Family, name_classes
 from gradcam.adapters.segmentation import find_pixel_logits as find_maps
 from gradcam.errors import ModelError, shorten, warn
@@ -33,7 +33,7 @@ from gradcam.models.providers import DEFAULT_MODEL, load_parts
 from gradcam.models.providers.base import Parts
 from gradcam.models.providers.custom import to_parts
 from gradcam.models.task_models import TASK_MODELS, Detector, Matcher, Segmenter, TaskModel, require_family
-from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, parse_fit
+from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number
 from gradcam.plugins import import_object
 from gradcam.targets.heads import ends_in_features, find_output_module
 

@@ -22,9 +22,9 @@ from gradcam.layers.token_layout import takes_volumes
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
-from gradcam.targets import classes as targets
-from gradcam.targets.classes import are_probabilities, find_activation, find_logits
-from gradcam.targets.heads import require_class_head
+from gradcam.targets.classes import BINARY_LOGIT_WARNING, PROBABILITIES_WARNING, find_logits
+from gradcam.targets.heads import are_probabilities, require_class_head
+from gradcam.targets.output_heads import find_activation
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "
@@ -82,11 +82,11 @@ def choose_activation(requested: str, provided: str | None, findings: Findings) 
         return requested, ()
     if findings.activation == "none":
         applied = "applied" if findings.logits == 1 else "none"
-        return applied, (targets.PROBABILITIES_WARNING.format("probabilities").replace("none", applied),)
+        return applied, (PROBABILITIES_WARNING.format("probabilities").replace("none", applied),)
     if certain := findings.activation or (provided if findings.logits > 1 or provided == "none" else None):
         return certain, ()
     if findings.logits == 1:
-        return "sigmoid", (targets.BINARY_LOGIT_WARNING.format('--task regression (activation="none" in Python)'),)
+        return "sigmoid", (BINARY_LOGIT_WARNING.format('--task regression (activation="none" in Python)'),)
     return "softmax", (SOFTMAX_NOTE + (UNIT_INTERVAL_HINT if findings.in_unit_interval else ""),)
 
 
