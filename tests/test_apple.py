@@ -19,10 +19,10 @@ from gradcam.evaluation import METRICS, check, evaluate, recommend
 from gradcam.evaluation.study.results import Results
 from gradcam.targets import Box, Like, Mask, Text
 from tests import colour_model
+from tests.adapters.test_embedding import TEXT, VISION, towers
 from tests.apple import AppleGpu, pretend_apple_gpu
 from tests.colours import COLOURS, ColourNet, classifier_of, picture
 from tests.detectors import make_detector, make_pictures
-from tests.families.test_embedding import TEXT, VISION, towers
 from tests.helpers import TINY, tiny_model
 from tests.targets.test_text import SENTENCES, word_tokenizer
 

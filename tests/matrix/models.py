@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.families.test_yolo import build, configure
+from tests.adapters.test_yolo import build, configure
 
 TASKS = ("classification", "detection", "segmentation", "text", "likeness", "caption", "keypoints")
 # the names that --task takes

@@ -23,9 +23,9 @@ from gradcam.models.preprocess import find_canvas
 from gradcam.models.providers.huggingface import make_preprocess
 from gradcam.models.task_models import Detector, PoseFinder, Segmenter
 from gradcam.targets import Box, Keypoint, Mask, MissedBox
-from tests.families.test_huggingface_detection import GROUNDED, OF_CANVAS, QUERIED, TEXTS, by_transformers, lively
-from tests.families.test_pose import make_vitpose, put_bells
-from tests.families.test_segmentation import model_of
+from tests.adapters.test_huggingface_detection import GROUNDED, OF_CANVAS, QUERIED, TEXTS, by_transformers, lively
+from tests.adapters.test_pose import make_vitpose, put_bells
+from tests.adapters.test_segmentation import model_of
 
 T = pytest.importorskip("transformers")
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import gradcam
 from gradcam.errors import TargetError
 from gradcam.targets.likeness import Like
-from tests.families.test_embedding import PICTURES, draw, hugging_face, make_model
+from tests.adapters.test_embedding import PICTURES, draw, hugging_face, make_model
 from tests.helpers import assert_same, traces
 
 OTHER = draw(3, 32, 32, seed=5)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import gradcam
 from gradcam.errors import TargetError
 from gradcam.targets.text import Text
-from tests.families.test_embedding import PICTURES, Own, awake, open_clip, towers
+from tests.adapters.test_embedding import PICTURES, Own, awake, open_clip, towers
 from tests.helpers import assert_same, traces
 
 WORDS = ["a", "dog", "cat", "sits", "on", "the", "red", "blue", "sofa", "and", "there", "is", "an", "empty", "one"]
