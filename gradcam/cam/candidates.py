@@ -8,12 +8,7 @@ import torch
 from torch import nn
 
 from gradcam.errors import LayerError, ModelError
-from gradcam.hooks.containers import (
-    QUANTISED_ADVICE,
-    Batch,
-    detach_input,
-    is_quantised,
-)
+from gradcam.hooks.containers import QUANTISED_ADVICE, Batch, detach_input, is_quantised
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.axes import AxisResolver, reject_frames_first, take_image
 from gradcam.layers.find import find_layer

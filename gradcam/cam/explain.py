@@ -19,13 +19,7 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method
 from gradcam.cam.postprocess import Views, to_heatmaps_of_sizes
 from gradcam.cam.rounding import Key, warn_of_rounding
-from gradcam.errors import (
-    ImageError,
-    LayerError,
-    TargetError,
-    join_names,
-    shorten,
-)
+from gradcam.errors import ImageError, LayerError, TargetError, join_names, shorten
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models
 from gradcam.layers.find import check_layers, find_layers, unwrap

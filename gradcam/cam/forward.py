@@ -26,12 +26,7 @@ from gradcam.hooks.autograd import (
     trace_score_graph,
     translate_torch_errors,
 )
-from gradcam.hooks.containers import (
-    Batch,
-    detach_input,
-    list_tensors,
-    version_of,
-)
+from gradcam.hooks.containers import Batch, detach_input, list_tensors, version_of
 from gradcam.hooks.hooks import Hooks, TargetLayer
 from gradcam.hooks.model_facts import ModelFacts
 from gradcam.hooks.preserve import plain_attention, preserve_state

@@ -8,14 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from gradcam.hooks.autograd import (
-    Edge,
-    get_edge,
-)
-from gradcam.hooks.containers import (
-    Batch,
-    version_of,
-)
+from gradcam.hooks.autograd import Edge, get_edge
+from gradcam.hooks.containers import Batch, version_of
 from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off
 
 

@@ -126,11 +126,7 @@ def apply_other_methods(
 
 
 def _apply_curvature_methods(
-    recorded: RecordedPass,
-    sites: Sequence[GridActivations],
-    methods: Sequence[CurvatureMethod],
-    *,
-    one_by_one: bool,
+    recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[CurvatureMethod], *, one_by_one: bool
 ) -> Iterator[MethodMaps]:
     """Yield the maps of second-order methods, with two backward passes per class and layer.
 

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import RecordedPass
 from gradcam.cam.grid import corrected_models, find_output_layout, order_key
-from gradcam.cam.measure_layout import (
-    MisplacedError,
-    PlacedLayer,
-    Probe,
-    record_outputs,
-    run_changed,
-)
+from gradcam.cam.measure_layout import MisplacedError, PlacedLayer, Probe, record_outputs, run_changed
 from gradcam.errors import LayerError, warn
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts

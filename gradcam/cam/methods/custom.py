@@ -7,13 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradcam.cam.methods.base import (
-    ActivationMethod,
-    CurvatureMethod,
-    GradientMethod,
-    Method,
-    check_plain,
-)
+from gradcam.cam.methods.base import ActivationMethod, CurvatureMethod, GradientMethod, Method, check_plain
 from gradcam.cam.methods.table import find_in_table
 from gradcam.errors import GradcamError, shorten
 
