@@ -46,26 +46,16 @@ MAX_MAP_DIFFERENCE = 1 / 254
 
 
 @dataclass(frozen=True)
-class ChannelProducts:
-    """Signed maps as sums of channels: the weights (K,C) of the classes, and the channels (C,h,w)."""
-
-    weights: Tensor
-    channels: Tensor
-
-    def at(self, classes: Tensor) -> Tensor:
-        """Return the maps (k,h,w) of these classes."""
-        return torch.einsum("kc,chw->khw", self.weights[classes], self.channels)
-
-
-@dataclass(frozen=True)
 class ClassMaps:
-    """Signed maps (K,h,w) of all classes."""
+    """Signed maps of all classes: the maps (K,h,w), or the classes' weights (K,C) of the channels (C,h,w)."""
 
-    maps: Tensor
+    values: Tensor
+    channels: Tensor | None = None
 
     def at(self, classes: Tensor) -> Tensor:
         """Return the maps (k,h,w) of these classes."""
-        return self.maps[classes]
+        values = self.values[classes]
+        return values if self.channels is None else torch.einsum("kc,chw->khw", values, self.channels)
 
 
 @contextmanager
@@ -92,29 +82,26 @@ def explain_all_classes(
     activations: Tensor,
     known: Tensor,
     classes: Tensor,
-    told: Callable[[], None] | None = None,
-) -> ChannelProducts | ClassMaps | None:
+    report: Callable[[], None] | None = None,
+) -> ClassMaps | None:
     """Return the signed maps of all logits of one image, at a layer that returns a tensor (1,C,h,w).
 
     Return None if this shortcut does not apply: for other methods, for a grid with too many cells and channels, for a
     model that cannot be differentiated twice, and if a map differs from that of the backward pass. `activations` is the
     layer's output for the image. `known` holds the maps (k,h,w) of `classes` (k,) from the backward pass; the result is
-    compared with them. `told` is called after each direction.
+    compared with them. `report` is called after each direction.
     """
-    if method.name not in DIRECTIONS or method.options or method.join is not None:
+    if count_directions(activations, method.name) is None or method.options or method.join is not None:
         return None
+    report = report or (lambda: None)
     try:
         with preserve_state(unwrap(model)), grad_mode_off(), plain_attention():
-            class_maps = _differentiate(unwrap(model), images, layer, activations, method=method.name, told=told)
+            class_maps = _differentiate(unwrap(model), images, layer, activations, method=method.name, report=report)
     except (GradcamError, RuntimeError, TypeError, ValueError, IndexError):  # Some operation has no second derivative.
         return None
-    if class_maps is None or not all(bool(tensor.isfinite().all()) for tensor in vars(class_maps).values()):
-        return None
-    expected_maps = class_maps.at(classes.to(next(iter(vars(class_maps).values())).device)).to(known)
-    agrees = expected_maps.shape == known.shape and bool(
-        (expected_maps - known).abs().max() <= MAX_MAP_DIFFERENCE * known.abs().max()
-    )
-    return class_maps if agrees else None
+    maps = class_maps.at(classes.to(class_maps.values.device)).to(known)
+    agrees = maps.shape == known.shape and bool((maps - known).abs().max() <= MAX_MAP_DIFFERENCE * known.abs().max())
+    return class_maps if agrees and bool(class_maps.values.isfinite().all()) else None
 
 
 def count_directions(activations: Tensor, method: str) -> int | None:
@@ -130,17 +117,8 @@ def _is_by_channel(activations: Tensor, method: str) -> bool:
 
 
 def _differentiate(
-    model: nn.Module,
-    images: Any,
-    layer: nn.Module,
-    activations: Tensor,
-    *,
-    method: str,
-    told: Callable[[], None] | None,
-) -> ChannelProducts | ClassMaps | None:
-    count = count_directions(activations, method)
-    if count is None:
-        return None
+    model: nn.Module, images: Any, layer: nn.Module, activations: Tensor, *, method: str, report: Callable[[], None]
+) -> ClassMaps:
     by_channel = _is_by_channel(activations, method)
     make_direction = _channel_direction if by_channel else DIRECTIONS[method]
     with _FrozenParameters(), torch.enable_grad():
@@ -151,17 +129,13 @@ def _differentiate(
             logits = ClassTarget().find_logits(model(images.clone()), 1)[0]
         logit_weights = torch.zeros_like(logits, requires_grad=True)  # The gradient is linear in these weights.
         (gradient,) = torch.autograd.grad((logits * logit_weights).sum(), start, create_graph=True)
-        slopes = torch.empty(count, len(logits), dtype=logits.dtype, device=logits.device)
-        for i in range(count):
-            (slopes[i],) = torch.autograd.grad(
-                (gradient * make_direction(activations, i)).sum(), logit_weights, retain_graph=True
-            )
-            if told is not None:
-                told()
-    slopes = slopes.T.contiguous()  # (K, cells or channels)
-    if by_channel:
-        return ChannelProducts(slopes, activations[0])
-    return ClassMaps(slopes.unflatten(1, activations.shape[2:]))
+        columns = []
+        for i in range(count_directions(activations, method) or 0):
+            slope = (gradient * make_direction(activations, i)).sum()
+            columns += torch.autograd.grad(slope, logit_weights, retain_graph=True)
+            report()
+    slopes = torch.stack(columns, 1)  # (K, cells or channels)
+    return ClassMaps(slopes, activations[0]) if by_channel else ClassMaps(slopes.unflatten(1, activations.shape[2:]))
 
 
 class _FrozenParameters(TorchFunctionMode):
@@ -172,16 +146,13 @@ class _FrozenParameters(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = (
-            [_detach_parameter(argument) for argument in args],
-            {name: _detach_parameter(argument) for name, argument in (kwargs or {}).items()},
-        )
+        args = [_detach_parameter(argument) for argument in args]
+        kwargs = {name: _detach_parameter(argument) for name, argument in (kwargs or {}).items()}
         if func in INPUT_GRADIENTS and len(args) == 7 and args[0].ndim == args[1].ndim and not isinstance(args[4], str):
             return _convolve_linearly(func, *args)
         if func is F.batch_norm and len(args) + len(kwargs) == 8:
-            arguments = (
-                dict(zip(("input", "mean", "variance", "weight", "bias", "training", "momentum", "eps"), args)) | kwargs
-            )
+            names = ("input", "mean", "variance", "weight", "bias", "training", "momentum", "eps")
+            arguments = dict(zip(names, args)) | kwargs
             if not arguments["training"]:
                 return _normalise_linearly(arguments)
         return func(*args, **kwargs)
@@ -191,6 +162,9 @@ def _detach_parameter(value: Any) -> Any:
     return value.detach() if isinstance(value, nn.Parameter) else value
 
 
+TensorFunction = Callable[[Tensor], Tensor]
+
+
 class _LinearFunction(torch.autograd.Function):
     """A linear function and its adjoint.
 
@@ -198,9 +172,7 @@ class _LinearFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, function: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, function: TensorFunction, adjoint: TensorFunction) -> Tensor:
         ctx.functions = adjoint, function
         return function(tensor)
 
@@ -261,7 +233,4 @@ def _single_cell_direction(activations: Tensor, i: int) -> Tensor:
     return direction
 
 
-DIRECTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "gradcam": _cell_direction,
-    "hirescam": _single_cell_direction,
-}
+DIRECTIONS = {"gradcam": _cell_direction, "hirescam": _single_cell_direction}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypeVar
@@ -74,9 +73,7 @@ def make_cache_key(batch: Batch, target: Any, *settings: Any) -> Hashable | None
     """Return the cache key of a default layer; None for a target that runs code, and for inputs without a key."""
     if is_function(target) or isinstance(target, (ScoreExtractor, Target)):
         return None
-    target_fields = (
-        {name: value for name, value in vars(target).items() if name != "classes"} if is_dataclass(target) else None
-    )
+    target_fields = {**vars(target), "classes": None} if is_dataclass(target) else None
     try:
         return ("default layer", settings, batch.size, batch.listed, _to_key((batch.args, batch.kwargs, target_fields)))
     except TypeError:
@@ -116,10 +113,10 @@ class DefaultLayerSearch:
     reshape: Any  # Never a function: a function fits only the tensor of one layer.
     is_positive: bool
 
-    def explain(self, explain_at: Callable[[BoundTarget, str, dict[str, Any]], Result]) -> Result:
+    def explain(self, explain_at: Callable[..., Result]) -> Result:
         """Explain at the cached layer, or search for one and explain there.
 
-        `explain_at` takes the target, the layer, and keyword arguments that say how to record the pass.
+        `explain_at` takes the target, a list of layers, and keyword arguments that say how to record the pass.
         """
 
         def try_layer(default: DefaultLayer) -> Result:
@@ -127,7 +124,7 @@ class DefaultLayerSearch:
             recording: dict[str, Any] = {"verify": verify}
             if default.is_recorded:
                 recording |= {"on_recorded": default.check_route, "from_images": default.is_joined}
-            result = explain_at(_copy(self.bound), default.layer, recording)
+            result = explain_at(_copy(self.bound), [default.layer], **recording)
             if default.note is not None:
                 warn(default.note)
             return result
@@ -139,11 +136,8 @@ class DefaultLayerSearch:
         if default is not None:
             try:
                 return try_layer(default)
-            except (
-                RouteChangedError,
-                MisplacedError,
-                LayerError,
-            ):  # LayerError is raised if the layer no longer runs, for example.
+            # LayerError is raised if the layer no longer runs, for example.
+            except (RouteChangedError, MisplacedError, LayerError):
                 self.facts.set(key, None)
         try:
             default, result = self._search(try_layer)
@@ -151,7 +145,7 @@ class DefaultLayerSearch:
             default, result = self._search(try_layer, whole_batch=True)
         except BlindLayerError:
             with contextlib.suppress(BlindLayerError):  # PyTorch may raise a more specific error here.
-                explain_at(_copy(self.bound), self._list_layers(whole_batch=False)[0].layer, {})
+                explain_at(_copy(self.bound), [self._list_layers(whole_batch=False)[0].layer])
             raise LayerError(BLIND) from None
         if key is not None and default.is_recorded:
             self.facts.set(key, default)
@@ -160,10 +154,8 @@ class DefaultLayerSearch:
     def _list_layers(self, *, whole_batch: bool) -> tuple[DefaultLayer, list[str], dict[str, str]]:
         """Return the best layer, the names of all candidates in order of preference, and notes on some of them."""
         bound = _copy(self.bound)
-        facts = self.facts if self.facts.get(ORDER_MEASURED) else None
-        suggestion = find_suggestion(
-            bound.model, bound.batch, bound.target, self.reshape, whole_batch=whole_batch, facts=facts
-        )
+        settings: Any = {"whole_batch": whole_batch, "facts": self.facts if self.facts.get(ORDER_MEASURED) else None}
+        suggestion = find_suggestion(bound.model, bound.batch, bound.target, self.reshape, **settings)
         best = suggestion.behind_activation if self.is_positive else suggestion.layers[0]
         names = [find_name_in_model(self.model, self.bound.model, name) for name in (best, *suggestion.layers)]
         names = list(dict.fromkeys(filter(None, names)))  # The model itself has no name.
@@ -192,10 +184,8 @@ class DefaultLayerSearch:
             except MisplacedError as error:
                 problems[default.layer] = str(error)
                 names = list_next_candidates(names, default.layer)
-                autocast, candidates = caller_autocast(batch.device.type), names[:MAX_CANDIDATES]
-                layer = (
-                    find_placed_layer(self.bound.model, batch, candidates, self.facts, autocast) if candidates else None
-                )
+                autocast = caller_autocast(batch.device.type)
+                layer = find_placed_layer(self.bound.model, batch, names[:MAX_CANDIDATES], self.facts, autocast)
             except BlindLayerError:  # For example, the head reads only the class token of the last block.
                 # The attempt has measured the order of the tokens, so search again with this order.
                 if self.facts.get(ORDER_MEASURED) and not was_ordered:
@@ -222,13 +212,10 @@ def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
     """Return the name in `model` of a layer of `run`, the module that runs instead of `model`."""
     if run is model:
         return name
-    # The pattern matches every string.
-    module_name, run_number = re.fullmatch(r"(.*?)(#\d+)?", name, re.DOTALL).groups("")  # type: ignore[union-attr]
+    module_name, mark, run_number = name.partition("#")
     module = run.get_submodule(module_name)
-    return (
-        next((full_name for full_name, submodule in model.named_modules() if submodule is module), module_name)
-        + run_number
-    )
+    full_names = (full_name for full_name, submodule in model.named_modules() if submodule is module)
+    return next(full_names, module_name) + mark + run_number
 
 
 def _copy(bound: BoundTarget) -> BoundTarget:

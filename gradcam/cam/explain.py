@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from gradcam.hooks.model_facts import ModelFacts, self_changing_models
 from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.layout import to_reshape
 from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, fill_options
-from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, Target, TargetScores, bind_target
+from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, Target, TargetScores
 from gradcam.targets.classes import is_custom_function, is_function
 from gradcam.targets.heads import require_class_head
 
@@ -103,8 +104,7 @@ class Explanation:
     def __repr__(self) -> str:
         images, classes = self.maps.shape[:2]
         grid = " x ".join(map(str, self.maps.shape[2:]))
-        sizes = dict.fromkeys(" x ".join(map(str, heatmap.shape[1:])) for heatmap in self.heatmaps)
-        size = ", ".join(sizes)
+        size = ", ".join(dict.fromkeys(" x ".join(map(str, heatmap.shape[1:])) for heatmap in self.heatmaps))
         kind = "" if self.evidence == "positive" else f"{self.evidence} evidence by "
         return (
             f"{type(self).__name__}({images} image(s), {classes} map(s) each, {kind}{self.method} at {self.layer}, "
@@ -265,9 +265,8 @@ def explain(
     equations 1 and 2. `gradcam methods` lists the papers of the other methods.
     """
     plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
-    return next(
-        iter(execute_plan(model, images, check_one_map(layer, layers, plan.options["join"]) or [], plan).values())
-    )
+    target_layers = check_one_map(layer, layers, plan.options["join"]) or []
+    return next(iter(execute_plan(model, images, target_layers, plan).values()))
 
 
 def check_one_map(
@@ -320,13 +319,12 @@ class Plan:
         """Return the plan with this method if it has none. Raises `GradcamError` as `of` does."""
         if self.methods:
             return self
-        methods, options = apply_smoothing([METHODS[method]], self.options["smoothing"]), self.options
+        smoothing, options = self.options["smoothing"], self.options
+        methods = apply_smoothing([METHODS[method]], smoothing)
         if self.prefers_signed and methods[0].is_signed:
             options = options | {"evidence": "signed"}
         check_evidence(options["evidence"], methods)
-        for_places = (
-            apply_smoothing([METHODS[LOCAL_METHOD]], options["smoothing"]) if is_custom_function(self.target) else ()
-        )
+        for_places = apply_smoothing([METHODS[LOCAL_METHOD]], smoothing) if is_custom_function(self.target) else ()
         return replace(self, methods=methods, options=options, methods_for_places=for_places)
 
     @property
@@ -349,14 +347,11 @@ def execute_plan(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
     """Explain as `compare` does, with a checked plan; if no layer is named, at the best layer for the target."""
-    model, batch = unwrap(model), to_batch(images)
-    if not is_function(plan.target):
+    model, batch, target = unwrap(model), to_batch(images), plan.target
+    if not is_function(target):
         require_class_head(model)
-    is_plain = not isinstance(plan.target, Target)
-    bound, facts = (
-        BoundTarget(model, batch, plan.target) if is_plain else bind_target(plan.target, model, batch),
-        ModelFacts(model),
-    )
+    bound = target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
+    facts = ModelFacts(model)
     if model in self_changing_models:
         facts.read()
     # A user who names a layer wants a map at that layer, but methods that follow attention return none.
@@ -370,17 +365,15 @@ def execute_plan(
         from gradcam.cam.default_layer import DefaultLayerSearch
 
         search = DefaultLayerSearch(model, bound, facts, reshape, positive)
-        return search.explain(
-            lambda bound, layer, recording: _explain_at(model, bound, [layer], plan, facts, **recording)
-        )
+        return search.explain(partial(_explain_at, model, plan, facts))
     has_named_layers = bool(layers)
     layers = layers or bound.layers or ([] if bound.layer is None else [bound.layer])
     if not has_named_layers and len(layers) > 1:
         plan = replace(plan, options=plan.options | {"join": "sum"})
-    if plan.options["reshape"] is None:
+    if plan.options["reshape"] is None and bound.reshape is not None:
         plan = replace(plan, options=plan.options | {"reshape": bound.reshape})
     try:
-        return _explain_at(model, bound, layers, plan, facts, verify="guesses" if has_named_layers else "all")
+        return _explain_at(model, plan, facts, bound, layers, verify="guesses" if has_named_layers else "all")
     except BlindPatchesError as error:
         from gradcam.cam.default_layer import BLIND, find_layer_with_gradient
         from gradcam.cam.suggest import find_suggestion
@@ -395,10 +388,10 @@ def execute_plan(
 
 def _explain_at(
     model: nn.Module,
-    bound: BoundTarget,
-    layers: Sequence[str | nn.Module],
     plan: Plan,
     facts: ModelFacts,
+    bound: BoundTarget,
+    layers: Sequence[str | nn.Module],
     *,
     verify: Literal["nothing", "guesses", "all", "strictly"] = "nothing",
     on_recorded: Callable[[RecordedPass], None] | None = None,
@@ -412,13 +405,13 @@ def _explain_at(
     options = plan.options
     outlets = find_layers(model, layers) if layers or plan.needs_layers else []
     views = _make_views(bound, options["augmentation"])
-    inputs, budget, log = views.batch, None, None
+    inputs, reruns = views.batch, None
     settings: dict[str, Any] = {"grad_order": plan.grad_order, "facts": facts, "from_images": from_images}
     if plan.runs_again:
         from gradcam.cam.methods.attention_capture import AttentionLog
         from gradcam.hooks.memory import RerunBudget
 
-        budget, log = RerunBudget(inputs, options["memory_budget"], options["progress"]), AttentionLog()
+        budget, log = reruns = RerunBudget(inputs, options["memory_budget"], options["progress"]), AttentionLog()
         inputs = inputs.copy()
         # These contexts observe the recorded pass, for methods that run the model again or follow attention.
         contexts = [budget.measured({outlet.module for outlet in outlets})] if outlets else []
@@ -444,16 +437,14 @@ def _explain_at(
 
             if not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
                 plan = replace(plan, methods=plan.methods_for_places)
-        maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
+        maps = compute_maps(recorded, plan.methods, reruns, reshape=options["reshape"], join=options["join"])
         explanations = _make_explanations(maps, recorded, bound, views, plan)
         reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
     if "_cache" in vars(facts):  # A fact was looked up.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
         references = execute_plan(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
-        explanations = {
-            key: replace(explanation, reference=references.get(key)) for key, explanation in explanations.items()
-        }
+        explanations = {key: replace(item, reference=references.get(key)) for key, item in explanations.items()}
     return explanations
 
 
@@ -494,10 +485,9 @@ def _make_explanations(
         values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
         if method_maps.rounding_mask is not None:
             warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
-        heatmaps: Any = to_heatmaps_of_sizes(values, sizes, signed=evidence == "signed", device=batch.device)
         explanations[layer, method] = Explanation(
             maps=values.to(batch.device),
-            heatmaps=heatmaps,
+            heatmaps=to_heatmaps_of_sizes(values, sizes, signed=evidence == "signed", device=batch.device),
             scores=_mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored),
             layer=layer,
             method=method,
@@ -534,9 +524,7 @@ def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> 
     if rows is None or batch.windows is None:
         return rows
     triples = zip(rows, batch.windows, batch.sizes)
-    return [
-        [instance.moved(window, (0, 0, size[0], size[1]), size) for instance in row] for row, window, size in triples
-    ]
+    return [[item.moved(window, (0, 0, size[0], size[1]), size) for item in row] for row, window, size in triples]
 
 
 def _mask_missing_scores(scores: Tensor, scored: TargetScores) -> Tensor:

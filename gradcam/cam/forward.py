@@ -14,18 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.deferred_checks import DeferredChecks
-from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import (
-    ADVICE_AFTER_LAYER,
-    Edge,
-    ScoreGraph,
-    get_edge,
-    get_start_edge,
-    grad_mode_off_error,
-    no_gradient_error,
-    trace_score_graph,
-    translate_torch_errors,
-)
+from gradcam.hooks import autograd, pytorch
 from gradcam.hooks.containers import Batch, detach_input, list_tensors, version_of
 from gradcam.hooks.hooks import Hooks, TargetLayer
 from gradcam.hooks.model_facts import ModelFacts
@@ -67,15 +56,14 @@ class RecordedPass:
     layouts: dict[str, Layout | IndexLayout] = field(default_factory=dict)
     checks: DeferredChecks = field(default_factory=DeferredChecks)
     facts: ModelFacts = field(kw_only=True)
-    image_edge: Edge | None = None
+    image_edge: autograd.Edge | None = None
     images_changed: bool = False
 
     @cached_property
-    def tail(self) -> ScoreGraph:
+    def tail(self) -> autograd.ScoreGraph:
         """Return the graph between the recorded activations and the scores."""
-        return trace_score_graph(
-            [get_edge(self.scored.values)], map(get_start_edge, self.activations.values()), self.image_edge
-        )
+        start_edges = map(autograd.get_start_edge, self.activations.values())
+        return autograd.trace_score_graph([autograd.get_edge(self.scored.values)], start_edges, self.image_edge)
 
     @cached_property
     def has_float16(self) -> bool:
@@ -154,21 +142,18 @@ def recorded_pass(
     the graph start at the images, so that it shows any paths around the layers. Until one of the layers has run, no
     tensors are saved for this graph.
     """
-    with preserve_state(model) as modules, translate_torch_errors(ADVICE_AFTER_LAYER), contextlib.ExitStack() as stack:
+    translation = autograd.translate_torch_errors(autograd.ADVICE_AFTER_LAYER)
+    with preserve_state(model) as modules, translation, contextlib.ExitStack() as stack:
         _check_batch(batch, modules)
         if grad_order > 1:
             stack.enter_context(plain_attention())
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
         has_frames = any(isinstance(module, resizing) for module in modules)
         with contextlib.ExitStack() as hooks:
-            recorders = {
-                outlet.name: hooks.enter_context(
-                    TargetLayer(
-                        outlet.module, name=outlet.name, keys=outlet.keys, run=outlet.run, has_backward_hook=False
-                    )
-                )
-                for outlet in outlets
-            }
+            recorders: dict[str, TargetLayer] = {}
+            for name, module, keys, run in outlets:
+                recorder = TargetLayer(module, name=name, keys=keys, run=run, has_backward_hook=False)
+                recorders[name] = hooks.enter_context(recorder)
             inputs, image_edge = batch.copy(detach_input), None
             if from_images:
                 layers = {outlet.module for outlet in outlets} if grad_order else set()
@@ -178,9 +163,8 @@ def recorded_pass(
             elif grad_order == 0:
                 from gradcam.cam.graph_recording import turn_off_after_layers
 
-                hooks.enter_context(
-                    turn_off_after_layers({outlet.module: recorders[outlet.name] for outlet in outlets})
-                )
+                recorders_by_module = {outlet.module: recorders[outlet.name] for outlet in outlets}
+                hooks.enter_context(turn_off_after_layers(recorders_by_module))
             version = version_of(batch.pictures)
             frames: list[Frame] = []
             if has_frames:
@@ -198,17 +182,17 @@ def recorded_pass(
             if grad_order and len(recorders) > 1:
                 unrecorded = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
                 if len(unrecorded) > 1:
-                    raise grad_mode_off_error(unrecorded)
+                    raise autograd.grad_mode_off_error(unrecorded)
             scored = compute_scores(target, output, batch.images)
             if grad_order and not scored.values.requires_grad:
-                raise no_gradient_error(list(recorders))
+                raise autograd.no_gradient_error(list(recorders))
             for recorder in recorders.values():
                 recorder.require_single_path(scored.values)
         for recorder in recorders.values():
             stack.callback(recorder.release)
         device = scored.values.device.type
-        # Maps are computed without autocast, which would make products half as precise.
         autocast = caller_autocast(device)
+        # Maps are computed without autocast, which would make products half as precise.
         with torch.no_grad(), pytorch.without_autocast(device):
             frame = None
             if frames or batch.windows is not None or batch.listed is not None:

@@ -53,41 +53,34 @@ def fuse(
     >>> gradcam.fuse(explanations).layer
     'layer3+layer4'
     """
-    explanation_list = list(explanations.values()) if isinstance(explanations, Mapping) else explanations
-    if (
-        not isinstance(explanation_list, Sequence)
-        or not explanation_list
-        or not all(isinstance(explanation, Explanation) for explanation in explanation_list)
-    ):
+    items = list(explanations.values()) if isinstance(explanations, Mapping) else explanations
+    is_list = isinstance(items, Sequence) and bool(items)
+    if not is_list or not all(isinstance(explanation, Explanation) for explanation in items):
         raise GradcamError(
             f"The explanations are {shorten(explanations)}, expected a non-empty list, or the result of compare()."
         )
     if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise GradcamError(f"reduction is {shorten(reduction)}, expected one of {join_names(REDUCTIONS)}.")
-    first = explanation_list[0]
-    if any(isinstance(explanation.heatmaps, list) for explanation in explanation_list):
+    first = items[0]
+    if any(isinstance(explanation.heatmaps, list) for explanation in items):
         raise GradcamError("The images have different sizes: fuse explanations of images of one size.")
-    for explanation in explanation_list[1:]:
+    for explanation in items[1:]:
         check_compatible(first, explanation)
-    heatmaps = torch.stack([explanation.heatmaps.to(first.heatmaps.device) for explanation in explanation_list])
+    heatmaps = torch.stack([explanation.heatmaps.to(first.heatmaps.device) for explanation in items])
     # "max" takes the value that is furthest from zero.
     fused = heatmaps.mean(0) if reduction == "mean" else heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
-    signed = first.evidence == "signed"
-    return replace(
-        first,
-        maps=fused,
-        heatmaps=to_heatmaps(fused, fused.shape[2:], signed=signed),
-        layer="+".join(dict.fromkeys(explanation.layer for explanation in explanation_list)),
-        method="+".join(dict.fromkeys(explanation.method for explanation in explanation_list)),
-    )
+    heatmaps = to_heatmaps(fused, fused.shape[2:], signed=first.evidence == "signed")
+    layer, method = ("+".join(dict.fromkeys(getattr(item, name) for item in items)) for name in ("layer", "method"))
+    return replace(first, maps=fused, heatmaps=heatmaps, layer=layer, method=method)
 
 
 def check_compatible(first: Explanation, second: Explanation) -> None:
     """Raise `GradcamError` unless two explanations have the same sizes, classes and evidence."""
     shapes = [_shapes(explanation.heatmaps) for explanation in (first, second)]
     if shapes[0] != shapes[1]:
-        problem = f"Heatmaps {shapes[0]} and {shapes[1]} differ in shape"
-        raise GradcamError(f"{problem}: explain the same images and classes.")
+        raise GradcamError(
+            f"Heatmaps {shapes[0]} and {shapes[1]} differ in shape: explain the same images and classes."
+        )
     if first.evidence != second.evidence:
         raise GradcamError(
             f"The explanations show {first.evidence} and {second.evidence} evidence: use the same evidence= for all."

@@ -53,11 +53,9 @@ class GridActivations:
         if derivatives is None:
             raise no_dependence_error([self.layer])
         on_grid = self.layout.stack_to_grid(at_least_float32(derivatives)).transpose(0, 1)
-        pending, skips_underflow = checks or DeferredChecks(), quantity != "gradients" or on_grid.dtype == torch.float64
-        min_magnitude = 0 if skips_underflow else MIN_GRADIENT
-        ranges = pending.add_row_ranges(
-            on_grid, f"The {quantity} at layer '{self.layer}' are", min_magnitude=min_magnitude
-        )
+        pending, subject = checks or DeferredChecks(), f"The {quantity} at layer '{self.layer}' are"
+        min_magnitude = MIN_GRADIENT if quantity == "gradients" and on_grid.dtype != torch.float64 else 0
+        ranges = pending.add_row_ranges(on_grid, subject, min_magnitude=min_magnitude)
         if checks is None:
             pending.flush()
         return on_grid, ranges
@@ -80,19 +78,13 @@ def find_grid(
 ) -> Layout | IndexLayout:
     """Return the layout of a recorded layer's activations on the image. Raises as `find_output_layout` does."""
     if layer not in recorded.layouts:
+        outlet, batch, facts = recorded.outlets[layer], recorded.batch, recorded.facts
         layout = find_output_layout(
-            recorded.outlets[layer],
-            activations,
-            recorded.batch,
-            model=recorded.model,
-            reshape=reshape,
-            facts=recorded.facts,
-            find_route=lambda: recorded.tail.route,
+            outlet, activations, batch, recorded.model, reshape, facts=facts, find_route=lambda: recorded.tail.route
         )
-        is_token_row = reshape is None and isinstance(layout, Layout) and layout.kind.startswith("tokens")
-        measured = (
-            recorded.facts.get(order_key(layout, activations.shape, recorded.batch.size)) if is_token_row else None
-        )
+        measured = None
+        if reshape is None and isinstance(layout, Layout) and layout.kind.startswith("tokens"):
+            measured = facts.get(order_key(layout, activations.shape, batch.size))
         recorded.layouts[layer] = measured or layout
     return recorded.layouts[layer]
 
@@ -101,9 +93,9 @@ def find_output_layout(
     outlet: LayerRef,
     activations: Tensor,
     batch: Batch,
-    *,
     model: nn.Module,
     reshape: ReshapeSpec = None,
+    *,
     facts: ModelFacts | None = None,
     find_route: Callable[[], Hashable] = lambda: None,
 ) -> Layout | IndexLayout:
@@ -173,9 +165,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def warn_of_blind_images(layer: str, *, all_images: bool) -> None:
     """Warn that a layer's maps are blank because its gradient is zero."""
-    consequence = "its heatmaps are blank" if all_images else "their heatmaps are blank"
-    scope = "" if all_images else " for some of the images"
-    warn(f"The gradient at layer '{layer}' is exactly zero{scope}: {consequence}. Choose another layer or score.")
+    scope = ": its" if all_images else " for some of the images: their"
+    warn(f"The gradient at layer '{layer}' is exactly zero{scope} heatmaps are blank. Choose another layer or score.")
 
 
 class BlindPatchesError(BlindLayerError):
@@ -198,7 +189,7 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
 
 
 def choose_activations(
-    recorded: RecordedPass, reshape: ReshapeSpec = None, *, join: str | None = None
+    recorded: RecordedPass, reshape: ReshapeSpec, join: str | None
 ) -> dict[str, list[GridActivations]]:
     """Return the activations to explain, by layer: one tensor, or all levels of a pyramid.
 
@@ -206,9 +197,7 @@ def choose_activations(
     the score. If the grids of these tensors differ, as in a pyramid, all are used; otherwise, only the first. Raises
     `LayerError` if there are none.
     """
-    sites_by_layer = {
-        layer: _choose_tensors(layer, names, recorded, reshape) for layer, names in recorded.names_by_layer.items()
-    }
+    sites_by_layer = {layer: _choose_tensors(layer, recorded, reshape) for layer in recorded.names_by_layer}
     if join is None or not sites_by_layer:
         return sites_by_layer
     # A tensor that two layers share counts once.
@@ -216,9 +205,8 @@ def choose_activations(
     return {" + ".join(sites_by_layer): list(sites.values())}
 
 
-def _choose_tensors(
-    layer: str, names: Sequence[str], recorded: RecordedPass, reshape: ReshapeSpec
-) -> list[GridActivations]:
+def _choose_tensors(layer: str, recorded: RecordedPass, reshape: ReshapeSpec) -> list[GridActivations]:
+    names = recorded.names_by_layer[layer]
     if len(names) == 1:
         return [find_activations(names[0], recorded, reshape)]
     are_reached = find_dependence(recorded.scored.values, [recorded.activations[name] for name in names])

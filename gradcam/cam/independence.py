@@ -28,7 +28,7 @@ def warn_of_mixed_images(recorded: RecordedPass) -> None:
     layers, and again for larger batches.
     """
     batch = recorded.batch
-    if batch.images == 1 or not recorded.outlets or recorded.frame is not None or recorded.images_changed:
+    if not recorded.outlets or recorded.frame is not None or recorded.images_changed:
         return
     key = ("mixed", tuple(recorded.outlets), batch.size)
     # The cache holds the largest number of images so far that did not depend on one another.
@@ -47,11 +47,12 @@ def _are_mixed(recorded: RecordedPass) -> bool:
         for name, activations in alone.items():
             together = recorded.activations[name].detach()
             axis = next((axis for axis in (0, 1) if together.shape[axis : axis + 1] == (batch.images,)), None)
-            if axis is None or together.shape[:axis] + together.shape[axis + 1 :] != (
-                activations.shape[:axis] + activations.shape[axis + 1 :]
-            ):
+            if axis is None:
+                continue
+            row, row_alone = together.select(axis, image), activations.select(axis, 0)
+            if row.shape != row_alone.shape:
                 continue  # The rows of this output are not the images.
-            difference = (together.select(axis, image) - activations.select(axis, 0)).abs().amax()
+            difference = (row - row_alone).abs().amax()
             if difference > tolerance * activations.abs().amax():
                 return not _is_random(recorded, take_image(batch, image), outlets, alone)
     return False
@@ -82,16 +83,14 @@ def check_independence(
         with torch.enable_grad():
             scores = scores @ _sample_weights(scores.shape[1], scores)[:, None]
         gradients = next(jacobian(scores, inputs, scaled=recorded.has_float16))
-    unweighted = [None if gradient is None else gradient[0] for gradient in gradients]
     weights = _sample_weights(len(scores), scores)
     with torch.enable_grad():
         weighted = scores * weights[:, None]
-    for site, gradient, weighted_gradient in zip(
-        sites, unweighted, next(jacobian(weighted, inputs, scaled=recorded.has_float16))
-    ):
+    weighted_gradients = next(jacobian(weighted, inputs, scaled=recorded.has_float16))
+    for site, gradient, weighted_gradient in zip(sites, gradients, weighted_gradients):
         if gradient is None or weighted_gradient is None:
             continue
-        plain, reweighted = (site.layout.to_grid(tensor).flatten(1) for tensor in (gradient, weighted_gradient[0]))
+        plain, reweighted = (site.layout.to_grid(tensor[0]).flatten(1) for tensor in (gradient, weighted_gradient))
         errors = (reweighted - plain * weights.to(plain)[:, None]).abs().amax(1)
         largest = plain.abs().amax(1)
         # If a softmax subtracts the maximum of the whole batch, other images' gradients leave rounding errors.
@@ -100,24 +99,24 @@ def check_independence(
 
 
 def confirm_dependence(recorded: RecordedPass) -> bool:
-    """Return whether an image's scores have a gradient at another image's activations, beyond rounding.
+    """Return whether an image's scores have a gradient at another image's activations, beyond rounding; warn if so.
 
     This takes one backward pass per image, so it runs only after `check_independence` failed. That check also fails if
     terms cancel, or if a part of the model has lower precision.
     """
     layouts = recorded.layouts
-    placed = [(layouts[name], tensor) for name, tensor in recorded.activations.items() if name in layouts]
+    inputs = [recorded.activations[name] for name in layouts]
     for image in range(len(recorded.scored.values)):
         with torch.enable_grad():
             image_scores = recorded.scored.values[image : image + 1].sum(1, keepdim=True)
-        for (layout, _), gradient in zip(
-            placed, next(jacobian(image_scores, [tensor for _, tensor in placed], scaled=recorded.has_float16))
-        ):
+        gradients = next(jacobian(image_scores, inputs, scaled=recorded.has_float16))
+        for layout, gradient in zip(layouts.values(), gradients):
             if gradient is not None:
                 largest = layout.to_grid(gradient[0]).nan_to_num(0, 0, 0).flatten(1).abs().amax(1)
                 is_reached = largest > ROUNDING * torch.finfo(gradient.dtype).eps * largest[image]
                 is_reached[image] = False
                 if bool(is_reached.any()):
+                    warn_of_dependence(recorded.modules)
                     return True
     return False
 
@@ -142,10 +141,8 @@ def compute_separate_gradients(
     for image in range(len(scores)):
         with torch.enable_grad():
             image_scores = scores[image : image + 1]
-        chunks = [
-            fill_missing_gradients(gradient, inputs)
-            for gradient in jacobian(image_scores, inputs, scaled=recorded.has_float16)
-        ]
+        chunks = jacobian(image_scores, inputs, scaled=recorded.has_float16)
+        chunks = [fill_missing_gradients(gradients, inputs) for gradients in chunks]
         for site, image_rows, gradients in zip(sites, rows, zip(*chunks)):
             on_grid = [site.to_grid(gradient, "gradients")[0][image : image + 1] for gradient in gradients]
             image_rows.append(torch.cat(on_grid, 1))

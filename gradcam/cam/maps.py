@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress, product
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ from gradcam.cam.grid import (
     warn_of_blind_images,
 )
 from gradcam.cam.methods.base import ActivationMethod, GradientMethod, Method, compute_checked
-from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, keep_all, mark_rounding
-from gradcam.errors import BlindLayerError, join_names, warn
+from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, mark_rounding
+from gradcam.errors import join_names, warn
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gradcam.hooks.memory import RerunBudget
     from gradcam.layers.layout import ReshapeSpec
 
+    Reruns = tuple[RerunBudget, AttentionLog]
 
 # Negative values matter if their sum of squares exceeds this share of the positive values'. SiLU and GELU stay below
 # it.
@@ -68,65 +69,23 @@ class Maps:
     rounding_mask: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class MapCollector:
-    """Collects maps by site and method: pieces (N,k,...) for a few classes each, and the images without gradient.
-
-    Until deferred checks are flushed, they may still change both. `errors`: the first is raised if no site has a
-    gradient.
-    """
-
-    pieces: dict[Key, list[list[DenoisedMaps]]] = field(default_factory=dict)
-    blind: dict[Key, list[list[bool] | RowRanges]] = field(default_factory=dict)
-    errors: list[BlindLayerError] = field(default_factory=list)
-
-    def add(self, maps: MethodMaps) -> None:
-        """Add maps. An image is blind if it is blind in all additions."""
-        key = maps.site, maps.method
-        self.pieces.setdefault(key, []).append(maps.pieces)
-        if maps.blind is not None:
-            self.blind.setdefault(key, []).append(maps.blind)
-        if maps.error is not None:
-            self.errors.append(maps.error)
-
-    def list_blind(self, site: str, method: str) -> list[list[bool]]:
-        """List the blind images of each addition; call this after the checks are flushed."""
-        additions = self.blind[site, method]
-        return [[limits == (0, 0) for limits in rows] if isinstance(rows, RowRanges) else rows for rows in additions]
-
-    def list_pieces(self, key: Key) -> list[DenoisedMaps]:
-        """Return the current pieces."""
-        return [piece for pieces in self.pieces[key] for piece in pieces]
-
-
 def compute_maps(
-    recorded: RecordedPass,
-    methods: Sequence[Method],
-    budget: RerunBudget | None,
-    log: AttentionLog | None,
-    *,
-    reshape: ReshapeSpec = None,
-    join: str | None = None,
+    recorded: RecordedPass, methods: Sequence[Method], reruns: Reruns | None, *, reshape: ReshapeSpec, join: str | None
 ) -> dict[Key, Maps]:
     """Compute maps by layer and method, in the order of the methods.
 
-    For methods without a layer, the key has their `place` instead. `budget` is for methods that run the model
-    again, and `log` holds the attention of the recorded pass, for methods that follow attention. With `join`, all layers
-    are levels of one map.
+    For methods without a layer, the key has their `place` instead. `reruns` is for methods that run the model again: the
+    memory budget, and the attention of the recorded pass. With `join`, all layers are levels of one map.
     """
     try:
+        sites_by_layer = choose_activations(recorded, reshape, join)
         try:
-            return _compute_maps(recorded, methods, budget, log, reshape=reshape, join=join)
+            return _compute_maps(recorded, sites_by_layer, methods, reruns)
         except DependentImagesError:
-            from gradcam.cam.dependence_warnings import warn_of_dependence
             from gradcam.cam.independence import confirm_dependence
 
-            is_dependent = confirm_dependence(recorded)
-            if is_dependent:
-                warn_of_dependence(recorded.modules)
-            return _compute_maps(
-                recorded, methods, budget, log, reshape=reshape, join=join, one_by_one=is_dependent, check_mixing=False
-            )
+            one_by_one = confirm_dependence(recorded)
+            return _compute_maps(recorded, sites_by_layer, methods, reruns, one_by_one=one_by_one, check_mixing=False)
     except Exception:
         recorded.checks.flush()  # If an earlier value is NaN, that is the true cause.
         raise
@@ -134,16 +93,13 @@ def compute_maps(
 
 def _compute_maps(
     recorded: RecordedPass,
+    sites_by_layer: Mapping[str, Sequence[GridActivations]],
     methods: Sequence[Method],
-    budget: RerunBudget | None,
-    log: AttentionLog | None,
+    reruns: Reruns | None,
     *,
-    reshape: ReshapeSpec,
-    join: str | None,
     one_by_one: bool = False,
     check_mixing: bool = True,
 ) -> dict[Key, Maps]:
-    sites_by_layer = choose_activations(recorded, reshape, join=join)
     # The key None is for the requested scores (N,K). Other keys are for scores that methods define themselves.
     scores: dict[str | None, Tensor] = {None: recorded.scored.values}
     for method in methods:
@@ -153,7 +109,7 @@ def _compute_maps(
             scores[method.score] = compute_finer_scores(method.name, recorded.scored)
     # A level of a pyramid may also be requested by name, but is computed once.
     by_name = {site.layer: site for level in sites_by_layer.values() for site in level}
-    sites, collector = list(by_name.values()), MapCollector()
+    sites, method_maps = list(by_name.values()), list[MethodMaps]()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     first_order = [method for method in methods if isinstance(method, GradientMethod)]
     others = [method for method in methods if not isinstance(method, (ActivationMethod, GradientMethod))]
@@ -162,57 +118,64 @@ def _compute_maps(
         if isinstance(method, ActivationMethod):
             class_agnostic = compute_checked(method, site.grid)[:, None]
             repeated = class_agnostic.repeat_interleave(recorded.scored.values.shape[1], 1)
-            collector.add(MethodMaps(site.layer, method.name, [keep_all(repeated)]))
+            method_maps.append(MethodMaps(site.layer, method.name, [DenoisedMaps(repeated)]))
     local_gradients = None
     if recorded.scored.differentiate is not None and len(scores) == 1:
         from gradcam.cam.other_maps import apply_local_gradient_methods, differentiate_locally
 
         local_gradients = differentiate_locally(recorded, sites, methods)
-    if local_gradients is None:
-        _apply_gradient_methods(
-            recorded, sites, first_order, scores, collector, one_by_one=one_by_one, check_mixing=check_mixing
+    if local_gradients is not None:
+        method_maps += apply_local_gradient_methods(recorded, list(zip(sites, local_gradients)), first_order)
+    elif first_order:
+        method_maps += _apply_gradient_methods(
+            recorded, sites, first_order, scores, one_by_one=one_by_one, check_mixing=check_mixing
         )
-    else:
-        for local_maps in apply_local_gradient_methods(recorded, list(zip(sites, local_gradients)), first_order):
-            collector.add(local_maps)
     if others:
         from gradcam.cam.other_maps import apply_other_methods
 
-        check_mixing = check_mixing and not first_order
-        settings: Any = {"budget": budget, "log": log, "one_by_one": one_by_one, "check_mixing": check_mixing}
-        for other_maps in apply_other_methods(recorded, sites, others, **settings):
-            collector.add(other_maps)
-    maps = _finish_maps(collector, _join_scores(list(scores.values())).detach(), recorded.checks)
-    _check_blindness(sites_by_layer, collector, recorded)
+        settings: Any = {"one_by_one": one_by_one, "check_mixing": check_mixing and not first_order}
+        method_maps += apply_other_methods(recorded, sites, others, reruns=reruns, **settings)
+    maps = _finish_maps(method_maps, _join([*scores.values()]).detach(), recorded.checks)
+    _check_blindness(sites_by_layer, method_maps, recorded)
     result = {}
-    for method in methods:
-        explained_scores = scores[method.score].detach().float()
-        places = {layer: [site.layer for site in level] for layer, level in sites_by_layer.items()}
-        for layer, names in (places if method.place == "layer" else {method.place: [method.place]}).items():
-            levels, rounding_mask = zip(*(maps[name, method.name] for name in names))
-            masks = [mask for mask in rounding_mask if mask is not None]
-            result[layer, method.name] = Maps([*levels], explained_scores, torch.stack(masks).any(0) if masks else None)
-    return {key: result[key] for layer in (*sites_by_layer, "input", "attention") for key in result if key[0] == layer}
+    places = [(layer, [site.layer for site in level]) for layer, level in sites_by_layer.items()]
+    for layer, names in (*places, ("input", ["input"]), ("attention", ["attention"])):
+        for method in methods:
+            if (names[0], method.name) in maps:
+                levels, rounding_masks = zip(*(maps[name, method.name] for name in names))
+                masks = [mask for mask in rounding_masks if mask is not None]
+                rounding_mask = torch.stack(masks).any(0) if masks else None
+                result[layer, method.name] = Maps([*levels], scores[method.score].detach().float(), rounding_mask)
+    return result
 
 
 def _finish_maps(
-    collector: MapCollector, scores: Tensor, checks: DeferredChecks
+    method_maps: Sequence[MethodMaps], scores: Tensor, checks: DeferredChecks
 ) -> dict[Key, tuple[Tensor, Tensor | None]]:
     """Run the pending checks; return the maps by site and method, each with a mask of where rounding was removed."""
-    original = {key: collector.list_pieces(key) for key in collector.pieces}
-    maps = {key: _join(pieces) for key, pieces in original.items()}
+    original = _list_pieces(method_maps)
+    maps = {key: _join([piece.maps for piece in pieces]) for key, pieces in original.items()}
     _require_ranges(maps, scores, checks)
-    current = {key: collector.list_pieces(key) for key in original}
-    changed = {
-        key: _join(pieces) for key, pieces in current.items() if list(map(id, pieces)) != list(map(id, original[key]))
-    }
-    if changed:  # A check has replaced these maps, because terms may cancel in them.
-        _require_ranges(changed, scores, checks)
-    return {key: (joined.float(), _join_rounding(current[key])) for key, joined in (maps | changed).items()}
+    current = _list_pieces(method_maps)
+    # A deferred check replaces the only piece of a map in which terms may cancel.
+    changed = {key: pieces for key, pieces in current.items() if pieces[0] is not original[key][0]}
+    if changed:
+        replaced = {key: _join([piece.maps for piece in pieces]) for key, pieces in changed.items()}
+        _require_ranges(replaced, scores, checks)
+        maps |= replaced
+    return {key: (joined.float(), _join_rounding(current[key])) for key, joined in maps.items()}
 
 
-def _join(pieces: Sequence[DenoisedMaps]) -> Tensor:
-    return pieces[0].maps if len(pieces) == 1 else torch.cat([piece.maps for piece in pieces], 1)
+def _list_pieces(method_maps: Sequence[MethodMaps]) -> dict[Key, list[DenoisedMaps]]:
+    """Return the pieces of each map, by site and method, as the checks have left them so far."""
+    pieces: dict[Key, list[DenoisedMaps]] = {}
+    for part in method_maps:
+        pieces.setdefault((part.site, part.method), []).extend(part.pieces)
+    return pieces
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, 1)
 
 
 def _require_ranges(maps: Mapping[Key, Tensor], scores: Tensor, checks: DeferredChecks) -> None:
@@ -243,25 +206,24 @@ def _warn_of_underflow(subject: str, counts: list[float]) -> None:
 
 
 def _check_blindness(
-    sites_by_layer: Mapping[str, Sequence[GridActivations]], collector: MapCollector, recorded: RecordedPass
+    sites_by_layer: Mapping[str, Sequence[GridActivations]], method_maps: Sequence[MethodMaps], recorded: RecordedPass
 ) -> None:
     """Raise `BlindLayerError` if no layer has a gradient; warn of images and layers without one.
 
-    One level with a gradient is enough for a layer. Images without detections have no score and do not count.
+    One level or class with a gradient is enough for a layer. Images without detections have no score and do not count.
     """
     instances = recorded.scored.instances
     has_score = [True] * len(recorded.scored.values) if instances is None else list(map(bool, instances))
-    blind: dict[Key, list[bool]] = {
-        (layer, name): list(
-            compress(
-                map(all, zip(*(rows for site in level for rows in collector.list_blind(site.layer, name)))), has_score
-            )
-        )
-        for layer, level in sites_by_layer.items()
-        for name in {name for _, name in collector.blind}
-    }
+    rows: dict[Key, list[list[bool]]] = {}
+    for (layer, level), part in product(sites_by_layer.items(), method_maps):
+        if part.blind is not None and any(site.layer == part.site for site in level):
+            is_range = isinstance(part.blind, RowRanges)
+            flags = [limits == (0, 0) for limits in part.blind] if is_range else part.blind
+            rows.setdefault((layer, part.method), []).append(flags)
+    blind = {key: list(compress(map(all, zip(*rows_of_key)), has_score)) for key, rows_of_key in rows.items()}
     if blind and all(all(flags) for flags in blind.values()):
-        raise collector.errors[0] if collector.errors else blind_layer(next(iter(sites_by_layer.values()))[0])
+        errors = [part.error for part in method_maps if part.error is not None]
+        raise errors[0] if errors else blind_layer(next(iter(sites_by_layer.values()))[0])
     for layer in sites_by_layer:
         flags_of_layer = [flags for key, flags in blind.items() if key[0] == layer]
         if any(any(flags) for flags in flags_of_layer):
@@ -273,17 +235,14 @@ def _apply_gradient_methods(
     sites: Sequence[GridActivations],
     methods: Sequence[GradientMethod],
     scores: dict[str | None, Tensor],
-    collector: MapCollector,
     *,
     one_by_one: bool,
     check_mixing: bool,
-) -> None:
-    """Apply gradient methods; the scores of all methods share one backward pass."""
-    if not methods:
-        return
+) -> Iterator[MethodMaps]:
+    """Yield the maps of gradient methods; the scores of all methods share one backward pass."""
     score_keys = list(dict.fromkeys(method.score for method in methods))
     with torch.enable_grad():
-        joined = _join_scores([scores[score_key] for score_key in score_keys])
+        joined = _join([scores[score_key] for score_key in score_keys])
     classes, tolerance = recorded.scored.values.shape[1], recorded.tolerance
     first_class = 0
     if one_by_one:
@@ -294,27 +253,20 @@ def _apply_gradient_methods(
         chunks = _compute_gradients(recorded, sites, joined, scaled=recorded.has_float16, check_mixing=check_mixing)
     for chunk in chunks:
         for site, (on_grid, ranges) in zip(sites, chunk):
-            for score_key in score_keys:
-                start = score_keys.index(score_key) * classes - first_class
+            for i, score_key in enumerate(score_keys):
+                start = i * classes - first_class
                 gradients = on_grid[:, max(start, 0) : max(start + classes, 0)]
                 if gradients.shape[1] == 0:
                     continue
                 blind = ranges if len(score_keys) == 1 else (~gradients.flatten(1).any(1)).tolist()
+                # With deferred checks, all chunks' gradients would stay in memory until the flush.
+                checks = recorded.checks if gradients.shape[1] == classes else None
+                settings: Any = {"peaks": (site.ranges, ranges), "checks": checks}
                 for method in methods:
                     if method.score == score_key:
-                        # With deferred checks, all chunks' gradients would stay in memory until the flush.
-                        has_all_classes = gradients.shape[1] == classes
-                        checks = recorded.checks if has_all_classes else None
-                        peaks = (site.ranges, ranges)
-                        pieces = denoise_method(
-                            partial(compute_checked, method),
-                            tolerance,
-                            site.grid,
-                            gradients,
-                            peaks=peaks,
-                            checks=checks,
-                        )
-                        collector.add(MethodMaps(site.layer, method.name, pieces, blind))
+                        compute = partial(compute_checked, method)
+                        pieces = denoise_method(compute, tolerance, site.grid, gradients, **settings)
+                        yield MethodMaps(site.layer, method.name, pieces, blind)
         first_class += on_grid.shape[1]
 
 
@@ -333,7 +285,3 @@ def _compute_gradients(
         from gradcam.cam.independence import check_independence
 
         check_independence(recorded, sites, scores, chunk)
-
-
-def _join_scores(scores: Sequence[Tensor]) -> Tensor:
-    return scores[0] if len(scores) == 1 else torch.cat(list(scores), 1)

@@ -131,16 +131,14 @@ class Probe:
         is_better = scores[best] - scores[0] >= MIN_MARGIN
         if scores[0] >= min_score and not is_better:
             return assumed
-        counts = [self._count_responses(layout) for layout in (assumed, layouts[best])[: 1 + is_better]]
+        placed = {str(i): replace(self.placed, layout=layouts[i]) for i in (0, best if is_better else 0)}
+        counts = [*count_responses(self.model, self.batch, placed, self.autocast).values()]
         responding, best_responding = counts[0], counts[-1]
         if responding is None or best_responding is None:
             return assumed
         is_likely = scores[0] >= max(LIKELY_CORRELATION, LIKELY_DEVIATIONS / math.sqrt(codes.numel()))
-        if (
-            is_better
-            and best_responding >= MIN_RESPONSES
-            and (scores[best] >= min_score or best_responding > responding)
-        ):
+        is_confirmed = best_responding >= MIN_RESPONSES and (scores[best] >= min_score or best_responding > responding)
+        if is_better and is_confirmed:
             return layouts[best]
         if responding < MIN_RESPONSES - (is_likely and not is_better):
             raise MisplacedError(
@@ -176,11 +174,8 @@ class Probe:
 
         Raises `MisplacedError` if the output does not depend on the images.
         """
-        images = _put_noise(self.batch.pictures, mask)
-        name = self.placed.outlet.name
-        changed = run_changed(self.model, self.batch.copy(pictures=images), [self.placed.outlet], self.autocast).get(
-            name
-        )
+        outlet, batch = self.placed.outlet, self.batch.copy(pictures=_put_noise(self.batch.pictures, mask))
+        changed = run_changed(self.model, batch, [outlet], self.autocast).get(outlet.name)
         if changed is None or changed.shape != self.activations.shape:
             return None
         changes = changed.detach() - self.activations.detach()
@@ -190,10 +185,6 @@ class Probe:
         if has_other_images(self.batch) or bool((cells == cells[..., :1]).all()):
             return None
         raise MisplacedError("it does not depend on the image")
-
-    def _count_responses(self, layout: AnyLayout) -> int | None:
-        placed = {"": replace(self.placed, layout=layout)}
-        return count_responses(self.model, self.batch, placed, self.autocast)[""]
 
 
 def run_changed(
@@ -234,27 +225,20 @@ def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayou
     usual_rows += [indices[:middle] + indices[middle + extra :]] if extra else []
     gaps = range(1, cells) if extra and cells <= MAX_SEARCHED_CELLS else ()
     unusual_rows = [indices[:start] + indices[start + extra :] for start in gaps if start != middle]
-    orders = [
-        torch.arange(cells, dtype=torch.int64, device="cpu")
-        .reshape([assumed.grid[axis] for axis in axes])
-        .permute([axes.index(i) for i in range(len(axes))])
+    numbers = torch.arange(tokens, dtype=torch.int64, device="cpu")
+    assumed_order = tuple(numbers[assumed.list_cells()].tolist())
+    permutations = [
+        numbers[:cells].reshape([assumed.grid[axis] for axis in axes]).permute([axes.index(i) for i in sorted(axes)])
         for axes in itertools.permutations(range(len(assumed.grid)))
     ]
-    assumed_orders = [_order_of(assumed, tokens)]
     return [
         [
             replace(assumed, order=order)
-            for cells_in_row in rows
-            for cell_indices in orders
-            if (order := tuple(cells_in_row[index] for index in cell_indices.flatten().tolist())) not in assumed_orders
+            for row, permutation in itertools.product(rows, permutations)
+            if (order := tuple(row[index] for index in permutation.flatten().tolist())) != assumed_order
         ]
         for rows in (usual_rows, unusual_rows)
     ]
-
-
-def _order_of(layout: Layout, tokens: int) -> tuple[int, ...]:
-    cells = layout.list_cells()
-    return tuple(range(tokens)[cells]) if isinstance(cells, slice) else tuple(cells)
 
 
 def count_responses(

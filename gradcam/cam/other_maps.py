@@ -23,7 +23,7 @@ from gradcam.cam.methods.base import (
     RerunMethod,
     compute_checked,
 )
-from gradcam.cam.rounding import DenoisedMaps, MethodMaps, denoise_method, keep_all, mark_rounding
+from gradcam.cam.rounding import DenoisedMaps, MethodMaps, denoise_method, mark_rounding
 from gradcam.errors import BlindLayerError, TargetError
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.second_order import hessian_products
@@ -43,12 +43,8 @@ def differentiate_locally(
     methods = [method for method in methods if isinstance(method, (GradientMethod, CurvatureMethod))]
     differentiate = recorded.scored.differentiate
     is_plain = all(isinstance(site.layout, Layout) and site.layout.kind == "channels first" for site in sites)
-    if (
-        differentiate is None
-        or not methods
-        or not is_plain
-        or not all(method.function in LOCAL_FUNCTIONS and method.join is None for method in methods)
-    ):
+    is_local = all(method.function in LOCAL_FUNCTIONS and method.join is None for method in methods)
+    if differentiate is None or not (methods and is_plain and is_local):
         return None
     return differentiate([site.recorded for site in sites])
 
@@ -65,28 +61,19 @@ def apply_local_gradient_methods(
         maps, rounding_mask = blank.maps, mark_rounding(blank)
         is_blind = [True] * len(maps)
         for size, group in groupby(sorted(local_gradients, key=_size), key=_size):
-            equal_sized = list(group)
-            gradients = torch.stack([local.values for local in equal_sized])
-            for local, (low, high) in zip(
-                equal_sized, read_row_ranges(gradients, f"The gradients at layer '{site.layer}' are")
-            ):
-                is_blind[local.image] &= low == high == 0
-            windows = [
-                (slice(local.top, local.top + size[0]), slice(local.left, local.left + size[1]))
-                for local in equal_sized
-            ]
-            parts = torch.stack(
-                [site.grid[local.image, :, rows, columns] for local, (rows, columns) in zip(equal_sized, windows)]
-            )
+            images, scores, tops, lefts, values = zip(*group)
+            gradients = torch.stack(values)
+            ranges = read_row_ranges(gradients, f"The gradients at layer '{site.layer}' are")
+            rows = [slice(top, top + size[0]) for top in tops]
+            columns = [slice(left, left + size[1]) for left in lefts]
+            parts = torch.stack([site.grid[image, :, y, x] for image, y, x in zip(images, rows, columns)])
             inputs = parts, at_least_float32(gradients)[:, None]
             (denoised,) = denoise_method(partial(compute_checked, method), recorded.tolerance, *inputs)
-            for local, (rows, columns), part_maps, part_mask in zip(
-                equal_sized, windows, denoised.maps, mark_rounding(denoised)
-            ):
-                maps[local.image, local.score, rows, columns], rounding_mask[local.image, local.score] = (
-                    part_maps[0],
-                    part_mask[0],
-                )
+            masks = mark_rounding(denoised)
+            for i, (image, score) in enumerate(zip(images, scores)):
+                is_blind[image] &= ranges[i] == (0, 0)
+                maps[image, score, rows[i], columns[i]] = denoised.maps[i, 0]
+                rounding_mask[image, score] = masks[i, 0]
         yield MethodMaps(site.layer, method.name, [DenoisedMaps(maps, rounding_mask)], is_blind)
 
 
@@ -99,30 +86,32 @@ def apply_other_methods(
     sites: Sequence[GridActivations],
     methods: Sequence[Method],
     *,
-    budget: RerunBudget | None,
-    log: AttentionLog | None,
+    reruns: tuple[RerunBudget, AttentionLog] | None,
     one_by_one: bool,
     check_mixing: bool,
 ) -> Iterator[MethodMaps]:
-    """Yield the maps of all methods that need more than activations and first derivatives."""
-    second_order = [method for method in methods if isinstance(method, CurvatureMethod)]
-    if second_order and check_mixing:
-        from gradcam.cam.independence import check_independence
+    """Yield the maps of all methods that need more than activations and first derivatives.
 
-        check_independence(recorded, sites, recorded.scored.values)
-    yield from _apply_curvature_methods(recorded, sites, second_order, one_by_one=one_by_one)
-    if budget is None or log is None:  # No method runs the model again.
+    The arguments are as in `maps.compute_maps`. `one_by_one`: images depend on one another. `check_mixing`: check this.
+    """
+    second_order = [method for method in methods if isinstance(method, CurvatureMethod)]
+    if second_order:
+        if check_mixing:
+            from gradcam.cam.independence import check_independence
+
+            check_independence(recorded, sites, recorded.scored.values)
+        yield from _apply_curvature_methods(recorded, sites, second_order, one_by_one=one_by_one)
+    if reruns is None:
         return
+    budget, log = reruns
     recorded.checks.flush()  # Report problems before the slow methods run.
-    for method, site in product(methods, sites):
+    for method in methods:
         if isinstance(method, RerunMethod):
-            yield _apply_rerun_method(recorded, site, method, budget)
-    for method in methods:
-        if isinstance(method, InputMethod):
+            yield from (_apply_rerun_method(recorded, site, method, budget) for site in sites)
+        elif isinstance(method, InputMethod):
             yield MethodMaps("input", method.name, [method.compute(recorded, budget)])
-    for method in methods:
-        if isinstance(method, AttentionMethod):
-            yield MethodMaps("attention", method.name, [keep_all(method.compute(recorded, log, budget))])
+        elif isinstance(method, AttentionMethod):
+            yield MethodMaps("attention", method.name, [DenoisedMaps(method.compute(recorded, log, budget))])
 
 
 def _apply_curvature_methods(
@@ -132,17 +121,12 @@ def _apply_curvature_methods(
 
     If images depend on one another (`one_by_one`), this takes two passes per class, layer and image.
     """
-    if not methods:
-        return
     scores, tolerance = recorded.scored.values, recorded.tolerance
     groups = [slice(image, image + 1) for image in range(len(scores))] if one_by_one else [slice(None)]
     with torch.enable_grad():
         grouped_scores = [scores[images] for images in groups] if one_by_one else [scores]
     for site in sites:
-        derivatives = [
-            hessian_products(group_scores, site.recorded, scaled=recorded.has_float16)
-            for group_scores in grouped_scores
-        ]
+        derivatives = [hessian_products(group, site.recorded, scaled=recorded.has_float16) for group in grouped_scores]
         for derivatives_of_class in zip(*derivatives):
             first, second = (
                 [site.to_grid(pair[order], quantity) for pair in derivatives_of_class]
@@ -165,7 +149,7 @@ def _apply_rerun_method(
         denoised = method.compute(recorded, site, budget)
     except BlindLayerError as error:
         blind_error = error
-        denoised = keep_all(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
+        denoised = DenoisedMaps(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
     # An image with activations but an empty map is blind: changes of the activations had no effect.
     has_map = denoised.maps.flatten(1).any(1) | mark_rounding(denoised).flatten(1).any(1)
     blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.hooks.containers import Batch, map_tensors, take_rows
-
-if TYPE_CHECKING:
-    pass
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -75,9 +72,7 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     return heatmaps.div_(largest.masked_fill_(largest == 0, 1))
 
 
-def to_heatmaps_of_sizes(
-    maps: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device
-) -> Tensor | list[Tensor]:
+def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device) -> Any:
     """Return heatmaps at each image's size, on a device: one tensor if all sizes are equal, else one per image."""
     if len(set(sizes)) == 1:
         return to_heatmaps(maps, sizes[0], signed=signed).to(device)
@@ -93,11 +88,8 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
     if signed:
         return resize(maps.relu(), size, part=part) - resize((-maps).relu(), size, part=part)
     starts, lengths = ((None,) * len(size),) * 2 if part is None else part
-    placement: Any = {"dtype": maps.dtype, "device": maps.device}
-    *depth, rows, columns = (
-        _cached_cubic_weights(cells, length, start, extent, **placement)
-        for cells, length, start, extent in zip(maps.shape[2:], size, starts, lengths)
-    )
+    axes = zip(maps.shape[2:], size, starts, lengths)
+    *depth, rows, columns = (_make_cubic_weights(*axis, dtype=maps.dtype, device=maps.device) for axis in axes)
     maps = rows @ maps @ columns.mT
     if depth:
         maps = (depth[0] @ maps.flatten(3)).unflatten(3, maps.shape[3:])
@@ -105,19 +97,14 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_cubic_weights(
+def _make_cubic_weights(
     cells: int, length: int, start: float | None, extent: float | None, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return `_cubic_weights` on a device, cached so that the device does not wait for a copy each time."""
-    return _cubic_weights(cells, length, start, extent).to(dtype=dtype, device=device)
-
-
-@functools.lru_cache(maxsize=64)
-def _cubic_weights(cells: int, length: int, start: float | None = None, extent: float | None = None) -> Tensor:
     """Return the matrix (length, cells) that interpolates one axis, over all cells or over a part.
 
     PyTorch returns this matrix if it interpolates the identity matrix. Products with small matrices resize a hundred
-    maps several times faster than interpolation. They also resize volumes, for which PyTorch has no cubic mode.
+    maps several times faster than interpolation. They also resize volumes, for which PyTorch has no cubic mode. The
+    matrix is cached, so that the device does not wait for a copy each time.
     """
     # The device and dtype are explicit, so PyTorch's defaults do not matter.
     identity = torch.eye(cells, dtype=torch.float64, device="cpu")[None, None]
@@ -126,5 +113,7 @@ def _cubic_weights(cells: int, length: int, start: float | None = None, extent: 
         rows = torch.arange(cells, dtype=torch.float64, device="cpu") + 0.5
         points = torch.stack(torch.meshgrid(places, rows, indexing="ij"), -1).flip(-1) * 2 / cells - 1
         settings: Any = {"mode": "bicubic", "padding_mode": "border", "align_corners": False}
-        return F.grid_sample(identity.mT, points[None], **settings)[0, 0]
-    return F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)[0, 0]
+        weights = F.grid_sample(identity.mT, points[None], **settings)
+    else:
+        weights = F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)
+    return weights[0, 0].to(device, dtype)

@@ -8,9 +8,9 @@ may have changed them. A map whose maximum is no larger than the resulting chang
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -59,9 +59,7 @@ def denoise(compute: Callable[[Perturb], Tensor], tolerance: float) -> DenoisedM
     `compute` gets a function, through which it has to pass all values that may be rounded. `tolerance`: the relative
     error of a value.
     """
-    perturbed = [
-        compute(functools.partial(perturb, tolerance=tolerance, seed=seed)) for seed in range(NUM_PERTURBATIONS)
-    ]
+    perturbed = [compute(partial(perturb, tolerance=tolerance, seed=seed)) for seed in range(NUM_PERTURBATIONS)]
     return remove_noise(compute(lambda tensor, leading: tensor), perturbed)
 
 
@@ -80,14 +78,13 @@ def denoise_method(
     """
     classes = max(1, MAX_DERIVATIVE_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
     pieces: list[DenoisedMaps] = []
-    fits_in_one_chunk = classes >= derivatives[0].shape[1]
-    chunks = (
-        [derivatives] if fits_in_one_chunk else list(zip(*(derivative.split(classes, 1) for derivative in derivatives)))
-    )
+    chunks = [derivatives]
+    if classes < derivatives[0].shape[1]:
+        chunks = list(zip(*(derivative.split(classes, 1) for derivative in derivatives)))
     pending = checks if checks is not None and len(chunks) == 1 else DeferredChecks()
     for chunk in chunks:
         maps = compute(activations, *chunk)
-        pieces.append(keep_all(maps))
+        pieces.append(DenoisedMaps(maps))
 
         def check(ranges: list[float], maps: Tensor = maps, chunk: Sequence[Tensor] = chunk) -> None:
             limit = math.inf
@@ -108,10 +105,8 @@ def denoise_method(
 
 def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
     """Return whether every negative minimum and every positive maximum exceeds the limit in magnitude."""
-    count = len(ranges) // 2
-    return all(low >= 0 or -low > limit for low in ranges[:count]) and all(
-        high <= 0 or high > limit for high in ranges[count:]
-    )
+    lows, highs = ranges[: len(ranges) // 2], ranges[len(ranges) // 2 :]
+    return all(low >= 0 or -low > limit for low in lows) and all(high <= 0 or high > limit for high in highs)
 
 
 def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
@@ -143,11 +138,6 @@ def remove_noise(maps: Tensor, perturbed: Sequence[Tensor]) -> DenoisedMaps:
     return DenoisedMaps(maps.masked_fill((above & (maps > 0)) | (below & (maps < 0)), 0), rounding_mask)
 
 
-def keep_all(maps: Tensor) -> DenoisedMaps:
-    """Return maps (N,K,...) unchanged, for methods in which no terms can cancel."""
-    return DenoisedMaps(maps)
-
-
 def warn_of_rounding(maps: Tensor, rounding_mask: Tensor, evidence: str, subject: str) -> None:
     """Warn of maps (N,K,...) that are blank because rounding errors were removed.
 
@@ -176,7 +166,7 @@ def perturb(tensor: Tensor, leading: int, tolerance: float, seed: int) -> Tensor
     return torch.addcmul(tensor, tensor, changes, value=tolerance)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _make_signs(count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return random signs, 1 and -1, the same for every call: a hash of each index, computed on the device."""
     numbers = torch.arange(1, count + 1, dtype=torch.int32, device=device)

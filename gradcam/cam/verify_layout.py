@@ -72,8 +72,7 @@ def _recall_layout(
 
     def measure() -> Layout | IndexLayout | str | None:
         try:
-            probe = Probe(placed, activations, recorded.batch, recorded.model, recorded.autocast)
-            layout = probe.measure_layout()
+            layout = Probe(placed, activations, recorded.batch, recorded.model, recorded.autocast).measure_layout()
         except MisplacedError as error:
             return str(error)
         return None if layout is placed.layout else layout
@@ -95,7 +94,7 @@ def find_placed_layer(
     for outlet in outlets:
         with contextlib.suppress(LayerError, MisplacedError, KeyError):
             activations = outputs[outlet.name]
-            layout = find_output_layout(outlet, activations, batch, model=model, facts=facts)
+            layout = find_output_layout(outlet, activations, batch, model, facts=facts)
             placed = PlacedLayer(outlet, tuple(activations.shape), layout)
             if placed.is_measurable(batch):
                 Probe(placed, activations, batch, model, autocast).measure_layout()
@@ -118,7 +117,7 @@ def find_misplacement(model: nn.Module, images: Tensor, layer: str, reshape: Res
     """
     batch, outlet = to_batch(images), find_layer(model, layer)
     activations = record_outputs(model, batch, [outlet])[outlet.name]
-    layout = find_output_layout(outlet, activations, batch, model=model, reshape=reshape)
+    layout = find_output_layout(outlet, activations, batch, model, reshape)
     placed = PlacedLayer(outlet, tuple(activations.shape), layout)
     if not placed.is_measurable(batch) or not placed.is_guess(batch):
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradcam.cam.postprocess import Views, resize
-from gradcam.hooks.containers import Batch, Window
+from gradcam.hooks.containers import Batch
 from gradcam.layers.frames import Frame
 from gradcam.options import AUGMENTATIONS
 from gradcam.targets.repeated import RepeatedTarget
@@ -46,17 +46,12 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
         view_batch = batch.copy(repeat_views).repeat(len(views))
     if batch.windows is not None:
         windows = [
-            _mirror_window(window, batch.size[-1]) if mirrored else window
+            (top, batch.size[-1] - left - columns if mirrored else left, rows, columns)
             for _, mirrored in views
-            for window in batch.windows
+            for top, left, rows, columns in batch.windows
         ]
         view_batch = replace(view_batch, windows=tuple(windows))
     return Views(view_batch, views, RepeatedTarget(target, batch.images, len(views)))
-
-
-def _mirror_window(window: Window, width: int) -> Window:
-    top, left, rows, columns = window
-    return top, width - left - columns, rows, columns
 
 
 def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
@@ -64,10 +59,10 @@ def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
 
     All images get as many cells as the largest one covers, so that the maps stay one tensor.
     """
-    cells = [length / side for length, side in zip(maps.shape[2:], frame.canvas)]  # Cells per pixel of the canvas.
+    # Cells per pixel of the canvas.
+    down, across = (length / side for length, side in zip(maps.shape[2:], frame.canvas))
     parts = [
-        ((top * cells[0], left * cells[1]), (rows * cells[0], columns * cells[1]))
-        for top, left, rows, columns in frame.windows
+        ((top * down, left * across), (rows * down, columns * across)) for top, left, rows, columns in frame.windows
     ]
     size = [math.ceil(max(lengths) - 1e-6) for lengths in zip(*(part[1] for part in parts))]
     if len(set(parts)) == 1:

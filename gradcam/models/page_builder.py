@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from gradcam.cam.all_classes import ChannelProducts, count_directions, explain_all_classes, record_layer_outputs
+from gradcam.cam.all_classes import count_directions, explain_all_classes, record_layer_outputs
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
@@ -210,15 +210,15 @@ class _PageBuilder:
         if len(ranked) * explanation.maps[0, 0].numel() > MAX_MAP_CELLS and method.name != "gradcam":
             return None
         model, images, module = self.classifier.model, self.classifier.batch([self.prepared]), self.modules[layer]
-        options: dict[str, Any] = {"activations": self.recorded[layer], "told": self.on_direction}
+        options: dict[str, Any] = {"activations": self.recorded[layer], "report": self.on_direction}
         options |= {"known": explanation.maps[0], "classes": explanation.classes[0]}
         result = explain_all_classes(model, images, module, method, **options)
         if result is None:
             return None
-        if isinstance(result, ChannelProducts):
-            weights = _to_numpy(result.weights[ranked.to(result.weights.device)])
-            return MapSet(layer, method.name, "signed", weights=weights, channels=_to_numpy(result.channels))
-        return MapSet(layer, method.name, "signed", _to_numpy(result.maps[ranked.to(result.maps.device)]))
+        values = _to_numpy(result.values[ranked.to(result.values.device)])
+        if result.channels is None:
+            return MapSet(layer, method.name, "signed", values)
+        return MapSet(layer, method.name, "signed", weights=values, channels=_to_numpy(result.channels))
 
     def _explain_some(self, missing: Sequence[tuple[str, str]], by_name: dict[str, Method], classes: list[int]) -> Any:
         explanations: dict[tuple[str, str], ImageExplanation] = {}

@@ -16,12 +16,6 @@ from gradcam.options import import_function
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradcam.cam.forward import RecordedPass
-    from gradcam.cam.grid import GridActivations
-    from gradcam.cam.methods.attention_capture import AttentionLog
-    from gradcam.cam.rounding import DenoisedMaps
-    from gradcam.hooks.memory import RerunBudget
-
 
 @dataclass(frozen=True)
 class Method:
@@ -128,16 +122,12 @@ class ActivationMethod(Method):
     """A class-agnostic method: it computes maps (N,...) from activations (N,C,...) on a grid, float32 or float64."""
 
     needs = ("activations",)
-    if TYPE_CHECKING:
-        compute: Callable[[Tensor], Tensor]
 
 
 class GradientMethod(Method):
     """A method that computes maps (N,K,...) from activations (N,C,...) and gradients (N,K,C,...) on a grid."""
 
     needs = ("activations", "gradients")
-    if TYPE_CHECKING:
-        compute: Callable[[Tensor, Tensor], Tensor]
 
 
 class CurvatureMethod(Method):
@@ -147,32 +137,33 @@ class CurvatureMethod(Method):
     """
 
     needs = ("activations", "gradients", "curvatures")
-    if TYPE_CHECKING:
-        compute: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RerunMethod(Method):
-    """A method that runs the model, or its part after the layer, again, and returns maps (N,K,...) on the grid."""
+    """A method that runs the model, or its part after the layer, again, and returns maps (N,K,...) on the grid.
+
+    Its function takes a `RecordedPass`, the layer's `GridActivations` and a `RerunBudget`, and returns `DenoisedMaps`.
+    """
 
     runs_again = True
-    if TYPE_CHECKING:
-        compute: Callable[[RecordedPass, GridActivations, RerunBudget], DenoisedMaps]
 
 
 class InputMethod(Method):
-    """A method that runs the model on changed images, and returns maps (N,K,...) at the images' size."""
+    """A method that runs the model on changed images, and returns maps (N,K,...) at the images' size.
+
+    Its function takes a `RecordedPass` and a `RerunBudget`, and returns `DenoisedMaps`.
+    """
 
     place, has_layer, runs_again = "input", False, True
-    if TYPE_CHECKING:
-        compute: Callable[[RecordedPass, RerunBudget], DenoisedMaps]
 
 
 class AttentionMethod(Method):
-    """A method that follows a transformer's attention, and returns maps (N,K,...) on the grid of patches."""
+    """A method that follows a transformer's attention, and returns maps (N,K,...) on the grid of patches.
+
+    Its function takes a `RecordedPass`, an `AttentionLog` and a `RerunBudget`.
+    """
 
     place, has_layer, runs_again = "attention", False, True
-    if TYPE_CHECKING:
-        compute: Callable[[RecordedPass, AttentionLog, RerunBudget], Tensor]
 
 
 def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod, *inputs: Tensor) -> Tensor:

@@ -29,24 +29,16 @@ def eigencam(activations: Tensor) -> Tensor:
     return _make_peak_positive(_first_component(activations))
 
 
-def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
-    """Compute Eigen-CAM of activations times gradients, which depends on the class.
-
-    Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. The method is from
-    pytorch-grad-cam; there is no paper. As in the paper of Eigen-CAM, nothing is centred.
-    """
-    return weighted_component(activations, gradients)
-
-
 def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
-    """Return the first principal component of the weighted channels, with the sign of their sum (eigen-smoothing).
+    """Return the first principal component of the weighted channels, with the sign of their sum.
 
-    Takes activations (N,C,...) and weights (N,K,C) or (N,K,C,...); returns maps (N,K,...). As in `eigencam`, the
-    channels are not centred. Eigen-smoothing comes from pytorch-grad-cam, whose `eigen_smooth` centres each channel and
-    leaves the sign undetermined.
+    Takes activations (N,C,...) and weights (N,K,C) or (N,K,C,...); returns maps (N,K,...) before the ReLU. As in
+    `eigencam`, the channels are not centred. With gradients as weights, this is Eigen-Grad-CAM. With the weights of
+    another method, it is eigen-smoothing. Both come from pytorch-grad-cam; there is no paper. Its `eigen_smooth` centres
+    each channel and leaves the sign undetermined.
     """
-    expanded = weights.reshape(weights.shape + (1,) * (activations.ndim - 2)) if weights.ndim == 3 else weights
-    products = activations[:, None] * expanded
+    expanded_activations = activations[:, None]
+    products = expanded_activations * _add_axes(weights, expanded_activations)
     components = _first_component(products.flatten(0, 1)).unflatten(0, products.shape[:2])
     agreement = (components * products.sum(2)).flatten(2).sum(2)
     terms = (components * products.abs().sum(2)).flatten(2).abs().sum(2)

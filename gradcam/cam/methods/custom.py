@@ -66,28 +66,23 @@ def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         raise GradcamError(f"{name} is {shorten(function)}, expected a function with a readable signature.") from None
-    needs = tuple(
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-    )
+    options = {
+        parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+    }
+    needs = tuple(parameter.name for parameter in parameters if parameter.name not in options)
     kind = next((kind for kind in kinds if kind.needs == needs), None)
-    is_unsupported = any(  # The package could not pass this parameter.
+    # The package passes tensors by position, and options by keyword.
+    is_supported = all(
         parameter.kind
         in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-            parameter.KEYWORD_ONLY if parameter.name in needs else None,
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY if parameter.name in options else parameter.POSITIONAL_ONLY,
         )
-        or (parameter.kind is parameter.POSITIONAL_ONLY and parameter.name not in needs)
         for parameter in parameters
     )
-    if kind is None or is_unsupported:
+    if kind is None or not is_supported:
         forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
         raise GradcamError(
             f"{name} has the parameters {inspect.signature(function)}, expected {forms}, plus options with defaults."
         )
-    return kind, check_plain(
-        name,
-        {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
-    )
+    return kind, check_plain(name, options)
