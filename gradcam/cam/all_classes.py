@@ -129,7 +129,7 @@ def _differentiate(
             logits = ClassTarget().find_logits(model(images.clone()), 1)[0]
         logit_weights = torch.zeros_like(logits, requires_grad=True)  # The gradient is linear in these weights.
         (gradient,) = torch.autograd.grad((logits * logit_weights).sum(), start, create_graph=True)
-        columns = []
+        columns: list[Tensor] = []
         for i in range(count_directions(activations, method) or 0):
             slope = (gradient * make_direction(activations, i)).sum()
             columns += torch.autograd.grad(slope, logit_weights, retain_graph=True)

@@ -31,8 +31,7 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
         hint = " For an exported program, explain torch.export.unflatten(program)." if is_graph else ""
         raise LayerError(
             f"No default layer with a spatial grid{'' if reshape is None else f' that fits reshape={reshape!r}'} was found "
-            f"in {type(model).__name__}. Name the layer to explain, with reshape= if its output is not (N,C,h,w)."
-            f"{hint}"
+            f"in {type(model).__name__}. Name the layer to explain, with reshape= if its output is not (N,C,h,w).{hint}"
         )
     return names
 

@@ -59,7 +59,12 @@ class DeferredChecks:
         ranges = RowRanges()
 
         def check(values: list[float]) -> None:
-            _require_finite(values, lows.dtype, sentence_start)
+            for value in itertools.filterfalse(math.isfinite, values):
+                hint = " float16 overflows above 65504: use bfloat16 or float32." if lows.dtype == torch.float16 else ""
+                raise ModelError(
+                    f"{sentence_start} {'NaN' if math.isnan(value) else 'infinite'} in places: check the input and the "
+                    f"weights for NaN and very large values.{hint}"
+                )
             ranges.extend(zip(values[: lows.numel()], values[lows.numel() :]))
             if min_magnitude and any(0 < max(-low, high) < min_magnitude for low, high in ranges):
                 warn(f"{sentence_start} {UNDERFLOW}")
@@ -93,12 +98,3 @@ def read_row_ranges(tensor: Tensor, sentence_start: str) -> RowRanges:
     ranges = checks.add_row_ranges(tensor, sentence_start)
     checks.flush()
     return ranges
-
-
-def _require_finite(values: Iterable[float], dtype: torch.dtype, sentence_start: str) -> None:
-    for value in itertools.filterfalse(math.isfinite, values):
-        problem = "NaN" if math.isnan(value) else "infinite"
-        hint = " float16 overflows above 65504: use bfloat16 or float32." if dtype == torch.float16 else ""
-        raise ModelError(
-            f"{sentence_start} {problem} in places: check the input and the weights for NaN and very large values.{hint}"
-        )

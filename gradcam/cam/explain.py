@@ -402,7 +402,7 @@ def _explain_at(
     `verify`: which layouts are measured; "strictly" measures all, and raises `MisplacedError` instead of warning.
     `on_recorded` is called with the recorded pass. `from_images`: as in `recorded_pass`.
     """
-    options = plan.options
+    options, reshape = plan.options, plan.options["reshape"]
     outlets = find_layers(model, layers) if layers or plan.needs_layers else []
     views = _make_views(bound, options["augmentation"])
     inputs, reruns = views.batch, None
@@ -422,12 +422,11 @@ def _explain_at(
         if on_recorded is not None:
             on_recorded(recorded)
         if verify != "nothing" and outlets and recorded.frame is None and not recorded.images_changed:
-            unverified = list_unverified(recorded, options["reshape"], includes_certain=verify != "guesses")
+            unverified = list_unverified(recorded, reshape, includes_certain=verify != "guesses")
             if unverified:
                 from gradcam.cam.verify_layout import verify_places
 
-                is_user_layout = options["reshape"] is not None
-                verify_places(recorded, unverified, is_user_layout=is_user_layout, strict=verify == "strictly")
+                verify_places(recorded, unverified, is_user_layout=reshape is not None, strict=verify == "strictly")
         if views.batch.images > 1:
             from gradcam.cam.independence import warn_of_mixed_images
 
@@ -437,7 +436,7 @@ def _explain_at(
 
             if not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
                 plan = replace(plan, methods=plan.methods_for_places)
-        maps = compute_maps(recorded, plan.methods, reruns, reshape=options["reshape"], join=options["join"])
+        maps = compute_maps(recorded, plan.methods, reruns, reshape=reshape, join=options["join"])
         explanations = _make_explanations(maps, recorded, bound, views, plan)
         reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
     if "_cache" in vars(facts):  # A fact was looked up.

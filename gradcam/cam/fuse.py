@@ -78,9 +78,7 @@ def check_compatible(first: Explanation, second: Explanation) -> None:
     """Raise `GradcamError` unless two explanations have the same sizes, classes and evidence."""
     shapes = [_shapes(explanation.heatmaps) for explanation in (first, second)]
     if shapes[0] != shapes[1]:
-        raise GradcamError(
-            f"Heatmaps {shapes[0]} and {shapes[1]} differ in shape: explain the same images and classes."
-        )
+        raise GradcamError("Heatmaps {} and {} differ in shape: explain the same images and classes.".format(*shapes))
     if first.evidence != second.evidence:
         raise GradcamError(
             f"The explanations show {first.evidence} and {second.evidence} evidence: use the same evidence= for all."

@@ -73,9 +73,7 @@ def find_activations(layer: str, recorded: RecordedPass, reshape: ReshapeSpec = 
     return GridActivations(layer, tensor, layout, grid, ranges)
 
 
-def find_grid(
-    layer: str, activations: Tensor, recorded: RecordedPass, reshape: ReshapeSpec = None
-) -> Layout | IndexLayout:
+def find_grid(layer: str, activations: Tensor, recorded: RecordedPass, reshape: ReshapeSpec) -> Layout | IndexLayout:
     """Return the layout of a recorded layer's activations on the image. Raises as `find_output_layout` does."""
     if layer not in recorded.layouts:
         outlet, batch, facts = recorded.outlets[layer], recorded.batch, recorded.facts

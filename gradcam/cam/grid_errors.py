@@ -95,10 +95,8 @@ def _suggest_reshape(shape: tuple[int, ...], batch: Batch) -> str:
     # Of the grids with about the image's aspect ratio, suggest the one that leaves the fewest extra tokens.
     aspect = [length / min(batch.size) for length in batch.size]
     grids = {tuple(round(cells * ratio) for ratio in aspect) for cells in range(1, math.isqrt(tokens) + 1)}
-    grid = min(
-        ((candidate.prefix, candidate.grid) for candidate in list_token_layouts(tokens, grids)), default=(0, None)
-    )[1]
-    example = f", such as reshape={grid}" if grid else ""
+    layout = min(list_token_layouts(tokens, grids), key=lambda layout: (layout.prefix, layout.grid), default=None)
+    example = f", such as reshape={layout.grid}" if layout else ""
     return (
         f"pass the grid of its {tokens} tokens, reshape=({cells}){example} (up to {MAX_PREFIX_OF_GIVEN_GRID} extra tokens "
         f"may precede the grid), or {function}."

@@ -99,13 +99,11 @@ class Method:
         The first principal component of the weighted channels replaces their sum. A method that already uses a
         component is returned unchanged. Raises `GradcamError` for a method that does not sum channels.
         """
-        if self.channels == "component":
-            return self
-        if self.channels != "added":
+        if not self.channels:
             raise GradcamError(
                 f"{self.name} does not sum channels, so smoothing='eigen' does not apply: leave smoothing= out."
             )
-        return replace(self, join="components:weighted_component")
+        return self if self.channels == "component" else replace(self, join="components:weighted_component")
 
 
 def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
