@@ -148,6 +148,7 @@ def recorded_pass(
         if grad_order > 1:
             stack.enter_context(plain_attention())
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
+        has_frames = any(isinstance(module, resizing) for module in modules)
         with contextlib.ExitStack() as hooks:
             recorders: dict[str, TargetLayer] = {}
             for name, module, keys, run in outlets:
@@ -166,7 +167,7 @@ def recorded_pass(
                 hooks.enter_context(turn_off_after_layers(recorders_by_module))
             version = version_of(batch.pictures)
             frames: list[Frame] = []
-            if any(isinstance(module, resizing) for module in modules):
+            if has_frames:
                 from gradcam.layers.frames import watch_frames
 
                 frames = watch_frames(modules, hooks.enter_context(Hooks()))
