@@ -141,8 +141,8 @@ def compute_separate_gradients(
     for image in range(len(scores)):
         with torch.enable_grad():
             image_scores = scores[image : image + 1]
-        chunks = jacobian(image_scores, inputs, scaled=recorded.has_float16)
-        chunks = [fill_missing_gradients(gradients, inputs) for gradients in chunks]
+        gradients_of_classes = jacobian(image_scores, inputs, scaled=recorded.has_float16)
+        chunks = [fill_missing_gradients(gradients, inputs) for gradients in gradients_of_classes]
         for site, image_rows, gradients in zip(sites, rows, zip(*chunks)):
             on_grid = [site.to_grid(gradient, "gradients")[0][image : image + 1] for gradient in gradients]
             image_rows.append(torch.cat(on_grid, 1))

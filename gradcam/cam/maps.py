@@ -217,8 +217,7 @@ def _check_blindness(
     rows: dict[Key, list[list[bool]]] = {}
     for (layer, level), part in product(sites_by_layer.items(), method_maps):
         if part.blind is not None and any(site.layer == part.site for site in level):
-            is_range = isinstance(part.blind, RowRanges)
-            flags = [limits == (0, 0) for limits in part.blind] if is_range else part.blind
+            flags = [limits == (0, 0) for limits in part.blind] if isinstance(part.blind, RowRanges) else part.blind
             rows.setdefault((layer, part.method), []).append(flags)
     blind = {key: list(compress(map(all, zip(*rows_of_key)), has_score)) for key, rows_of_key in rows.items()}
     if blind and all(all(flags) for flags in blind.values()):
