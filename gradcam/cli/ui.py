@@ -48,8 +48,8 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     a part of the image, or move a window over it, the scores and the heatmap are computed without this part. You can
     compare two models, or two checkpoints of one model. You can copy everything you do as a command.
 
-    The images, folders and output folders of `gradcam batch` that you give are listed on the left. This command needs two
-    more packages:
+    Arguments can be images, folders, and output folders of `gradcam batch`. They are listed on the left. This command
+    needs two more packages:
 
     \b
       pip install starlette uvicorn

@@ -141,7 +141,7 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEnt
     for line, path, text in rows:
         class_name = text.strip()
         if "\0" in path:
-            raise InputError(f"{source}, line {line}: has a zero byte in its path; check that the file is a list")
+            raise InputError(f"{source}, line {line}: the path contains a zero byte; check that the file lists images")
         if path.strip():
             yield ListEntry(_look_up(path, base), sys.intern(class_name) or None, line)
         elif class_name:

@@ -48,8 +48,9 @@ class Mask(Target):
     ``1 / |M| * sum(y[i, j] for i, j in M)``. y is resized to the image's size as in the model's own postprocessing. Maps are
     relu(sum over channels of gradient x activation) at each cell (Seg-XRes-CAM with a window of one cell), so they explain
     this region. With ``method="gradcam"`` the gradients are pooled, and the map shows the class everywhere in the image
-    (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit per pixel: its semantic score
-    is used instead. A single logit is two classes: 1 is positive, 0 is the background.
+    (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit per pixel: the sum over
+    masks of class probability times mask probability is used instead. A single logit is two classes: 1 is positive, 0
+    is the background.
 
     The default layer is the last stage of the backbone or encoder. The closer a layer is to the output, the more its map
     resembles the mask itself.

@@ -122,7 +122,7 @@ def _describe_ray_error(ray: Any, error: BaseException) -> str:
     if isinstance(error, actor_errors):
         causes = "a lost machine, too little memory, or an image that crashes the process"
         reason = shorten(lines[0] if lines else error)
-        return f"An actor still ended after {MAX_RETRIES} retries. Possible causes: {causes} (Ray: {reason})."
+        return f"A Ray actor crashed again after {MAX_RETRIES} retries. Possible causes: {causes} (Ray: {reason})."
     cause = getattr(error, "cause", None)  # The cause of a remote error. Ray's own message ends in general advice.
     last_line = lines[-1] if lines else type(error).__name__
     return f"Ray stopped the run: {describe_unexpected(cause) if isinstance(cause, Exception) else last_line}"

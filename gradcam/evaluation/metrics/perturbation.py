@@ -444,7 +444,8 @@ def road(
     noise : float, default 0.01
         Standard deviation of the noise on imputed pixels, in the images' units.
     seed : int, default 0
-        Random seed of the noise and of the order of equal pixels. The noise is sampled once for each share.
+        Random seed of the noise, and of the order of pixels with equal heatmap values. The noise is sampled once for
+        each share.
 
     Returns
     -------

@@ -74,8 +74,9 @@ class Gate:
     conditions : tuple of str
         The conditions.
     cases : tuple of Case
-        One case per image, in the order of the comparison, and one for the mean if a condition is on the mean. Each case
-        has a `name`, its `values`, the conditions that are `met`, and an `error` if the image could not be compared.
+        One case per image, in the order of the comparison's images, and a further case for the mean if a condition
+        concerns the mean. Each case has a `name`, its `values`, the conditions that are `met`, and an `error` if the
+        image could not be compared.
 
     Examples
     --------
