@@ -9,27 +9,18 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C", bound=type)
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["name", "parameter", "attribute", "option", "key", "value"]
 REMOVED_IN = "0.5"
 
 # These records have renamed keys.
-CHECK, DIFF, AUDIT, RECOMMEND = (
-    "gradcam check --json",
-    "gradcam diff --json",
-    "gradcam audit --json",
-    "gradcam recommend --json",
+CHECK, DIFF, AUDIT, RECOMMEND, EVALUATE, FEATURES, TRACE = (
+    f"gradcam {command} --json"
+    for command in ("check", "diff", "audit", "recommend", "evaluate", "inspect features", "inspect trace")
 )
-EVALUATE, JOURNAL, FEATURES = (
-    "gradcam evaluate --json",
-    "kind in gradcam evaluate --json and its journal",
-    "gradcam inspect features --json",
-)
-TRACE = "gradcam inspect trace --json"
+JOURNAL = "kind in gradcam evaluate --json and its journal"
 RUN, PAGE, DRAWN_DIFF = "run.json", "the data of an HTML page", "ImageDiff.draw()"
 
 
@@ -50,85 +41,64 @@ def _rename(kind: Kind, owner: str, **names: str) -> list[Rename]:
     return [Rename(kind, owner, old, new) for old, new in names.items()]
 
 
+def _rename_in_code(kind: Kind, owners: str, **names: str) -> list[Rename]:
+    """Return the rows for the same names in several modules, functions or classes of the package."""
+    return [row for owner in owners.split() for row in _rename(kind, f"gradcam.{owner}", **names)]
+
+
+_names = partial(_rename_in_code, "name")
+_parameters = partial(_rename_in_code, "parameter")
+_attributes = partial(_rename_in_code, "attribute")
+_keys = partial(_rename, "key")
+
 RENAMES: tuple[Rename, ...] = (
-    *_rename("name", "gradcam.evaluation", Sham="ControlMap", PictureDiff="ImageDiff"),
-    *_rename(
-        "name",
-        "gradcam.models.results",
-        PictureExplanation="ImageExplanation",
-        PictureAttribution="ImageAttribution",
-    ),
-    *_rename("name", "gradcam.web.page", Things="PageTargets"),
-    *_rename("name", "gradcam.images.edit", edit_picture="edit_image"),
-    *_rename("parameter", "gradcam.read_image", picture="image"),
-    *_rename("parameter", "gradcam.page", picture="image"),
-    *_rename("parameter", "gradcam.images.edit.edit_image", picture="image"),
-    *_rename("parameter", "gradcam.fuse", how="reduction"),
-    *_rename("parameter", "gradcam.Classifier.prepare", picture="image"),
-    *_rename("parameter", "gradcam.Classifier.explain", pictures="images"),
-    *_rename("parameter", "gradcam.Classifier.compare", pictures="images"),
-    *_rename("parameter", "gradcam.Classifier.attribute", pictures="images"),
-    *_rename("parameter", "gradcam.Classifier.batch", pictures="images"),
-    *_rename("parameter", "gradcam.Classifier.find_class", wanted="name"),
-    *_rename("parameter", "gradcam.inspection.draw_activations", picture="input_image"),
-    *_rename("parameter", "gradcam.inspection.watch_gradients", on_found="on_nonfinite"),
-    *_rename("parameter", "gradcam.evaluation.check", picture="image", others="other_images"),
-    *_rename("parameter", "gradcam.evaluation.make_mosaics", pictures="images", least="min_probability"),
-    *_rename("parameter", "gradcam.evaluation.recommend", pictures="images", least="min_probability"),
-    *_rename("parameter", "gradcam.evaluation.mean_interval", pictures="images"),
-    *_rename("parameter", "gradcam.evaluation.paired_difference", pictures="images"),
-    *_rename("parameter", "gradcam.evaluation.Annotations.truth", picture="image_size"),
-    *_rename("attribute", "gradcam.Explanation", found="detections"),
-    *_rename("attribute", "gradcam.Classifier", carry_out="run_plan"),
-    *_rename(
-        "attribute",
-        "gradcam.TargetLayer",
-        let_go="release",
-        gave_several="has_several_outputs",
-        require_only_way="require_single_path",
-    ),
-    *_rename("attribute", "gradcam.inspection.Call", also="other_names"),
-    *_rename("attribute", "gradcam.targets.ClassTarget", one="select"),
-    *_rename("attribute", "gradcam.targets.Like", pictures="images"),
-    *_rename("attribute", "gradcam.models.results.ImageExplanation", pictures="images", one="select"),
-    *_rename("attribute", "gradcam.models.results.ImageAttribution", pictures="images", one="select", picture="draw"),
-    *_rename("attribute", "gradcam.web.page.Page", picture="image", things="targets", judged="with_verdict"),
-    *_rename("attribute", "gradcam.web.page.MapSet", things="targets"),
-    *_rename(
-        "attribute",
-        "gradcam.evaluation.Verdict",
-        told_apart="distinguished_from",
-        shams="controls",
-        picture="image",
-        exhibits="artifacts",
-        thing="target_fields",
-    ),
-    *_rename("attribute", "gradcam.evaluation.ControlMap", is_apart="is_distinguished"),
-    *_rename("attribute", "gradcam.evaluation.ImageDiff", kept="old_class_probability", seen="entries"),
-    *_rename("attribute", "gradcam.evaluation.Snapshot", pictures="entries"),
-    *_rename("attribute", "gradcam.evaluation.Answer", judged_by="measure"),
-    *_rename(
-        "attribute",
-        "gradcam.evaluation.Recommendation",
-        one="single_object",
-        several="several_objects",
-        pictures="images",
-    ),
-    *_rename("attribute", "gradcam.evaluation.EvidenceCluster", pictures="image_count", others="other_image_count"),
+    *_names("evaluation", Sham="ControlMap", PictureDiff="ImageDiff"),
+    *_names("models.results", PictureExplanation="ImageExplanation", PictureAttribution="ImageAttribution"),
+    *_names("web.page", Things="PageTargets"),
+    *_names("images.edit", edit_picture="edit_image"),
+    *_parameters("read_image page images.edit.edit_image Classifier.prepare", picture="image"),
+    *_parameters("fuse", how="reduction"),
+    *_parameters("Classifier.explain Classifier.compare Classifier.attribute Classifier.batch", pictures="images"),
+    *_parameters("Classifier.find_class", wanted="name"),
+    *_parameters("inspection.draw_activations", picture="input_image"),
+    *_parameters("inspection.watch_gradients", on_found="on_nonfinite"),
+    *_parameters("evaluation.check", picture="image", others="other_images"),
+    *_parameters("evaluation.make_mosaics evaluation.recommend", pictures="images", least="min_probability"),
+    *_parameters("evaluation.mean_interval evaluation.paired_difference", pictures="images"),
+    *_parameters("evaluation.Annotations.truth", picture="image_size"),
+    *_attributes("Explanation", found="detections"),
+    *_attributes("Classifier", carry_out="run_plan"),
+    *_attributes("TargetLayer", let_go="release", gave_several="has_several_outputs"),
+    *_attributes("TargetLayer", require_only_way="require_single_path"),
+    *_attributes("inspection.Call", also="other_names"),
+    *_attributes("targets.ClassTarget", one="select"),
+    *_attributes("targets.Like", pictures="images"),
+    *_attributes("models.results.ImageExplanation models.results.ImageAttribution", pictures="images", one="select"),
+    *_attributes("models.results.ImageAttribution", picture="draw"),
+    *_attributes("web.page.Page", picture="image", things="targets", judged="with_verdict"),
+    *_attributes("web.page.MapSet", things="targets"),
+    *_attributes("evaluation.Verdict", told_apart="distinguished_from", shams="controls", picture="image"),
+    *_attributes("evaluation.Verdict", exhibits="artifacts", thing="target_fields"),
+    *_attributes("evaluation.ControlMap", is_apart="is_distinguished"),
+    *_attributes("evaluation.ImageDiff", kept="old_class_probability", seen="entries"),
+    *_attributes("evaluation.Snapshot", pictures="entries"),
+    *_attributes("evaluation.Answer", judged_by="measure"),
+    *_attributes("evaluation.Recommendation", one="single_object", several="several_objects", pictures="images"),
+    *_attributes("evaluation.EvidenceCluster", pictures="image_count", others="other_image_count"),
     Rename("option", "gradcam recommend", "--least", "--min-probability"),
-    *_rename("key", CHECK, told_apart="distinguished_from", shams="controls", is_apart="is_distinguished"),
+    *_keys(CHECK, told_apart="distinguished_from", shams="controls", is_apart="is_distinguished"),
     Rename("value", CHECK, "another picture", "another image"),
-    *_rename("key", DIFF, pictures="images", kept="old_class_probability"),
-    *_rename("key", DRAWN_DIFF, picture="image"),
-    *_rename("key", AUDIT, pictures="image_count", others="other_image_count"),
-    *_rename("key", RECOMMEND, one="single_object", several="several_objects", pictures="images", judged_by="measure"),
-    *_rename("key", RECOMMEND, given="input_count", taken="sampled_count"),
-    *_rename("key", EVALUATE, pictures="images"),
+    *_keys(DIFF, pictures="images", kept="old_class_probability"),
+    *_keys(DRAWN_DIFF, picture="image"),
+    *_keys(AUDIT, pictures="image_count", others="other_image_count"),
+    *_keys(RECOMMEND, one="single_object", several="several_objects", pictures="images", judged_by="measure"),
+    *_keys(RECOMMEND, given="input_count", taken="sampled_count"),
+    *_keys(EVALUATE, pictures="images"),
     Rename("value", JOURNAL, "picture", "image"),
-    *_rename("key", FEATURES, pictures="images"),
-    *_rename("key", TRACE, also="other_names"),
-    *_rename("key", RUN, pictures="images"),
-    *_rename("key", PAGE, picture="image", things="targets"),
+    *_keys(FEATURES, pictures="images"),
+    *_keys(TRACE, also="other_names"),
+    *_keys(RUN, pictures="images"),
+    *_keys(PAGE, picture="image", things="targets"),
 )
 
 
@@ -140,13 +110,12 @@ def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Call
     names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
 
     def find(name: str) -> Any:
-        row = names.get(name)
-        if row is None and get is not None:
-            return get(name)
-        if row is None:
+        if name in names:
+            warn_of_old_name(f"{module}.{name}", names[name].new, names[name])
+            return getattr(sys.modules[module], names[name].new)
+        if get is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warn_of_old_name(f"{module}.{name}", row.new, row)
-        return getattr(sys.modules[module], row.new)
+        return get(name)
 
     return find
 
@@ -159,9 +128,7 @@ class OldKeys(dict[str, Any]):
         self._rows = {row.old: row for row in _select_rows(owner, "key")}
 
     def __missing__(self, key: str) -> Any:
-        row = self._rows.get(key)
-        if row is None:
-            raise KeyError(key)
+        row = self._rows[key]
         warn_of_old_name(f"[{key!r}]", f"[{row.new!r}]", row)
         return self[row.new]
 
@@ -212,10 +179,8 @@ def warn_of_old_name(old: str, new: str, row: Rename, *, level: int = 3) -> None
 
 def read_old_attribute(owner: object, name: str) -> Any:
     """Return the attribute that replaces an old one. This is `__getattr__` of classes that do not import this module."""
-    row = next(
-        (row for kind in type(owner).__mro__ if (row := find_renamed("attribute", kind.__qualname__).get(name))), None
-    )
-    if row is None:
-        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
-    warn_of_old_name(f"{type(owner).__name__}.{name}", row.new, row, level=4)
-    return getattr(owner, row.new)
+    for kind in type(owner).__mro__:
+        if (row := find_renamed("attribute", kind.__qualname__).get(name)) is not None:
+            warn_of_old_name(f"{type(owner).__name__}.{name}", row.new, row, level=4)
+            return getattr(owner, row.new)
+    raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
