@@ -24,48 +24,28 @@ GradientHook = Callable[[Tensor], Tensor | None]
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
 MAX_GRADIENT_BYTES = 2**28  # Limit for one layer's gradients, for all classes that share a backward pass.
 
-CHANGED_VALUE = (
-    "changes a value in place that the backward pass needs, so training would fail as well: replace the in-place operation "
-    "with an out-of-place one."
-)
-OTHER_VIEW = (
-    "After the layer, the model reads or changes in place another view of the layer's output or input, where no gradient "
-    "can be recorded: choose an earlier layer."
-)
+OUT_OF_PLACE = "replace the in-place operation with an out-of-place one."
+CHANGED_VALUE = f"changes a value in place that the backward pass needs, so training would fail as well: {OUT_OF_PLACE}"
 # Messages for a failed backward pass after a layer, by a part of PyTorch's error text.
 ADVICE_AFTER_LAYER = {
-    pytorch.HOOKED_VIEW: (
-        "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids this (pytorch "
-        "issue 61519): remove the hook, or replace the in-place operation with an out-of-place one."
-    ),
-    pytorch.INFERENCE_TENSOR: (
-        "The model has parameters or buffers created in torch.inference_mode(), which autograd cannot use: build or load "
-        "the model outside that mode."
-    ),
+    pytorch.HOOKED_VIEW: "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids "
+    f"this (pytorch issue 61519): remove the hook, or {OUT_OF_PLACE}",
+    pytorch.INFERENCE_TENSOR: "The model has parameters or buffers created in torch.inference_mode(), which autograd "
+    "cannot use: build or load the model outside that mode.",
     pytorch.CHANGED_IN_PLACE: f"After the layer, the model {CHANGED_VALUE}",
-    pytorch.UNRECORDED_VIEW: OTHER_VIEW,
-    pytorch.CHANGED_LEAF: OTHER_VIEW,
-    pytorch.RECURRENT: (
-        "After the layer there is a recurrent network, for which cuDNN has gradients in training mode only: explain "
-        "inside `with torch.backends.cudnn.flags(enabled=False):`."
-    ),
-    pytorch.NOT_DIFFERENTIABLE_TWICE: (
-        "After the layer there is an operation without a second derivative, such as fused attention: choose a method that "
-        "needs only the first derivative, such as 'gradcam', or a layer after that operation."
-    ),
-    pytorch.NO_FORMULA: (
-        "After the layer there is an operation without a second derivative, or without any derivative: choose a layer after "
-        "that operation, or a method that needs only the first derivative, such as 'gradcam'."
-    ),
-    pytorch.REENTRANT: (
-        "After the layer there is a reentrant checkpoint, through which PyTorch computes no gradient at a layer: "
-        "set use_reentrant=False, or switch checkpointing off for the explanation."
-    ),
-    pytorch.NO_DERIVATIVE: (
-        "After the layer there is an operation without a derivative, so no layer before it has a gradient: choose a layer "
-        "after it."
-    ),
-}
+    **dict.fromkeys((pytorch.UNRECORDED_VIEW, pytorch.CHANGED_LEAF), "After the layer, the model reads or changes in place "
+    "another view of the layer's output or input, where no gradient can be recorded: choose an earlier layer."),
+    pytorch.RECURRENT: "After the layer there is a recurrent network, for which cuDNN has gradients in training mode only: "
+    "explain inside `with torch.backends.cudnn.flags(enabled=False):`.",
+    pytorch.NOT_DIFFERENTIABLE_TWICE: "After the layer there is an operation without a second derivative, such as fused "
+    "attention: choose a method that needs only the first derivative, such as 'gradcam', or a layer after that operation.",
+    pytorch.NO_FORMULA: "After the layer there is an operation without a second derivative, or without any derivative: "
+    "choose a layer after that operation, or a method that needs only the first derivative, such as 'gradcam'.",
+    pytorch.REENTRANT: "After the layer there is a reentrant checkpoint, through which PyTorch computes no gradient at a "
+    "layer: set use_reentrant=False, or switch checkpointing off for the explanation.",
+    pytorch.NO_DERIVATIVE: "After the layer there is an operation without a derivative, so no layer before it has a "
+    "gradient: choose a layer after it.",
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -77,12 +57,10 @@ def translate_torch_errors(explanations: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        explanation = next(
-            (message for part, message in explanations.items() if pytorch.message_contains(error, [part])), None
-        )
-        if explanation is None:
-            raise
-        raise ModelError(explanation) from error
+        for part, explanation in explanations.items():
+            if pytorch.message_contains(error, [part]):
+                raise ModelError(explanation) from error
+        raise
 
 
 def jacobian(
@@ -120,10 +98,8 @@ def fill_missing_gradients(gradients: Sequence[Tensor | None], inputs: Sequence[
     count = next((len(gradient) for gradient in gradients if gradient is not None), None)
     if count is None:
         return gradients
-    return [
-        tensor.new_zeros(count, *tensor.shape) if gradient is None else gradient
-        for gradient, tensor in zip(gradients, inputs)
-    ]
+    pairs = zip(gradients, inputs)
+    return [tensor.new_zeros(count, *tensor.shape) if gradient is None else gradient for gradient, tensor in pairs]
 
 
 def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
@@ -193,19 +169,15 @@ class ScoreGraph:
     @property
     def is_joined(self) -> bool:
         """Return True if an operation has an unrecorded input that is not a weight."""
-        return any(
-            parent is None
-            for node in self.nodes
-            if not pytorch.takes_weights(node)
-            for parent, _ in node.next_functions[pytorch.is_overwriting_copy(node) :]
-        )
+        nodes = (node for node in self.nodes if not pytorch.takes_weights(node))
+        inputs = (node.next_functions[pytorch.is_overwriting_copy(node) :] for node in nodes)
+        return any(parent is None for edges in inputs for parent, _ in edges)
 
 
 def get_start_edge(tensor: Tensor) -> Edge | None:
     """Return the edge at which a tensor was computed; for a leaf, the edge that accumulates its gradient."""
     if tensor.requires_grad and tensor.is_leaf and not tensor.is_inference():
-        node, index, *_ = pytorch.find_edge(tensor)
-        return node, index
+        return pytorch.find_edge(tensor)[:2]
     return get_edge(tensor)
 
 
@@ -229,7 +201,7 @@ def trace_score_graph(
 
 def list_leaves(scores: Tensor) -> list[Tensor]:
     """Return the tensors at which the graph of the scores ends."""
-    return [leaf for node in list_graph_nodes(scores) for leaf in pytorch.list_leaf(node)]
+    return [node.variable for node in list_graph_nodes(scores) if hasattr(node, "variable")]
 
 
 def find_dependence(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
@@ -245,23 +217,22 @@ def no_gradient_error(layers: Sequence[str]) -> ModelError | BlindLayerError:
 
 def grad_mode_off_error(layers: Sequence[str]) -> ModelError:
     """Return the error for a model that turns grad mode off after a layer."""
-    return ModelError(
-        f"Gradient recording is off after layer {join_names(layers)}: the model, or the code that calls it, disables "
-        "recording (torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
-        "Remove that for the explanation, or choose a layer after it."
-    )
+    causes = "torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer"
+    reason = f"the model, or the code that calls it, disables recording ({causes})"
+    advice = "Remove that for the explanation, or choose a layer after it."
+    return ModelError(f"Gradient recording is off after layer {join_names(layers)}: {reason}. {advice}")
 
 
 def no_dependence_error(layers: Sequence[str]) -> BlindLayerError:
     """Return the error for a score that no path connects with a layer."""
-    return BlindLayerError(
-        f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from the layer to the score. "
-        "Choose a layer on the path to the score, and a score that is not detached from the model's output."
+    reason = (
+        f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from the layer to the"
     )
+    advice = "Choose a layer on the path to the score, and a score that is not detached from the model's output."
+    return BlindLayerError(f"{reason} score. {advice}")
 
 
 def no_floating_tensor_error(layers: Iterable[str]) -> LayerError:
     """Return the error for layers whose output contains no floating-point tensor."""
-    return LayerError(
-        f"Layer {join_names(layers)} returned no floating-point tensor: choose a layer whose output is or contains one."
-    )
+    advice = "choose a layer whose output is or contains one."
+    return LayerError(f"Layer {join_names(layers)} returned no floating-point tensor: {advice}")

@@ -17,10 +17,9 @@ from gradcam.hooks import pytorch
 
 # Packages whose modules quantise activations as well as weights.
 STATICALLY_QUANTISED = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")
-QUANTISED_ADVICE = (
-    "8-bit integers, which have no gradient: explain the original floating-point model, or this one with method='rise', "
-    "which needs no gradient."
-)
+STACK_ADVICE = "expected one tensor (N,C,H,W): pass torch.stack(images), or image[None] for one image."
+RISE_ADVICE = "or this one with method='rise', which needs no gradient."
+QUANTISED_ADVICE = f"8-bit integers, which have no gradient: explain the original floating-point model, {RISE_ADVICE}"
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
@@ -36,11 +35,9 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
 
 def list_tensors(value: Any) -> list[Tensor]:
     """Return every tensor in `value`, in order."""
-    return (
-        [value]
-        if isinstance(value, Tensor)
-        else [tensor for _, child in _children(value) for tensor in list_tensors(child)]
-    )
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for _, child in _children(value) for tensor in list_tensors(child)]
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -83,9 +80,8 @@ def take_rows(output: Any, rows: slice, total: int) -> Any:
 
 def has_rows(output: Any, total: int) -> bool:
     """Return whether an output has an entry for each of `total` images."""
-    return (isinstance(output, list) and len(output) == total) or any(
-        tensor.shape[:1] == (total,) for tensor in list_tensors(output)
-    )
+    is_list = isinstance(output, list) and len(output) == total
+    return is_list or any(tensor.shape[:1] == (total,) for tensor in list_tensors(output))
 
 
 def find_floating_tensor(value: Any) -> Tensor | None:
@@ -208,13 +204,12 @@ class Batch:
     def take(self, images: int, first: int = 0) -> Batch:
         """Return the batch for some of its images. Only metadata changes: first cut the tensors to these images."""
         rows = slice(first, first + images)
-        listed = None if self.listed is None else self.listed[rows]
-        return replace(self, images=images, listed=listed, windows=None if self.windows is None else self.windows[rows])
+        listed, windows = self.listed and self.listed[rows], self.windows and self.windows[rows]
+        return replace(self, images=images, listed=listed, windows=windows)
 
     def repeat(self, times: int) -> Batch:
         """Return the batch for repeated images. Only metadata changes: first repeat the tensors."""
-        listed = None if self.listed is None else self.listed * times
-        windows = None if self.windows is None else self.windows * times
+        listed, windows = self.listed and self.listed * times, self.windows and self.windows * times
         return replace(self, images=self.images * times, listed=listed, windows=windows)
 
     def run(self, model: Callable[..., Any]) -> Any:
@@ -232,18 +227,14 @@ class Batch:
         except (TypeError, AttributeError) as error:
             if not pytorch.message_contains(error, pytorch.TAKES_LISTS):
                 raise
-            raise ImageError(
-                f"The images are a list of {len(pictures)} tensors {tuple(pictures[0].shape)}, expected one tensor "
-                "(N,C,H,W): pass torch.stack(images), or image[None] for one image. Models that take lists are usually "
-                "detectors."
-            ) from error
+            images = f"a list of {len(pictures)} tensors {tuple(pictures[0].shape)}"
+            hint = "Models that take lists are usually detectors."
+            raise ImageError(f"The images are {images}, {STACK_ADVICE} {hint}") from error
 
     def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:
         """Return the batch with copied arguments for another run, because a model may change arguments in place."""
         new = change(self.pictures) if pictures is None else pictures
-        args, kwargs = map_tensors(
-            (self.args, self.kwargs), lambda value: new if value is self.pictures else change(value)
-        )
+        args, kwargs = map_tensors((self.args, self.kwargs), lambda x: new if x is self.pictures else change(x))
         return replace(self, args=args, kwargs=kwargs, pictures=new)
 
 
@@ -287,20 +278,15 @@ def to_batch(images: Any) -> Batch:
     if first is None:
         shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in items) or type(images).__name__
         if isinstance(images, (list, tuple)) and items and all(map(_is_image, items)):
-            raise ImageError(
-                f"The images are a {type(images).__name__} of {len(items)} tensors {tuple(items[0].shape)}, expected one "
-                "tensor (N,C,H,W): pass torch.stack(images), or image[None] for one image. Detectors take a list of images."
-            )
+            value = f"a {type(images).__name__} of {len(items)} tensors {tuple(items[0].shape)}"
+            raise ImageError(f"The images are {value}, {STACK_ADVICE} Detectors take a list of images.")
+        expected = "a floating-point tensor (N,C,H,W) or (N,C,D,H,W)"
         if any(tensor.is_floating_point() and tensor.ndim in (2, 3) for tensor in items) and len(items) > 1:
-            raise ImageError(
-                f"The inputs are {shapes}, expected a floating-point tensor (N,C,H,W) or (N,C,D,H,W) among them. Models "
-                "whose processor cuts images into rows of patches, such as Qwen2-VL, are not supported: use a model that "
-                "takes whole images, such as LLaVA, InternVL or Gemma 3."
-            )
-        raise ImageError(
-            f"The images are {shapes}, expected a floating-point tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or "
-            "dict. Preprocess the images, and add the batch dimension of a single image with image[None]."
-        )
+            reason = "Models whose processor cuts images into rows of patches, such as Qwen2-VL, are not supported"
+            advice = "use a model that takes whole images, such as LLaVA, InternVL or Gemma 3."
+            raise ImageError(f"The inputs are {shapes}, expected {expected} among them. {reason}: {advice}")
+        advice = "Preprocess the images, and add the batch dimension of a single image with image[None]."
+        raise ImageError(f"The images are {shapes}, expected {expected}, alone or in a tuple or dict. {advice}")
     if 0 in first.shape:
         raise ImageError(f"The images are {tuple(first.shape)}: an empty tensor cannot be explained.")
     return Batch(args, kwargs, first, len(first), tuple(first.shape[2:]), first.device)

@@ -6,10 +6,9 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +16,10 @@ from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gradcam.errors import LayerError, ModelError, join_names, shorten, warn
-from gradcam.hooks import autograd as gradients
-from gradcam.hooks import pytorch
-from gradcam.hooks.containers import (
-    QUANTISED_ADVICE,
-    LayerInput,
-    copy_inputs,
-    floating_tensors_by_keys,
-    is_quantised,
-    replace_tensor,
-    swap_contents,
-)
+from gradcam.hooks import autograd, containers, pytorch
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
-BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
 MIN_HANDLES_TO_PRUNE = 64  # With more handles, `Hooks` drops those of deleted tensors.
 _entry_counter = itertools.count()
 
@@ -77,26 +65,27 @@ class Hooks:
 
         def hook(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
             refuse_compiling()
-            is_recomputed = repeated is not None and is_backward_running()
-            if len(kwargs_and_output) < 2 or not (is_recomputed or threading.get_ident() == self._thread):
-                # There is no `kwargs` while another thread is registering or removing the hook: PyTorch keeps the flag
-                # `with_kwargs` in a second dictionary, which may not be updated yet.
-                return None
-            kwargs, output = kwargs_and_output
-            return (repeated if repeated is not None and is_recomputed else function)(module, args, kwargs, output)
+            # There is no `kwargs` while another thread is registering or removing the hook: PyTorch keeps the flag
+            # `with_kwargs` in a second dictionary, which may not be updated yet.
+            if len(kwargs_and_output) == 2:
+                if repeated is not None and is_backward_running():
+                    return repeated(module, args, *kwargs_and_output)
+                if threading.get_ident() == self._thread:
+                    return function(module, args, *kwargs_and_output)
+            return None
 
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
-    def after_backward(self, module: nn.Module, function: BackwardHook) -> None:
+    def after_backward(self, module: nn.Module, function: Callable[[tuple[Tensor | None, ...]], None]) -> None:
         """Call `function(grad_output)` when the gradient of the module's output is computed (a full backward hook)."""
         self._handles.append(module.register_full_backward_hook(lambda module, grad_input, output: function(output)))
 
-    def at_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> None:
+    def at_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
         # The mark prevents a warning when the tensor is saved. It is set on a partial, not on the caller's function.
         self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
-    def observe_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
+    def observe_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:
         """Call `function` with the gradient of a tensor that requires grad, and return the tensor to continue with.
 
         The gradient is the one that `retain_grad()` would show: the sum over all uses, after every edit
@@ -104,27 +93,24 @@ class Hooks:
         `function` returns a tensor, that replaces the gradient. Views and leaves are cloned, and the gradient is then
         the clone's; for other tensors, the graph gets no additional node.
         """
-        from gradcam.hooks.taps import find_tap
+        return self._tap(tensor, "observers", function)
 
-        tap, tensor = find_tap(tensor)
-        self._add(tap.observers, function)
-        return tensor
-
-    def edit_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
+    def edit_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:
         """Let `function` change the gradient before any observer sees it.
 
         Edits run in the order of their owners' contexts.
         """
+        return self._tap(tensor, "edits", (self._entry_index, function))
+
+    def _tap(self, tensor: Tensor, kind: Literal["observers", "edits"], entry: Any) -> Tensor:
         from gradcam.hooks.taps import find_tap
 
         tap, tensor = find_tap(tensor)
-        self._add(tap.edits, (self._entry_index, function))
-        return tensor
-
-    def _add(self, functions: OrderedDict[int, Any], function: Any) -> None:
-        handle = RemovableHandle(functions)
-        functions[handle.id] = function
+        entries = getattr(tap, kind)
+        handle = RemovableHandle(entries)
+        entries[handle.id] = entry
         self._own(handle)
+        return tensor
 
     def _own(self, handle: RemovableHandle) -> None:
         """Add the handle of a short-lived tensor. Once there are many handles, drop those of deleted tensors."""
@@ -147,9 +133,7 @@ def refuse_compiling() -> None:
 
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter or a buffer of the module, whose identity must not change."""
-    if isinstance(tensor, nn.Parameter):
-        return True
-    return any(tensor is buffer for buffer in module.buffers())
+    return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in module.buffers())
 
 
 class PassToken:
@@ -257,9 +241,8 @@ class TargetLayer:
         if not isinstance(module, nn.Module):
             raise LayerError(f"The layer is {shorten(module)}, expected a torch.nn.Module, such as model.layer4.")
         if isinstance(module, torch.jit.ScriptModule):
-            raise ModelError(
-                "The layer is a TorchScript module, whose output a hook cannot replace: use the original Python model."
-            )
+            advice = "use the original Python model."
+            raise ModelError(f"The layer is a TorchScript module, whose output a hook cannot replace: {advice}")
         self.name = name or type(module).__name__
         self._module, self._keys, self._run = module, tuple(keys), run
         self._identity = nn.Identity() if has_backward_hook else None
@@ -267,7 +250,7 @@ class TargetLayer:
         # True if grad mode was off when the layer ran: for the first layer, or because the model turned it off.
         self.ran_unrecorded = False
         self._runs = 0
-        self._inputs: list[LayerInput] = []
+        self._inputs: list[containers.LayerInput] = []
         self._is_in_8_bits = False
         self._output_keys: list[tuple[str, ...]] = []  # The keys of all tensors that the layer returned.
         self._recorded: dict[tuple[str, ...], Tensor] = {}
@@ -285,18 +268,15 @@ class TargetLayer:
 
     def __enter__(self) -> TargetLayer:
         if self._context is not None:
-            raise LayerError(f"Layer '{self.name}' is already recorded: create another TargetLayer to nest contexts.")
+            raise self._error("is already recorded: create another TargetLayer to nest contexts.")
         if torch.is_inference_mode_enabled():
-            raise ModelError(
-                "TargetLayer cannot record inside torch.inference_mode(): use torch.no_grad() instead, "
-                "or gradcam.explain(), which leaves that mode itself."
-            )
+            advice = "use torch.no_grad() instead, or gradcam.explain(), which leaves that mode itself."
+            raise ModelError(f"TargetLayer cannot record inside torch.inference_mode(): {advice}")
         is_training = torch.is_grad_enabled() and self._module.training
         if is_training and any(parameter.requires_grad for parameter in self._module.parameters()):
-            warn(
-                f"Layer '{self.name}' is in training mode, but gradients before it are not recorded: a loss computed here "
-                "trains only later layers. Call model.eval() to explain, or use gradcam.inspection.record() in training."
-            )
+            reason = "gradients before it are not recorded: a loss computed here trains only later layers"
+            advice = "Call model.eval() to explain, or use gradcam.inspection.record() in training."
+            warn(f"Layer '{self.name}' is in training mode, but {reason}. {advice}")
         with contextlib.ExitStack() as context:
             context.enter_context(grad_mode_off())  # Only until the layer has run.
             context.callback(self._release_unrecorded)
@@ -330,42 +310,35 @@ class TargetLayer:
         Raises as `activations` does.
         """
         if self._runs == 0:
-            raise LayerError(
-                f"Layer '{self.name}' did not run in the forward pass: choose one on the path from the input to the score. "
-                "(Hooks are skipped in compiled modules, and in modules whose forward() is called directly.)"
-            )
+            reason = "Hooks are skipped in compiled modules, and in modules whose forward() is called directly."
+            advice = "choose one on the path from the input to the score"
+            raise self._error(f"did not run in the forward pass: {advice}. ({reason})")
         if self._run is None and self._runs > 1:
-            raise LayerError(
-                f"Layer '{self.name}' ran {self._runs} times before the backward pass: name one of its runs, "
-                f"'{self.name}#0' to '#{self._runs - 1}', or a layer that runs once, such as the block around it."
-            )
+            runs = f"'{self.name}#0' to '#{self._runs - 1}'"
+            advice = f"name one of its runs, {runs}, or a layer that runs once, such as the block around it."
+            raise self._error(f"ran {self._runs} times before the backward pass: {advice}")
         if self._run is not None and self._runs <= self._run:
-            raise LayerError(f"Layer '{self.name}' ran {self._runs} time(s): runs are counted from 0.")
+            raise self._error(f"ran {self._runs} time(s): runs are counted from 0.")
         if not self._recorded:
             if self._keys:
                 available = [":".join(keys) for keys in self._output_keys if keys]
                 contents = f"it has {join_names(available)}" if available else "its output is one tensor"
-                raise LayerError(
-                    f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {contents}."
-                )
+                raise self._error(f"has no floating-point tensor under '{':'.join(self._keys)}': {contents}.")
             if self._is_in_8_bits:
-                raise LayerError(f"Layer '{self.name}' gives {QUANTISED_ADVICE}")
-            raise gradients.no_floating_tensor_error([self.name])
+                raise self._error(f"gives {containers.QUANTISED_ADVICE}")
+            raise autograd.no_floating_tensor_error([self.name])
         for tensor, version in zip(self._recorded.values(), self._versions):
             if not tensor.is_inference() and tensor._version != version:
-                raise LayerError(
-                    f"The output of layer '{self.name}' is changed in place later, through another tensor: choose a layer "
-                    "after that change, or explain this layer alone."
-                )
+                advice = "choose a layer after that change, or explain this layer alone."
+                reason = "is changed in place later, through another tensor"
+                raise LayerError(f"The output of layer '{self.name}' {reason}: {advice}")
         return self._recorded
 
     @property
     def gradients(self) -> Tensor:
         """Return the gradient of the last score, shaped like `activations`. Raises `LayerError` before `backward`."""
         if self._gradients is None:
-            raise LayerError(
-                f"Layer '{self.name}' has no gradients yet: call layer.backward(score) after the forward pass."
-            )
+            raise self._error("has no gradients yet: call layer.backward(score) after the forward pass.")
         return self._gradients
 
     def backward(self, score: Tensor) -> Tensor:
@@ -391,26 +364,24 @@ class TargetLayer:
         """
         if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
             description = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
-            raise LayerError(
-                f"The score is {description}, expected a floating-point tensor with one value: sum it, or pick an element."
-            )
+            expected = "a floating-point tensor with one value"
+            raise LayerError(f"The score is {description}, expected {expected}: sum it, or pick an element.")
         activations = self.activations
         if not score.requires_grad:
-            raise gradients.no_gradient_error([self.name])
+            raise autograd.no_gradient_error([self.name])
         scaled = torch.float16 in (activations.dtype, score.dtype)
         with torch.enable_grad():
             scores = score.reshape(1, 1)
         self.require_single_path(score)
         try:
-            ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
+            ((gradient,),) = autograd.jacobian(scores, [activations], scaled=scaled)
         except RuntimeError as error:
             if not pytorch.message_contains(error, pytorch.GRAPH_IS_FREED):
                 raise
-            raise ModelError(
-                "The graph of this forward pass is already freed: pass retain_graph=True to all but the last backward()."
-            ) from error
+            advice = "pass retain_graph=True to all but the last backward()."
+            raise ModelError(f"The graph of this forward pass is already freed: {advice}") from error
         if gradient is None:
-            raise gradients.no_dependence_error([self.name])
+            raise autograd.no_dependence_error([self.name])
         self._gradients = gradient[0]
         return self._gradients
 
@@ -441,17 +412,18 @@ class TargetLayer:
             If the score depends on the layer's output through such a path.
         """
         unrecorded = [tensor for reference in self._unrecorded if (tensor := reference()) is not None]
-        if unrecorded and any(leaf is tensor for leaf in gradients.list_leaves(score) for tensor in unrecorded):
-            raise LayerError(
-                f"The output of layer '{self.name}' is also read through another view of its memory, whose gradient is not "
-                "recorded: choose an earlier or a later layer."
-            )
+        if unrecorded and any(leaf is tensor for leaf in autograd.list_leaves(score) for tensor in unrecorded):
+            reason = "is also read through another view of its memory, whose gradient is not recorded"
+            raise LayerError(f"The output of layer '{self.name}' {reason}: choose an earlier or a later layer.")
+
+    def _error(self, text: str) -> LayerError:
+        return LayerError(f"Layer '{self.name}' {text}")
 
     def _copy_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = None
         # The layer may change its inputs in place, and the model may use them afterwards.
         if not self._in_inner_pass():
-            self._inputs, arguments = copy_inputs(args, kwargs)
+            self._inputs, arguments = containers.copy_inputs(args, kwargs)
         return arguments
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -469,12 +441,11 @@ class TargetLayer:
             self._passed_on.clear()
             self._passed_on_refs.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
-            returned = floating_tensors_by_keys(output)
-            self._is_in_8_bits = not returned and is_quantised(output)
+            returned = containers.floating_tensors_by_keys(output)
+            self._is_in_8_bits = not returned and containers.is_quantised(output)
             self._output_keys = list(returned)
-            recorded = returned
-            if self._keys:
-                recorded = {keys: tensor for keys, tensor in returned.items() if keys[: len(self._keys)] == self._keys}
+            count = len(self._keys)
+            recorded = {keys: x for keys, x in returned.items() if keys[:count] == self._keys} if count else returned
         for input_ in inputs:
             if input_.is_changed and not any(input_.given is tensor for tensor in recorded.values()):
                 input_.replace(input_.given)
@@ -482,11 +453,11 @@ class TargetLayer:
         for keys, tensor in recorded.items():
             new_tensor = self._capture(keys, tensor, inputs, list(returned.values()))
             if new_tensor is not tensor:
-                new_output = new_tensor if new_output is tensor else replace_tensor(new_output, tensor, new_tensor)
+                new_output = containers.replace_tensor(new_output, tensor, new_tensor)
         return None if new_output is output else new_output
 
     def _capture(
-        self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], returned: list[Tensor]
+        self, keys: tuple[str, ...], tensor: Tensor, inputs: list[containers.LayerInput], returned: list[Tensor]
     ) -> Tensor:
         """Record one output tensor, and return the tensor to pass on, which is the same object if possible."""
         refuse_vmap(tensor)
@@ -501,25 +472,20 @@ class TargetLayer:
             start = tensor.clone() if is_shared else tensor
         else:
             start = tensor.detach().clone(memory_format=_memory_format(tensor)).requires_grad_()
+        identity = self._identity or (lambda tensor: tensor)
         # PyTorch cannot swap the identity's output while a variable refers to it, so these expressions are nested.
         if not (must_keep_object or tensor.requires_grad or pytorch.is_view(tensor)):
-            passed_on = tensor.copy_(start if self._identity is None else self._identity(start))
+            passed_on = tensor.copy_(identity(start))
             self._passed_on.append(passed_on)
         else:
-            passed_on = (start if self._identity is None else self._identity(start)).clone(
-                memory_format=_memory_format(start)
-            )
+            passed_on = identity(start).clone(memory_format=_memory_format(start))
             memory = None if is_shared or tensor.requires_grad else pytorch.get_view_base(tensor)
-            if must_keep_object:
-                pass
-            elif swap_contents(tensor, passed_on):
+            if not must_keep_object and containers.swap_contents(tensor, passed_on):
                 start, passed_on = passed_on if start is tensor else start, tensor
                 self._passed_on.append(passed_on)
-                if memory is not None and not _shares_storage(
-                    memory, itertools.chain(self._module.buffers(), returned)
-                ):
+                if memory is not None and not _shares_storage(memory, [*self._module.buffers(), *returned]):
                     self._mark_unrecorded(memory)
-            else:
+            elif not must_keep_object:
                 self._mark_unrecorded(tensor)
         if source is not None and is_changed:
             # The layer changed its input in place. The gradient must include later uses of that input.
@@ -553,10 +519,9 @@ def _memory_format(tensor: Tensor) -> torch.memory_format:
     # For one image, a view's strides can be read as several memory formats. Batch norm in evaluation mode then returns
     # a gradient with mixed-up channels, so channels last is passed explicitly.
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    is_default = (
-        channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last)
-    )
-    return torch.preserve_format if channels_last is None or is_default else channels_last
+    if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
+        return torch.preserve_format
+    return channels_last
 
 
 def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
@@ -568,7 +533,7 @@ def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
 def refuse_vmap(tensor: Tensor) -> None:
     """Raise `ModelError` for a tensor of a torch.func transform, which must not be stored outside of it."""
     if pytorch.is_functorch_tensor(tensor):
+        advice = "call the model, or gradcam.explain(), on the whole batch instead."
         raise ModelError(
-            "The model runs under torch.func (vmap, grad, jvp), where hooks cannot store tensors: "
-            "call the model, or gradcam.explain(), on the whole batch instead."
+            f"The model runs under torch.func (vmap, grad, jvp), where hooks cannot store tensors: {advice}"
         )

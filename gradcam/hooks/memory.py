@@ -37,13 +37,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 class HalvingRunner:
     """Runs work in parts that fit into memory. When a part does not fit, later parts have half its size.
 
-    `largest` is the number of items per part. When a part of `count` items did not fit, `tell(count, largest)` is
-    called with the new `largest`.
+    `largest` is the number of items per part.
     """
 
-    def __init__(self, largest: int, tell: Callable[[int, int], None] = lambda count, largest: None) -> None:
+    def __init__(self, largest: int) -> None:
         self.largest = largest
-        self._on_halving = tell
 
     def run(self, work: Callable[[Any], Result], items: Sequence[Any] | Tensor) -> Iterator[Result]:
         """Yield the result of `work` for each part. If a single item does not fit, the memory error is raised."""
@@ -62,7 +60,6 @@ class HalvingRunner:
             gc.collect()  # Only after the handler, because the error's traceback keeps tensors alive.
             torch.cuda.empty_cache()  # Does nothing without CUDA.
             self.largest = len(part) // 2
-            self._on_halving(len(part), self.largest)
 
 
 class _MemorySpan:
@@ -78,7 +75,6 @@ class _MemorySpan:
 class _TrackedStorage(weakref.ref[Any]):
     """A weak reference to a storage, with the spans that count it."""
 
-    __slots__ = ("key", "size", "spans")
     key: int
     size: int
     spans: list[_MemorySpan]
@@ -163,10 +159,9 @@ class RerunBudget:
     def require_one(self, bytes_each: int) -> None:
         """Raise `GradcamError` if the user's budget is too small for one variant of the batch."""
         if self.budget is not None and bytes_each > self.budget:
-            raise GradcamError(
-                f"memory_budget is {self.budget} bytes, but one perturbed copy of the {self.batch.images} image(s) "
-                f"takes {bytes_each}: increase memory_budget, or explain fewer images per call."
-            )
+            reason = f"one perturbed copy of the {self.batch.images} image(s) takes {bytes_each}"
+            advice = "increase memory_budget, or explain fewer images per call."
+            raise GradcamError(f"memory_budget is {self.budget} bytes, but {reason}: {advice}")
 
     def report(self, completed: int, total: int) -> None:
         if self.progress is not None:

@@ -6,22 +6,12 @@ from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import ADVICE_AFTER_LAYER, CHANGED_VALUE
 
 # Messages for a failed backward pass through a whole model.
-VIEW_IN_PLACE = (
-    "The model changes in place its input, or a view created without gradient recording: replace that operation with an "
-    "out-of-place one."
-)
-
-
 ADVICE_IN_MODEL = ADVICE_AFTER_LAYER | {
     pytorch.CHANGED_IN_PLACE: f"The model {CHANGED_VALUE}",
-    pytorch.UNRECORDED_VIEW: VIEW_IN_PLACE,
-    pytorch.CHANGED_LEAF: VIEW_IN_PLACE,
-    pytorch.RECURRENT: (
-        "The model contains a recurrent network, for which cuDNN has gradients in training mode only: run this "
-        "inside `with torch.backends.cudnn.flags(enabled=False):`."
-    ),
-    pytorch.REENTRANT: (
-        "The model has a reentrant checkpoint, through which PyTorch computes gradients of parameters only: "
-        "set use_reentrant=False, or switch checkpointing off for this call."
-    ),
-}
+    **dict.fromkeys((pytorch.UNRECORDED_VIEW, pytorch.CHANGED_LEAF), "The model changes in place its input, or a view "
+    "created without gradient recording: replace that operation with an out-of-place one."),
+    pytorch.RECURRENT: "The model contains a recurrent network, for which cuDNN has gradients in training mode only: run "
+    "this inside `with torch.backends.cudnn.flags(enabled=False):`.",
+    pytorch.REENTRANT: "The model has a reentrant checkpoint, through which PyTorch computes gradients of parameters only: "
+    "set use_reentrant=False, or switch checkpointing off for this call.",
+}  # fmt: skip

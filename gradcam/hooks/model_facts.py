@@ -37,8 +37,7 @@ class ModelFacts:
         """Return the cached value, or compute and cache it."""
         if key not in self._cache:
             self.set(key, compute())
-        value: Answer = self._cache[key]
-        return value
+        return self._cache[key]
 
     def get(self, key: Hashable) -> Any:
         """Return the cached value; None if there is none."""
@@ -88,8 +87,6 @@ class ModelFacts:
 
 _lock = threading.RLock()  # Threads that explain the same model compare its state at the same time.
 # The last state of each model, and the values cached for it.
-_cached_states: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = (
-    weakref.WeakKeyDictionary()
-)
+_cached_states = weakref.WeakKeyDictionary[nn.Module, tuple["ModelState", dict[Hashable, Any]]]()
 # Models that change in every pass. Their state is read before the pass.
 self_changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

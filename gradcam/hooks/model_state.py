@@ -7,8 +7,8 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +26,9 @@ MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
 HOOKS_MODULE = "gradcam.hooks.hooks"
 
 
-class ModuleState(NamedTuple):
-    """The state of one module: its class, number of attributes, settings, and hooks other than this package's."""
-
-    module: weakref.ref[nn.Module]
-    module_type: Any
-    size: int
-    get_settings: Callable[[dict[str, Any]], tuple[Any, ...]]
-    settings: Sequence[Any]
-    is_plain: bool  # If False, the settings are compared by their descriptions.
-    hooks: list[int]
+# The state of one module: a weak reference to it, its class, its number of attributes, a function that reads its settings
+# from its attributes, the settings, whether they are compared directly, and the hooks other than this package's.
+ModuleState = tuple[Any, ...]
 
 
 class ModelState:
@@ -48,16 +41,16 @@ class ModelState:
         self._tensors: list[Tensor | None] = []
         self._objects: dict[int, int] = {}  # By id, a number for each object already described.
         self._hooks = _list_global_hooks()
-        self._modules = [self._read_module(module) for module in list_modules(model)]
-        self._forwards = {state.module_type: _refer(state.module_type.forward) for state in self._modules}
+        modules = list_modules(model)
+        self._modules = [self._read_module(module) for module in modules]
+        self._forwards = {kind: _refer(kind.forward) for kind in map(type, modules)}
         tensors = self._take_tensors()
         if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
             raise TypeError  # Such tensors do not count their writes, or have no memory of their own.
-        storages = [tensor.untyped_storage() for tensor in tensors]  # They keep the memory allocated, as in `holds`.
+        _storages = [tensor.untyped_storage() for tensor in tensors]  # They keep the memory allocated, as in `holds`.
         self._memory = _describe_memory(tensors)
         self._samples = Samples(tensors)
         self._values = self._samples.read(tensors)
-        del storages
 
     def holds(self, model: nn.Module) -> bool:
         """Return whether the model is still in this state."""
@@ -66,16 +59,14 @@ class ModelState:
         is_same = len(modules) == len(self._modules) and all(map(self._is_same, modules, self._modules))
         tensors = self._take_tensors()
         # While the storages are referenced, no other thread can free the memory that is read below.
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        still_holds = (
+        _storages = [tensor.untyped_storage() for tensor in tensors]
+        return (
             is_same
             and self._hooks == _list_global_hooks()
             and all(_refer(kind.forward) == forward for kind, forward in self._forwards.items())
             and _describe_memory(tensors) == self._memory
             and self._samples.read(tensors) == self._values
         )
-        del storages
-        return still_holds
 
     def _take_tensors(self) -> list[Tensor]:
         tensors = [tensor for tensor in self._tensors if tensor is not None]
@@ -83,16 +74,17 @@ class ModelState:
         return tensors
 
     def _is_same(self, module: nn.Module, state: ModuleState) -> bool:
+        reference, kind, size, get_settings, expected, is_plain, hooks = state
         attributes = module.__dict__
-        if state.module() is not module or type(module) is not state.module_type or len(attributes) != state.size:
+        if reference() is not module or type(module) is not kind or len(attributes) != size:
             return False
         self._tensors += attributes["_parameters"].values()
         self._tensors += attributes["_buffers"].values()
-        has_hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"] or state.hooks
-        if has_hooks and _list_hooks(module) != state.hooks:
+        has_hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"] or hooks
+        if has_hooks and _list_hooks(module) != hooks:
             return False
-        settings = state.get_settings(attributes)
-        return bool(settings == state.settings if state.is_plain else self._describe_all(settings) == state.settings)
+        settings = get_settings(attributes)
+        return bool(settings == expected if is_plain else self._describe_all(settings) == expected)
 
     def _read_module(self, module: nn.Module) -> ModuleState:
         self._tensors += module._parameters.values()
@@ -100,13 +92,13 @@ class ModelState:
         attributes = module.__dict__
         names = [name for name in attributes if name not in MODULE_ATTRIBUTES]
         # With a single name, `itemgetter` would return no tuple, so the first name is repeated.
-        get_settings = operator.itemgetter(*names, *names[:1]) if names else _get_nothing
+        get_settings = operator.itemgetter(*names, *names[:1]) if names else lambda _: ()
         settings = get_settings(attributes)
         is_plain = all(map(_is_plain, settings))
         # Settings may be lists that are changed in place, so they are copied.
         described = copy.deepcopy(settings) if is_plain else self._describe_all(settings)
         hooks = _list_hooks(module)
-        return ModuleState(weakref.ref(module), type(module), len(attributes), get_settings, described, is_plain, hooks)
+        return weakref.ref(module), type(module), len(attributes), get_settings, described, is_plain, hooks
 
     def _describe_all(self, settings: tuple[Any, ...]) -> list[Any]:
         return [self._describe(value) for value in settings]
@@ -150,15 +142,8 @@ def _refer(value: Any) -> Any:
         return type(value)
 
 
-def _describe_memory(tensors: list[Tensor]) -> list[list[Any]]:
-    return [
-        [id(tensor) for tensor in tensors],
-        [tensor.data_ptr() for tensor in tensors],
-        [tensor._version for tensor in tensors],
-        [tensor.shape for tensor in tensors],
-        [tensor.stride() for tensor in tensors],
-        [tensor.dtype for tensor in tensors],
-    ]
+def _describe_memory(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
+    return [(id(x), x.data_ptr(), x._version, x.shape, x.stride(), x.dtype) for x in tensors]
 
 
 class Samples:
@@ -212,10 +197,6 @@ def _list_global_hooks() -> list[tuple[int, ...]]:
 def _list_hooks(module: nn.Module) -> list[int]:
     hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
     return [key for key, hook in hooks if getattr(hook, "__module__", "") != HOOKS_MODULE]
-
-
-def _get_nothing(_: dict[str, Any]) -> tuple[Any, ...]:
-    return ()
 
 
 def _is_plain(value: Any) -> bool:

@@ -56,18 +56,17 @@ MT19937_BYTES = 4 * 625  # 624 words, and the position among them.
 _lock = threading.RLock()
 
 
-# Each module's saved value, and the passes that need the change. The last pass to end restores the value.
-_Register = weakref.WeakKeyDictionary[nn.Module, tuple[Any, weakref.WeakSet[PassToken]]]
-_flags: _Register = weakref.WeakKeyDictionary()
-_buffers: _Register = weakref.WeakKeyDictionary()
+# For each module or mode, the saved value, and the passes that need the change. The last pass to end restores the value.
+_Register = weakref.WeakKeyDictionary[Any, tuple[Any, weakref.WeakSet[PassToken]]]
+_flags, _buffers, _modes, _calls = _Register(), _Register(), _Register(), _Register()
 
 
 @contextlib.contextmanager
 def _change_while_used(
     register: _Register,
-    modules: Iterable[nn.Module],
-    save: Callable[[nn.Module], Any],
-    restore: Callable[[nn.Module, Any], None],  # It must not raise.
+    modules: Iterable[Any],
+    save: Callable[[Any], Any],
+    restore: Callable[[Any, Any], None],  # It must not raise.
     *,
     change: Callable[[nn.Module], None] = lambda _: None,
     is_affected: Callable[[nn.Module], bool] = lambda _: True,
@@ -157,54 +156,27 @@ def _count_writes(modules: Iterable[nn.Module]) -> int:
 def _is_equal(tensor: Tensor, expected: Tensor) -> bool:
     """Return whether values are equal, also NaN. Versions do not tell: observers' kernels do not increase them."""
     try:
-        return torch.equal(tensor, expected) or bool(
-            torch.isclose(tensor, expected, rtol=0, atol=0, equal_nan=True).all()
-        )
+        return torch.equal(tensor, expected) or bool(tensor.isclose(expected, rtol=0, atol=0, equal_nan=True).all())
     except (RuntimeError, NotImplementedError):  # PyTorch stores some dtypes that it cannot compare.
         return True
 
 
-class _SharedMode:
-    """A process-wide mode, entered by the first pass that needs it and left by the last one, in any thread."""
+def _shared_mode(enter: Callable[[], Callable[[], None]]) -> AbstractContextManager[None]:
+    """Share a process-wide mode: the first pass that needs it enters it, and the last one leaves it, in any thread.
 
-    def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
-        self._enter = enter  # Returns the function that leaves the mode.
-        self._leave: list[Callable[[], None]] = []  # At most one function.
-        self._tokens: weakref.WeakSet[PassToken] = weakref.WeakSet()
-
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        token = PassToken()
-        try:
-            with _lock:
-                self._tokens.add(token)
-                if not self._leave:
-                    self._leave.append(self._enter())
-            yield
-        finally:
-            with _lock:
-                self._tokens.discard(token)
-                if self._leave and not self._tokens:
-                    self._leave.pop()()
+    `enter` returns the function that leaves the mode.
+    """
+    return _change_while_used(_modes, [enter], lambda _: enter(), lambda _, leave: leave())
 
 
 def _without_fused_attention() -> Callable[[], None]:
-    sdp = torch.backends.cuda  # In spite of the name, these switches also affect the CPU kernels.
-    switches = (sdp.enable_flash_sdp, sdp.enable_mem_efficient_sdp, sdp.enable_cudnn_sdp, sdp.enable_math_sdp)
-    enabled = (
-        sdp.flash_sdp_enabled(), sdp.mem_efficient_sdp_enabled(), sdp.cudnn_sdp_enabled(), sdp.math_sdp_enabled(),
-    )  # fmt: skip
-
-    def switch(*values: bool) -> None:
-        for function, value in zip(switches, values):
-            function(value)
-
-    switch(False, False, False, True)
-    return lambda: switch(*enabled)
-
-
-_eager, _plain_attention = _SharedMode(pytorch.run_eagerly), _SharedMode(_without_fused_attention)
-_calls: _Register = weakref.WeakKeyDictionary()
+    with contextlib.ExitStack() as stack:
+        for kernel in ("flash", "mem_efficient", "cudnn", "math"):
+            # In spite of their module's name, these switches also affect the CPU kernels.
+            switch = getattr(torch.backends.cuda, f"enable_{kernel}_sdp")
+            stack.callback(switch, getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")())
+            switch(kernel == "math")
+        return stack.pop_all().close
 
 
 @contextlib.contextmanager
@@ -213,7 +185,7 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     unhooked = pytorch.find_unhooked(modules)
     with contextlib.ExitStack() as stack:
         if unhooked:  # Only if necessary, because eager mode slows down all threads.
-            stack.enter_context(_eager.shared())
+            stack.enter_context(_shared_mode(pytorch.run_eagerly))
         if unhooked and not pytorch.HAS_STANCE:
             calls = pytorch.read_calls, pytorch.restore_calls
             compiled = [module for module in unhooked if pytorch.is_compiled(module)]
@@ -223,7 +195,7 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def plain_attention() -> AbstractContextManager[None]:
     """Compute attention by matrix products and a softmax, because fused attention cannot be differentiated twice."""
-    return _plain_attention.shared()
+    return _shared_mode(_without_fused_attention)
 
 
 @contextlib.contextmanager
@@ -235,7 +207,10 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
     before = [generator.get_state() for generator in generators]
-    other_states = [_GeneratorState(*functions) for functions in NON_TORCH_GENERATORS]
+    other_states = (
+        _GeneratorState(_read_python_words, random.getstate, random.setstate),
+        _GeneratorState(_read_numpy_words, np.random.get_state, np.random.set_state),
+    )
     try:
         yield
     finally:
@@ -264,12 +239,6 @@ def _read_memory(value: object, class_: type) -> bytes:
     """Return the bytes of an object after its header."""
     head = object.__basicsize__
     return ctypes.string_at(id(value) + head, class_.__basicsize__ - head)
-
-
-NON_TORCH_GENERATORS = (
-    (_read_python_words, random.getstate, random.setstate),
-    (_read_numpy_words, np.random.get_state, np.random.set_state),
-)
 
 
 class _GeneratorState:

@@ -17,27 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-# Parts of the names of operations that mix tokens.
-TOKEN_MIXING_OPS = ("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
-ATTENTION_OPS = ("softmax", "attention", "dotproduct")
-# Operations that mix channels by weights. A grouped convolution mixes channels only within each group.
-CHANNEL_MIXING_OPS = ("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
 # Functions whose values are non-negative, except for a dip below zero that is small compared with the positive values.
 ACTIVATION_OPS = ("relu", "silu", "gelu", "hardswish", "mish", "softplus", "sigmoid", "hardsigmoid", "softmax")
 CLAMP_MINIMA = {"hardtanh": "_saved_min_val", "clampmin": "_saved_min", "clampb": "_saved_min"}
 MAX_LEAK = 0.1  # Slope of a leaky ReLU up to which it counts as a ReLU.
-# Operations that select, move, pool and resize values. "add" and "mul" count only if both inputs are in the graph.
-NONNEGATIVE_OPS = (
-    *("pool", "view", "permute", "transpose", "tbackward", "slice", "select", "clone", "alias", "copy", "stride"),
-    *("upsample", "expand", "cat", "stack", "pad", "squeeze", "split", "unbind", "shuffle", "roll"),
-)
-BINARY_OPS = ("addbackward", "mulbackward")
-WEIGHTED_OPS = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
-COPY_OPS = ("CopyBackwards", "CloneBackward0")  # Copies that are added when a layer is recorded.
-OPERATION_DETAILS = ("_saved_training", "_saved_dim")  # Attributes that distinguish operations of the same name.
-PASSTHROUGH_OPS = (*COPY_OPS, "BackwardHookFunctionBackward", "AccumulateGrad")
 RESHAPING_OPS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
-# The names that `find_last_operation` gives to the operation that computed an output.
+# The names that `find_last_operation` gives to the operation that computed an output, by the start of PyTorch's name.
 LAST_OPERATIONS = {
     "Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax",
     "Addmm": "linear", "Mm": "linear", "Linear": "linear", "Convolution": "linear",
@@ -48,7 +33,6 @@ RELU_NODES = {
     "ReluBackward": (), "HardtanhBackward": ("_saved_min_val",), "ThresholdBackward": ("_saved_threshold",),
     "ClampMinBackward": ("_saved_min",), "ClampBackward": ("_saved_min",),
 }  # fmt: skip
-OPAQUE_NODES = ("DifferentiableGraphBackward", "CompiledFunctionBackward")  # Compiled code, which hides its operations.
 
 # Parts of PyTorch's error texts.
 GRAPH_IS_FREED = ("second time",)
@@ -85,47 +69,60 @@ def message_contains(error: BaseException, parts: Iterable[str]) -> bool:
     return any(part.lower() in text for part in parts)
 
 
-def _lower_name(node: Node) -> str:
-    return node.name().lower()
+Predicate = Callable[[Node], bool]
+
+
+def _contains(*words: str) -> Predicate:
+    """Return a function that tells whether an operation's name, in lower case, contains one of the words."""
+
+    def contains(node: Node) -> bool:
+        name = node.name().lower()
+        return any(word in name for word in words)
+
+    return contains
+
+
+def _ends_with(*words: str) -> Predicate:
+    return lambda node: node.name().endswith(words)
+
+
+_may_mix_tokens = _contains("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
+# Operations that select, move, pool and resize values. "add" and "mul" count only if both inputs are in the graph.
+_selects_or_moves = _contains(
+    *("pool", "view", "permute", "transpose", "tbackward", "slice", "select", "clone", "alias", "copy", "stride"),
+    *("upsample", "expand", "cat", "stack", "pad", "squeeze", "split", "unbind", "shuffle", "roll"),
+)
+is_attention_operation = _contains("softmax", "attention", "dotproduct")
+# Operations that mix channels by weights. A grouped convolution mixes channels only within each group.
+has_weights = _contains("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
+is_adaptive_pool = _contains("adaptive")
+is_error_node = _contains("error")  # A placeholder for the error that its derivative would raise.
+is_opaque = _contains("differentiablegraphbackward", "compiledfunctionbackward")  # Compiled code hides its operations.
+is_overwriting_copy = _ends_with("CopyBackwards")  # Its first input is the previous value of the tensor.
+is_copy = _ends_with("CopyBackwards", "CloneBackward0")  # Such as those that are added when a layer is recorded.
+# Operations that pass their values on unchanged.
+is_passthrough = _ends_with("CopyBackwards", "CloneBackward0", "BackwardHookFunctionBackward", "AccumulateGrad")
 
 
 def mixes_tokens(node: Node) -> bool:
     """Return whether an operation may mix the tokens of an image."""
-    name = _lower_name(node)
-    return hasattr(node, "_forward_cls") or any(word in name for word in TOKEN_MIXING_OPS)
-
-
-def is_attention_operation(node: Node) -> bool:
-    """Return whether an operation is a part of attention."""
-    name = _lower_name(node)
-    return any(word in name for word in ATTENTION_OPS)
-
-
-def has_weights(node: Node) -> bool:
-    """Return whether an operation may mix channels by weights."""
-    name = _lower_name(node)
-    return any(word in name for word in CHANNEL_MIXING_OPS)
+    return hasattr(node, "_forward_cls") or _may_mix_tokens(node)
 
 
 def mixes_all_channels(node: Node) -> bool:
     """Return whether an operation mixes all channels by weights. Bilinear upsampling has no weights."""
-    is_upsampling = _lower_name(node).startswith("upsample")
-    return has_weights(node) and not is_upsampling and getattr(node, "_saved_groups", 1) == 1
+    return has_weights(node) and not node.name().startswith("Upsample") and getattr(node, "_saved_groups", 1) == 1
 
 
 def takes_weights(node: Node) -> bool:
     """Return whether an operation's inputs without a graph are weights."""
-    return node.name().startswith(WEIGHTED_OPS)
-
-
-def is_adaptive_pool(node: Node) -> bool:
-    """Return whether an operation is adaptive pooling."""
-    return "adaptive" in _lower_name(node)
+    ops = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
+    return node.name().startswith(ops)
 
 
 def is_activation(node: Node) -> bool:
     """Return whether an operation is an activation function with non-negative values, such as ReLU."""
-    name = _lower_name(node)
+    name = node.name().lower()
     for prefix, minimum in CLAMP_MINIMA.items():
         if name.startswith(prefix):
             value = getattr(node, minimum, None)
@@ -140,8 +137,7 @@ def keeps_nonnegative(node: Node, inputs: int) -> bool:
 
     `inputs` is the number of recorded inputs.
     """
-    name = _lower_name(node)
-    return any(word in name for word in NONNEGATIVE_OPS) or (name.startswith(BINARY_OPS) and inputs > 1)
+    return _selects_or_moves(node) or (node.name().startswith(("AddBackward", "MulBackward")) and inputs > 1)
 
 
 def read_selection(node: Node) -> tuple[Sequence[int], int, range] | None:
@@ -159,10 +155,8 @@ def read_selection(node: Node) -> tuple[Sequence[int], int, range] | None:
 
 def is_softmax(node: Node | None, axes: int) -> bool:
     """Return whether an operation on a tensor with `axes` axes is a softmax over the last axis."""
-    if node is None or node.name() != "SoftmaxBackward0":
-        return False
-    axis: int = node._saved_dim  # type: ignore[attr-defined]
-    return axis in (axes - 1, 2**64 - 1, -1)
+    last = (axes - 1, 2**64 - 1, -1)
+    return node is not None and node.name() == "SoftmaxBackward0" and node._saved_dim in last  # type: ignore[attr-defined]
 
 
 def may_cast(nodes: Iterable[Node]) -> bool:
@@ -175,34 +169,14 @@ def is_python_function(node: Node) -> bool:
     return hasattr(node, "_forward_cls") and "Hook" not in node.name()
 
 
-def is_error_node(node: Node) -> bool:
-    """Return whether an operation is a placeholder for the error that its derivative would raise."""
-    return "Error" in node.name()
-
-
 def get_function_name(node: Node) -> str:
     """Return the name of a function written in Python."""
     return node.name().removesuffix("Backward")
 
 
-def is_overwriting_copy(node: Node) -> bool:
-    """Return whether an operation is a copy into a tensor. Its first input is the tensor's previous value."""
-    return node.name().endswith("CopyBackwards")
-
-
-def is_copy(node: Node) -> bool:
-    """Return whether an operation is a copy, such as those that are added when a layer is recorded."""
-    return node.name().endswith(COPY_OPS)
-
-
-def is_passthrough(node: Node) -> bool:
-    """Return whether an operation passes its values on unchanged."""
-    return node.name().endswith(PASSTHROUGH_OPS)
-
-
 def describe_operation(node: Node) -> tuple[Any, ...]:
     """Return an operation's name, training flag and axis, to compare it with other operations."""
-    return (node.name(), *(getattr(node, name, None) for name in OPERATION_DETAILS))
+    return node.name(), getattr(node, "_saved_training", None), getattr(node, "_saved_dim", None)
 
 
 def find_last_operation(tensor: Tensor) -> str:
@@ -210,16 +184,8 @@ def find_last_operation(tensor: Tensor) -> str:
     node: Any = tensor.grad_fn
     while node is not None and node.name().lstrip("_").startswith(RESHAPING_OPS):
         node = node.next_functions[0][0]
-    if node is None:
-        return ""
-    name = node.name().partition("Backward")[0].lstrip("_")
-    weighing = (start for start, operation in LAST_OPERATIONS.items() if operation == "linear")
-    return "linear" if name.startswith(tuple(weighing)) else LAST_OPERATIONS.get(name, "")
-
-
-def is_opaque(node: Node) -> bool:
-    """Return whether an operation is compiled code, which hides the operations in it."""
-    return any(name in node.name() for name in OPAQUE_NODES)
+    name = "" if node is None else node.name().lstrip("_")
+    return next((operation for prefix, operation in LAST_OPERATIONS.items() if name.startswith(prefix)), "")
 
 
 def is_relu(node: Node) -> bool:
@@ -227,22 +193,15 @@ def is_relu(node: Node) -> bool:
 
     Before 2.14, PyTorch does not record which operation changed a view in place; the result is then True.
     """
-    is_of_view = "CopySlices" in node.name()
-    if is_of_view and not hasattr(node, "_wrapped_node"):
+    if "CopySlices" in node.name() and not hasattr(node, "_wrapped_node"):
         return True
     node = getattr(node, "_wrapped_node", node)
     name = node.name().rstrip("0123456789")
     if name not in RELU_NODES:
         return False
     zeros = [getattr(node, attribute) for attribute in RELU_NODES[name]]
-    largest = getattr(node, "_saved_max", None)
-    is_range = name == "ClampBackward" and largest not in (None, 6)
+    is_range = name == "ClampBackward" and getattr(node, "_saved_max", None) not in (None, 6)
     return not is_range and all(isinstance(value, (int, float)) and value == 0 for value in zeros)
-
-
-def list_leaf(node: Node) -> list[Tensor]:
-    """Return a list with the tensor whose gradient a node accumulates; an empty list for other nodes."""
-    return [node.variable] if hasattr(node, "variable") else []
 
 
 def _find_edge(tensor: Tensor) -> GradientEdge:
@@ -252,17 +211,6 @@ def _find_edge(tensor: Tensor) -> GradientEdge:
 
 # Before 2.6, a leaf has no edge while grad mode is off.
 find_edge = get_gradient_edge if VERSION >= (2, 6) else _find_edge
-
-
-def _find_default_device() -> torch.device:
-    try:
-        return torch.get_default_device()
-    except AttributeError:
-        return torch.device("cpu")
-
-
-# The device of new tensors. Before 2.5, PyTorch's function raises an error after the device was reset.
-find_default_device = torch.get_default_device if VERSION >= (2, 5) else _find_default_device
 
 
 def call_after_backward(function: Callable[[], None]) -> None:
@@ -277,11 +225,11 @@ def is_compiled(module: nn.Module) -> bool:
 
 def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the modules that ignore hooks registered later: compiled ones and, before 2.5, PyTorch's encoder."""
-    compiled = [*filter(is_compiled, modules)] if "torch._dynamo" in sys.modules else []
-    encoder_classes = (
-        (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention) if VERSION < (2, 5) else ()
-    )
-    return compiled + [module for module in modules if encoder_classes and isinstance(module, encoder_classes)]
+    unhooked = [*filter(is_compiled, modules)] if "torch._dynamo" in sys.modules else []
+    if VERSION < (2, 5):
+        encoders = nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention
+        unhooked += [module for module in modules if isinstance(module, encoders)]
+    return unhooked
 
 
 def run_eagerly() -> Callable[[], None]:
@@ -293,8 +241,7 @@ def run_eagerly() -> Callable[[], None]:
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         if HAS_STANCE:
-            stance = torch.compiler.set_stance("force_eager")
-            stack.callback(stance.__exit__, None, None, None)
+            stack.callback(torch.compiler.set_stance("force_eager").__exit__, None, None, None)
         return stack.pop_all().close
 
 
@@ -336,10 +283,8 @@ def autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[A
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the work on a device. `torch.accelerator` exists since 2.6."""
-    if hasattr(torch, "accelerator"):
-        torch.accelerator.synchronize(device)
-    elif device.type == "mps":
+    """Wait for the work on a device."""
+    if device.type == "mps":
         torch.mps.synchronize()
     else:
         getattr(torch, device.type).synchronize(device)

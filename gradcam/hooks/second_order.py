@@ -45,10 +45,9 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
         python_nodes = [node for node in list_graph_nodes(value) if pytorch.is_python_function(node)]
         if python_nodes or any(map(pytorch.is_error_node, list_graph_nodes(gradient))):
             name = pytorch.get_function_name(python_nodes[0]) if python_nodes else "a function written in Python"
-            raise ModelError(
-                f"After the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
-                "needs only the first derivative, such as 'gradcam', or a layer after that operation."
-            )
+            reason = f"After the layer there is {name}, whose gradient cannot be differentiated again"
+            advice = "choose a method that needs only the first derivative, such as 'gradcam', or a layer after that"
+            raise ModelError(f"{reason}: {advice} operation.")
         product = torch.zeros_like(gradient)
     if scale != 1:
         gradient, product = gradient.float() / scale, product.float() / scale

@@ -34,19 +34,15 @@ class GradientTap:
                 return None
             # If a block returns the output of its last part, both edit the same tensor, and the last part's hook
             # registered its edit first. Sorting by the owners' indices restores the order of their contexts.
-            return _apply_in_turn(
-                [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])], gradient
-            )
+            functions = [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])]
+            return _apply_in_turn(functions, gradient)
 
         def observe(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
             gradient = gradients[index]
             if gradient is None or not self.observers:
                 return None
-            return (
-                *gradients[:index],
-                _apply_in_turn(list(self.observers.values()), gradient),
-                *gradients[index + 1 :],
-            )
+            replacement = _apply_in_turn(list(self.observers.values()), gradient)
+            return (*gradients[:index], replacement, *gradients[index + 1 :])
 
         tensor.register_hook(unserializable_hook(edit))
         node.register_prehook(observe)
@@ -71,7 +67,6 @@ def find_tap(tensor: Tensor) -> tuple[GradientTap, Tensor]:
             tensor = clone
     node: Any = tensor.grad_fn
     key = f"{TAP} {tensor.output_nr}"
-    tap = node.metadata.get(key)
-    if not isinstance(tap, GradientTap):
-        tap = node.metadata[key] = GradientTap(tensor, node)
-    return tap, tensor
+    if key not in node.metadata:
+        node.metadata[key] = GradientTap(tensor, node)
+    return node.metadata[key], tensor

@@ -73,10 +73,8 @@ def pytorch_defaults() -> Iterator[None]:
     """
     import torch
 
-    from gradcam.hooks.pytorch import find_default_device
-
     caller_dtype = torch.get_default_dtype()
-    is_on_cpu = find_default_device() == torch.device("cpu")
+    is_on_cpu = torch.empty(0).device == torch.device("cpu")
     torch.set_default_dtype(torch.float32)
     try:
         with contextlib.nullcontext() if is_on_cpu else torch.device("cpu"):
