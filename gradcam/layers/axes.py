@@ -18,9 +18,9 @@ from torch.nn.modules.conv import _ConvNd
 from gradcam.errors import ImageError
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks, grad_mode_off
-from gradcam.hooks.model_facts import ModelFacts
+from gradcam.hooks.model_facts import Answer, ModelFacts
 from gradcam.hooks.preserve import preserve_state
-from gradcam.layers.layout import Layout
+from gradcam.layers.layout import GridSpec, Layout
 from gradcam.layers.token_layout import IMAGE_AXES, Patch, find_layout, find_patch_grids, list_token_layouts
 
 Shapes = dict[nn.Module, list[tuple[int, ...]]]  # The shapes of the tensors that each module returns.
@@ -39,7 +39,7 @@ class AxisResolver:
     """Finds the axes of layer outputs for a batch. The model runs only if the shapes leave the axes uncertain."""
 
     def __init__(
-        self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = (), facts: ModelFacts | None = None
+        self, model: nn.Module, batch: Batch, patches: Sequence[Patch], facts: ModelFacts | None = None
     ) -> None:
         self._model, self._batch, self._patches = model, batch, patches
         self._facts = facts or ModelFacts(model)
@@ -55,9 +55,7 @@ class AxisResolver:
         vectors = [vector for vector in per_image if vector.ndim == 3 and vector.is_floating_point()]
         return sorted({tensor.shape[1] for tensor in words + vectors})
 
-    def find_layout(
-        self, shape: Sequence[int], module: nn.Module, reshape: str | tuple[int, ...] | None = None
-    ) -> Layout | None:
+    def find_layout(self, shape: Sequence[int], module: nn.Module, reshape: GridSpec = None) -> Layout | None:
         """Return the layout of a module's output, as the function `find_layout` does; None also for text."""
         size, images = self._batch.size, self._batch.images
         axes = IMAGE_AXES if isinstance(reshape, str) else self.image_axes(shape, module)
@@ -75,15 +73,14 @@ class AxisResolver:
             single_shapes = self._single_image_shapes.get(module, [])
             return [axis for axis in IMAGE_AXES if (*shape[:axis], 1, *shape[axis + 1 :]) in single_shapes]
 
-        axes: Sequence[int] = self._remember(module, ("images", shape), find_axes)
-        return axes
+        return self._remember(module, ("images", shape), find_axes)
 
     def holds_text(self, shape: Sequence[int], module: nn.Module) -> bool:
         """Return whether an output of this shape contains text, alone or together with the image's tokens."""
         shape = tuple(shape)
         if not self.text_lengths or max(shape[1:], default=0) < self.text_lengths[0]:
             return False
-        return bool(self._remember(module, ("text", shape, *self.text_lengths), lambda: self._has_text(shape, module)))
+        return self._remember(module, ("text", shape, *self.text_lengths), lambda: self._has_text(shape, module))
 
     def prepare(self) -> None:
         """Run the changed batches now, because the caller will watch the layers while the model runs."""
@@ -144,7 +141,7 @@ class AxisResolver:
             return {}
         return shapes_by_module
 
-    def _remember(self, module: nn.Module, key: Any, compute: Callable[[], Any]) -> Any:
+    def _remember(self, module: nn.Module, key: Any, compute: Callable[[], Answer]) -> Answer:
         return self._facts.remember((*key, id(module), self._batch.images, self._batch.size), compute)
 
 
@@ -164,7 +161,6 @@ def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
                 "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
                 "model in a module whose forward passes pixel_values[:, None] to the model."
             )
-        raise ImageError(
-            f"The images are {tuple(batch.pictures.shape)}, with frames before channels: pass frames.transpose(1, 2), and "
-            "wrap the model in a module whose forward(clips) returns model(clips.transpose(1, 2))."
-        )
+        wrapper = "a module whose forward(clips) returns model(clips.transpose(1, 2))"
+        advice = f"pass frames.transpose(1, 2), and wrap the model in {wrapper}."
+        raise ImageError(f"The images are {tuple(batch.pictures.shape)}, with frames before channels: {advice}")

@@ -18,15 +18,13 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # Attributes under which wrappers and compiled modules store the model.
 # Descriptions of objects that are no PyTorch modules, by a pattern for the full name of the class.
 OTHER_KINDS = {
-    r"torch\.export\.exported_program\.": (
-        "an exported program, whose graph has no layers: explain torch.export.unflatten(program)"
-    ),
+    r"torch\.export\.exported_program\.":
+        "an exported program, whose graph has no layers: explain torch.export.unflatten(program)",
     r"ultralytics\.(?!nn\.)": "an ultralytics wrapper around a model: explain its .model",
     r"onnx": "an ONNX model, which has no gradients: explain the PyTorch model that it was exported from",
-    r"(tensorflow|keras|tf_keras|flax|coremltools|tensorrt|openvino)\.": (
-        "a model of another framework: explain a PyTorch model with the same weights"
-    ),
-}
+    r"(tensorflow|keras|tf_keras|flax|coremltools|tensorrt|openvino)\.":
+        "a model of another framework: explain a PyTorch model with the same weights",
+}  # fmt: skip
 
 
 class LayerRef(NamedTuple):
@@ -50,9 +48,8 @@ def unwrap(model: Any) -> nn.Module:
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
     refuse_foreign_models(model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError(
-            "The model is a TorchScript module, whose layer outputs hooks cannot replace: explain the original Python model."
-        )
+        advice = "explain the original Python model."
+        raise ModelError(f"The model is a TorchScript module, whose layer outputs hooks cannot replace: {advice}")
     if not isinstance(model, nn.Module):
         advice = "pass the module inside it, or a module of your own whose forward method calls it"
         if inspect.isroutine(model):
@@ -67,9 +64,8 @@ def refuse_foreign_models(model: object) -> None:
     if is_module and not kind.__module__.startswith("ultralytics."):
         return
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
-    advice = next(
-        (advice for pattern, advice in OTHER_KINDS.items() if any(re.match(pattern, name) for name in names)), None
-    )
+    patterns = (pattern for pattern in OTHER_KINDS if any(re.match(pattern, name) for name in names))
+    advice = OTHER_KINDS.get(next(patterns, ""))
     for path in (".model", ".model.model") if advice is None and not is_module else ():
         with contextlib.suppress(AttributeError):
             if isinstance(operator.attrgetter(path[1:])(model), nn.Module):
@@ -105,13 +101,11 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
                 return LayerRef(name, layer)
         relation = "the model itself" if layer is model else "not part of the model"
         child = next((name for name, _ in model.named_children()), "layer4")
-        raise LayerError(
-            f"The layer, {type(layer).__name__}, is {relation}: choose a module inside it, such as model.{child}."
-        )
+        kind = type(layer).__name__
+        raise LayerError(f"The layer, {kind}, is {relation}: choose a module inside it, such as model.{child}.")
     if not isinstance(layer, str):
-        raise LayerError(
-            f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
-        )
+        expected = "a dotted name such as 'layer4', or a module of the model."
+        raise LayerError(f"The layer is {shorten(layer)}, expected {expected}")
     base_name, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
     for name, *keys in ([layer], base_name.split(":")):  # A module's name may itself contain ":" or "#".
         if (match := _find_name(model, name)) is not None:

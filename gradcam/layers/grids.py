@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -66,23 +65,19 @@ def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tu
     """
     yield name, module
     class_name = type(module).__name__.lower()
-    is_attention = "block" not in class_name and any(
-        word in class_name for word in ("attention", "attn", "mhsa", "msa", "multihead")
-    )
+    is_attention = any(word in class_name for word in ("attention", "attn", "mhsa", "msa", "multihead"))
     is_attention = is_attention and not any("block" in type(part).__name__.lower() for part in module.modules())
     # An attention module with another name is recognised by its children: a softmax and a linear layer. A Sequential
     # with such children is no attention module.
     children = [] if isinstance(module, nn.Sequential) else list(module.children())
-    if not name or not (
-        is_attention
-        or all(any(isinstance(child, part_type) for child in children) for part_type in (nn.Softmax, nn.Linear))
-    ):
+    has_parts = all(any(isinstance(child, kind) for child in children) for kind in (nn.Softmax, nn.Linear))
+    if not name or not (is_attention or has_parts):
         for child_name, child in module.named_children():
             yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
     else:
-        for first_name, first in itertools.islice(module.named_children(), 1):
-            if "Norm" in type(first).__name__:
-                yield f"{name}.{first_name}", first
+        first_name, first = next(module.named_children(), ("", None))
+        if first is not None and "Norm" in type(first).__name__:
+            yield f"{name}.{first_name}", first
 
 
 def returns_input(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:

@@ -28,7 +28,8 @@ Change = Callable[[Tensor], object]  # Changes a tensor in place.
 Lengths = Sequence[int]  # The lengths of a shape, an image or a grid.
 Grid = tuple[int, ...]
 ReshapeFunction = Callable[[Tensor], Tensor]
-ReshapeSpec = str | tuple[int, ...] | ReshapeFunction | None
+GridSpec = str | Grid | None  # One of `options.LAYOUTS`, the grid of the last tokens, or None to find the grid.
+ReshapeSpec = GridSpec | ReshapeFunction
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,7 @@ class Layout:
 
 
 def find_map_layout(
-    shape: Lengths,
-    size: Lengths,
-    module: nn.Module | None = None,
-    images: int | None = None,
-    *,
-    reshape: str | Grid | None = None,
+    shape: Lengths, size: Lengths, module: nn.Module | None, images: int | None, *, reshape: GridSpec
 ) -> Layout | None:
     """Return the layout of a map of `shape` for images of `size` (H,W) or (D,H,W); None if it is uncertain.
 
@@ -125,9 +121,8 @@ def _find_map_kind(shape: Lengths, size: Lengths, module: nn.Module | None) -> s
         return "channels first"
     if axis == -1:  # Partitioned windows lack the image's aspect ratio, and are no grid.
         return "channels last" if fits_last else None
-    if is_attention_output(module) or (
-        fits_first == fits_last and module is not None and has_channels_last(module, shape)
-    ):
+    is_unclear = fits_first == fits_last and module is not None and has_channels_last(module, shape)
+    if is_unclear or is_attention_output(module):
         return None
     # Vertical and horizontal strides may differ after convolutions, and in modules with a part for `shape[1]` channels.
     if fits_first != fits_last or isinstance(module, CONVNET_LAYERS) or shape[1] in _list_channels(module):
@@ -221,7 +216,6 @@ def to_reshape(value: Any) -> ReshapeSpec:
         sides = [side for side in value if isinstance(side, int) and not isinstance(side, bool) and side > 0]
         if len(sides) == len(value) and max(sides) > 1:
             return tuple(sides)
-    raise LayerError(
-        f"reshape is {shorten(value)}, expected the token grid (h, w) or (d, h, w), one of {join_names(LAYOUTS)}, or a "
-        "function from the layer's tensor to (N, C, h, w)."
-    )
+    function = "a function from the layer's tensor to (N, C, h, w)"
+    expected = f"the token grid (h, w) or (d, h, w), one of {join_names(LAYOUTS)}, or {function}."
+    raise LayerError(f"reshape is {shorten(value)}, expected {expected}")

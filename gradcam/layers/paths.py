@@ -71,12 +71,8 @@ class GradientPaths:
         ends, order = self.scores, _sort_edges(self.scores, stop=self._reads_prefix)
         if pictures not in order:
             reading_edges = set(order)
-            ends = [
-                next(
-                    (edge for edge in self._order if edge not in reading_edges and pytorch.mixes_tokens(edge[0])),
-                    self._order[0],
-                )
-            ]
+            mixing = (edge for edge in self._order if edge not in reading_edges and pytorch.mixes_tokens(edge[0]))
+            ends = [next(mixing, self._order[0])]
             order = _sort_edges(ends)
         paths_out = dict.fromkeys(order, 0) | dict.fromkeys(ends, 1)
         for edge in order:
@@ -99,9 +95,8 @@ class GradientPaths:
         if layout is None or "tokens" not in layout.kind or axis != 1 - layout.image_axis:
             return False
         cells = layout.list_cells()
-        return len(positions) > 0 and not set(positions).intersection(
-            range(shape[axis])[cells] if isinstance(cells, slice) else cells
-        )
+        cell_tokens = range(shape[axis])[cells] if isinstance(cells, slice) else cells
+        return len(positions) > 0 and not set(positions).intersection(cell_tokens)
 
 
 def is_nonnegative(edge: Edge) -> bool:

@@ -21,12 +21,7 @@ class IndexLayout:
     indices: Tensor
     image_axis: int
     folds: int
-    kind: str = "picked"
-
-    @property
-    def name(self) -> str:
-        """Return the layout in words, for records."""
-        return self.kind
+    kind = name = "picked"  # `name` is the layout in words, for records.
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         return self.to_rows(tensor).flatten()[self.indices]
@@ -71,16 +66,13 @@ def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, ima
     is_pick = bool((picked == picked.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
     if is_pick:
         # The positions prove little: a ReLU or a cumulative maximum leaves positive, increasing numbers unchanged.
-        noise = torch.randn(count, dtype=dtype, device="cpu", generator=torch.Generator("cpu").manual_seed(0)).to(
-            numbers
-        )
+        generator = torch.Generator("cpu").manual_seed(0)
+        noise = torch.randn(count, dtype=dtype, device="cpu", generator=generator).to(numbers)
         output = _call(function, noise.reshape(shape), subject)
         is_pick = output.shape == picked.shape and torch.equal(output, noise[indices].to(output.dtype))
     if not is_pick:
-        raise LayerError(
-            f"{subject} returned values that are not in its input. It is also used for gradients, so it may only pick and "
-            "move values (slicing, reshape, permute)."
-        )
+        reason = "It is also used for gradients, so it may only pick and move values (slicing, reshape, permute)."
+        raise LayerError(f"{subject} returned values that are not in its input. {reason}")
     if len(indices.unique()) < indices.numel():
         raise LayerError(f"{subject} used some values more than once: it may only pick and move values.")
     axis, folds = _image_axis(indices, shape, images, subject)

@@ -12,16 +12,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from gradcam.layers.layout import (
-    Grid,
-    Layout,
-    Lengths,
-    find_channel_axis,
-    find_map_layout,
-    has_aspect,
-    has_channels_last,
-    is_attention_output,
-)
+from gradcam.layers import layout as maps
+from gradcam.layers.layout import Grid, GridSpec, Layout, Lengths
 
 MAX_IMAGE_CHANNELS = 4  # Input channels of a convolution that works on the image itself.
 USUAL_DEPTH = 16  # Slices of a volume, or frames of a clip.
@@ -49,10 +41,8 @@ class Patch(NamedTuple):
         if self.kernel == self.stride:
             yield tuple(length // stride for length, stride in zip(size, self.stride))
             yield tuple(-(-length // stride) for length, stride in zip(size, self.stride))
-        yield tuple(
-            (length + 2 * padding - kernel) // stride + 1
-            for length, kernel, stride, padding in zip(size, self.kernel, self.stride, self.padding)
-        )
+        axes = zip(size, self.kernel, self.stride, self.padding)
+        yield tuple((length + 2 * padding - kernel) // stride + 1 for length, kernel, stride, padding in axes)
 
 
 def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
@@ -94,9 +84,9 @@ def find_rival_layouts(shape: Lengths, module: nn.Module, size: Lengths, patches
         layouts = _find_token_layouts(shape[1], size, patches)
         return layouts if len(layouts) > 1 else []
     grids = {"channels first": tuple(shape[2:]), "channels last": tuple(shape[1:-1])}
-    if len(shape) != len(size) + 2 or is_attention_output(module) or has_channels_last(module, shape):
+    if len(shape) != len(size) + 2 or maps.is_attention_output(module) or maps.has_channels_last(module, shape):
         return []
-    are_maps = all(has_aspect(grid, size) for grid in grids.values())
+    are_maps = all(maps.has_aspect(grid, size) for grid in grids.values())
     return [Layout(grid, kind) for kind, grid in grids.items() if are_maps and max(grid) > 1]
 
 
@@ -107,7 +97,7 @@ def find_layout(
     images: int | None = None,
     *,
     patches: Sequence[Patch] = (),
-    reshape: str | Grid | None = None,
+    reshape: GridSpec = None,
     image_axes: Lengths = IMAGE_AXES,
 ) -> Layout | None:
     """Return the layout of an output of `shape` for images of `size` (H,W) or (D,H,W); None if it is uncertain.
@@ -119,7 +109,7 @@ def find_layout(
     maps, as in `find_map_layout`.
     """
     if len(shape) != 3:
-        return find_map_layout(shape, size, module, images, reshape=reshape)
+        return maps.find_map_layout(shape, size, module, images, reshape=reshape)
     axes = [axis for axis in image_axes if images in (None, shape[axis])]
     if isinstance(reshape, tuple):
         for axis in axes if len(reshape) == len(size) else ():
@@ -138,8 +128,8 @@ def find_layout(
         if len(layouts) == 1:  # Grids of the model's patches are more certain than grids that divide the image.
             patch_grids = list(find_patch_grids(size, patches))
             grids = patch_grids if layouts[0].grid in patch_grids else find_even_grids(tuple(size))
-            channels = None if module is None else find_channel_axis(module, shape)
-            if channels is None and module is not None and not has_channels_last(module, shape):
+            channels = None if module is None else maps.find_channel_axis(module, shape)
+            if channels is None and module is not None and not maps.has_channels_last(module, shape):
                 # The tensor could also be a map (N,C,h,w) on one of these grids, flattened to (N,C,h*w).
                 channels = 1 if any(math.prod(grid) == shape[2] for grid in grids) else None
             return None if channels == 1 else layouts[0]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # The default method for a single object or region. Pooled gradients would show all objects of the class.
 LOCAL_METHOD = "hirescam"
 Box4 = tuple[float, float, float, float]
-Differentiate = Callable[[Sequence[Tensor]], "list[list[LocalGradient]] | None"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +128,7 @@ class TargetScores:
     logits: Tensor | None
     target: Any
     instances: Sequence[Sequence[Instance]] | None = None
-    differentiate: Differentiate | None = None
+    differentiate: Callable[[Sequence[Tensor]], list[list[LocalGradient]] | None] | None = None
     settled: Tensor | None = None
 
 

@@ -98,9 +98,8 @@ class ClassTarget:
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
         if self.score != "contrast" and self.against != () and len(to_rivals(self.against)):
-            raise TargetError(
-                f"against is {shorten(self.against)}, but the score is {self.score!r}: use score='contrast' with against."
-            )
+            advice = "use score='contrast' with against."
+            raise TargetError(f"against is {shorten(self.against)}, but the score is {self.score!r}: {advice}")
 
     def resolve(self, logits: Tensor, images: int) -> ClassTarget:
         """Choose the classes (N,K), and the rivals of a contrast, from these logits.
@@ -184,16 +183,13 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
         scores = target(output)
         if not isinstance(scores, Tensor) or not is_dense_float(scores):
             description = describe_type(scores) if isinstance(scores, Tensor) else type(scores).__name__
-            raise TargetError(
-                f"The target function returned {description}, expected a floating-point tensor ({images},) or ({images}, K)."
-            )
+            expected = f"a floating-point tensor ({images},) or ({images}, K)"
+            raise TargetError(f"The target function returned {description}, expected {expected}.")
         if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
-            raise TargetError(
-                f"The target function returned a tensor {tuple(scores.shape)}, expected ({images},) or ({images}, K): "
-                "one score, or K scores, per image."
-            )
-        scores = scores.reshape(images, -1)
-        return TargetScores(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
+            expected = f"({images},) or ({images}, K): one score, or K scores, per image."
+            raise TargetError(f"The target function returned a tensor {tuple(scores.shape)}, expected {expected}")
+        values = scores.reshape(images, -1).to(torch.promote_types(scores.dtype, torch.float32))
+        return TargetScores(values, None, None, target)
     target, logits = resolve_logits(to_class_target(target), output, images)
     _warn_of_output(target, output, logits, images, find_last_operation(logits))
     target = target.resolve(logits, images)
@@ -285,9 +281,7 @@ def _without_tensors(classes: Any) -> Any:
     if isinstance(classes, (list, tuple)):
         values = [_without_tensors(value) for value in classes]
         return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
-    if isinstance(classes, (Tensor, np.ndarray)):
-        return _without_tensors(classes.tolist())
-    return classes
+    return _without_tensors(classes.tolist()) if isinstance(classes, (Tensor, np.ndarray)) else classes
 
 
 def logit(logits: Tensor, classes: Tensor) -> Tensor:
@@ -365,13 +359,11 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         logits = logits[:, None]
     is_usable = isinstance(logits, Tensor) and is_dense_float(logits) and logits.ndim == 2
     if not is_usable or len(logits) != images or logits.shape[1] == 0:
-        description = (
-            f"{describe_type(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
-        )
-        raise TargetError(
-            f"The output is {description}, expected class scores ({images}, classes) for {images} image(s): "
-            f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
-        )
+        is_tensor = isinstance(logits, Tensor)
+        description = f"{describe_type(logits)} {tuple(logits.shape)}" if is_tensor else type(output).__name__
+        expected = f"class scores ({images}, classes) for {images} image(s)"
+        advice = f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
+        raise TargetError(f"The output is {description}, expected {expected}: {advice}")
     if _is_normalised(logits):
         raise TargetError(f"The output's vectors have norm 1, like embeddings and unlike logits: {NO_CLASSES}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -396,7 +388,9 @@ def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:
     """
     indices = to_rivals(against)
     if not len(indices):
-        return find_strongest(logits.detach(), classes)
+        class_logits = logits.detach()[:, None].expand(-1, classes.shape[1], -1)
+        rival_logits = class_logits.scatter(2, classes[..., None], float("-inf"))
+        return rival_logits.topk(min(MAX_RIVALS, logits.shape[1] - 1), dim=2).indices
     check_class_range(indices.tolist(), logits.shape[1])
     self_contrasted = sorted(set(indices.tolist()) & set(classes.flatten().tolist()))
     if self_contrasted:
@@ -412,14 +406,7 @@ def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: flo
     return class_logits - share * logits[:, None].expand(-1, classes.shape[1], -1).gather(2, rivals).mean(2)
 
 
-def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the five strongest rivals of each class, (N,K,R). There are fewer if the model has fewer classes."""
-    rival_logits = logits[:, None].expand(-1, classes.shape[1], -1).scatter(2, classes[..., None], float("-inf"))
-    return rival_logits.topk(min(MAX_RIVALS, logits.shape[1] - 1), dim=2).indices
-
-
 def find_nearest_rivals(logits: Tensor, classes: Tensor) -> Tensor:
     """Return the three classes with the logits nearest to each class's logit, (N,K,R); fewer if the model has fewer."""
-    distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
-    distances = distances.scatter(2, classes[..., None], float("inf"))
+    distances = (logits[:, None] - logit(logits, classes)[..., None]).abs().scatter(2, classes[..., None], float("inf"))
     return distances.topk(min(MAX_FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,15 +38,12 @@ def require_class_head(model: nn.Module) -> None:
     """Raise `TargetError` if the model has no classification head; warn if the head may be missing."""
     end = find_output_module(model)
     if is_headless(end):
-        raise TargetError(
-            f"{type(end).__name__} has no classification head, or its num_classes is 0, so its output is an embedding: "
-            f"{NO_CLASSES}"
-        )
+        reason = "has no classification head, or its num_classes is 0, so its output is an embedding"
+        raise TargetError(f"{type(end).__name__} {reason}: {NO_CLASSES}")
     if end is not model and ends_in_features(end):
-        warn(
-            f"The model ends in {type(end).__name__} without a linear layer, so its output may be an embedding. If so, "
-            "class indices mean nothing: pass target=, a function from the model's output to one score per image."
-        )
+        reason = f"ends in {type(end).__name__} without a linear layer, so its output may be an embedding"
+        advice = "pass target=, a function from the model's output to one score per image."
+        warn(f"The model {reason}. If so, class indices mean nothing: {advice}")
 
 
 def find_output_module(model: nn.Module) -> nn.Module:
@@ -55,9 +51,7 @@ def find_output_module(model: nn.Module) -> nn.Module:
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
         # A wrapper that holds tensors may compute scores by comparing an embedding with the tensors.
-        has_tensors = (
-            model._parameters or model._buffers or any(isinstance(value, Tensor) for value in vars(model).values())
-        )
+        has_tensors = model._parameters or model._buffers or any(isinstance(x, Tensor) for x in vars(model).values())
         is_sequence = type(model).forward is nn.Sequential.forward
         makes_scores = getattr(model, "makes_scores", False)
         if not children or makes_scores or (not is_sequence and (has_tensors or len(children) > 1)):
@@ -78,23 +72,14 @@ def is_headless(model: nn.Module) -> bool:
             return True
         with contextlib.suppress(AttributeError, TypeError):
             heads = [head for head in [model.get_classifier()] if isinstance(head, nn.Module)]  # type: ignore[operator]
-    has_matrix = any(
-        parameter is not None and parameter.ndim == 2 and len(parameter) > 1 for parameter in model._parameters.values()
-    )
+    has_matrix = any(x is not None and x.ndim == 2 and len(x) > 1 for x in model._parameters.values())
     is_empty = all(isinstance(part, (nn.Identity, nn.Sequential)) for head in heads for part in head.modules())
     return bool(heads) and is_empty and not has_matrix
 
 
 def ends_in_features(end: nn.Module) -> bool:
     """Return whether the last weights are those of a batch norm over a grid, and there is no linear layer."""
-    weighted = _list_weighted(end)
-    return isinstance(next(weighted, None), nn.BatchNorm2d) and not any(
-        isinstance(module, nn.Linear) for module in weighted
-    )
-
-
-def _list_weighted(module: nn.Module) -> Iterator[nn.Module]:
-    for child in reversed(list(module.children())):
-        yield from _list_weighted(child)
-    if module._parameters:
-        yield module
+    modules = [module for _, module in end.named_modules(remove_duplicate=False)]
+    weighted = (module for module in reversed(modules) if module._parameters)
+    is_norm_last = isinstance(next(weighted, None), nn.BatchNorm2d)
+    return is_norm_last and not any(isinstance(module, nn.Linear) for module in weighted)

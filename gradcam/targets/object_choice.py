@@ -14,8 +14,7 @@ def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
     """Return the intersection over union of boxes (M,4) with one box."""
     from torchvision.ops import box_iou  # a slow import, which class targets do not need
 
-    overlaps: Tensor = box_iou(boxes, boxes.new_tensor([box]))[:, 0]
-    return overlaps
+    return box_iou(boxes, boxes.new_tensor([box]))[:, 0]
 
 
 def to_label(class_: int | str | None, labels: Sequence[str] | None) -> int | None:

@@ -30,17 +30,14 @@ def choose_tensor(output: Any, images: int, head: str | int | None) -> Any:
         names = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
         content = f"it has {names}" if heads else "it is a single tensor, or has no keys"
         raise TargetError(f"The output has no {shorten(head)}: {content}.")
-    logits: Any
     head = next(filter(heads.__contains__, LOGIT_NAMES), None) if head is None else head
     if head is not None:
-        logits = heads[head]
-    elif heads:
+        return heads[head]
+    if heads:
         has_objects = any(isinstance(part, Mapping) and "boxes" in part for part in heads.values())
-        logits = None if has_objects else _choose_head(heads, images)
-    else:
-        logits = getattr(output, "logits", output)
-        logits = logits if isinstance(logits, Tensor) else find_floating_tensor(logits)
-    return logits
+        return None if has_objects else _choose_head(heads, images)
+    logits = getattr(output, "logits", output)
+    return logits if isinstance(logits, Tensor) else find_floating_tensor(logits)
 
 
 def find_output_name(output: Any, logits: Tensor) -> str | None:
@@ -94,10 +91,9 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         if isinstance(names[0], str) or rows[0] != names[0]:
             rivals, form = rows, "..."
     if len(rivals) > 1:
-        raise TargetError(
-            f"The output has {len(rivals)} tensors ({images}, {form}): {', '.join(map(shorten, rivals))}. Choose the class "
-            f"scores with targets.ClassTarget(..., output={names[0]!r}), or pass a function as target=."
-        )
+        choice = f"targets.ClassTarget(..., output={names[0]!r}), or pass a function as target="
+        tensors = f"{len(rivals)} tensors ({images}, {form}): {', '.join(map(shorten, rivals))}"
+        raise TargetError(f"The output has {tensors}. Choose the class scores with {choice}.")
     return logits
 
 
@@ -110,18 +106,13 @@ def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str 
         raise TargetError(f"The output's {next(iter(rows))!r} is an embedding: {NO_CLASSES}")
     if rows and (objects := [name for name in heads if OBJECT_NAME.search(str(name))]):
         raise TargetError(f"The output has {objects[0]!r}, so its scores are those of objects: {NO_CLASSES}")
-    logit_names = [
-        name
-        for name, values in scores.items()
-        if not any(find_activation(values, candidate) for candidate in scores.values())
-    ]
+    logit_names = [x for x in scores if not any(find_activation(scores[x], logits) for logits in scores.values())]
     return logit_names or list(scores)[:1]
 
 
 def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, Tensor]:
     """Return the tensors (N,) and (N,C) of an output by name."""
-    tensors = {name: value for name, value in heads.items() if isinstance(value, Tensor)}
-    return {name: tensor for name, tensor in tensors.items() if tensor.ndim in (1, 2) and len(tensor) == images}
+    return {name: x for name, x in heads.items() if isinstance(x, Tensor) and x.ndim in (1, 2) and len(x) == images}
 
 
 def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
@@ -133,7 +124,5 @@ def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
     if is_linear:  # A second output often has features, which rarely come from a linear layer.
         further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
     if further_heads:
-        warn(
-            f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
-            f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first with its index."
-        )
+        choice = f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first with its index"
+        warn(f"The output has several tensors ({images}, C), and the first one is explained. Choose one with {choice}.")

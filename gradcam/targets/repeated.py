@@ -41,8 +41,6 @@ class RepeatedTarget(ScoreExtractor):
         rows = slice(block * self.images, (block + 1) * self.images)
         total = self.images * self.blocks
         if not has_rows(output, total):
-            raise TargetError(
-                f"The output, {type(output).__name__}, has no tensor with {total} rows, so it cannot be split into "
-                "augmented views: explain without augmentation."
-            )
+            reason = f"has no tensor with {total} rows, so it cannot be split into augmented views"
+            raise TargetError(f"The output, {type(output).__name__}, {reason}: explain without augmentation.")
         return take_rows(output, rows, total)
