@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.options import FIT_KINDS, MAX_MAGNITUDE
+from gradcam.errors import join_names
+from gradcam.options import FIT_KINDS, MAX_MAGNITUDE, argument_error
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,7 @@ class Fit:
 def parse_fit(value: Any) -> Fit:
     """Parse "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
     kind, _, side = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if kind not in FIT_KINDS or (
-        side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_MAGNITUDE)
-    ):
-        raise GradcamError(
-            f"fit is {shorten(value)}, expected {join_names(FIT_KINDS)}, or 'tiles:512' for tiles of 512 image pixels."
-        )
+    is_valid_side = not side or (kind == "tiles" and side.isdecimal() and 1 <= int(side) <= MAX_MAGNITUDE)
+    if kind not in FIT_KINDS or not is_valid_side:
+        raise argument_error(value, "fit", f"{join_names(FIT_KINDS)}, or 'tiles:512' for tiles of 512 image pixels.")
     return Fit(kind, int(side) if side else None)
-
-
-def to_fit_word(text: str) -> str:
-    """Return the text of a fit in its normal form. Raises `GradcamError` if the text is not a fit."""
-    return str(parse_fit(text))

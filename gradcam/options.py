@@ -57,10 +57,8 @@ AXES = ("x", "y")  # of a keypoint
 
 # How an edit fills a part of an image (a strong blur, the mean colour, black), and the form in which users write it.
 EDITS = ("blur", "mean", "erase")
-EDIT_FORM = (
-    "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window), in pixels; KIND is blur, mean "
-    "or erase"
-)
+EDIT_SHAPES = "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window)"
+EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
 
 # The part of an image that is explained: the centre crop of the model's preprocessing, the whole image, or tiles. The
 # predictions are made from the model's default crop ("own"), or from the explained part ("seen").
@@ -107,14 +105,9 @@ class ExplainOptions(TypedDict, total=False):
 
 
 DEFAULTS: ExplainOptions = {
-    "join": None,
-    "evidence": "positive",
-    "augmentation": "none",
-    "smoothing": "none",
-    "reshape": None,
-    "memory_budget": None,
-    "progress": None,
-}
+    "join": None, "evidence": "positive", "augmentation": "none", "smoothing": "none",
+    "reshape": None, "memory_budget": None, "progress": None,
+}  # fmt: skip
 
 
 def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
@@ -185,8 +178,7 @@ def import_function(function: str | Callable[..., Any], package: str) -> Callabl
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
-    return loaded
+    return getattr(importlib.import_module(f"{package}.{module}"), name)
 
 
 def count_cores(root: Path = Path("/")) -> int:
@@ -202,31 +194,23 @@ def count_cores(root: Path = Path("/")) -> int:
 def _list_quotas(root: Path) -> Iterator[float]:
     """Yield the limits of the control groups that this process is in, as numbers of cores."""
     mounts = root / "sys/fs/cgroup"
-    for line in _read_text(root / "proc/self/cgroup").splitlines():
-        _, _, remaining = line.partition(":")
-        controllers, _, path = remaining.partition(":")
-        if not controllers:  # control groups of version 2; a machine may use both versions
-            mount_points, files = (mounts, mounts / "unified"), ["cpu.max"]
-        elif "cpu" in controllers.split(","):
-            mount_points, files = (mounts / controllers, mounts / "cpu"), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        else:
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
             continue
+        # Control groups of version 2 have no controllers. A machine may use both versions.
+        files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controllers else ["cpu.max"]
+        mount_points = (mounts / controllers, mounts / ("cpu" if controllers else "unified"))
         # A group is also limited by its parent groups. In a container, the path may be that of the host: then only the
         # mount point exists.
         group_path = PurePosixPath(path.lstrip("/"))
         names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
         for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):
-            with contextlib.suppress(ValueError, ZeroDivisionError):  # The quota is "max", or the file is missing.
-                quota, period = map(int, " ".join(_read_text(folder / file) for file in files).split())
+            with contextlib.suppress(ValueError, ZeroDivisionError, OSError):  # No quota ("max"), or no such file.
+                quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
                 if quota > 0:  # -1 means no limit.
                     yield quota / period
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def accept_old_parameters(function: F) -> F:
@@ -234,8 +218,6 @@ def accept_old_parameters(function: F) -> F:
     from gradcam.renames import find_renamed, warn_of_old_name
 
     names = find_renamed("parameter", function.__qualname__)
-    if not names:
-        raise LookupError(f"{function.__qualname__} has no renamed parameters: leave the decorator out")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -252,21 +234,12 @@ def accept_old_parameters(function: F) -> F:
 
 def keep_old_names(cls: C) -> C:
     """Add old attributes and methods to a class as properties, and let its methods accept old parameter names."""
-    from gradcam.renames import find_renamed
+    from gradcam.renames import find_renamed, read_old_attribute
 
-    for row in find_renamed("attribute", cls.__qualname__).values():
-        setattr(cls, row.old, _make_alias(cls.__name__, row))
+    for old, row in find_renamed("attribute", cls.__qualname__).items():
+        read = functools.partial(read_old_attribute, name=old, level=3)
+        setattr(cls, old, property(read, doc=f"Deprecated: use `{row.new}`."))
     for name, value in list(vars(cls).items()):
         if isinstance(value, FunctionType) and find_renamed("parameter", value.__qualname__):
             setattr(cls, name, accept_old_parameters(value))
     return cls
-
-
-def _make_alias(owner: str, row: Any) -> property:
-    def read(self: Any) -> Any:
-        from gradcam.renames import warn_of_old_name
-
-        warn_of_old_name(f"{owner}.{row.old}", row.new, row)
-        return getattr(self, row.new)
-
-    return property(read, doc=f"Deprecated: use `{row.new}`.")

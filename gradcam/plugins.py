@@ -10,8 +10,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.machinery
-import importlib.util
 import inspect
 import os
 import sys
@@ -20,7 +18,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, Literal
 
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, find_similar_names, join_names, shorten
@@ -33,10 +31,8 @@ PluginKind = Literal["methods", "metrics", "targets", "models", "formats", "comm
 @functools.cache
 def list_entry_points(kind: PluginKind) -> dict[str, EntryPoint]:
     """Return the entry points of a kind by their names, without importing them."""
-    return {
-        entry.name: entry
-        for entry in sorted(_read_entry_points().select(group=f"gradcam.{kind}"), key=lambda entry: entry.name)
-    }
+    entries = _read_entry_points().select(group=f"gradcam.{kind}")
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
 _read_entry_points = functools.cache(entry_points)  # This reads the metadata of all installed distributions.
@@ -70,17 +66,14 @@ def load_plugin(kind: PluginKind, name: str) -> Any:
         path = _expand_path(location)
         if not location.endswith(".py") or not path.is_file():
             return import_object(name)
-        path = path.resolve()
-        return _load_once(name, path, hashlib.sha256(path.read_bytes()).hexdigest(), os.getcwd())
+        return _load_once(name, path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest(), os.getcwd())
     if name not in list_entry_points(kind):
         raise GradcamError(f"There is no entry point {shorten(name)} in the group gradcam.{kind}.")
     entry, matches = list_entry_points(kind)[name], _read_entry_points().select(group=f"gradcam.{kind}", name=name)
     packages = sorted({match.dist.name for match in matches if match.dist})
     if len(packages) > 1:
-        packages_text = f"several packages, {join_names(packages)}"
-        raise GradcamError(
-            f"{name} is registered in gradcam.{kind} by {packages_text}: keep only one of them installed."
-        )
+        subject = f"{name} is registered in gradcam.{kind} by several packages, {join_names(packages)}"
+        raise GradcamError(f"{subject}: keep only one of them installed.")
     _loaded_names.add(name)
     try:
         return entry.load()
@@ -138,9 +131,8 @@ USER_MODULE_PREFIX = "_gradcam_"  # Modules that are users' files have names wit
 
 def list_files() -> list[str]:
     """Return the users' files that were imported and still exist, for `load_files` in another process."""
-    files = (
-        getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)
-    )
+    modules = [module for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]
+    files = (getattr(module, "__file__", None) for module in modules)
     return [file for file in files if file is not None and os.path.isfile(file)]
 
 
@@ -188,24 +180,14 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
-    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     # The stem alone may also be the name of an installed module, or of a file in another folder.
-    name = f"{USER_MODULE_PREFIX}{path.stem}_{digest}"
-    loader = _UncachedLoader(name, str(path))
-    spec = importlib.machinery.ModuleSpec(name, loader, origin=str(path))
-    spec.has_location = True  # Without a location, the module would have no `__file__`.
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Dataclasses look up their module in sys.modules.
+    name = f"{USER_MODULE_PREFIX}{path.stem}_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]}"
+    module = sys.modules[name] = ModuleType(name)  # Dataclasses look up their module in sys.modules.
+    module.__file__ = str(path)
     with _importable_folder(str(path)), _translate_errors(f"{path} cannot be imported:"):
-        loader.exec_module(module)
+        # Python's cache of compiled files would confuse two versions of equal length saved in the same second.
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     return module
-
-
-class _UncachedLoader(importlib.machinery.SourceFileLoader):
-    """A loader without a cache: Python's cache confuses two versions of equal length saved in the same second."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 @contextlib.contextmanager

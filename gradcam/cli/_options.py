@@ -21,7 +21,7 @@ from gradcam.cli._completion import complete, list_classes, list_colormaps, list
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import custom_code_context, quote_command
 from gradcam.errors import GradcamError, InputError, shorten
-from gradcam.fit import to_fit_word
+from gradcam.fit import parse_fit
 from gradcam.images.files import is_url, to_path, to_safe_name
 from gradcam.options import EDIT_FORM, EVIDENCE, MAX_PIXELS, SCORES
 from gradcam.plugins import PluginKind, is_custom, list_entry_points, load_plugin
@@ -296,7 +296,7 @@ _FIT = (
         "--fit crop|whole|tiles[:N]",
         "Part of the image that the model sees. crop: the model's default centre crop; whole: the whole image; tiles: "
         "overlapping windows of N x N pixels, whose heatmaps are joined.",
-        lambda text: text if text == "crop" else to_fit_word(text),
+        lambda text: text if text == "crop" else str(parse_fit(text)),
         default="crop",
     ),
     choice(
