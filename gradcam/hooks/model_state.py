@@ -43,7 +43,8 @@ class ModelState:
         self._hooks = _list_global_hooks()
         modules = list_modules(model)
         self._modules = [self._read_module(module) for module in modules]
-        self._forwards = {kind: _refer(kind.forward) for kind in map(type, modules)}
+        kinds: set[Any] = set(map(type, modules))
+        self._forwards = {kind: _refer(kind.forward) for kind in kinds}
         tensors = self._take_tensors()
         if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
             raise TypeError  # Such tensors do not count their writes, or have no memory of their own.

@@ -104,8 +104,9 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
         kind = type(layer).__name__
         raise LayerError(f"The layer, {kind}, is {relation}: choose a module inside it, such as model.{child}.")
     if not isinstance(layer, str):
-        expected = "a dotted name such as 'layer4', or a module of the model."
-        raise LayerError(f"The layer is {shorten(layer)}, expected {expected}")
+        raise LayerError(
+            f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
+        )
     base_name, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
     for name, *keys in ([layer], base_name.split(":")):  # A module's name may itself contain ":" or "#".
         if (match := _find_name(model, name)) is not None:

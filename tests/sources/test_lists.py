@@ -196,7 +196,11 @@ def test_two_lists_that_ask_for_two_classes_are_refused() -> None:
         ("l.csv", "image,class\n", "There are no images in 'l.csv'"),
         ("l.csv", "image,class\na.jpg,cat\n,dog\n", "l.csv, line 3: gives the class 'dog' without an image"),
         ("l.txt", "a.jpg\n\tdog\n", "l.txt, line 2: gives the class 'dog' without an image"),
-        ("l.txt", b"a.jpg\n\x00\x01\n", "l.txt, line 2: the path contains a zero byte; check that the file lists images"),
+        (
+            "l.txt",
+            b"a.jpg\n\x00\x01\n",
+            "l.txt, line 2: the path contains a zero byte; check that the file lists images",
+        ),
         ("l.csv", b"a.jpg\n\x00\x01\n", "l.csv, line 2: (the path contains a zero byte|cannot be read as a table)"),
         ("l.csv", 'a.jpg\n"b.jpg,cat\nc.jpg\n', "l.csv, line 3: cannot be read as a table"),
         ("l.csv", "a.jpg\n" + "x" * 200_000, "l.csv, line 2: cannot be read as a table"),
