@@ -178,7 +178,7 @@ def warn_of_old_name(old: str, new: str, row: Rename, *, level: int = 3) -> None
 
 
 def read_old_attribute(owner: object, name: str, level: int = 4) -> Any:
-    """Return the attribute that replaces an old one. This is `__getattr__` of classes that do not import this module."""
+    """Return the attribute that replaces an old one, with a warning at the caller's line, `level` calls above."""
     for kind in type(owner).__mro__:
         if (row := find_renamed("attribute", kind.__qualname__).get(name)) is not None:
             warn_of_old_name(f"{type(owner).__name__}.{name}", row.new, row, level=level)

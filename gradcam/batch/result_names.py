@@ -73,7 +73,7 @@ def _names_target(target: Any) -> bool:
 
 
 def _list_methods(request: ExplainRequest) -> list[Method | AttributionMethod]:
-    """Return the requested methods. If no method is requested, return all maps, because the target chooses one."""
+    """Return the requested methods, or all CAM methods if none is requested: the default depends on the target."""
     return [*request.methods, *request.attributions] or [*METHODS.values()]
 
 

@@ -309,7 +309,10 @@ def recommend(
 
 
 def decide(benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects) -> Recommendation:
-    """Answer both questions. The default is the first combination. Raise `LayerError` if none of them has a heatmap."""
+    """Return the best combinations for a single object and for several objects; the first combination is the default.
+
+    Raises `LayerError` if no combination has a heatmap.
+    """
     default, left_out = combinations[0], benchmark.explainer.left_out
     scores = benchmark.score_mosaics(combinations)
     if not scores.order:

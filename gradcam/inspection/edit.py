@@ -338,8 +338,8 @@ class ParameterAliases(TorchFunctionMode):
     def differentiate(self, score: Tensor, other_leaves: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
         """Return the gradients of a scalar score at the parameters that it depends on. No ``.grad`` changes.
 
-        Gradients at `other_leaves` are computed and discarded, so that all tensors between these leaves and the score
-        get a gradient.
+        Gradients at `other_leaves` are computed too, but not returned: the backward pass then reaches all tensors between
+        these leaves and the score, and their gradient hooks run.
         """
         targets = list(self._aliases.values())  # (parameter, leaf that has its memory)
         parameters = [parameter for parameter, _ in targets]

@@ -169,7 +169,7 @@ Attacher = Callable[[str, Tensor, GradientHook], Tensor]
 def follow_layers(
     hooks: Hooks, layers: Mapping[str, nn.Module], on_activations: ActivationHook, *, attach: Attacher | None = None
 ) -> None:
-    """Call `on_activations(name, activations)` at each run of a layer, and the returned hook with the gradient.
+    """Call `on_activations(name, activations)` at each run of a layer; if it returns a hook, pass the gradient to it.
 
     `activations` is the first floating-point tensor of the layer's output, detached. The model may change it in place
     after the call. The hook gets the gradient with respect to this tensor, as in `Hooks.observe_gradient`. Nothing else

@@ -347,7 +347,8 @@ class CallLog:
             snapshot = end(output)
             while self.open:
                 entry = self.open.pop()
-                # Calls inside this one that are still open raised an error that their caller caught.
+                # An entry of another module is a call inside this one that never ended: it raised an error, which a
+                # caller caught.
                 if entry.module is module:
                     entry.end = snapshot
                     return

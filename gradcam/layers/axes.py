@@ -1,8 +1,8 @@
 """Find the axes of layer outputs by running the model on changed batches.
 
-If a shape does not tell what its axes are, the model runs on a changed batch. With a single image, the image axis has
-length 1 or, if windows are folded into it, the number of windows per image. With another text length, only tensors that
-contain text change their length.
+If a shape does not show which axis is which, the model runs on a changed batch, and its output shapes are compared. In a
+batch of one image, the image axis has length 1, or the number of windows per image if windows are folded into it. In a
+batch with another text length, only tensors that contain text change their length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Lay out the tokens of a transformer: find the grid that a number of tokens forms on the image."""
+"""Lay out the tokens of a transformer: find the grid that a number of tokens forms on the image.
+
+The result is an assumption: extra tokens come first. `cam/measure_layout.py` measures the order and corrects it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MAX_PREFIX_TOKENS = 8  # Such as a class token, a distillation token and registe
 MAX_GUESSED_PREFIX = 2  # Limit if no grid of the model's patches fits: the tokens may then be a selection of patches.
 MAX_PREFIX_OF_GIVEN_GRID = 8  # If the user gives the grid.
 IMAGE_AXES = (0, 1)  # Axes of token tensors that may be the image axis.
-TOKEN_KINDS = ("tokens", "tokens first")  # The layouts of tokens, by image axis.
+TOKEN_KINDS = ("tokens", "tokens first")  # The layout of tokens whose image axis is 0, (N,T,D), or 1, (T,N,D).
 
 
 def takes_volumes(model: nn.Module) -> bool:

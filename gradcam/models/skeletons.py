@@ -23,7 +23,7 @@ VOLUME_HINT = (
     ". Give --size DxHxW, or a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
     "or model(clip.transpose(1, 2)) (frames before channels)."
 )
-MAX_MESSAGE_CHARACTERS = 60  # characters of the model's error message before a hint
+MAX_MESSAGE_CHARACTERS = 60  # The model's error message is cut to this length if `VOLUME_HINT` follows it.
 MAX_PARAMETERS_TO_RUN = 60_000_000  # largest model that is run with random weights to locate its cells
 
 
@@ -154,7 +154,8 @@ def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, ...] | None, 
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
-    # This fails if the model reads its weights while it is built. The last line then builds the model with values.
+    # Parameters are meta tensors in this block. A constructor that reads their values fails, and the last line then
+    # builds the model again, with real parameters.
     with contextlib.suppress(ModelError), empty_parameters(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of loading weights into meta tensors
         return _build(name, blueprint).to("meta")

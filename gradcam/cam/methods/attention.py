@@ -56,10 +56,10 @@ def gradient_rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: 
     """Compute gradient-weighted rollout: attention is weighted by how much an increase would raise the score.
 
     Returns non-negative maps (N,K,h,w). Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: R starts as the
-    identity, and becomes R + A R in each block. A is attention times its gradient, of which the positive values are
-    averaged over the heads. The map is a row of R, as in `rollout`, minus the identity, which would add the same to
-    every patch that the head reads. Raises `ModelError` if the attention cannot be followed, and `BlindLayerError` if
-    its gradient is exactly zero.
+    identity, and becomes R + A R in each block. A is the product of attention and its gradient, without negative
+    values, averaged over the attention heads. The map is a row of R, as in `rollout`, minus the same row of the
+    identity, which would add the same value to every patch that the classification head reads. Raises `ModelError` if
+    the attention cannot be followed, and `BlindLayerError` if its gradient is exactly zero.
     """
     blocks = capture.find_blocks(log, recorded)
     parts = []

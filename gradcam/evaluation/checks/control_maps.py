@@ -31,7 +31,7 @@ MIN_EFFECT_GAIN = 0.2  # smallest lead in the share of the evidence that counts 
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class ControlMap:
-    """A control map: a heatmap that explains nothing, and its results compared with those of the checked heatmap.
+    """A control map: a heatmap that does not explain the class, and its results beside those of the checked heatmap.
 
     Attributes
     ----------

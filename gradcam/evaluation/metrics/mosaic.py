@@ -25,7 +25,7 @@ from gradcam.options import accept_old_parameters, check_count, check_number
 
 CELLS = 4  # cells of a mosaic: top left, top right, bottom left, bottom right
 DEFAULT_MOSAICS = 64
-MIN_PROBABILITY = 0.5  # smallest probability of an image's class
+MIN_PROBABILITY = 0.5  # An image is used only if the probability of its class is at least this.
 MAX_ATTEMPTS = 50  # to sample four images that are not yet a mosaic
 MAX_IMAGES_IN_MESSAGE = 12
 
