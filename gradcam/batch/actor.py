@@ -1,4 +1,7 @@
-"""Actors, and the messages between the driver (which stores records) and the actors. Every message can be pickled."""
+"""Run the model in actors, which send their results to the driver. The driver stores the records.
+
+All messages between the driver and the actors can be pickled.
+"""
 
 from __future__ import annotations
 
@@ -84,13 +87,13 @@ class ActorReply:
     unanswered: Sequence[str] = ()
 
 
-Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # Explains blocks, and yields replies in order.
+Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # This function explains blocks, and yields replies in order.
 
 
 def explain_blocks(
     work: BatchWork, saver: Saver, blocks: list[bytes], stream: Stream, *, log_event: LogEvent, on_leftover: OnLeftover
 ) -> Reports:
-    """Yield the reports of all blocks, then of the images whose stores did not answer, as an `Engine` does."""
+    """Yield the reports of all blocks, then the reports of images whose stores did not answer, as an `Engine` does."""
     unanswered: set[str] = set()
     while blocks:
         with contextlib.closing(stream(blocks)) as replies:
@@ -143,8 +146,8 @@ def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int 
     paths = (item.content.path for item in work.items)
     folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
     if isinstance(saver.place, DiskWriter) and saver.place.temporary is not None:
-        # Actors also check that they see the folder for incomplete files, which exists only during a run. To check the
-        # output folder itself is not enough, because another disk may have a folder with the same path.
+        # Actors also check that they see the folder for incomplete files, which exists only during a run. Checking
+        # the output folder itself is not enough, because another disk may have a folder with the same path.
         folders.insert(0, saver.place.temporary)
     weights = describe_weights(work.classifier)["sha256"]
     shared_folders = [folder.absolute() for folder in folders if folder.is_dir()]
@@ -161,7 +164,7 @@ def list_needed(batches: Iterable[ItemBatch]) -> set[str]:
 class Actor:
     """Loads the model once, and explains blocks.
 
-    Errors become replies. If an error were raised, Ray would retry the block and print a traceback.
+    Errors become replies. If an actor raised an error, Ray would retry the block and print a traceback.
     """
 
     def __init__(self, job: bytes, cores: int) -> None:

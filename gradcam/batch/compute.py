@@ -24,7 +24,8 @@ Process = Callable[[Sequence[ItemT]], Sequence[OutputT]]
 Fallback = Callable[[ItemT, BaseException], OutputT]
 
 
-# Takes (pictures, classes=None), runs the model on images of equal size, and returns a result or an error for each.
+# A function (pictures, classes=None) that runs the model on images of equal size, and returns a result or an error for
+# each image.
 BatchFunction = Callable[..., Sequence[ResultT | GradcamError]]
 LogEvent = Callable[..., None]  # Receives the name and the details of an event, for the log: (event, **details).
 
@@ -37,8 +38,8 @@ def drop_event(event: str, **details: Any) -> None:
 class Stage:
     """One step of processing on the device. Items are processed in parts that fit into the device's memory.
 
-    If even a single item does not fit, or if its processing fails, a fallback returns the output. A stage with a `name`
-    logs this.
+    If even a single item does not fit, or if its processing fails, a fallback returns the output. If the stage has
+    a `name`, the fallback is logged.
     """
 
     name: str

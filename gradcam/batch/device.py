@@ -38,7 +38,7 @@ CPU_BUDGET_BYTES = 2**30
 # several times as much memory for intermediate results.
 STAGE_BUDGET_BYTES = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
 JPEG_SUFFIXES = (".jpg", ".jpeg")
-# Replaces heatmaps that are no longer needed, because their overlays are drawn.
+# Replaces each heatmap once its overlay is drawn, to free the heatmap's memory.
 EMPTY_HEATMAP = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
@@ -77,7 +77,7 @@ def _find_device_obstacle(classifier: Classifier, request: ExplainRequest | None
 
 
 def describe_image_processing(codec: Codec, saving: OutputOptions) -> dict[str, str]:
-    """Return the image libraries for run.json, because they influence the last digits of results."""
+    """Return the names of the image libraries for run.json: they influence the last digits of the results."""
     encoder = codec.name if _encodes_on_device(saving) else "OpenCV"
     return {"decoder": codec.name, "resizer": "PyTorch", "encoder": encoder}
 

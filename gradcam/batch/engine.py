@@ -106,7 +106,7 @@ def explain_to_run(
                     raise TooManyFailuresError(f"{problem}. Use --resume to continue. {advice}")
     except BaseException as error:
         records = []
-        # If the output cannot be written, `error` already says so.
+        # If this fails because the output cannot be written, `error` already says so.
         with contextlib.suppress(OutputError, StoreError):
             records = [store(report) for report in leftovers if report is not last_stored]
         if not isinstance(error, GeneratorExit):

@@ -73,7 +73,7 @@ def _names_target(target: Any) -> bool:
 
 
 def _list_methods(request: ExplainRequest) -> list[Method | AttributionMethod]:
-    """Return the requested methods, or all CAM methods if none is requested: the default depends on the target."""
+    """Return the requested methods. If there are none, return all CAM methods: which one will run depends on the target."""
     return [*request.methods, *request.attributions] or [*METHODS.values()]
 
 
@@ -110,7 +110,7 @@ def panel_suffix(evidence: str, *, suffix: str) -> str:
 
 
 def name_evidence(evidence: str) -> str:
-    """Return the last word of a file name, after a dash: the evidence kind, or nothing for "positive", the default."""
+    """Return the part of a file name for the kind of evidence, such as "-negative"; "" for the default, "positive"."""
     return "" if evidence == "positive" else f"-{evidence}"
 
 

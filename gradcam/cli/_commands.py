@@ -77,7 +77,7 @@ def to_integer(text: str, *, minimum: int, maximum: int) -> int:
 
 
 def to_real(text: str, *, minimum: float, maximum: float, above: bool) -> float:
-    """Return the number. Raise `GradcamError` if it is not in the range. `above`: the minimum itself is excluded."""
+    """Return the number. Raise `GradcamError` if it is not in the range. `above` excludes the minimum itself."""
     try:
         number = float(text)
     except ValueError:
@@ -190,7 +190,7 @@ def show_version(context: click.Context, _: click.Parameter, is_requested: bool)
 
 
 def format_examples(context: click.Context) -> list[str]:
-    """Return the lines of the section with examples; an empty list for commands of plug-ins, which have none."""
+    """Return the lines of the section with examples. The list is empty for commands of plug-ins."""
     from gradcam.cli._help import EXAMPLES
 
     rows = [line.split("  # ") for line in EXAMPLES.get(_to_name(context), ())]
@@ -269,7 +269,7 @@ def add_short_help(command: click.Command) -> None:
 class Command(click.Command):
     """A command with a short help (-h) and a long help (--help), which shows its options in sections.
 
-    `main_options`: options that have a special meaning in this command, and therefore stay in the first section.
+    `main_options` have a special meaning in this command, and therefore stay in the first section.
     """
 
     def __init__(self, *arguments: Any, main_options: Sequence[str] = (), **settings: Any) -> None:

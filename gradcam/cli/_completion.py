@@ -18,7 +18,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete(find: Callable[[click.Context], Iterable[str]]) -> Complete:
-    """Return a function that completes names from `find`. In a list with commas, it completes the last name."""
+    """Return a function that completes the last name of a comma-separated list. `find` returns all names."""
 
     def offer(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
         before, comma, prefix = typed.rpartition(",")

@@ -63,7 +63,7 @@ def process_images(
     model: str,
     empty: dict[str, Any],
 ) -> int:
-    """Process and print each image, and return the exit status. `empty`: the fields of the record after an error."""
+    """Process and print each image, and return the exit status. After an error, the record has the fields `empty`."""
     status = 0
     for attempt in map(Attempt, images):
         result: ImageResult = (empty, str)
@@ -131,7 +131,7 @@ def _suggest_files(image: Path) -> str:
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """The folder for results. `file`: the path if there is a single result and the user has chosen its name."""
+    """The folder for results. `file` is the path of a single result whose name the user has chosen, or None."""
 
     folder: Path
     file: Path | None
@@ -147,7 +147,7 @@ class OutputLocation:
 class ExplainJob:
     """The plan for each image: the explanations to compute, and the files to write.
 
-    `suffix`: the end of output names. `panel`: the key of a panel's path in records.
+    `suffix` is the end of output names, and `panel` the key of a panel's path in records.
     """
 
     classifier: Classifier
@@ -246,9 +246,10 @@ def make_folder(folder: Path) -> None:
 def find_destination(
     output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
 ) -> OutputLocation:
-    """Return the folder or file for the results. `suffixes`: the suffixes that a single output file can have.
+    """Return the folder or file for the results.
 
-    Raise `click.UsageError` if a single file is given for several results, has another suffix, or is an input image.
+    A single output file can have one of the `suffixes`. Raise `click.UsageError` if a single file is given for several
+    results, has another suffix, or is an input image.
     """
     path = Path(output)
     is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)

@@ -49,8 +49,8 @@ def option(
 ) -> Callable[[Command], Command]:
     """Return an option with the help `text`.
 
-    `usage`: the names and the metavar, such as "-o --output PATH". `convert`: a click type, or a function that converts
-    text and raises `GradcamError`. `name`: the name of the parameter, if it is not the name of the option.
+    `usage` has the names and the metavar, such as "-o --output PATH". `convert` is a click type, or a function that
+    converts text and raises `GradcamError`. `name` is the parameter's name if it differs from the option's name.
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")]
@@ -361,7 +361,7 @@ def names_option(
     completions: Iterable[str],
     **settings: Any,
 ) -> Callable[[Command], Command]:
-    """Return an option for several names, converted by `find`. `completions`: the names that tab completion offers."""
+    """Return an option for several names, converted by `find`. Tab completion offers the names in `completions`."""
 
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
@@ -436,13 +436,13 @@ _OTHER_TARGETS = (
 
 
 def layers(text: str, *, default: str) -> Callable[[Command], Command]:
-    """Return the option for several layers, by names and patterns. `default`: the help text for the default layers."""
+    """Return the option for several layers, by names and patterns. `default` describes the default layers in the help."""
     full_text = f"{text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
     return layer(full_text, "-l --layer NAME|PATTERN", name="layers", multiple=True)
 
 
 def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) -> Callable[[Command], Command]:
-    """Return the option for methods. `find` returns a method by its name. `built_in`: the names of built-in methods."""
+    """Return the option for methods. `find` returns a method by its name. `built_in` are the names of built-in methods."""
 
     def find_all(names: Sequence[str]) -> list[Any]:
         with contextlib.nullcontext() if set(names) <= set(built_in) else custom_code_context(*names):
@@ -461,7 +461,7 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
 def explain_options(
     *, default: str = " Some tasks have a different default.  [default: gradcam]"
 ) -> Callable[[Command], Command]:
-    """Return the options for the model, layers, methods and target. `default`: the help text for the default method."""
+    """Return the options for the model, layers, methods and target. `default` describes the default method in the help."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any_method, [*METHODS, *ATTRIBUTIONS], default)
     return combine(*_MODEL, layer(text, name="layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)

@@ -23,7 +23,7 @@ TOP = 50  # classes with heatmaps, if heatmaps of all classes would cost too muc
 class PageMaker:
     """A function that makes the page of an image.
 
-    `is_whole`: without --layer, show several layers. `is_checked`: test the first heatmap.
+    If `is_whole`, a page without --layer shows several layers. If `is_checked`, the first heatmap is tested.
     """
 
     settings: Settings
@@ -72,7 +72,7 @@ def _has_default_target(settings: Settings) -> bool:
 
 
 def _to_public_choice(choice: ModelChoice) -> ModelChoice:
-    """Return the model options to show on a page. Only the names of files are shown: the page may be published."""
+    """Return the model options to show on the page, which may be published: without prompts and absolute paths."""
     files = {name: getattr(choice, name) for name in ("weights", "labels")}
     file_names: Any = {name: Path(file.name) for name, file in files.items() if file is not None and file.is_absolute()}
     return replace(choice, prompts=(), task=None if choice.task == "auto" else choice.task, **file_names)

@@ -20,7 +20,7 @@ from gradcam.plugins import has_loaded_custom_code
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MEGABYTE = 2**20
 # By default, the C library returns the memory of a layer to the system, and takes it back for the next layer, page by
-# page: 30,000 times in a pass of ResNet-50. These limits, in bytes, let it cache freed memory.
+# page: 30,000 times in a pass of ResNet-50. With these limits, in bytes, the library caches freed memory.
 MAX_CACHED_BYTES, MAX_CACHED_BLOCK_BYTES = 1024 * MEGABYTE, 256 * MEGABYTE
 OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions before 2.35 refuse larger values.
 # PyTorch's threads wait for each other many times in each layer, and spin while they wait. By default, GNU OpenMP spins

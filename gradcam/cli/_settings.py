@@ -34,7 +34,7 @@ OPTIONS_BY_TASK = {
 class ModelChoice:
     """The arguments of `load_model`.
 
-    `task`: None to load the model as a classifier, whatever its task is. `prompts`: the text prompts of a
+    If `task` is None, the model is loaded as a classifier, whatever its task is. `prompts` are the text prompts of a
     text-prompted detector.
     """
 
@@ -181,7 +181,8 @@ def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Set
     return to_settings({**selected, "classes": () if class_ is None else (class_,)})
 
 
-# Only options of the same group can be combined. --box goes with --text, the prompts of a text-prompted detector.
+# Only options of the same group can be combined. --box can be combined with --text, because the texts are the prompts
+# of a text-prompted detector.
 COMPATIBLE_OPTIONS = (
     ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word", "--text"),
     ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),

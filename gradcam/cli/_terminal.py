@@ -58,10 +58,10 @@ def handle_signals() -> Iterator[None]:
     """Raise an exception in the main thread when SIGINT, SIGTERM or SIGHUP arrives.
 
     An ignored signal stays ignored, as `nohup` requires. If a library turns the exception into another error, the
-    context raises `TerminationSignal` from this error. Once the context has ended, a signal ends the process at once.
+    context raises `TerminationSignal` from the other error. After the context, a signal ends the process at once.
 
-    Python swallows an exception that is raised while it deletes an object or compiles a module. The signal is then sent
-    again.
+    If the exception is raised while Python deletes an object or compiles a module, Python swallows the exception. The
+    signal is then sent again.
     """
     received: list[int] = []
     has_ended = False
@@ -300,7 +300,7 @@ def _percent(share: float) -> str:
 
 
 def draw_bar(share: float, length: int = BAR_LENGTH) -> str:
-    """Return a bar of block characters. `share`: the filled fraction. `length`: the number of characters for 100 %."""
+    """Return a bar of block characters for a fraction `share`. A bar for 100 % has `length` characters."""
     full_blocks, eighths = divmod(round(share * length * 8), 8)
     return "█" * full_blocks + EIGHTHS[eighths].strip()
 
@@ -327,7 +327,7 @@ MAX_LISTED_FAILURES = 20  # printed at the end; the manifest lists all failures
 class Display:
     """The terminal output of a batch: a progress bar, a record per image with `--json`, and failures at the end.
 
-    `total`: the number of images. `done_before`: the number of images that an earlier run has finished.
+    `total` is the number of images. An earlier run has finished `done_before` of them.
     """
 
     def __init__(self, output: OutputMode, total: int, done_before: int) -> None:
@@ -377,7 +377,7 @@ class Display:
 
 
 def plural(number: int, noun: str, irregular: str | None = None) -> str:
-    """Return the number with its noun, such as "3 images". `irregular`: the plural if it has no -s."""
+    """Return the number with its noun, such as "3 images". `irregular` is a plural without -s."""
     return f"{number} {noun if number == 1 else irregular or f'{noun}s'}"
 
 
@@ -388,7 +388,7 @@ def describe_resume() -> str:
 
 
 def format_resume(arguments: Sequence[str]) -> str:
-    """Return the command line with `--resume` instead of `--overwrite`. `arguments`: the words after `gradcam`."""
+    """Return the command line with `--resume` instead of `--overwrite`. `arguments` are the words after `gradcam`."""
     remaining = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
     return quote_command(["gradcam", *arguments[:1], "--resume", *remaining])
 
@@ -477,7 +477,7 @@ def show_pass_progress(output: OutputMode) -> Iterator[Progress]:
 
 
 def align(rows: Sequence[Sequence[str]], gap: str = "   ", right: Collection[int] = ()) -> list[str]:
-    """Return a line per row, with its cells padded to the width of the column. `right`: columns to align right."""
+    """Return a line per row, with its cells padded to the width of the column. Columns in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     signs = [">" if i in right else "<" for i in range(len(widths))]
     return [gap.join(f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths)).rstrip() for row in rows]
@@ -494,7 +494,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def find_fitting_depth(depths: Sequence[int]) -> int:
-    """Return the greatest depth at which a table has at most `MAX_TABLE_ROWS` rows. `depths`: the depth of each row."""
+    """Return the greatest depth at which a table has at most `MAX_TABLE_ROWS` rows, from the `depths` of all rows."""
     return max((limit for limit in set(depths) if sum(depth <= limit for depth in depths) <= MAX_TABLE_ROWS), default=1)
 
 

@@ -182,7 +182,7 @@ def run_batch(batch: BatchOptions) -> int:
 
 
 def _start_engine(batch: BatchOptions, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
-    """Return the engine, and the device of its models; None if they run in this process. The stack ends the engine.
+    """Return the engine and the device of its models, or None for models in this process. The stack ends the engine.
 
     If models run in other processes, the model of this process only prepares the request.
     """

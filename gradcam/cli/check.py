@@ -149,7 +149,7 @@ def _prepare_other_images(classifier: Classifier, images: Sequence[Path]) -> dic
     """Prepare the first readable images. Each checked image is compared with the other images."""
     prepared: dict[Path, Any] = {}
     for image in images:
-        with contextlib.suppress(GradcamError, OSError):  # `_check` reports the error.
+        with contextlib.suppress(GradcamError, OSError):  # The error is reported when this image is checked.
             prepared[image] = classifier.prepare(image)
         if len(prepared) > MAX_OTHER_IMAGES:
             break

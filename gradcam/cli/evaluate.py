@@ -52,7 +52,8 @@ LEGEND = {
     LEVEL: "not distinguished from the best method (Holm correction for all pairs of methods)",
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
-# The attribute of a ranking for each mark, and the style of the cell. A cell has the first mark that applies.
+# MARKS maps each mark to an attribute of a ranking, and STYLES maps it to the style of the cell. A cell has the first
+# mark that applies.
 MARKS = {BEST: "is_best", LEVEL: "is_level", FOOLED: "beats_all"}
 STYLES: dict[str, dict[str, Any]] = {
     BEST: {"fg": "green", "bold": True}, LEVEL: {"fg": "green"}, FOOLED: {"fg": "yellow"}

@@ -118,8 +118,8 @@ def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
 class Members:
     """The images in an archive with their unique safe names, and the number of other files that were left out.
 
-    In a tar, a file with the name of an image up to the first dot is not counted, because WebDatasets store labels in
-    such files.
+    In a tar, files are not counted if their name up to the first dot is also that of an image, because WebDatasets
+    store labels in such files.
     """
 
     images: list[tuple[str, ImageContent]]
@@ -133,7 +133,7 @@ def list_archive(location: str) -> Members:
     archive is damaged or incomplete, and `StoreError` if its store fails.
     """
     images: list[tuple[str, ImageContent]] = []
-    other_files: Counter[str] = Counter()  # The keys are names; in a tar, they are cut at the first dot.
+    other_files: Counter[str] = Counter()  # The keys are file names; in a tar, only the part before the first dot.
     is_zip = location.lower().endswith(".zip")
     with _translate_errors(location), _open(location) as (file, archive):
         for member_name, content in (_list_zip if is_zip else _list_tar)(location, file, archive):

@@ -91,8 +91,8 @@ class InputCollector:
         elif earlier.wanted is None:
             self.items[location] = replace(earlier, wanted=entry.wanted)
         elif entry.wanted not in (None, earlier.wanted):
-            # Search the lists for the first request only now, for the message: storing the line of every request would
-            # take much memory.
+            # Search the lists for the first request, to name its line in the message. Storing the line with every image
+            # would take much memory.
             requests = ((origin, row) for origin in self._sources for row in origin.entries if row.wanted is not None)
             first, row = next(request for request in requests if self._resolve(request[1].path) == location)
             problem = f"gives the class '{entry.wanted}' for {entry.path}"
@@ -103,7 +103,7 @@ class InputCollector:
     def _to_content(self, url: str, entry: ListEntry, source: Source) -> StoreImage:
         """Return the content of the image at a URL.
 
-        Raises `StoreError` if the URL cannot be an image, or `InputError` with the line if the URL is in a list.
+        Raises `StoreError` if the URL cannot be an image, or `InputError` with the line number if the URL is in a list.
         """
         bucket = find_bucket(url)
         try:

@@ -34,10 +34,10 @@ class ListEntry:
 
 
 def read_list(path: str) -> list[ListEntry]:
-    """Read a list: a ``.csv`` or ``.tsv`` table, or text with one path per line, which a TAB and a class may follow.
+    """Read a list: a ``.csv`` or ``.tsv`` table, or a text with a path, or a path, a TAB and a class, per line.
 
-    A relative path is looked up in the list's folder, then in the current folder. Raises `InputError`, which names the
-    line if there is one.
+    A relative path is looked up in the list's folder, then in the current folder. Raises `InputError`, which
+    names the faulty line if there is one.
     """
     try:
         text = decode_text(read_text_file(path), path)
@@ -152,7 +152,8 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEnt
 def _look_up(text: str, base: str) -> str:
     """Return the absolute path or the URL of an entry.
 
-    A path that exists in neither folder becomes a path in the list's folder. The error is raised when the file is read.
+    A path that exists neither in the list's folder nor in the current folder becomes a path in the list's folder. The
+    error is raised when the file is read.
     """
     if is_url(text):
         return text

@@ -19,8 +19,8 @@ DISK = ""  # stands for the bucket of a path on a disk
 class Source:
     """One input: a folder, an archive, single files (which may come from a list), or an image in memory.
 
-    Folders and archives are absolute paths or URLs. `names` are the names of the images in a folder of a store. It is
-    None for a folder on a disk.
+    Folders and archives are absolute paths or URLs. `names` are the names of the images in a folder of a store,
+    and None for a folder on a disk.
     """
 
     folder: str | None = None

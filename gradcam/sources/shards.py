@@ -17,7 +17,7 @@ class TooManyFailuresError(GradcamError):
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """The number of images that may fail at most or, if `is_share` is True, their percentage of the run's images."""
+    """The highest accepted number of failed images or, if `is_share` is True, the highest accepted percentage."""
 
     most: float
     is_share: bool = False
@@ -40,7 +40,7 @@ def parse_failure_limit(text: str) -> FailureLimit:
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard `index`, counted from 1, of `of` shards. Only an image's name decides which shard the image is in."""
+    """One of `of` shards: number `index`, counted from 1. An image's name alone decides which shard the image is in."""
 
     index: int
     of: int
@@ -65,5 +65,5 @@ def parse_shard(text: str) -> Shard:
 
 
 def to_shard_files(shard: Shard | None) -> ShardFiles:
-    """Return the names of the files that a shard, or the run if `shard` is None, writes to the output folder."""
+    """Return the names of the files that a shard writes to the output folder. None stands for a run without shards."""
     return ShardFiles() if shard is None else ShardFiles(shard.of, shard.index)

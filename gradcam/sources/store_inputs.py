@@ -122,7 +122,7 @@ def _split_pattern(pattern: str) -> tuple[Store, list[str]]:
 
 
 def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
-    """Yield the number of leading parts of a name that the pattern matches, once for each way to match them."""
+    """Yield how many leading parts of the name a match of the pattern covers, once for each possible match."""
     if not parts:
         yield 0
         return

@@ -22,9 +22,9 @@ from gradcam.storage.store import Store
 ExistingRunMode = Literal["new", "resume", "overwrite"]  # how to treat an earlier run
 
 PAGE, REPORT = "index.html", "report"  # the page of a report, and the folder of its other files
-# These are the same in every report.
+# Files that are the same in every report.
 STATIC_FILES = ("style.css", "theme.js", "common.js", "records.js", "grid.js", "detail.js", "gallery.js")
-# The names, inside the folder REPORT, of the files of a report.
+# Matches the names of a report's files, relative to the folder REPORT.
 REPORT_FILES = re.compile(
     rf"{'|'.join(map(re.escape, STATIC_FILES))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
 )
@@ -35,7 +35,7 @@ HEAD_BYTES = 2**16
 def check_earlier_run(
     reader: OutputReader, shard: ShardFiles, current_run: Mapping[str, Any], mode: ExistingRunMode
 ) -> list[str]:
-    """Return notes for the user about the run to resume.
+    """Check the folder for earlier runs, and return notes for the user if this run resumes one of them.
 
     Raises `OutputError` if the folder holds runs that this run may not touch, or if the earlier run had other settings.
     """
@@ -51,7 +51,7 @@ def check_earlier_run(
 
 
 def check_other_shards(reader: OutputReader, names: Collection[str], shard: ShardFiles, mode: ExistingRunMode) -> None:
-    """Raise `OutputError` if the folder holds runs that this run may not touch. Their settings do not matter."""
+    """Raise `OutputError` if the folder holds runs that this run may not touch, whatever their settings."""
     shards = find_shards(names)
     other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
     if other_shards and not (mode == "overwrite" and not shard.of):
@@ -80,9 +80,12 @@ def _check_same_settings(
 
 
 def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
-    """Return the shard's run.json. If an earlier version left out the layers and methods, take them from a record."""
+    """Return the shard's run.json. If the file lacks the layers and methods, take them from a record.
+
+    Earlier versions of gradcam did not write the layers and methods of models that are not classifiers.
+    """
     fields = run_file.decode_run(reader.read(shard.run), reader.show(shard.run))
-    # The settings of classifiers have no task, but name the layers and methods.
+    # For classifiers, the settings contain no task, but the layers and methods.
     if not fields["resolved"] and "task" in fields["settings"]:
         pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, shard))
         results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
@@ -92,7 +95,7 @@ def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -
 
 
 def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> list[str]:
-    """Return the layers of the run to resume, or of another of its shards. The list is empty without an earlier run."""
+    """Return the layers of the run to resume, or of another shard of this run; an empty list if neither exists."""
     reader = to_reader(folder)
     with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []

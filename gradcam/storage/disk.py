@@ -20,7 +20,7 @@ BLOCK_BYTES = 2**16
 MAX_LINE_BYTES = 2**24
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
-# The cause of these errors may be the name of one file. Files with other names can then still be written.
+# An unsuitable file name can cause these errors. Files with other names can then still be written.
 FILE_NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 # Some file systems have no locks.
 UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -73,7 +73,7 @@ def delay_signals() -> Iterator[None]:
 
 
 def check_regular_file(path: Path) -> None:
-    """Raise `OutputError` if something other than a regular file exists there: reading a FIFO might never end."""
+    """Raise `OutputError` if the path exists, but is not a regular file: reading a FIFO might never end."""
     if os.path.lexists(path) and not path.is_file():
         raise OutputError(f"{path}: is not a file, but a run needs a file there; move it, or choose another --output")
 

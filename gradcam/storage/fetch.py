@@ -38,7 +38,10 @@ class StoreImage:
 
 
 class StoreArchive:
-    """An archive in a store, which can be sent to other processes. It is not read if it changed after it was listed."""
+    """An archive in a store. The object can be sent to other processes.
+
+    `open` raises `ImageError` if the archive changed after it was listed.
+    """
 
     def __init__(self, url: str, stamp: tuple[int, str] | None = None) -> None:
         self.name = url
@@ -76,7 +79,7 @@ def _reuse_archive(url: str, stamp: tuple[int, str]) -> StoreArchive:
 class RangeFile(io.RawIOBase):
     """An object of a store as a seekable file. The number of bytes fetched per request grows during sequential reads.
 
-    Reading begins at `start`; `expected` is the number of bytes that will be read there.
+    Reading begins at `start`; `expected` is the number of bytes that the caller will read from there.
     """
 
     def __init__(self, store: Store, size: int, start: int = 0, expected: int = MIN_FETCH_BYTES) -> None:

@@ -143,7 +143,7 @@ def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], tempo
 
 
 def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool:
-    """Return whether this model explained the image without an error, and the files still have the right names.
+    """Return whether this model explained the image without an error, and the names of its files are still right.
 
     `stems` maps each image to the beginning of the names of its results.
     """
@@ -160,7 +160,7 @@ def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     positions, start = [], 0
-    unranked: dict[str, tuple[int, int, int]] = {}  # by file: the line of an image that is not in `order`
+    unranked: dict[str, tuple[int, int, int]] = {}  # maps each file to the line of an image that is not in `order`
     with open_file(path) as file:
         for line in file:
             position = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))
@@ -191,8 +191,8 @@ def _read_ranges(path: Path, ranges: Sequence[tuple[int, int]]) -> Iterator[byte
 class ManifestWriter:
     """An open manifest, to which records are appended.
 
-    Readers see each record at once, and the record reaches the disk within about a second. A power cut loses the last
-    records at most. It never leaves a record whose overlays are lost: overlays are synced to the disk before their
+    Readers see each record at once, and the record reaches the disk within about a second. A power cut can
+    only lose the last records. A record never refers to lost overlays: overlays are synced to the disk before their
     record is appended, and a resumed run checks that each recorded file exists.
     """
 
@@ -221,7 +221,8 @@ class PieceWriter:
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
         self._lines: list[bytes] = []
-        # The number of first lines that were sent as a piece. The piece may exist, although the store did not confirm it.
+        # The number of leading lines that a failed request tried to write. The store may have written this piece without
+        # confirming it, so the next attempt writes the same lines.
         self._sent_count = 0
         self._lock = threading.Lock()
 
@@ -275,7 +276,7 @@ def find_finished_images(
 
 
 def sort_pieces(store: Store, shard: ShardFiles, order: Sequence[str], unwanted: Collection[str]) -> None:
-    """Sort the records by the order of the image names. Drop `unwanted` images; of the others, keep the last record.
+    """Sort the records by image name as in `order`, keep only the last record per image, and drop `unwanted` images.
 
     The first changed piece and all later pieces are rewritten under higher numbers. Then the old pieces are removed. An
     interruption in between is harmless, because readers use an image's last record.

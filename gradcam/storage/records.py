@@ -30,8 +30,8 @@ Point = tuple[float, float]  # (x, y), in pixels of the image
 class Prediction:
     """A predicted class, box, segmented class, caption word or keypoint.
 
-    The `probability` of a segmented class is its share of the image's pixels. `number` counts the boxes, words or
-    keypoints; `box` and `point` give the position.
+    The `probability` of a segmented class is its share of the image's pixels. `number` is the number of
+    the box, word or keypoint; `box` and `point` give its position.
     """
 
     index: int

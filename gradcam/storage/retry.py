@@ -88,7 +88,7 @@ class StoreRequest:
 class StoreWatch:
     """A thread that warns about slow requests, because a silent store raises no error.
 
-    A bucket gets one warning. It can get another warning only after a request that began later has ended in time.
+    After a warning about a bucket, there is no second one until a later request to this bucket has ended in time.
     """
 
     def __init__(self) -> None:

@@ -193,7 +193,8 @@ def list_layers_and_methods(pairs: Iterable[tuple[str, str]]) -> dict[str, list[
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return "name: earlier → now" for each setting that makes the results of two runs differ."""
-    # Compare only what both runs resolved: earlier versions resolved less, and so does a detector without detections.
+    # Compare only settings that both runs resolved. Earlier versions of gradcam, and detectors that detect nothing,
+    # resolve fewer settings.
     resolved = _to_dict(earlier.get("resolved")).keys() & _to_dict(current.get("resolved")).keys()
     before, after = _to_comparable(earlier, resolved), _to_comparable(current, resolved)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
@@ -214,7 +215,7 @@ def _truncate(text: str | None) -> str:
 
 
 def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return notes for a user who resumes the earlier run, about differences that do not prevent this."""
+    """Return notes about the differences that do not prevent the user from resuming the earlier run."""
     before = {"gradcam": earlier.get("gradcam"), **_to_dict(earlier.get("versions"))}
     before = {name: str(version) for name, version in before.items()}
     after = {"gradcam": current["gradcam"], **current["versions"]}
@@ -238,7 +239,7 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         "device": str(fields.get("device")).partition(":")[0],  # cuda:0 and cuda:1 give the same results.
         "output_format": "files",  # Earlier versions had no other output format, and did not record it.
         **dict(flatten(settings, ".")),
-        # The images' folder is compared, in whatever form it was passed. Without a folder, the inputs are compared.
+        # Compare the folder of the images, in whatever form it was passed. Without a folder, compare the inputs.
         "input": fields.get("root") or fields.get("inputs"),
     }
     dump = partial(json.dumps, ensure_ascii=False)

@@ -78,7 +78,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Destination:
-    """The place of a run's results, the shard, and how to treat an earlier run. `report` also writes a report."""
+    """The place of a run's results, the shard, and how to treat an earlier run. If `report`, a report is written."""
 
     place: Path | Store
     mode: ExistingRunMode = "new"

@@ -75,7 +75,7 @@ def open_results(
 
 
 class RecordsWrapper:
-    """An `OpenRun` that passes its records on to another `OpenRun`. `end` is called once, before that one is closed."""
+    """An `OpenRun` that passes its records on to the `OpenRun` `records`. `end` is called before `records` is closed."""
 
     place = None
 

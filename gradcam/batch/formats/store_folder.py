@@ -84,7 +84,7 @@ class StoreResults:
     def recorded(self) -> int:
         """Return the number of records in written pieces.
 
-        It is correct even if a signal arrives right after a write.
+        The number is correct even if a signal arrives right after a write.
         """
         return self._appended - len(self._manifest)
 

@@ -26,7 +26,7 @@ MAX_IMAGES_PER_TAR, MAX_TAR_BYTES = 1000, 256 * 2**20
 def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
     """Return the sample key of each image: its stem with dots replaced by underscores, because a dot ends a key.
 
-    If a key without its dots is already in use, ignoring case, it gets a number from 2.
+    If a stem contains dots, and another image already has the resulting key (ignoring case), a number from 2 is added.
     """
     keys = {name: stem for name, stem in stems.items() if "." not in stem.rpartition("/")[2]}
     used_keys = {stem.casefold() for stem in keys.values()}

@@ -45,7 +45,7 @@ UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 def format_trace(trace: Trace, calls: Sequence[Call], name: str, source: str, width: int) -> str:
     """Format the totals, the table of calls, and the shared modules and parameters.
 
-    `name`: the model's name. `source`: a description of the input. `width`: the target width in characters.
+    `name` is the model's name, `source` a description of the input, and `width` the target width in characters.
     """
     model_call = trace.calls[0]
     model = click.style(escape_controls(name), bold=True)
