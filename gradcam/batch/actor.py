@@ -87,7 +87,7 @@ class ActorReply:
     unanswered: Sequence[str] = ()
 
 
-Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # This function explains blocks, and yields replies in order.
+Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # explains blocks; yields replies in order
 
 
 def explain_blocks(

@@ -73,7 +73,7 @@ def _names_target(target: Any) -> bool:
 
 
 def _list_methods(request: ExplainRequest) -> list[Method | AttributionMethod]:
-    """Return the requested methods. If there are none, return all CAM methods: which one will run depends on the target."""
+    """Return the requested methods. If there are none, return all CAM methods: the target decides which one runs."""
     return [*request.methods, *request.attributions] or [*METHODS.values()]
 
 

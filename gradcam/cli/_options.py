@@ -80,7 +80,7 @@ def _find_numbers_or_all(names: Sequence[str]) -> Sequence[int | str]:
 LARGE_FOLDER_IMAGES = 100  # for larger folders, a note recommends `gradcam batch`
 FOLDER = Parser("folder", parse.to_folder)
 FAILURE_LIMIT = Parser("limit", parse_failure_limit)  # a number of images, or a percentage
-SHARD = Parser("share", parse_shard)  # I/N: part I of N of the images
+SHARD = Parser("share", parse_shard)  # I/N: part I of N parts of the images
 
 
 def real(minimum: float, maximum: float, *, above: bool = False) -> Parser:
@@ -127,7 +127,7 @@ def _list_images(folder: Path, context: click.Context) -> list[Path]:
 
 
 def _is_result(stem: str, stems: set[str]) -> bool:
-    """Return whether a file is a result for another image of its folder. A second run must not explain results."""
+    """Return whether a file is a result for another image of its folder. A second run must not explain them."""
     from gradcam.batch.result_names import COMPARISON_NAME
     from gradcam.evaluation.heatmap_sources import CONTROLS
 
@@ -436,13 +436,13 @@ _OTHER_TARGETS = (
 
 
 def layers(text: str, *, default: str) -> Callable[[Command], Command]:
-    """Return the option for several layers, by names and patterns. `default` describes the default layers in the help."""
+    """Return the option for several layers, by names and patterns. `default` names the default in the help."""
     full_text = f"{text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
     return layer(full_text, "-l --layer NAME|PATTERN", name="layers", multiple=True)
 
 
 def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) -> Callable[[Command], Command]:
-    """Return the option for methods. `find` returns a method by its name. `built_in` are the names of built-in methods."""
+    """Return the option for methods, which `find` returns by name. `built_in` are the names of built-in methods."""
 
     def find_all(names: Sequence[str]) -> list[Any]:
         with contextlib.nullcontext() if set(names) <= set(built_in) else custom_code_context(*names):
@@ -461,7 +461,7 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
 def explain_options(
     *, default: str = " Some tasks have a different default.  [default: gradcam]"
 ) -> Callable[[Command], Command]:
-    """Return the options for the model, layers, methods and target. `default` describes the default method in the help."""
+    """Return the options for the model, layers, methods and target. `default` names the default method in the help."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any_method, [*METHODS, *ATTRIBUTIONS], default)
     return combine(*_MODEL, layer(text, name="layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)

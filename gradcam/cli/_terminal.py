@@ -49,7 +49,7 @@ class InterruptSignal(KeyboardInterrupt):
     """Raised by SIGINT. Unlike its base class, it supports weak references."""
 
 
-# Exceptions raised by signals. If one is deleted before `acknowledge_signals`, Python has swallowed it.
+# Exceptions raised by signals. If an exception is deleted before `acknowledge_signals`, Python has swallowed it.
 _signal_exceptions: list[weakref.ref[BaseException]] = []
 
 

@@ -144,7 +144,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
 
 
 def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
-    """Load the model with its default layer, which is the baseline. If it has none, use the first given layer."""
+    """Load the model with its default layer, which is the baseline. Without a default, use the first given layer."""
     try:
         return load_model(choice)
     except LayerError:

@@ -221,8 +221,8 @@ class PieceWriter:
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
         self._lines: list[bytes] = []
-        # The number of leading lines that a failed request tried to write. The store may have written this piece without
-        # confirming it, so the next attempt writes the same lines.
+        # The number of leading lines that a failed request tried to write. The store may have written these lines
+        # without confirming it, so the next attempt writes the same lines.
         self._sent_count = 0
         self._lock = threading.Lock()
 

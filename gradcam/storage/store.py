@@ -29,9 +29,9 @@ VERSION_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
 class Store:
     """A folder in an object store, given by a URL such as `s3://bucket/photos`.
 
-    Names are relative to the URL. Several threads may use a store at once. A store has only objects: a folder exists while
-    it contains an object. All methods raise `StoreError` if the store cannot be reached, and `FileNotFoundError` and
-    `PermissionError` if the store reports them for an object or the bucket.
+    Names are relative to the URL. Several threads may use a store at once. A store has only objects: a folder exists
+    while it contains an object. All methods raise `StoreError` if the store cannot be reached, and `FileNotFoundError`
+    and `PermissionError` if the store reports them for an object or the bucket.
     """
 
     url: str
@@ -192,8 +192,8 @@ class Store:
         limits: dict[str, Any] = {"connect_timeout": seconds, "read_timeout": seconds}
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
-                # By default, botocore silently retries for minutes, although call_with_retries retries as well. One retry
-                # of botocore is useful: it repeats one page of a long listing, not the full listing.
+                # By default, botocore silently retries for minutes, although call_with_retries retries as well. One
+                # retry of botocore is useful: it repeats one page of a long listing, not the full listing.
                 limits["retries"] = {"max_attempts": 1}
             options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
         elif protocol in ("http", "https"):

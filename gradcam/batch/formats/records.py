@@ -75,7 +75,7 @@ def open_results(
 
 
 class RecordsWrapper:
-    """An `OpenRun` that passes its records on to the `OpenRun` `records`. `end` is called before `records` is closed."""
+    """An `OpenRun` that passes its records to `records`, another `OpenRun`. Calls `end` before it closes `records`."""
 
     place = None
 
@@ -155,7 +155,8 @@ def _matches_class(record: Record, requested: str | None, classifier: Classifier
         return requested is None  # For functions and other targets, run.json already identifies the target.
     if requested is not None:
         return index == classifier.find_class(requested)
-    # Without a requested class, the record must explain the most probable class. Several classes may be equally probable.
+    # Without a requested class, the record must explain the most probable class, or one of several with the same
+    # probability.
     probabilities = {prediction.index: prediction.probability for prediction in record.predictions}
     lowest = min(probabilities.values(), default=0.0)
     return probabilities.get(index, lowest) >= max(probabilities.values(), default=0.0)
