@@ -233,7 +233,7 @@ def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float3
 
 
 def get_level_scale(signed: bool) -> tuple[int, int]:
-    """Return the number of levels from 0 to the maximum, and the level of 0."""
+    """Return the number of levels between the value 0 and the maximum, and the level of the value 0."""
     return (127, 128) if signed else (255, 0)
 
 

@@ -115,7 +115,7 @@ def truncate_bytes(text: str, max_bytes: int) -> str:
 
 
 class OutputNames:
-    """Output paths that are unique within this call, and are not inputs."""
+    """The output paths of a command: no two are the same, and none is an input."""
 
     def __init__(self, folder: Path, inputs: Iterable[Path]) -> None:
         self._folder = folder
@@ -144,7 +144,7 @@ class OutputNames:
 
 
 def _to_keys(path: Path) -> set[str]:
-    """Return the keys of a path. Paths share a key if they are the same file, through links or regardless of case."""
+    """Return the keys of a path. Paths share a key if they lead to the same file, through links or regardless of case."""
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
 
 

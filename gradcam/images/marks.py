@@ -248,8 +248,8 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
 class _Pen:
     """A line style: its main colour, and its `bands`, from the outside inwards.
 
-    Each band has a colour, a distance from the outside, and a width. `unit` is the width of the finest line. All are in
-    pixels.
+    Each band has a colour, a distance from the outside, and a width. `unit` is the width of the finest line. Widths
+    and distances are in pixels.
     """
 
     colour: Colour
@@ -475,7 +475,7 @@ def _check_numbers(values: Any, subject: str, names: str) -> None:
 
 
 def _number_marks(marks: Iterable[Mark], image: Pixels) -> list[Mark]:
-    """Return the marks, numbered by their position where they have no number.
+    """Return the marks. A mark without a number gets its position as its number.
 
     Raises `ImageError` if a mask has another size than the image.
     """

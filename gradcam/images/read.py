@@ -51,7 +51,7 @@ DICOM_MAGIC = b"DICM"  # It follows a preamble of 128 bytes with any content.
 WHITE_VALUES = {"uint8": 255, "uint16": 65535}
 # This many pixels are computed at a time, so that intermediate results take little memory.
 PIXELS_PER_STRIP = 2**18
-# What an exception means for the user; "" if the exception says it.
+# The reason to report for each exception. "" reports the message of the exception.
 READ_FAILURES: dict[type[Exception], str] = {
     ImageError: "",
     UnidentifiedImageError: "is not an image in a supported format",
@@ -481,9 +481,9 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
-    """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note if they were stretched or cut.
+    """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note on changes, or None.
 
-    Values are scaled from their minimum to their maximum if they use less than half of their type's range, or are
+    The note says which channels and values are displayed, if channels are left out or values are scaled. Values are scaled from their minimum to their maximum if they use less than half of their type's range, or are
     negative.
     """
     # Unlike many viewers, do not clip at percentiles: the few brightest pixels may be the evidence that the model used.

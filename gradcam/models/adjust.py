@@ -39,7 +39,7 @@ UNADJUSTED = Adjustment(None, None, None, None)
 
 
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
-    """Return the validated changes; raise `ModelError` if one is not a number or is out of range."""
+    """Return the validated changes; raise `ModelError` if a value is not a number or is out of range."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
         expected = "the fraction of the resized image to keep, above 0 and up to 1."
         raise argument_error(crop, "crop", expected, ModelError)

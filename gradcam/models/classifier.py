@@ -1,4 +1,4 @@
-"""A model with all that is needed to explain images from files: preprocessing, class names and a default layer."""
+"""A model with everything needed to explain images from files: preprocessing, class names and a default layer."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model. If the model is spread over several devices, the device of its input."""
+        """Return the device of the model, or the device of its input if the model is spread over several devices."""
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
@@ -229,7 +229,7 @@ class Classifier:
         Returns
         -------
         str
-            `layer`. For methods that assume non-negative activations, `layer_for_positive` if it is set.
+            `layer_for_positive` if it is set and the method assumes non-negative activations, otherwise `layer`.
 
         Raises
         ------
@@ -311,7 +311,7 @@ class Classifier:
         fit: str | None = None,
         **options: Unpack[ExplainOptions],
     ) -> dict[tuple[str, str], ImageExplanation]:
-        """Explain images at several layers with several methods, from one pass.
+        """Explain images at several layers with several methods, in one pass of the model.
 
         Parameters
         ----------

@@ -76,7 +76,7 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     try:
         return prepare_model(model, target_device, dtype)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        # Out of memory, quantised weights and meta tensors each raise one of these.
+        # Each of these errors can be the result of too little memory, quantised weights or meta tensors.
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The model cannot be moved to {target_device} in {precision}: {reason}") from error
 
@@ -84,7 +84,7 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
 def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move the model to a device and a dtype, in evaluation mode and frozen, and return it.
 
-    The model is changed in place, so never pass a model object of the user. Batch norms stay in float32 for any dtype.
+    The model is changed in place, so never pass the user's own model object. Batch norms stay in float32 for any dtype.
     Weights of 2D convolutions become channels-last if that is faster.
     """
     model.eval().requires_grad_(False).to(device)
@@ -114,7 +114,7 @@ def find_input_device(model: nn.Module) -> torch.device:
 
 
 def find_input_dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the model's first weight with several dimensions, because norms may be more precise."""
+    """Return the dtype of the model's first weight with several dimensions; norms may have a more precise dtype."""
     floating = [tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1]
     weights = [tensor for tensor in floating if tensor.ndim > 1]
     return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)

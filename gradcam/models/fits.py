@@ -31,7 +31,7 @@ _any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that 
 
 
 def find_step(model: nn.Module) -> int:
-    """Return the step for input sides, in pixels: a side that is a multiple of it contains only whole cells."""
+    """Return the step in pixels: if an input side is a multiple of the step, its cells are all complete."""
     strides = {max(patch.stride) for patch in find_patches(model.modules()) if patch.kernel == patch.stride}
     return next((stride for stride in strides if DEFAULT_STEP_PIXELS % stride), DEFAULT_STEP_PIXELS)
 

@@ -1,4 +1,4 @@
-"""Measure which part of an image an image processor returns, and where in its output, by running it on ramps."""
+"""Run an image processor on ramps, to measure which part of an image it returns, and where in its output."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from gradcam.hooks.containers import Window
 from gradcam.images.read import Region
 
 CALIBRATION_SIDE = 64  # pixels of the constant images
-# Weight of the other direction in a ramp. A ramp from left to right also rises by 37.4 levels from top to bottom. With
-# n rows, that is 37.4 / n levels per row. For usual n this is not a whole number, so rounding errors differ by row.
+# Weight of the perpendicular direction in a ramp. A ramp from left to right also rises by 37.4 levels from top to
+# bottom. With n rows, that is 37.4 / n levels per row. For usual n, this is not a whole number, so rounding errors
+# differ by row.
 TILT = 37.4 / 255
 TRIMMED_SHARE = 0.1  # fraction cut off at each end of a ramp, where resizing mixes padding into the image
-# A row or column belongs to the image if its fraction of pixels that differ between the two ramps exceeds this share
-# of the maximum. Pixels on the diagonal never differ.
+# Pixels of the image differ between the two ramps, except on the diagonal, and pixels of padding do not. For each row
+# (or column), the fraction of differing pixels is computed. The row belongs to the image if its fraction exceeds this
+# share of the largest fraction.
 MIN_VALID_SHARE = 0.2
 TOLERANCE_LEVELS = 2  # maximum mean deviation of a ramp from a straight line, in levels of 255
-SNAP_PIXELS = 0.05  # an edge that is closer than this to a pixel boundary of the piece is moved there
+SNAP_PIXELS = 0.05  # an edge that is closer than this to a pixel boundary of the piece is moved to the boundary
 
 # Along one axis: (start, length) of the region, (start, length) of the window, and the scale.
 Extents = tuple[tuple[int, int], tuple[float, float], float]
@@ -56,7 +58,7 @@ def calibrate(process: Process) -> tuple[float, float]:
 
 
 def measure(process: Process, height: int, width: int, black: float, contrast: float) -> list[Piece]:
-    """Measure each piece that the processor makes of an image of this size.
+    """Run the processor on an image of this size, and measure each piece that it returns.
 
     `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, from top to bottom and
     from left to right. Padding is where both outputs are equal. Raises `ImageError` if an output is not a ramp.
@@ -82,7 +84,8 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
     columns, rows = (_find_valid(differs.float().mean(axis)) for axis in (0, 1))
     values = positions[_trim(rows)][:, columns] * length
     profile = values.mean(0)
-    # In padding that mirrors the image, positions run backwards, so it lies outside the minimum and the maximum.
+    # In padding that mirrors the image, positions run backwards. The image itself therefore lies between the minimum
+    # and the maximum of the positions.
     first, last = int(profile.argmin()), int(profile.argmax())
     if last - first < 2:
         raise ImageError("it does more than resize, crop and pad")

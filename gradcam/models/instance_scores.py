@@ -1,4 +1,4 @@
-"""Wrap the detections of a task model in one image as a classifier, so that class heatmaps can be evaluated."""
+"""Present a task model's detections in one image as classes of a classifier, to evaluate their heatmaps."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def to_instance_classifier(
 ) -> PictureScores:
     """Return a classifier whose classes are a target's instances in an image; by default, all detections.
 
-    Its layer is the model's layer. If there is none, it is the default layer of the methods, or of the target's method.
+    The classifier uses the model's layer, or else the default layer of the methods or of the target's method.
 
     Raises
     ------

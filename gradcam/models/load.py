@@ -65,7 +65,7 @@ def load_classifier(
     """Load a classifier with its preprocessing and its labels, to explain images from files.
 
     Without arguments, this loads the small ImageNet classifier that is included in the package and needs no download.
-    The classifier's `notes` list what was assumed about a model.
+    The classifier's `notes` list the assumptions about the model.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def load_classifier(
         Which part of the image the model sees. "crop" is the model's default preprocessing, usually a centre crop.
         "whole" is the whole image in its own aspect ratio, at the scale of that preprocessing. It works for networks that
         take any size, and for transformers whose position embeddings can be interpolated. "tiles" is for small objects
-        in large images. It splits the image into overlapping windows of the model's input size, and "tiles:512" into
+        in large images. It splits the image into overlapping windows of the model's input size. "tiles:512" uses
         windows of 512 pixels. Evaluation and inspection always use "crop".
     predictions : str, default "own"
         The part of the image that the predictions are computed from. "own" is the model's default crop, and "seen" is
@@ -517,7 +517,7 @@ def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | N
 
 
 def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options) -> tuple[Preprocess, Sequence[str]]:
-    """Return the preprocessing of a task model, which keeps the whole image by default, and notes."""
+    """Return a task model's preprocessing, and notes; by default, the preprocessing keeps the whole image."""
     adjustment, default, notes = options.edits, parts.preprocess, list[str]()
     is_default = (parts.is_assumed or parts.is_of_part) and task in ("detection", "segmentation", "pose")
     if is_default and isinstance(default, Preprocessing):

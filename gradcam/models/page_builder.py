@@ -65,7 +65,7 @@ def page(
         are accepted as well. For these, the page shows the model's results, such as boxes, instead of classes.
     layers : sequence of str, default None
         Dotted names of target layers. None uses the default layer and up to three earlier layers: for each higher
-        resolution, the last layer that has it.
+        resolution, the last layer with this resolution.
     methods : sequence of str or Method, default ()
         As in `gradcam.compare`. The default is "gradcam" for classifiers, and the task's default method otherwise.
     target : Any, default None
@@ -196,7 +196,7 @@ class _PageBuilder:
         return [self.classifier.find_class(entry) if isinstance(entry, str) else int(entry) for entry in classes]
 
     def _choose_layer_names(self, methods: Sequence[Method]) -> list[str]:
-        """Return the layers that the methods explain by default, and earlier ones with higher resolution."""
+        """Return the layers that the methods explain by default, and earlier layers with higher resolution."""
         names = [self.classifier.layer_for(method) for method in methods]
         stages = find_stages(unwrap(self.classifier.model), self.classifier.batch([self.prepared]), names[0])
         return [*dict.fromkeys([*names, *stages])][:MAX_DEFAULT_LAYERS]

@@ -1,4 +1,4 @@
-"""Convert explanations to the contents of an interactive page: maps, their names, and how to request them."""
+"""Convert explanations to the contents of an interactive page: maps, names, and the code that selects each map."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def to_map_set(maps: Any, explanation: Any, target_indices: Sequence[int] | None
 
 
 def list_things(explanation: Any) -> tuple[PageTargets, list[int]]:
-    """Return what the maps explain, and the order of the maps; classes are sorted by probability."""
+    """Return the targets that the maps explain, and the order of the maps; classes are sorted by probability."""
     count = explanation.maps.shape[1]
     instances = [explanation.instance(0, k) for k in range(count)]
     if any(instance is not None for instance in instances):
@@ -74,7 +74,7 @@ def _list_instances(explanation: Any, instances: Sequence[Instance | None]) -> P
 
 
 def find_probability(instance: Instance) -> float | None:
-    """Return the score of an instance if it is a probability; cosines are not."""
+    """Return the score of an instance; None if it is a cosine instead of a probability, or if there is no score."""
     return None if instance.score is None or instance.kind in ("text", "like") else float(instance.score)
 
 
@@ -84,7 +84,7 @@ def _to_name(instance: Instance) -> str:
 
 
 def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
-    """Return the arguments of `gradcam run` and the Python code that select an instance; None if there are none."""
+    """Return the arguments of `gradcam run` and the Python code that select an instance, or (None, None)."""
     number, kind = instance.number, instance.kind
     if kind == "box" and number is not None and instance.edge is None:
         return ["--box", str(number)], f"gradcam.targets.Box({number})"

@@ -24,7 +24,7 @@ from gradcam.images.read import WHITE_VALUES, FileContent, ImageLike, Pixels, Re
 from gradcam.images.write import check_pixels
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as in Pillow
-Part = tuple[float, float, float, float]  # top, left, height, width, in pixels of the image, with fractions
+Part = tuple[float, float, float, float]  # top, left, height, width, in fractional pixels of the image
 
 # ITU-R 601 weights, in units of 1/65536 as in Pillow, so that grey keeps its exact values.
 LUMINANCE = (19595, 38470, 7471)
@@ -96,7 +96,7 @@ class Preprocessing:
         return resized.sub(mean).div_(std)
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
-        """Resize in float32 to (C,*size); values in [0,1] are clipped to [0,1] after each axis, as with 8 bits."""
+        """Resize in float32 to (C,*size). Values in [0,1] are clipped after each axis, as Pillow does with 8 bits."""
         is_unit_range = values.dtype.name in WHITE_VALUES or (values.min() >= 0 and np.float32(values.max()) <= 1)
         low, high = (0, 1) if is_unit_range else (-np.inf, np.inf)
         (left, top, right, bottom), width = box, self.size[1]
@@ -220,7 +220,7 @@ ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
 
 
 def assume_preprocessing(side: Any) -> Preprocessing:
-    """Return the usual preprocessing, for images of a model's side length in pixels if that is known."""
+    """Return the usual preprocessing, for an input of `side` pixels if `side` is an integer."""
     return replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
 
 
@@ -259,7 +259,7 @@ def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[
 
 
 def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
-    """Return the region that the whole input covers, in pixels of the image; padding extends it beyond the image."""
+    """Return the region that the whole input covers, in pixels of the image; padding makes it exceed the image."""
     region, windows = preprocess.region(*prepared.reading.picture.shape[:2]), find_windows(preprocess, [prepared])
     if windows is None:
         return region
@@ -352,8 +352,8 @@ def to_reading(picture: ImageLike | Reading, reader: Reader, channels: int = 3) 
     """Read an image in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of numbers.
 
     `reader` reads files. For a custom reader, bytes are written to a temporary file first. `channels` is the number of
-    channels that the network takes. Unless it is 4, an array with four channels is read as RGB with opacity. Raises
-    `ImageError` for anything else.
+    channels that the network takes. Unless `channels` is 4, an array with four channels is read as RGB with opacity.
+    Raises `ImageError` for an image in any other form.
     """
     if isinstance(picture, Reading):
         return picture

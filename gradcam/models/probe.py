@@ -40,7 +40,7 @@ INPUT_HINT = (
     "with one value per channel (size=, mean=, std= in Python)."
 )
 NOISE_SIDE = 224  # pixels, if the preprocessing does not define a size
-# For the last operation of a model, the activation that remains to be applied.
+# Maps the last operation of a model to the activation that turns the model's output into probabilities.
 REMAINING = {"softmax": "none", "sigmoid": "none", "log_softmax": "softmax"}
 
 
@@ -66,8 +66,8 @@ def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) 
         suggestion = find_suggestion(unwrap(parts.model), to_batch(images))
         layer, positive = suggestion.layers[0], suggestion.behind_activation
         positive = None if positive == layer else positive
-        # `gradcam.explain` may choose another layer for this model. It can fail on an image of noise, for instance if
-        # the head is all zeros, and still work on real images.
+        # `gradcam.explain` may choose another layer for this model. An error is ignored, because `explain` can fail on
+        # noise, for instance if the head is all zeros, and still work on real images.
         with contextlib.suppress(Exception):
             layer = explain(parts.model, images).layer
     return findings, str(layer), positive

@@ -45,8 +45,8 @@ class Skeleton:
 class Survey:
     """The layers of a skeleton.
 
-    `note` reports if the layers were found with random weights. `is_of_task` is True if the model is for a task other
-    than classification. The suggested rows are then the layers that are explained by default.
+    If the layers were found with random weights, `note` reports this. `is_of_task` is True if the model is for a task
+    other than classification: then the suggested rows are the layers that are explained by default.
     """
 
     skeleton: Skeleton
@@ -105,7 +105,7 @@ def _survey(skeleton: Skeleton) -> Survey:
 
 
 def _try_places(skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
-    """Locate the cells of the layers with random weights, if that is needed and fast enough; return the rows."""
+    """Return the rows with the position of each layer's cells, found with random weights if that is fast enough."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
     is_volume = len(skeleton.size) > 2  # several passes over a volume take minutes
     if is_volume or count > MAX_PARAMETERS_TO_RUN or not any(row.cam and row.guessed for row in rows):

@@ -175,7 +175,7 @@ class TaskModel(Classifier):
         return target if isinstance(target, Target) or callable(target) else self._make_target(target)
 
     def _make_target(self, target: Any) -> Any:
-        """Return the target for what a user may give instead of a target."""
+        """Convert a value that is not a target, such as a sentence or a number, to the target that it stands for."""
         raise NotImplementedError
 
     def list_all(self) -> Any:
@@ -450,7 +450,7 @@ def _has_reference_images(target: Any) -> bool:
 
 
 def _only_classes(target: Any) -> Any:
-    """Return the classes of a `ClassTarget`; any other target unchanged."""
+    """Return the classes of a `ClassTarget`; return any other target unchanged."""
     if not isinstance(target, ClassTarget):
         return target
     classes = target.classes

@@ -109,7 +109,7 @@ def explain_tiles(tiles: Tiles, explain: Explain, progress: Callable[[int, int],
 
 
 def stack(explanations: Sequence[Explanation]) -> Explanation:
-    """Concatenate explanations of single images of the same size; the output is the first explanation's."""
+    """Concatenate explanations of single images of the same size; the output remains that of the first explanation."""
     names = [name for name in ("maps", "heatmaps", "classes", "scores") if getattr(explanations[0], name) is not None]
     values = {name: [getattr(explanation, name) for explanation in explanations] for name in names}
     joined: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in values.items()}

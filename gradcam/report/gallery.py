@@ -67,7 +67,10 @@ class Privacy:
 
 
 def _shorten(place: Path | Store) -> dict[str, str]:
-    """Return the replacements of all forms of a place: nothing for a folder in front of a name, else the last part."""
+    """Return replacements that shorten paths in a place, for each form of its path.
+
+    A path inside the place becomes relative. The path of the place itself becomes its last part.
+    """
     forms = {place.url} if isinstance(place, Store) else {os.path.abspath(place), os.path.realpath(place)}
     separator = "/" if isinstance(place, Store) else os.sep
     return {f"{form}{separator}": "" for form in forms} | {form: os.path.basename(form) for form in forms}
@@ -82,8 +85,8 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
     """Return the data of all images for the page: one list per fact, because a dict per image would be much larger.
 
     "names", "top", "confidence", "has" and "stems" are lists with one entry per image. "names" has the names of the
-    images. "classes" lists each class that an image is listed under, as index and label; a box, mask or sentence
-    without an index has its label twice. "top" has the position in "classes" of the image's first class, or -1, and
+    images. "classes" lists each class that an image is listed under, as index and label; for a box, mask or sentence
+    without an index, both are the label. "top" has the position in "classes" of the image's first class, or -1, and
     "confidence" its confidence, from 0 to 1. "others" maps the position of an image to the positions of its other
     classes. "has" combines the bits `HAS_IMAGE`, `HAS_OVERLAY` and `IS_BLANK`. "stems" has the URL of the views, 1 if
     the URL follows from the image's name, or 0 if there are no views. "errors" maps the position of an image to its

@@ -115,7 +115,7 @@ def open_report_folder(place: Path | Store) -> Iterator[ReportFolder]:
 
 
 def read_pixels(place: Path | Store, name: str) -> Pixels | None:
-    """Return an image in a folder, or None if the image cannot be read. The page can do without it."""
+    """Return an image in a folder; None if the image cannot be read, because the report can do without the image."""
     from gradcam.models.preprocess import read_image_file
 
     with contextlib.suppress(GradcamError, OSError):

@@ -1,4 +1,4 @@
-"""Answer the questions of the page with the data of an image's page, or with one heatmap while the user brushes."""
+"""Answer the questions of the page: return all data of an image, or only one heatmap while the user brushes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NOT_FINITE = "The model's output contains NaN or infinite values: check its weig
 class Question:
     """A question about an image.
 
-    `first`: the class to show first. `quick`: return only the heatmap of that class, while the user brushes.
-    `other_model`: a second model to compare with.
+    `first` is the class to show first. If `quick` is True, the user is brushing, and only the heatmap of that class is
+    returned. `other_model` is a second model to compare with.
     """
 
     image: int
@@ -76,7 +76,7 @@ class Explainer:
         return self.models.retry_out_of_memory(lambda: self._answer(question, progress))
 
     def warm_up(self) -> None:
-        """Explain a grey image with the model of the command line, because the first pass takes a second longer."""
+        """Explain a grey image with the command line's model, so that the user need not wait for the slow first pass."""
         loaded = self.models.get(ModelRequest())
         classifier = loaded.classifier
         if classifier.task == "classification":

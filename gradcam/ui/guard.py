@@ -27,9 +27,9 @@ class UploadTooLarge(Exception):
 class Guard:
     """ASGI middleware that refuses requests with an unknown host, a foreign origin or no token.
 
-    `hosts`: the host names of the server, with the port. Any other host name is a sign of DNS rebinding.
-    `takes_addresses`: also accept any numeric address, which DNS rebinding cannot use. `once`: a secret that can be
-    exchanged for the token a single time, so it does no harm if others read it later.
+    `hosts` are the host names of the server, with the port. Any other host name is a sign of DNS rebinding. If
+    `takes_addresses` is True, any numeric address is accepted too, because DNS rebinding cannot use addresses. `once`
+    is a secret that can be exchanged for the token a single time, so it does no harm if others read it later.
     """
 
     def __init__(

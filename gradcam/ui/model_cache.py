@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 class ModelRequest:
     """The model that the page asks for.
 
-    `model`: None for the model that `gradcam ui` was started with. `texts`: the sentences for a CLIP-like model, or the
-    text prompts of a text-prompted detector.
+    `model` is None for the model that `gradcam ui` was started with. `texts` are the sentences for a CLIP-like model,
+    or the text prompts of a text-prompted detector.
     """
 
     model: str | None = None
@@ -36,8 +36,8 @@ class ModelRequest:
 class LoadedModel:
     """A loaded model.
 
-    `words`: the command-line options that select it. `code`: the line of Python that loads it. `reshape`: the layout of
-    its layer's output.
+    `words` are the command-line options that select the model. `code` is the line of Python that loads the model.
+    `reshape` is the layout of its layer's output.
     """
 
     classifier: Classifier

@@ -23,7 +23,7 @@ MANIFEST = "manifest.jsonl"
 
 @dataclass(frozen=True)
 class StripImage:
-    """An image in the strip. `source`: its file, or its encoded bytes if it was dropped on the page."""
+    """An image in the strip. `source` is its file, or its encoded bytes if it was dropped on the page."""
 
     name: str
     source: Path | bytes = field(repr=False)

@@ -113,7 +113,7 @@ class MapSet:
     __repr__ = format_fields
 
     def to_data(self, total: int) -> dict[str, Any]:
-        """Convert the maps to quantised JSON values. Weighted sums become values if values take fewer bytes.
+        """Convert the maps to quantised JSON values. Weighted sums are replaced by values if that takes fewer bytes.
 
         Parameters
         ----------

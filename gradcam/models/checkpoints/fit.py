@@ -22,8 +22,8 @@ FACTORY_HINT = "Write a function that builds the model as it was trained, and gi
 LAZY_HINT = "Run the model once in its factory function."
 LARGER_FILE = "The file contains this model and more: an additional head, or a larger model that includes this model."
 COUNTER = "num_batches_tracked"  # a step counter of batch norms, used only in training
-# Buffers that modules compute themselves. Library versions differ in which of them they save, and in which size. The
-# last two are counters that thop adds.
+# Buffers that modules compute themselves. The version of the library determines which of these buffers a file
+# contains, and in which size. The last two are counters that thop adds.
 COMPUTED_BUFFERS = (
     COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
 )  # fmt: skip
@@ -128,7 +128,7 @@ class Fitted:
 
 
 def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
-    """Rename tensors to the model's names: undo wrappers, old names and one prefix; return them with notes.
+    """Rename tensors to the model's names: remove wrapper parts, replace old names, and remove or add one prefix.
 
     If several prefixes are possible, the one with the most matching names is used. Raises `ModelError`, without the
     file's path, if several prefixes match equally well.
@@ -172,9 +172,10 @@ def _prefixes(names: Collection[str], targets: Collection[str]) -> Counter[str]:
 
 
 def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] | None:
-    """Return the prefix with the most matches, and their number; None if no prefix improves on plain names.
+    """Return the prefix with the most matches, and the number of matches; None if no prefix is suitable.
 
-    A prefix must be common, or match more than half of the model's names.
+    A prefix is suitable if more names match with the prefix than without a prefix. Also, either its parts are in
+    `KNOWN_PREFIXES`, or it matches more than half of the model's names.
     """
     candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
     best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]
@@ -199,7 +200,7 @@ def find_head(model: nn.Module) -> str | None:
 
 
 def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | None) -> tuple[Tensors, Sequence[str]]:
-    """Rename the head in a checkpoint to the model's head if it is certain; return all tensors, and notes.
+    """Rename a checkpoint's head to the model's head if the match is certain; return all tensors, and notes.
 
     For example, CheXNet's classifier is a `Sequential` of a linear layer and a sigmoid, so its weight is called
     `classifier.0.weight` instead of `classifier.weight`. A module in the checkpoint counts as the head if it has
@@ -279,7 +280,7 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
     unexpected = [name for name in tensors if name not in expected]
     different = [name for name, value in expected.items() if name in tensors and tensors[name].shape != value.shape]
     shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in different}
-    # A missing buffer keeps the model's value. On the meta device, it has no value, but counters can start at zero.
+    # A missing buffer keeps the model's value. On the meta device, the model has no values, but counters start at zero.
     replaceable = {name for name, value in expected.items() if not value.is_meta or name.rpartition(".")[2] == COUNTER}
     negligible = [name for name in [*missing, *shapes] if name in replaceable and _is_computed(name)]
     for name in unexpected:

@@ -30,12 +30,12 @@ AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_di
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
 KNOWN_KEYS = AVERAGES + STATE_DICT_KEYS
 MAX_KEY_DEPTH = 3
-# Before zip files, torch.save wrote several pickles: the first is this number, and the fourth is the content.
+# Before torch.save wrote zip files, it wrote several pickles. The first is this number, and the fourth is the content.
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 TENSOR_NAMES = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
-# Modules and functions that no checkpoint needs. A file that names one should not be opened with any tool. `commands`
-# and `__builtin__` are the names of `subprocess` and `builtins` in older protocols.
+# Modules and functions that no checkpoint needs. A file that names one of these should not be opened with any tool.
+# `commands` and `__builtin__` are the names of `subprocess` and `builtins` in older protocols.
 DANGEROUS = re.compile(
     r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
     r"|multiprocessing|asyncio|commands)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
@@ -165,7 +165,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
         raise ModelError(f"{path}: {description}. {FACTORY_HINT}")
     storages = [tensor.untyped_storage() for tensor in tensors.values()]
     stored_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    # Tensors may be views that repeat very few stored values, so that contiguous copies would fill the memory.
+    # A tensor may be a view that repeats a few stored values. A contiguous copy of such a view could fill the memory.
     if sum(tensor.nbytes for tensor in tensors.values()) > MAX_UNPACK_RATIO * stored_bytes + MAX_BYTES:
         name, largest = max(tensors.items(), key=lambda item: item[1].nbytes)
         problem = f"'{name}' declares a shape of {' x '.join(map(str, largest.shape))}"
@@ -177,7 +177,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
 
 @dataclass(frozen=True)
 class StateDict:
-    """Weights by name, and the keys that lead to them in the file; no keys if the file is the state dict itself."""
+    """Weights by name, and the keys under which the file stores them; no keys if the file is the state dict itself."""
 
     keys: tuple[str, ...]
     values: Mapping[str, Any]
@@ -234,7 +234,7 @@ def describe_non_checkpoint(head: bytes, path: Path) -> str | None:
         return f"is {other_format or OTHER_FORMATS['.onnx']}, {EXPORT_HINT}"
     if head[:2] == b"PK":
         return _describe_zip(path)
-    # Before zip files, torch.save wrote pickles of protocol 2 or later.
+    # Before torch.save wrote zip files, it wrote pickles of protocol 2 or later.
     is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return None if is_safetensors(head) or is_pickle else _describe_bytes(head)
 
@@ -384,7 +384,7 @@ class Outline(pickle._Unpickler):
         return OrderedDictStub if full == "collections.OrderedDict" else type("NotMade", (ObjectStub,), {"name": full})
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return None for a tensor's values; for a module, return its class, which old files store with its source."""
+        """Return None for a tensor's values, and the class for a module (old files store its class and its source)."""
         return pid[1] if isinstance(pid, tuple) and pid[:1] == ("module",) else None
 
     def get_extension(self, code: int) -> None:  # extensions come from a registry of this process, not from the file

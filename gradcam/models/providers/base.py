@@ -83,7 +83,7 @@ _building = threading.local()  # `is_empty`: True while this thread builds a mod
 
 def _move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
     if not getattr(_building, "is_empty", False) or parameter.is_meta or type(parameter) is not nn.Parameter:
-        return None  # keep this parameter: on the meta device, it may be shared, and a new one would not be
+        return None  # keep the parameter: a meta parameter may be shared, and its replacement would not be shared
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
@@ -175,7 +175,7 @@ def hub_address() -> str:
 
 
 def reason_unreachable(url: str) -> str | None:
-    """Return why a URL cannot be reached, None if it answers; without this check, libraries retry for a long time."""
+    """Return why a URL cannot be reached, or None if it answers; otherwise, libraries would retry for a long time."""
     request = urllib.request.Request(url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
@@ -202,7 +202,7 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
 
 
 def recognise(path: Path, names: Iterable[str]) -> tuple[str | None, str]:
-    """Recognise an official file, such as mobilenet_v2-b0353104.pth; return its name, and "content", "name" or ""."""
+    """Return the official file that a file equals (with "content") or is named after (with "name"); else (None, "")."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
@@ -213,7 +213,7 @@ def recognise(path: Path, names: Iterable[str]) -> tuple[str | None, str]:
 
 
 def describe_preprocessing(path: Path, criterion: str, library: str, name: str, preprocess: Preprocessing) -> str:
-    """Return a note that a checkpoint gets the preprocessing of `name`, the library's weights, and why."""
+    """Return a note that a checkpoint gets the preprocessing of the library's weights `name`, and why."""
     sides = (value if isinstance(value, tuple) else (value, value) for value in (preprocess.resize, preprocess.size))
     resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in sides)
     choice = f"using the preprocessing of {name} (resize {resize}, centre crop {size})."

@@ -38,7 +38,7 @@ def plan(name: str) -> Blueprint:
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
-    """Load the checkpoint into a model, and return the model with the preprocessing in its settings, or the default."""
+    """Load the checkpoint into a model, and return the model with the preprocessing in its settings or the default."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return replace(parts := _find_preprocessing(unwrap(model)), model=model, notes=[*notes, *parts.notes])
 
@@ -59,7 +59,7 @@ def _find_preprocessing(model: nn.Module) -> Parts:
 
 
 def _read_settings(module: Any) -> Parts | None:
-    """Return the preprocessing in a module's settings, None if there is none; raise `ModelError` if it pads."""
+    """Return the preprocessing in a module's settings, or None if there is none; raise `ModelError` if it pads."""
     from gradcam.models.providers import huggingface, open_clip, smp, timm
 
     if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):

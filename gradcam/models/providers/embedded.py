@@ -140,7 +140,7 @@ FOLDED = [nn.Conv2d, nn.BatchNorm2d], [SamePaddedConv2d, nn.BatchNorm2d]
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which must see its own input and output, or a replaced `forward`."""
+    """Return whether a module has hooks or a replaced `forward`, which folding would skip."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 

@@ -241,8 +241,8 @@ class ProcessorPreprocess:
         return steps(image).flip(0) if getattr(self.processor, "do_flip_channel_order", False) else steps(image)
 
     def find_steps(self, height: int, width: int) -> Preprocessing | None:
-        """Return steps equivalent to the processor for images of this size; None if there are none, or it fails."""
-        # The image consists of random blocks, because any other crop of them looks different.
+        """Return steps equivalent to the processor for images of this size; None if it fails or has no such steps."""
+        # The image consists of random blocks, so that different crops look different.
         blocks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)).convert("RGB")
         image = np.asarray(blocks.resize((width, height), Image.Resampling.NEAREST))
         # Processors may raise anything, and `to_steps` raises an error if timm's transforms pad.

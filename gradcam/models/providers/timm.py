@@ -23,8 +23,8 @@ from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
 PICKLES = (".pth", ".pt", ".bin", ".tar")
-# The files that timm looks for on the hub, in timm's order. They are first read here, to reject files that would run
-# code, because some versions of timm would run this code.
+# The files that timm looks for on the hub, in timm's order. This module reads them before timm does, and rejects files
+# that would run code, because some versions of timm would run this code.
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -64,7 +64,7 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
         model: Any = _build(timm, name, 0)
         try:
             notes = load_weights(model, checkpoint)
-        # The checkpoint has a classifier: load it into a model with a head, and remove the head afterwards.
+        # If the checkpoint has a classifier, load it into a model with a head, and then remove the head.
         except ModelError:
             model, _, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
             model.reset_classifier(0)
