@@ -144,7 +144,7 @@ class OutputNames:
 
 
 def _to_keys(path: Path) -> set[str]:
-    """Return the keys of a path. Paths share a key if they lead to the same file, through links or regardless of case."""
+    """Return the keys of a path. Paths share a key if they name the same file, through links or regardless of case."""
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
 
 

@@ -483,8 +483,8 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
 def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note on changes, or None.
 
-    The note says which channels and values are displayed, if channels are left out or values are scaled. Values are scaled from their minimum to their maximum if they use less than half of their type's range, or are
-    negative.
+    If channels are left out or values are scaled, the note says which channels and values are displayed. Values are
+    scaled from their minimum to their maximum if they use less than half of their type's range, or are negative.
     """
     # Unlike many viewers, do not clip at percentiles: the few brightest pixels may be the evidence that the model used.
     selected, note = values, None

@@ -49,7 +49,7 @@ class Piece:
 
 
 def calibrate(process: Process) -> tuple[float, float]:
-    """Return a processor's output value for black, and its value for white minus its value for black."""
+    """Return a processor's output value for black, and the difference between its values for white and black."""
     shape = (CALIBRATION_SIDE, CALIBRATION_SIDE, 3)
     black, white = (process(np.full(shape, level, np.uint8))[0].double().mean(0) for level in (0, 255))
     contrasts = white - black

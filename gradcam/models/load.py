@@ -37,11 +37,11 @@ from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number
 from gradcam.plugins import import_object
 from gradcam.targets.heads import ends_in_features, find_output_module
 
-CLIP_METHODS = ("encode_image", "encode_text")  # of models that follow OpenAI's CLIP
+CLIP_METHODS = ("encode_image", "encode_text")  # the methods of models that follow OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
 OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # transformers classes that do not classify
 OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # names of models that do not segment
-KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
+KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # in MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
 
 

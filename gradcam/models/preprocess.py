@@ -131,8 +131,9 @@ class Preprocessing:
 class WholeImage:
     """Preprocessing that keeps the whole image and its aspect ratio, and normalises it.
 
-    `side` is the length of the shorter side after resizing; None keeps its length. `longest` is the maximum length of
-    the longer side. Both sides become multiples of `multiple` pixels. The other fields are those of `Preprocessing`.
+    `side` is the length of the shorter side after resizing; None keeps the original length. `longest` is the maximum
+    length of the longer side. Both sides become multiples of `multiple` pixels. The other fields are those of
+    `Preprocessing`.
     """
 
     side: int | None = None

@@ -434,7 +434,7 @@ class ImageExplanation(ImageResult, Explanation):
             return fields
         instances = self.instances[i]
         fields["instances"] = [instances]
-        for name in ("maps", "scores", "classes"):  # without the padding for images with fewer instances
+        for name in ("maps", "scores", "classes"):  # remove the padding of images with fewer instances
             values = getattr(self, name)
             fields[name] = None if values is None else values[i : i + 1, : len(instances)]
         fields["heatmaps"] = self.heatmaps[i][None, : len(instances)]

@@ -76,7 +76,7 @@ class Explainer:
         return self.models.retry_out_of_memory(lambda: self._answer(question, progress))
 
     def warm_up(self) -> None:
-        """Explain a grey image with the command line's model, so that the user need not wait for the slow first pass."""
+        """Explain a grey image with the command line's model, so that the slow first pass is done in advance."""
         loaded = self.models.get(ModelRequest())
         classifier = loaded.classifier
         if classifier.task == "classification":

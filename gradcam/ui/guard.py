@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.responses import JSONResponse, RedirectResponse
 
 TOKEN_HEADER = "x-gradcam-token"
-MAX_UPLOAD_BYTES = 200 * 10**6  # of an image that is dropped on the page
+MAX_UPLOAD_BYTES = 200 * 10**6  # for an image that is dropped on the page
 ALIVE_PATH = "/alive"  # needs no token: a second `gradcam ui` requests it to learn whether the first uses the port
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",

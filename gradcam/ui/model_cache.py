@@ -47,7 +47,7 @@ class LoadedModel:
 
 
 class ModelCache:
-    """The most recently used models. `load` loads a model."""
+    """The most recently used models. `load` is the function that loads a model."""
 
     def __init__(self, load: Callable[[ModelRequest], LoadedModel]) -> None:
         self._load = load

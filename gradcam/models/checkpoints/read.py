@@ -444,7 +444,7 @@ def _check_pickle(file: IO[bytes]) -> object:
 
 
 class _PickleSizer:
-    """The stack and memo of an unpickler that stores sizes instead of objects; None on the stack is a mark."""
+    """The stack and memo of an unpickler that stores sizes instead of objects; None on the stack stands for a mark."""
 
     def __init__(self) -> None:
         self._stack: list[_ObjectSize | None] = []

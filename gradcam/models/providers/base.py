@@ -35,7 +35,7 @@ NO_DOWNLOAD_HINT = "The included model 'efficientnet_lite0' needs no download."
 HASH_SUFFIX = re.compile(r"-([0-9a-f]{8,})$")  # official names end with the first digits of the file's SHA-256
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # the attributes of every module: its tensors, submodules and hooks
 
-Build = Callable[[int], nn.Module]  # a function of the number of classes
+Build = Callable[[int], nn.Module]  # from the number of classes to a model
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,8 @@ class EfficientNetLite0(nn.Module):
         self.layer2 = nn.Sequential(*_blocks(24, 40, 5, 2, repeats=2))
         self.layer3 = nn.Sequential(*_blocks(40, 80, 3, 2, repeats=3), *_blocks(80, 112, 5, 1, repeats=3))
         self.layer4 = nn.Sequential(*_blocks(112, 192, 5, 2, repeats=4), *_blocks(192, 320, 3, 1, repeats=1))
-        # Gradients flow through this part, because it follows the default target layer. Folding would not be used here.
+        # A `ConvolutionUnit` would not fold this part, because gradients flow through the part after the default target
+        # layer.
         features = nn.Sequential(*_convolution_unit(320, 1280))
         self.head = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))
 

@@ -42,7 +42,7 @@ KNOWN_ERRORS = {  # parts of transformers' messages, and the reasons to report i
     "Unrecognized configuration class": "transformers has no image classifier of the model's type. In Python, "
     "gradcam.explain(model, images, target=...) takes any model",
 }
-# The activations that transformers itself applies.
+# The activation that transformers assumes for each `problem_type` of a configuration.
 ACTIVATIONS = {"multi_label_classification": "sigmoid", "single_label_classification": "softmax", "regression": "none"}
 REGRESSION = "The model is a regression: its value is reported instead of a probability."
 

@@ -75,7 +75,7 @@ def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
 
 
 def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
-    """Return a checkpoint's number of classes, from the tensors that grow with each class; None if unknown."""
+    """Return a checkpoint's number of classes, from the tensors that depend on this number; None if unknown."""
     with torch.device("meta"):
         shapes = [dict(_build_whole_image_model(name, classes).named_parameters()) for classes in (2, 3)]
     for key, smaller in shapes[0].items():
