@@ -31,7 +31,7 @@ _any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that 
 
 
 def find_step(model: nn.Module) -> int:
-    """Return the step in pixels: if an input side is a multiple of the step, its cells are all complete."""
+    """Return the step in pixels: if an input side is a multiple of the step, all cells along this side are complete."""
     strides = {max(patch.stride) for patch in find_patches(model.modules()) if patch.kernel == patch.stride}
     return next((stride for stride in strides if DEFAULT_STEP_PIXELS % stride), DEFAULT_STEP_PIXELS)
 

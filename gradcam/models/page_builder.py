@@ -34,7 +34,7 @@ MODEL_FORMS = "a model from gradcam.load_classifier or load_model."
 REFERENCE_NOTE = "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
-MAX_MAP_CELLS = 2**18  # all classes together, per method and layer; the page stores one byte per cell
+MAX_MAP_CELLS = 2**18  # limit for all classes together, per method and layer; the page stores one byte per cell
 
 
 @accept_old_parameters

@@ -221,7 +221,7 @@ ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
 
 
 def assume_preprocessing(side: Any) -> Preprocessing:
-    """Return the usual preprocessing, for an input of `side` pixels if `side` is an integer."""
+    """Return the usual preprocessing, for an input of `side` x `side` pixels if `side` is an integer."""
     return replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
 
 
@@ -260,7 +260,7 @@ def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[
 
 
 def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
-    """Return the region that the whole input covers, in pixels of the image; padding makes it exceed the image."""
+    """Return the region that the whole input covers, in pixels of the image; with padding, it exceeds the image."""
     region, windows = preprocess.region(*prepared.reading.picture.shape[:2]), find_windows(preprocess, [prepared])
     if windows is None:
         return region

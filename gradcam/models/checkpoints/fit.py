@@ -174,8 +174,8 @@ def _prefixes(names: Collection[str], targets: Collection[str]) -> Counter[str]:
 def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] | None:
     """Return the prefix with the most matches, and the number of matches; None if no prefix is suitable.
 
-    A prefix is suitable if more names match with the prefix than without a prefix. Also, either its parts are in
-    `KNOWN_PREFIXES`, or it matches more than half of the model's names.
+    A suitable prefix has more matches than the plain names. It also consists of known parts (`KNOWN_PREFIXES`), or has
+    matches for more than half of the model's names.
     """
     candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
     best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]

@@ -175,7 +175,10 @@ def hub_address() -> str:
 
 
 def reason_unreachable(url: str) -> str | None:
-    """Return why a URL cannot be reached, or None if it answers; otherwise, libraries would retry for a long time."""
+    """Return why a URL cannot be reached, or None if it answers.
+
+    Without this check, libraries would retry for a long time.
+    """
     request = urllib.request.Request(url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
@@ -202,7 +205,7 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
 
 
 def recognise(path: Path, names: Iterable[str]) -> tuple[str | None, str]:
-    """Return the official file that a file equals (with "content") or is named after (with "name"); else (None, "")."""
+    """Return the name of the official file at `path`, and the evidence: "content" (a hash) or "name"; else (None, "")."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
