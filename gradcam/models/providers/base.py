@@ -205,7 +205,7 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
 
 
 def recognise(path: Path, names: Iterable[str]) -> tuple[str | None, str]:
-    """Return the name of the official file at `path`, and the evidence: "content" (a hash) or "name"; else (None, "")."""
+    """Return the official name of a file, and the evidence: "content" (its hash) or "name"; else (None, "")."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
