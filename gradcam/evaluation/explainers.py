@@ -75,7 +75,7 @@ class Explainer:
 
     @cached_property
     def explained(self) -> dict[str, Explainable]:
-        """The methods and control maps by name. Raises `GradcamError` if a name is unknown."""
+        """Return the methods and control maps by name. Raise `GradcamError` if a name is unknown."""
         return {source.name: source for source in map(find_explainable, self.names)}
 
     def explain(self, model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ class Control:
     summary : str
         A one-line description.
     function : str or callable
-        A function from images (N,C,H,W) and a seed to heatmaps (N,H,W). "module:name" is imported at its first use.
+        A function from images (N,C,H,W) and a seed to heatmaps (N,H,W). "module:name" is imported when first used.
 
     Examples
     --------
@@ -45,11 +45,11 @@ class Control:
 
     name: str
     summary: str
-    function: str | Callable[[Tensor, int], Tensor] = field(repr=False)  # "module:name" is imported at its first use
+    function: str | Callable[[Tensor, int], Tensor] = field(repr=False)
 
     @property
     def make(self) -> Callable[[Tensor, int], Tensor]:
-        """The function, imported: from images (N,C,H,W) and a seed to heatmaps (N,H,W)."""
+        """Return the function from images (N,C,H,W) and a seed to heatmaps (N,H,W); import it if necessary."""
         return import_function(self.function, __package__)
 
 
@@ -78,8 +78,8 @@ Explainable = Method | Control | CustomFunction
 def find_explainable(source: Any, *other_names: str) -> Explainable:
     """Return a method or control map by name; wrap any other function in `CustomFunction`.
 
-    A name may also be `FILE.py:NAME`, or come from an installed package. If there is no such name, raise
-    `GradcamError`, which suggests similar names of methods, of control maps and in `other_names`.
+    A name may also be `FILE.py:NAME`, or come from an installed package. Raise `GradcamError` if the name is unknown.
+    The message suggests similar names, including `other_names`.
     """
     name = source.strip() if isinstance(source, str) else ""
     if name.lower() in CONTROLS:

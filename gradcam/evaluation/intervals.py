@@ -3,9 +3,9 @@
 The intervals were chosen by simulation (tests/evaluation/test_intervals.py). With 8 or more images, a 95 % interval
 contains the true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. With 8 exponentially
 distributed numbers, Student's t would reach only 89 cases, and BCa 86. There are two exceptions. If nearly all numbers
-are 0 or 1, the interval contains the true mean too often, in 98 cases. With 8 lognormal numbers (sigma 1), it contains
-the true mean too seldom, in 89 cases. Differences between methods are roughly symmetric, so Student's t is accurate for
-them.
+are 0 or 1, the interval contains the true mean too often (98 cases). With 8 lognormal numbers (sigma 1), the interval
+contains the true mean too seldom (89 cases). Differences between methods are roughly symmetric, so Student's t is
+accurate for them.
 
 Mosaics share images, so the numbers of mosaics are correlated. The variance is therefore split into a part that comes
 from the images and a part that comes from the mosaics.
@@ -87,7 +87,7 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """True if there were enough images for an interval."""
+        """Return True if there were enough images for an interval."""
         return math.isfinite(self.high - self.low)
 
     def to_fields(self) -> dict[str, float | int | None]:
@@ -106,9 +106,9 @@ class Interval:
 def mean_interval(values: Iterable[Any], *, level: float = CONFIDENCE, images: ImageGroups | None = None) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
-    Overlaps and probabilities are skewed, and so is the mean of a few of them. The interval is therefore Student's t,
-    corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such as hits, Wilson's interval is
-    used: 8 hits in 8 images give 0.68 to 1.
+    Overlaps and probabilities have skewed distributions, and so do their means over few images. The interval is
+    therefore Student's t, corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such as hits,
+    Wilson's interval is used: 8 hits in 8 images give 0.68 to 1.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def _to_interval(values: Sequence[float], level: float, images: ImageGroups | No
 
 
 def wilson_interval(share: float, n: int, z: float) -> tuple[float, float]:
-    """Return Wilson's interval, equation (1), of a share among n cases; z is a quantile of the normal distribution."""
+    """Return Wilson's interval (equation 1) for a share of n cases; z is a quantile of the normal distribution."""
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half_width = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return max(0.0, centre - half_width), min(1.0, centre + half_width)
@@ -193,7 +193,7 @@ def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, fl
 def paired_difference(
     values: Sequence[Any], reference: Sequence[Any], *, level: float = CONFIDENCE, images: ImageGroups | None = None
 ) -> Interval:
-    """Compute the mean of the differences `values` minus `reference`, image by image, and its interval by Student's t.
+    """Compute the mean over images of `values` minus `reference`, and its interval by Student's t.
 
     Differences are roughly symmetric, so skewness needs no correction. The differences are paired, so images that are
     difficult for both methods do not widen the interval. Images with None or NaN in either sequence are left out.
@@ -297,7 +297,7 @@ def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_t_quantile(level: float, freedom: int) -> float:
-    """Return the value that the absolute value of Student's t does not exceed with probability `level`."""
+    """Return the two-sided quantile of Student's t: |t| does not exceed this value with probability `level`."""
     low, high = 0.0, 1.0
     while _find_t_probability(high, freedom) < level:
         high *= 2
@@ -308,7 +308,7 @@ def _find_t_quantile(level: float, freedom: int) -> float:
 
 
 def _find_t_probability(ratio: float, freedom: int) -> float:
-    """Return the probability that the absolute value of Student's t does not exceed `ratio`.
+    """Return the probability that |t| does not exceed `ratio`, for Student's t.
 
     With the substitution t = sqrt(freedom) * tan(angle), the density is a power of the angle's cosine (Abramowitz and
     Stegun, Handbook of Mathematical Functions, 26.7.1).

@@ -94,10 +94,10 @@ class Answer:
     measure : str
         The measure: "order" in mosaics, "road", or "objects".
     gain : Interval or None
-        The mean difference, leader minus default, image by image. Its confidence level is 95 % for all combinations
-        together, because the leader was chosen among them. None if the default cannot be used.
+        The mean over images of leader minus default. The confidence level is 95 % for all combinations together,
+        because the leader was chosen among these. None if the default cannot be used.
     road_gain : Interval or None
-        The mean difference in ROAD, leader minus default, with a confidence level of 95 %.
+        The mean over images of the difference in ROAD, leader minus default, with a confidence level of 95 %.
 
     Examples
     --------
@@ -235,7 +235,8 @@ def recommend(
     is higher at a pixel of the class's image than at a pixel of the other images. *Where is the object?* In single
     images, ROAD measures how much the marked pixels matter to the model. ROAD is computed for the five best
     combinations of the first question. With annotations, `objects` replaces ROAD: it measures how often the heatmap is
-    higher at a pixel of the object than outside it. `mass` is listed but not used, because sharpening increases it.
+    higher at a pixel of the object than outside it. `mass` is reported but not used, because sharpening a heatmap
+    increases `mass`.
 
     Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
     layer, is therefore kept unless the leader is significantly better in a paired comparison. The test is at 5 %, with
@@ -373,7 +374,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
 
 @dataclass
 class CombinationExplainer:
-    """Explains images with combinations. `left_out` collects combinations without a heatmap, with the reasons."""
+    """Explains images with combinations. `left_out` maps combinations without a heatmap to the reasons."""
 
     classifier: Classifier
     reshape: Any = None
@@ -384,7 +385,7 @@ class CombinationExplainer:
         """Yield the heatmaps (N,K,H,W) in [0,1] of each combination, for images (N,C,H,W) and classes (N,K).
 
         Each score has its own pass, and only the heatmaps of one pass are in memory. A heatmap is blank if the gradient
-        at its layer is exactly zero. A combination without a heatmap is left out, also in later calls.
+        at its layer is exactly zero. A combination without a heatmap is added to `left_out`, and later calls skip it.
         """
         requested = [combo for combo in combinations if combo not in self.left_out]
         for score in SCORES:
@@ -398,7 +399,7 @@ class CombinationExplainer:
         target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GradcamWarning)  # The results themselves show what suits a method.
+                warnings.simplefilter("ignore", GradcamWarning)  # The measured results replace warnings.
                 model, reshape = self.classifier.model, self.reshape
                 explanations = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:
@@ -453,7 +454,7 @@ class Benchmark:
         return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
     def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
-        """Return `order` on the objects; NaN for images without one. Return {} if too few images have objects."""
+        """Return `order` on the objects, NaN for images without an object; {} if too few images have objects."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
         if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_TO_COMPARE:
             return {}
@@ -536,12 +537,12 @@ def to_rows(scores: MosaicScores, objects: Values, roads: Values) -> list[Row]:
 
 
 def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
-    """List up to seven layers whose heatmaps may be better than those of `default`, which comes first.
+    """List up to seven layers: `default`, then candidates whose heatmaps may be better.
 
     The layers are sorted by the order in which they finish in a pass of `image` (1,C,H,W). The candidates are:
     - with the coarsest grid, the last four layers outside of branches (children of the model or of an `nn.Sequential`),
       but none in the first quarter of the layers: for example the last block, or a ReLU with its norm and convolution;
-    - with the next finer grid, the last of the least nested layers, which is a block and not a part of a block;
+    - with the next finer grid, the last of the least nested layers: a whole block, not a part of a block;
     - in a model with a single grid size, such as a transformer, the counterparts of `default` in two earlier blocks.
     If a block returns the output of its last part, only the block is listed. Raise `LayerError` if the default is
     unknown, or if no layer has a grid.

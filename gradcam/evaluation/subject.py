@@ -1,4 +1,4 @@
-"""The subject of an evaluation: a model, images, and the probabilities of their classes in variants of the images."""
+"""The subject of an evaluation: a model and images, and the class probabilities of the images and their variants."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MAX_PIXELS_PER_BATCH_ON_CPU = 4 * 224 * 224
 
 
 class Subject:
-    """A model, N images and one class of each image: the input of all metrics, for heatmaps from any library.
+    """A model, N images and one class per image: the input of all metrics. The heatmaps may come from any library.
 
-    All metrics share the probabilities of the images and of the baselines, which are computed once. The model runs in
+    The probabilities of the images and of the baselines are computed once, and shared by all metrics. The model runs in
     evaluation mode and is left unchanged. All tensors are on the images' device.
 
     Parameters
@@ -121,7 +121,7 @@ class Subject:
         return (len(self.images), *self.images.shape[2:])
 
     def baseline(self, kind: str) -> Tensor:
-        """Return the baseline that replaces hidden pixels. It is computed only once.
+        """Return the baseline, which supplies the values of hidden pixels. Each baseline is computed only once.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class Subject:
         Returns
         -------
         Tensor (N,C,H,W)
-            The baseline, of the images' type.
+            The baseline, with the images' dtype.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class Subject:
         return self._baselines[kind]
 
     def baseline_probabilities(self, kind: str) -> Tensor:
-        """Return the classes' probabilities for the baseline. They are computed only once.
+        """Return the probability of each image's class for the baseline. The probabilities are computed only once.
 
         Parameters
         ----------
@@ -166,7 +166,7 @@ class Subject:
         return self._baseline_probabilities[kind]
 
     def score(self, variants: Iterable[Tensor]) -> Tensor:
-        """Return the classes' probabilities for variants of the images, computed in batches.
+        """Return the probability of each image's class for variants of the images, computed in batches.
 
         Parameters
         ----------
@@ -226,19 +226,19 @@ def _require_finite(probabilities: Tensor) -> Tensor:
 
 
 def describe_tensor(value: Any, *kinds: Any) -> str:
-    """Describe a value in a message: type and shape of a tensor (or of an instance of `kinds`), else a short text."""
+    """Describe a value for a message: dtype and shape of an instance of `kinds` (default: Tensor), else a short text."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
 def make_baseline(images: Tensor, kind: str) -> Tensor:
     """Return the values that replace hidden pixels in images (N,C,H,W). Raise `GradcamError` for an unknown kind.
 
-    "blur" is the blurred image. If the shorter side has 224 pixels, the kernel is that of RISE's code (Petsiuk et al.,
-    BMVC 2018): `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, applied to a single pixel in 11 x 11.
-    This filter mirrors the parts of the Gaussian that lie outside the kernel back into the kernel, which is therefore
-    nearly a box filter. For other image sizes, the kernel is proportional, and at least 3 x 3. The image is padded with
-    zeros, as in RISE's code. "mean" is each image's mean per channel. "zero" is zero, which after the usual
-    preprocessing is the mean colour of the training images, or grey.
+    "blur" is the blurred image. If the shorter side has 224 pixels, the kernel equals the kernel in RISE's code
+    (Petsiuk et al., BMVC 2018). RISE applies `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, to an 11
+    x 11 array with a single non-zero pixel. This filter mirrors the parts of the Gaussian that lie outside the array
+    back into the array, so the kernel is nearly a box filter. For other image sizes, the kernel size is proportional to
+    the shorter side, and at least 3 x 3. The image is padded with zeros, as in RISE's code. "mean" is each image's mean
+    per channel. "zero" is zero, which after the usual preprocessing is the mean colour of the training images, or grey.
     """
     if not isinstance(kind, str) or kind not in BASELINES:
         offers = find_similar_names(kind, BASELINES) if isinstance(kind, str) else []
@@ -266,8 +266,8 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
 def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
     """Return heatmaps as float32 (N,H,W) on `device`, with values of any sign and scale.
 
-    Tensors and arrays (N,H,W) or (N,1,H,W) and an `Explanation` of one class are valid. `size` is the required shape
-    (N,H,W); None allows any size. Raise `ImageError` for other shapes, and for NaN and infinite values.
+    Valid inputs are tensors and arrays (N,H,W) or (N,1,H,W), and an `Explanation` of one class. `size` is the required
+    shape (N,H,W); None allows any size. Raise `ImageError` for other shapes, and for NaN and infinite values.
     """
     try:
         tensor = to_tensor(heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps)
@@ -326,5 +326,5 @@ def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
 
 
 def count_pixels(share: float, pixels: int) -> int:
-    """Return the number of pixels in a share of them, rounded to the nearest integer; halves are rounded up."""
+    """Return `share` times `pixels`, rounded to the nearest integer; halves are rounded up."""
     return int(share * pixels + 0.5)

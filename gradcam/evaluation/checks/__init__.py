@@ -1,1 +1,1 @@
-"""The check of one explanation: five tests, their thresholds, and the panel that shows them."""
+"""The check of one explanation: five tests, their thresholds, and the panel that shows the results."""

@@ -1,4 +1,4 @@
-"""The check of one heatmap of one image: five tests that it can fail, and eight control maps to compare it with."""
+"""Check one heatmap of one image with five tests, and compare the heatmap with eight control maps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ RANDOM_CLASSES = 3  # in addition to the rival class
 NOISE_SAMPLES = 4
 LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
-MIN_EVIDENCE = 0.2  # smallest drop in probability when pixels are covered; smallest share on the marked pixels
+MIN_EVIDENCE = 0.2  # smallest drop in probability under covering, and smallest share of the evidence
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # smallest lead over chance (1 / classes) of a recognised class
 RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine others in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
@@ -93,21 +93,21 @@ def check(
     """Test whether a heatmap can be trusted, and compare it with control maps that explain nothing.
 
     - stability: does the heatmap stay the same under a little noise?
-    - classes: does the heatmap differ between classes? The test fails if the heatmaps of three random classes are as
-      similar to the heatmap as the heatmaps of noisy images are.
+    - classes: does the heatmap differ between classes? The test fails if a little noise changes the heatmap as much as
+      three random classes do.
     - randomisation: does the heatmap change when the weights are re-initialised (a sanity check)? The test fails if a
       little noise changes the heatmap as much as new weights do.
     - placement: does the heatmap follow the image? The image is placed in each cell of a 2 x 2 grid with three other
       images, and the heatmap has to mark that cell. The value is the area under the ROC curve.
-    - covering: do the marked pixels matter for the class? The value is the share of the class's evidence that lies on
-      them. Evidence is the difference in log-odds between the image with only these pixels and the image without them.
+    - covering: do the marked pixels matter for the class? The value is the share of the class's evidence on these
+      pixels. Evidence is the difference in log-odds between the image with only these pixels and the image without them.
       Missing pixels are filled in four ways: mean colour, blur, another image, inpainting.
 
-    There are eight control maps. Two are copies of the heatmap, mirrored and shifted. Three are heatmaps of something
-    else: a different image, the rival class (the most probable of the other classes), and a network with random weights.
-    Three are made without the model: noise with the heatmap's spectrum, a central blob, and the image's edges. A heatmap
-    that is distinguished from all of them passes. Only the heatmap of the rival class may be the same, because similar
-    classes can depend on the same pixels. All numbers are measured on this image and this model.
+    There are eight control maps. Two are copies of the heatmap, mirrored and shifted. Three explain something else: a
+    different image, the rival class (the most probable of the other classes), or a network with random weights. Three
+    are made without the model: noise with the heatmap's spectrum, a central blob, and the image's edges. To pass, the
+    heatmap must be distinguished from every control map except the heatmap of the rival class. That heatmap may be the
+    same, because similar classes can depend on the same pixels. All numbers are measured on this image and this model.
 
     The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
     images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, there is
@@ -122,14 +122,14 @@ def check(
         The image, as in `Classifier.explain`.
     method : str, Method or callable, default None
         A name in `METHODS` or `CONTROLS`, a method, `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and
-        classes (N,) that returns heatmaps (N,H,W), from any library. It is called with one image at a time. The tests
-        also call it with other images, with other classes, and with re-initialised copies of the model. None selects
-        "gradcam" for classifiers, and the task's default method for other models.
+        classes (N,) that returns heatmaps (N,H,W), from any library. A function receives one image at a time. The tests
+        also call the function with other images, with other classes, and with re-initialised copies of the model. None
+        selects "gradcam" for classifiers, and the task's default method for other models.
     layer : str or nn.Module, default None
         As in `Classifier.explain`. Custom functions ignore the layer.
     target : int or str, default None
         A class by index or label; None for the top class. For models of other tasks, such as detectors: a target as in
-        `explain`. If the target selects several boxes or masks, the first one is tested. For such models, the
+        `explain`. If the target selects several boxes or masks, the first one is tested. For models of other tasks, the
         tests use other detections or other targets instead of other classes.
     score : str, default "logit"
         As in `targets.ClassTarget`. Custom functions ignore the score.
@@ -219,9 +219,9 @@ def check(
 
 
 def _measure_preference(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
-    """Return a class's probability for the first image minus its mean for the three other images where it is lowest.
+    """Return a class's probability for the first image, minus its mean probability for three of the other images.
 
-    If `index` is None, the class is the top class of the first image.
+    The three images are the images with the lowest probability of the class. If `index` is None, the class is the top class of the first image.
     """
     probabilities = Subject(model, images, activation=activation).all_probabilities
     first, *other_values = probabilities[:, int(probabilities[0].argmax()) if index is None else index].tolist()
@@ -243,8 +243,9 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
 class SanityChecks:
     """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
 
-    A target with a fixed position in the image, such as a box, does not exist in other images or in grids. The tests
-    add their data to `artifacts`, and what they could not compare to `notes`.
+    `has_fixed_place` is True if the target has a fixed position in the image, such as a box. Such a target does not
+    exist in other images or in grids. The tests put their data into `artifacts`, and report in `notes` what could not
+    be compared.
     """
 
     subject: Subject
@@ -259,7 +260,7 @@ class SanityChecks:
     artifacts: CheckArtifacts = field(init=False)
 
     def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...]]:
-        """Run the tests until one fails, and compare with control maps if none of them fails."""
+        """Run the tests until a test fails. If no test fails, compare the heatmap with control maps."""
         heatmap = self.compute_heatmaps(self.subject.images)
         limit = self._add_noise(heatmap)
         if bool(heatmap.amax() == heatmap.amin()):
@@ -320,8 +321,8 @@ class SanityChecks:
     def _describe_untrained(self) -> str | None:
         """Return a sentence that says why the model appears to be untrained; None if it appears to be trained.
 
-        Re-initialised copies of an untrained model are just like the model. Each copy prefers this image to the other
-        images, for its own top class, as clearly as the model does for the explained class.
+        Re-initialised copies of an untrained model behave like the model. For its own top class, such a copy prefers
+        this image to the other images about as clearly as the model does for the explained class.
         """
         subject = self.subject
         images = torch.cat([subject.images, self.other_images])

@@ -31,17 +31,17 @@ MIN_EFFECT_GAIN = 0.2  # smallest lead in the share of the evidence that counts 
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class ControlMap:
-    """A control map: a heatmap that does not explain the class, and its results beside those of the checked heatmap.
+    """A control map (a heatmap that does not explain the class), and how it compares with the checked heatmap.
 
     Attributes
     ----------
     name : str
         "mirrored", "shifted", "another image", "rival", "random weights", "noise", "centre" or "edges".
     order : float or None
-        How well the control map ranks the image's pixels above those of three other images: the area under the ROC
+        How well the control map ranks the image's pixels above the pixels of three other images: the area under the ROC
         curve, from 0 to 1; chance is 0.5. None if the image was tested alone.
     effect : float
-        The share of the class's evidence that lies on the pixels that the control map marks; 1 is all of the evidence.
+        The share of the class's evidence on the pixels that the control map marks; 1 is all of the evidence.
     alike : float
         The rank correlation of the control map with the checked heatmap, from -1 to 1.
     is_distinguished : bool
@@ -72,7 +72,7 @@ class ControlMap:
 
     @property
     def words(self) -> str:
-        """A description of the control map, for use in a sentence."""
+        """Return a description of the control map, for use in a sentence."""
         return CONTROL_DESCRIPTIONS[self.name]
 
 
@@ -80,7 +80,7 @@ Score = tuple[float | None, float]  # (order, effect)
 
 
 def compare_with_control(name: str, control: Tensor, alike: float, scores: Score, control_scores: Score) -> ControlMap:
-    """Return a control map with its results, compared with the heatmap's `scores`."""
+    """Compare a control map's scores with the heatmap's scores, and return the control map with the outcome."""
     (order, effect), (control_order, control_effect) = scores, control_scores
     order_gain = 0.0 if order is None or control_order is None else order - control_order
     is_apart = effect - control_effect >= MIN_EFFECT_GAIN or order_gain >= MIN_ORDER_GAIN

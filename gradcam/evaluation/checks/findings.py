@@ -13,7 +13,7 @@ from gradcam.evaluation.metrics.soundness import Randomisation
 
 Outcome = Literal["passed", "undecided", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "undecided", "failed")  # from best to worst
-PASSED_NOTE = "A passed test does not prove that the heatmap is right."  # Follows the outcome "passed".
+PASSED_NOTE = "A passed test does not prove that the heatmap is right."  # This note follows the outcome "passed".
 QUESTIONS = {
     "stability": "Does the heatmap stay the same under a little noise?",
     "classes": "Does the heatmap differ between classes?",
@@ -36,7 +36,7 @@ class TestResult:
 
     @property
     def question(self) -> str:
-        """The question that the test answers."""
+        """Return the question that the test answers."""
         return QUESTIONS[self.name]
 
 
@@ -44,10 +44,11 @@ class TestResult:
 class CheckArtifacts:
     """The data behind a verdict. Fields of tests that did not run are None or empty.
 
-    `noisy_maps` (S,H,W) are heatmaps of noisy images. `noisy_correlations` (S,) are their rank correlations with
-    `heatmap`. `rivals` are the rival class and random classes, and `rival_names` are their names. `rival_maps` (K,H,W)
-    and `rival_correlations` (K,) belong to them. `placed_maps` (4,H',W') are the heatmaps of the test images in `grid`.
-    `uncertainty` (H,W) is computed as in the function `uncertainty`.
+    `noisy_maps` (S,H,W) are heatmaps of noisy images. `noisy_correlations` (S,) are the rank correlations of
+    `noisy_maps` with `heatmap`. `rivals` are the rival class and random classes, and `rival_names` are their names.
+    `rival_maps` (K,H,W) are the heatmaps of these classes, and `rival_correlations` (K,) are the rank correlations of
+    `rival_maps` with `heatmap`. `placed_maps` (4,H',W') are the heatmaps of the test images in `grid`. `uncertainty`
+    (H,W) is computed as in the function `uncertainty`.
     """
 
     heatmap: Tensor

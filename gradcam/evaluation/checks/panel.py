@@ -1,4 +1,4 @@
-"""The panel of a verdict: an image with one row per test, which shows the heatmaps that the test compared."""
+"""Draw the panel of a verdict: an image with one row per test, with the heatmaps that the test compared."""
 
 from __future__ import annotations
 

@@ -26,17 +26,18 @@ CELLS = 4
 MIN_CELL_PIXELS = 8  # height and width of the smallest cell
 GRID_SHARES = (1 / CELLS,) * CELLS  # Masks in a grid have the size of a cell.
 SINGLE_IMAGE_SHARES = (0.1, 0.2, 0.35, 0.5)
-BLUR_CELLS = 8  # height and width to which the blurred filling is reduced
+BLUR_CELLS = 8  # height and width to which an image is reduced for the blurred filling
 INPAINT_RADIUS_PIXELS = 3
-EPSILON = 1e-6  # Probabilities are clamped to [EPSILON, 1 - EPSILON]; scores that are this close count as equal.
+EPSILON = 1e-6  # Probabilities are clamped to [EPSILON, 1 - EPSILON]. Scores that are this close count as equal.
 
 
 @dataclass(frozen=True, eq=False)
 class PlacementGrid:
     """Four test images (4,C,H,W): the image in each cell of a grid, or four times the image alone.
 
-    Test image i is masked with `shares[i]` of its pixels and `FILLINGS[i]`. `cells` (4,H,W) are the masks of the cells,
-    bool; test image i has the checked image in cell i. If the image is alone, each cell is all of the image.
+    In test image i, the mask marks `shares[i]` of the pixels, and `FILLINGS[i]` fills in missing pixels. `cells`
+    (4,H,W), bool, are the masks of the cells; test image i has the checked image in cell i. If the image is alone, each
+    cell covers all of the image.
     """
 
     subject: Subject
@@ -50,7 +51,7 @@ class PlacementGrid:
         return self.subject.images
 
     def measure(self, *masks: Tensor) -> Tensor:
-        """Return the evidence on each of M masks, bool (4,H,W), in each test image: (M,4).
+        """Return the evidence (M,4) on each of M masks, bool (4,H,W), in each test image.
 
         Evidence is the difference in the class's log-odds between the image with only the marked pixels and the image
         without them.
@@ -62,16 +63,16 @@ class PlacementGrid:
         return only_marked - without_marked
 
     def mark(self, heatmaps: Tensor) -> Tensor:
-        """Return masks of the most relevant pixels of heatmaps (4,H,W): `shares[i]` of the pixels of heatmap i."""
+        """Return masks (4,H,W) of the most relevant pixels: mask i marks `shares[i]` of the pixels of heatmap i."""
         ranks, pixels = rank_pixels(heatmaps), heatmaps[0].numel()
         return torch.stack([rank < count_pixels(share, pixels) for rank, share in zip(ranks, self.shares)])
 
     def order(self, heatmaps: Tensor) -> Tensor:
-        """Return the area under the ROC curve of heatmaps (4,H,W) as detectors of each cell: (4,4); chance is 1/2."""
+        """Return (4,4): the area under the ROC curve of heatmap i as a detector of cell j; chance is 1/2."""
         return torch.stack([measure_order(heatmaps, cell.expand_as(heatmaps)) for cell in self.cells], 1)
 
     def mean_order(self, heatmaps: Tensor) -> float | None:
-        """Return the mean of the diagonal of `order`, for the cells with the checked image; None if it is alone."""
+        """Return the mean of `order` over the cells with the checked image; None if the image is alone."""
         return None if self.is_alone else float(measure_order(heatmaps, self.cells).mean())
 
     def cover(self, marked: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,9 +85,9 @@ class PlacementGrid:
 
 
 def compute_placement_chance(order: Tensor) -> float:
-    """Return the probability that a heatmap that ignores the image scores at least as well.
+    """Return the probability of this score, or a better score, for a heatmap that ignores the image.
 
-    `order` (4,4) is the result of `PlacementGrid.order`. For a heatmap that ignores the image, the four positions are
+    `order` (4,4) is the result of `PlacementGrid.order`. If a heatmap ignores the image, the four positions are
     exchangeable. The result is therefore the share of the 24 permutations of positions that score at least as well as
     the true positions.
     """
@@ -106,7 +107,7 @@ def fill_blur(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
 
 
 def fill_patch(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """Return the patch, which is another image, resized to the image's size."""
+    """Return another image, `patch`, resized to the image's size."""
     return resize(patch, image.shape[1:])[0]
 
 
@@ -138,14 +139,14 @@ def resize(images: Tensor, size: Any) -> Tensor:
 
 
 def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
-    """Return test images that are four copies of the subject's image, without a grid."""
+    """Return the subject's image four times as the test images, without a grid."""
     images = subject.images.expand(CELLS, -1, -1, -1)
     cells = torch.ones_like(images[:, 0], dtype=torch.bool)
     return PlacementGrid(replace_images(subject, images), SINGLE_IMAGE_SHARES, other_images[:1], cells, is_alone=True)
 
 
 def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:
-    """Return four grids, each with the subject's image in another cell, and three other images (3,C,H,W) in the rest.
+    """Return four grids, each with the subject's image in a different cell; `other_images` (3,C,H,W) fill the others.
 
     Images are resized to half their height and width. If `is_large`, images keep their size, and the grid has twice the
     height and width of an image.
@@ -168,9 +169,9 @@ def replace_images(subject: Subject, images: Tensor) -> Subject:
 
 
 def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGrid | None:
-    """Return grids in which the model recognises the class, with small or else with large cells; None if it never does.
+    """Return grids in which the model recognises the class; None if there are none.
 
-    The class is recognised if, in all four grids, the cell with the checked image has positive evidence, and more
+    Grids with small cells are tried first, then grids with large cells. The class is recognised if, in all four grids, the cell with the checked image has positive evidence, and more
     evidence than every other cell. A network that ignores the image meets this condition once in 256 cases.
     """
     if min(subject.images.shape[2:]) < 2 * MIN_CELL_PIXELS:

@@ -20,7 +20,7 @@ MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's r
 def uncertainty(
     explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Any, *, samples: int = 4, seed: int = 0
 ) -> Tensor:
-    """Measure how uncertain a heatmap is at each pixel, over shifted, mirrored and noisy views of the image.
+    """Measure how much a heatmap varies at each pixel over shifted, mirrored and noisy views of the image.
 
     Each image is explained unchanged, shifted in four directions by a sixteenth of its sides, mirrored, and with noise
     of up to 2 % of the image's range of values. The heatmaps are moved back into place, and each is divided by its

@@ -103,22 +103,22 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst outcome of all tests; "failed" if there is a `doubt`."""
+        """Return the worst outcome of all tests, or "failed" if there is a `doubt`."""
         return "failed" if self.doubt else max((test.outcome for test in self.tests), key=OUTCOMES.index)
 
     @property
     def class_name(self) -> str:
-        """The explained class with its index, or the `title` if the target is not a class."""
+        """Return the explained class with its index, or the `title` if the target is not a class."""
         return self.title or name_class(self.index, self.label, with_index=True)
 
     @property
     def distinguished_from(self) -> list[str]:
-        """The names of the control maps that the heatmap beats."""
+        """Return the names of the control maps that the heatmap beats."""
         return [control.name for control in self.controls if control.is_distinguished]
 
     @property
     def rival(self) -> str | None:
-        """The rival class and its heatmap's rank correlation with the checked heatmap; None if this is below 0.9."""
+        """Return the rival class and the rank correlation of the two classes' heatmaps; None below a correlation of 0.9."""
         correlations = self.artifacts.rival_correlations
         if correlations is None or float(correlations[0]) < MIN_SAME_CORRELATION:
             return None
@@ -126,7 +126,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The result in sentences: the control maps that the heatmap is distinguished from, and what to try next."""
+        """Return the result in sentences: the control maps that the heatmap is distinguished from, and what to try next."""
         sentences = [self.doubt] if self.doubt else []
         if self.distinguished_from:
             words = [control.words for control in self.controls if control.is_distinguished]

@@ -36,8 +36,8 @@ class Metric:
     source : Paper or None
         The paper; None if there is none.
     function : str or callable
-        A function that returns one number per image, (N,), or several, (N,...), which are averaged. "module:name" in
-        this package is imported at its first use.
+        A function that returns one number per image, (N,), or several numbers per image, (N,...), which are averaged. A
+        string "module:name" names a function of this package, which is imported when it is first used.
     needs : tuple of str
         The function's arguments, in order. "subject" is the `Subject`. "heatmaps" are float32 (N,H,W) in [0,1].
         "explain" is the method as a function of a model, images and classes. "masks" and "boxes" come from the
@@ -48,7 +48,7 @@ class Metric:
     passes : int
         Forward passes per heatmap. Metrics with the same function share these passes.
     reruns : int
-        How often the metric runs the method again, per heatmap.
+        How many times the metric runs the method again for each heatmap.
     by_order : bool
         True if only the order of the heatmap's values counts. Sharpening the heatmap, for example raising it to the
         eighth power, then does not change the result. `scripts/measure_sharpening` measures how much sharpening changes
@@ -82,33 +82,33 @@ class Metric:
 
     @property
     def arrow(self) -> str:
-        """An arrow: up if higher is better, down if lower is better."""
+        """Return an arrow: up if higher is better, down if lower is better."""
         return "↑" if self.better == "higher" else "↓"
 
     @property
     def paper(self) -> str:
-        """The paper as text; "" if there is none."""
+        """Return the paper as text; "" if there is none."""
         return str(self.source or "")
 
     @property
     def is_of_mosaics(self) -> bool:
-        """True if the metric evaluates heatmaps of mosaics instead of heatmaps of single images."""
+        """Return True if the metric evaluates heatmaps of mosaics instead of heatmaps of single images."""
         return any(map(_is_of_mosaics, self.needs))
 
     @property
     def needs_annotations(self) -> bool:
-        """True if the metric needs annotations of the objects."""
+        """Return True if the metric needs annotations of the objects."""
         inherited = [METRICS[need].needs_annotations for need in self.needs if need in METRICS]
         return any(inherited) or not {"masks", "boxes"}.isdisjoint(self.needs)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A key that is equal for metrics that are computed by the same call."""
+        """Return a key that is equal for metrics that are computed by the same call."""
         return (self.function if isinstance(self.function, str) else id(self.function), self.needs)
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """The function, imported."""
+        """Return the function; import it if necessary."""
         return import_function(self.function, __package__)
 
     def __call__(self, *args: Any, **options: Any) -> Any:

@@ -1,9 +1,9 @@
 """Noisy linear imputation: unknown pixels become weighted means of their neighbours, by a multigrid solver.
 
 Let B be the binomial filter (1 2 1) x (1 2 1) / 16. The mean of a pixel's neighbours, with weights of 1/6 for direct
-and 1/12 for diagonal ones, is (4 B x - x) / 3. This mean is the pixel's value x if x = B x. At the border, where
-neighbours are missing, the condition is x = B x / B 1. The equations therefore need only B, which is a few additions of
-shifted images.
+and 1/12 for diagonal ones, is (4 B x - x) / 3. A pixel therefore equals this mean if x = B x. At the border, where
+neighbours are missing, the condition is x = B x / B 1, where 1 is an image of ones. The equations therefore need only
+B, which is a few additions of shifted images.
 
 The solver is conjugate gradients, preconditioned by a multigrid V-cycle. Each grid has half the height and width of the
 previous one. A coarse cell is unknown if all of its four pixels are unknown. Unknown pixels next to known ones are
@@ -27,8 +27,8 @@ from gradcam.options import check_number
 
 TOLERANCE = 5e-4  # The solver stops when no pixel changes by more than this share of the image's range.
 MAX_STEPS = 200  # Most images need 4 to 7 steps.
-# These are the sizes of two Chebyshev steps. They are optimal for the errors that the coarser grid cannot represent
-# (eigenvalues of 1 - B in [1/2, 1]).
+# These sizes of two Chebyshev steps are optimal for the errors that the coarser grid cannot represent (eigenvalues of 1
+# - B in [1/2, 1]).
 SMOOTHING_STEPS = (1.0790085735592718, 1.744520838205434)
 NOISE = 0.01
 # Batches are small on a CPU, because the grids of larger batches do not fit in its cache.
@@ -38,11 +38,12 @@ BATCH_SIZE_ON_CPU, BATCH_SIZE_ON_GPU = 4, 64
 def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: torch.Generator | None = None) -> Tensor:
     """Fill in unknown pixels by noisy linear imputation; known pixels stay unchanged.
 
-    Each unknown pixel becomes the mean of its eight neighbours, known or not, with weights of 1/6 for direct and 1/12 for
-    diagonal neighbours. At the border, the weights of the existing neighbours are normalised. All equations are solved
-    together, with an error of at most 1/1000 of the known values' range. For images from -1 to 1, that error is at most a
-    fifth of the default noise, and usually a hundredth. Then normally distributed noise is added to each unknown pixel.
-    The input values of unknown pixels are ignored. In an image without known pixels, all pixels become zero plus noise.
+    Each unknown pixel becomes the weighted mean of its eight neighbours, which may be known or unknown. The weights are
+    1/6 for direct and 1/12 for diagonal neighbours. At the border, the weights of the existing neighbours are
+    normalised. All equations are solved together, with an error of at most 1/1000 of the known values' range. For
+    images from -1 to 1, that error is at most a fifth of the default noise, and usually a hundredth. Then normally
+    distributed noise is added to each unknown pixel. The input values of unknown pixels are ignored. In an image
+    without known pixels, all pixels become zero plus noise.
 
     Parameters
     ----------
@@ -118,11 +119,11 @@ class _Grid:
         return _Grid((_add_fours(self.unknown) == pixels).to(self.unknown))
 
     def residual(self, values: Tensor) -> Tensor:
-        """Return the neighbours' mean minus the value at unknown pixels, and zero at known pixels."""
+        """Return, at unknown pixels, the mean of the neighbours minus the value; at known pixels, zero."""
         return _add_neighbours(values).mul_(self.weights).addcmul_(self.unknown, values, value=-1)
 
     def smooth(self, values: Tensor, offset: Tensor | None = None) -> None:
-        """Move values towards the means of their neighbours, plus `offset`, in place."""
+        """Move values in place towards the mean of their neighbours plus `offset`."""
         for step in SMOOTHING_STEPS:
             residual = self.residual(values)
             values.add_(residual if offset is None else residual.add_(offset), alpha=step)
@@ -178,7 +179,7 @@ def _interpolate(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
 
 
 def _run_v_cycle(grids: Sequence[_Grid], residual: Tensor) -> Tensor:
-    """Run one V-cycle; return a correction, zero at known pixels, that approximately removes the residual."""
+    """Run one V-cycle; return a correction that approximately removes the residual, and is zero at known pixels."""
     grid = grids[0]
     values = residual * SMOOTHING_STEPS[1]
     values.add_(grid.residual(values).add_(residual), alpha=SMOOTHING_STEPS[0])

@@ -55,10 +55,10 @@ class Localisation:
 def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHARE_OF_MAXIMUM) -> Localisation:
     """Find the box around the largest connected part of each heatmap, and measure its overlap with objects.
 
-    A pixel counts if its value exceeds `share` times the heatmap's maximum. Pixels are connected to their eight
-    neighbours. If several parts are equally large, the topmost of these parts is used, or the leftmost if they are
-    equally high. The overlap is intersection over union. If there are several objects, the best overlap counts, as in
-    ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap has no box, and its overlap is 0.
+    A pixel belongs to a part if its value exceeds `share` times the heatmap's maximum. Pixels are connected to their
+    eight neighbours. If several parts are equally large, the topmost of these parts is used, or the leftmost if they
+    are equally high. The overlap is intersection over union. If there are several objects, the best overlap counts, as
+    in ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap has no box, and its overlap is 0.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
         raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, as an array (B,4).")
     objects = [_check_boxes(image_boxes, number) for number, image_boxes in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
-    # The boxes determine only the number of heatmaps; their height and width are arbitrary.
+    # There must be one heatmap per entry in `boxes`; the heatmaps may have any height and width.
     units = scale_to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
     main_boxes = np.stack([_bound_largest(mask) for mask in (units > share).cpu().numpy().astype(np.uint8)])
     overlaps = [float(measure_overlap(box, image_boxes).max()) for box, image_boxes in zip(main_boxes, objects)]

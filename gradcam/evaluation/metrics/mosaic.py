@@ -26,13 +26,13 @@ from gradcam.options import accept_old_parameters, check_count, check_number
 CELLS = 4  # cells of a mosaic: top left, top right, bottom left, bottom right
 DEFAULT_MOSAICS = 64
 MIN_PROBABILITY = 0.5  # An image is used only if the probability of its class is at least this.
-MAX_ATTEMPTS = 50  # to sample four images that are not yet a mosaic
+MAX_ATTEMPTS = 50  # attempts to sample four images that do not form a mosaic yet
 MAX_IMAGES_IN_MESSAGE = 12
 
 
 @dataclass(frozen=True, eq=False)
 class GridPointing:
-    """Scores of the heatmaps of M mosaics: how well each heatmap finds the cell of its class. Higher is better.
+    """The scores of M mosaics: how well each heatmap marks the cell of its class. Higher is better.
 
     Attributes
     ----------

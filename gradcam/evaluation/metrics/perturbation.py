@@ -1,4 +1,4 @@
-"""Perturbation metrics, which measure how the class's probability changes when pixels are changed; and ADCC."""
+"""Measure how the class's probability changes when pixels are changed (perturbation metrics), and compute ADCC."""
 
 from __future__ import annotations
 
@@ -215,12 +215,12 @@ def sufficiency(
 
 
 def _rank(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
-    """Return the rank of each pixel, int32 (N,1,H,W), which is compared twice as fast as int64."""
+    """Return the rank of each pixel (N,1,H,W), as int32 because comparisons are twice as fast as with int64."""
     return rank_pixels(check_heatmaps(heatmaps, subject.size, subject.images.device), seed)[:, None].int()
 
 
 def _replace(before: Tensor, after: Tensor, ranks: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
-    """Yield a copy of `before` for each count, with this many of the highest-ranked pixels taken from `after`."""
+    """Yield one copy of `before` per count, with the `count` highest-ranked pixels replaced by those of `after`."""
     for count in counts:  # With weights of 0 and 1, `lerp` is exact, and ten times faster than `torch.where` on a CPU.
         yield torch.lerp(before, after, (ranks < count).to(before.dtype))
 

@@ -225,9 +225,9 @@ def randomisation(
     heatmap does not depend on the weights. A copy of the model is re-initialised layer by layer, from the output to the
     input (cascading randomisation). Each parameter's values are shuffled, which keeps their scale. With a different
     scale, the signal could vanish and all heatmaps would be blank. Batch norm statistics are unchanged. Layers are the
-    modules that own parameters, in reverse order of execution. If the gradient is zero or a value overflows, the heatmap
-    counts as blank. The correlation of two constant heatmaps is 1. The correlation of a constant and a varying heatmap is
-    0.
+    modules that own parameters, in reverse order of execution. If the gradient is zero, the heatmap counts as blank.
+    Values that overflow count as zero. The correlation of two constant heatmaps is 1. The correlation of a constant and
+    a varying heatmap is 0.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def explain_or_blank(explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """Return the heatmaps (N,H,W) of a re-initialised model, zero where the gradient vanishes or values overflow."""
+    """Return the heatmaps (N,H,W) of a re-initialised model; blank if the gradient is zero, and zero where values overflow."""
     size = (len(images), *images.shape[2:])
     try:
         heatmaps = to_tensor(run_explain(explain, model, images, classes)).nan_to_num(0, 0, 0)

@@ -1,1 +1,1 @@
-"""Shortcuts: evidence that only one class has, such as a watermark, found by clustering heatmaps and features."""
+"""Find shortcuts, such as a watermark that only one class has, by clustering heatmaps and features."""

@@ -26,7 +26,7 @@ MIN_CLUSTER_FRACTION = 0.01  # smallest fraction of a class's images
 MAX_JOINED_IMAGES = 5000  # Linkage needs the distances of all pairs. Larger classes are subsampled evenly.
 SPLIT_MARGIN = 0.05  # A cluster is split only if the suspicion of a part exceeds the cluster's by more than this.
 MISFIT_FRACTION = 0.2  # An image has a cluster's evidence if it reaches this quantile of the members' values.
-MAIN_FRACTION = 0.5  # A cluster with more of its class is typical of the class, so only its position can be suspicious.
+MAIN_FRACTION = 0.5  # A larger cluster is typical of its class, so it is suspicious only in a rare position.
 PARTS_PER_BATCH = 250  # Limits the memory: each part is compared with all images.
 Z = 1.645  # one-sided 95 % quantile of the normal distribution
 ROUNDING_TOLERANCE = 1e-6  # Smaller differences are rounding errors.
@@ -45,10 +45,10 @@ def check_installed() -> None:
 class Cluster:
     """Images of one class with similar evidence.
 
-    `members` are indices into the evidence, the most typical first. `share` is their fraction of the class. `map` (h,w)
-    is their mean map, with the sum 1. `place` and `apart` are from 0 to 1, as in `build_clusters`. `elsewhere` counts
-    the images of other classes (`other_count` in all) with as much evidence in this place as 80 % of the members have.
-    `is_rest` marks the images of a class that fit no cluster.
+    `members` are indices into the evidence, the most typical first. `share` is the members' fraction of the class.
+    `map` (h,w) is the members' mean map; its sum is 1. `place` and `apart` are from 0 to 1, as in `build_clusters`.
+    Other classes have `other_count` images. `elsewhere` of these images reach the amount of evidence at the cluster's
+    position that 80 % of the members reach. `is_rest` marks the images of a class that fit no cluster.
     """
 
     class_: int
@@ -65,9 +65,9 @@ class Cluster:
     def suspicion(self) -> float:
         """Return the suspicion, from 0 to 1.
 
-        A unique appearance counts up to one half. A position that is rare in other classes can double the
-        suspicion. If the cluster contains most images of its class, or is the rest, a unique appearance counts only
-        together with a rare position.
+        A unique appearance (`apart`) gives a suspicion of up to one half. A position that is rare in other classes
+        (`place`) can double the suspicion. If the cluster contains most images of its class, or is the rest, the
+        suspicion is `apart` times `place`: a unique appearance counts only together with a rare position.
         """
         is_main = self.is_rest or self.share > MAIN_FRACTION
         return self.apart * (self.place if is_main else (1 + self.place) / 2)
@@ -77,7 +77,8 @@ class Cluster:
 class Evidence:
     """The evidence in N images: their classes (N,), maps with the sum 1, and features with the norm 1.
 
-    `places` (N,h*w) are the maps, flattened. `looks` (N,C) are the features.
+    `places` (N,h*w) are the flattened maps: where the evidence is. `looks` (N,C) are the features: what the evidence
+    looks like.
     """
 
     classes: NDArray[np.int64]
@@ -110,8 +111,8 @@ def cluster(evidence: Evidence) -> list[Cluster]:
 def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cluster]:
     """Yield disjoint clusters of a class's images, and at the end the images that fit no cluster."""
     sample = members[:: -(-len(members) // MAX_JOINED_IMAGES)]
-    # The distance between the square roots of two maps is their Hellinger distance, to which cells with little evidence
-    # contribute as well.
+    # The distance between the square roots of two maps is their Hellinger distance. Cells with little evidence
+    # contribute to this distance as well.
     points = np.concatenate([_scale(np.sqrt(evidence.places[sample])), _scale(evidence.looks[sample])], 1)
     pairs, order, slices = _join(points)
     min_size = max(MIN_IMAGES_PER_CLUSTER, round(MIN_CLUSTER_FRACTION * len(sample)))
@@ -198,7 +199,7 @@ def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Ite
 
 
 def _mark_core(mean: Array) -> Array:
-    """Mark with 1 the smallest set of cells that has half of a map's evidence; all other cells are 0."""
+    """Return 1 for the smallest set of cells that holds half of a map's evidence, and 0 for all other cells."""
     order = np.argsort(-mean, kind="stable")
     core = np.zeros_like(mean)
     core[order[: int(np.searchsorted(np.cumsum(mean[order]), 0.5 * mean.sum())) + 1]] = 1
@@ -211,9 +212,10 @@ def _to_unit(vectors: Array) -> Array:
 
 
 def estimate_rarity(outside: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
-    """Return 1 - (rate outside) / (rate inside), at least 0. It is near 1 if the evidence hardly ever occurs outside.
+    """Return 1 - (rate outside) / (rate inside), at least 0. Near 1, the evidence hardly ever occurs outside.
 
-    Each rate is replaced by the conservative end of its Wilson interval (1927), so that few images prove little.
+    Each rate is replaced by the conservative end of its Wilson score interval (Wilson 1927), so that few images prove
+    little.
     """
     highest = wilson_interval(float(outside.mean()), len(outside), Z)[1] if len(outside) else 1.0
     lowest = wilson_interval(float(inside.mean()), len(inside), Z)[0] if len(inside) else 0.0

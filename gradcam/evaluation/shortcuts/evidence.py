@@ -32,8 +32,9 @@ from gradcam.sources.contents import InputImage
 class ImageEvidence:
     """The evidence in one image.
 
-    `map` (float32, (h,w)) is the heatmap of class `class_index` on the layer's grid, over `region` of the image.
-    `features` (float32, (C,)) is the mean of the layer's channels, weighted by the map: the appearance of the evidence.
+    `map` (float32, (h,w)) is the heatmap of class `class_index` on the layer's grid. It covers `region` of the image.
+    `features` (float32, (C,)) is the mean of the layer's features over the grid, weighted by the map. It describes the
+    appearance of the evidence.
     """
 
     item: InputImage
@@ -50,7 +51,10 @@ ResultWithFeatures = tuple[ExplainedImage, Tensor]  # features (C,h,w) on the ma
 def collect_evidence(
     explainer: ItemExplainer, items: Sequence[InputImage], failures: dict[str, str], step: Callable[[], None]
 ) -> tuple[list[ImageEvidence], list[str]]:
-    """Return the evidence in each image, and the names of images with blank heatmaps. Add reasons to `failures`."""
+    """Return the evidence in each image, and the names of images with blank heatmaps.
+
+    If an image fails, the reason is added to `failures`.
+    """
     evidence: list[ImageEvidence] = []
     blank: list[str] = []
     for image in explainer.run(partial(_explain, explainer), items, step, failures, finish=_finish):

@@ -38,7 +38,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
     none, it is the row or column of parts that holds at least 60 %, else the border if it holds at least 75 %, else the
     whole image.
     """
-    # for each cell, the third of the image that contains its centre
+    # `rows` and `columns` hold, for each cell, the third of the image that contains the cell's centre.
     rows, columns = (np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(int) for length in mean.shape)
     fractions = mean / mean.sum()
     ninths = np.array([[fractions[rows == i][:, columns == j].sum() for j in range(3)] for i in range(3)])
@@ -84,7 +84,8 @@ class EvidenceCluster:
         From 0 to 1, computed like `place`: how much less often similar evidence occurs in images outside the cluster
         than in images inside it.
     elsewhere : int
-        The number of images of other classes with enough evidence in this place: as much as 80 % of the members have.
+        The number of images of other classes that reach the amount of evidence in this place that 80 % of the members
+        reach.
     other_image_count : int
         The number of images of other classes.
     is_rest : bool

@@ -27,7 +27,7 @@ SUITE = "gradcam diff"
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition: the gate fails if a value, of an image or of the mean over images, is below or above a limit."""
+    """A condition under which the gate fails: a value of an image, or a mean over images, is below or above a limit."""
 
     text: str
     name: str
@@ -55,7 +55,7 @@ def parse_condition(text: str) -> Condition:
 
 @dataclass(frozen=True)
 class Case:
-    """The result of the conditions for one image, or for the mean over images."""
+    """The values of one image, or of the mean over images, and the conditions that these values meet."""
 
     name: str
     values: Mapping[str, float]
@@ -130,7 +130,7 @@ def check_conditions(
     means: Mapping[str, float],
     failures: Mapping[str, str],
 ) -> Gate:
-    """Find the conditions that each image, and the mean, meets. Raise `GradcamError` if a condition is invalid."""
+    """Find the conditions that each image and the means meet. Raise `GradcamError` if a condition is invalid."""
     parsed = [parse_condition(text) for text in conditions]
 
     on_image = [condition for condition in parsed if not condition.of_mean]

@@ -27,7 +27,7 @@ from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
 POINTS_PER_SIDE = 224  # Heatmaps are compared on a grid of this size over the region that both models see.
-TOP_FRACTION = 0.3  # fraction of each heatmap's pixels, highest first, whose overlap is measured
+TOP_FRACTION = 0.3  # fraction of the pixels of each heatmap, highest first, for the overlap
 CHANGES = ("map", "class", "none")  # the most important change first
 
 
@@ -92,7 +92,7 @@ class ImageDiff:
 
     @property
     def drop(self) -> float:
-        """Return how much less probable the new model finds the old model's top class, from -1 to 1."""
+        """Return the probability of the old model's top class, old model minus new model, from -1 to 1."""
         return self.old.probability - self.old_class_probability
 
     @property
@@ -296,7 +296,7 @@ def compare_entries(
 
 
 def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
-    """Resample both heatmaps (2,P,P) to the region that both models see, and return that region.
+    """Resample both heatmaps to the region that both models see; return the heatmaps (2,P,P) and the region.
 
     Raise `ImageError` if the regions do not overlap, or if the image was read in two sizes.
     """
@@ -313,7 +313,7 @@ def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
 
 
 def _resample(entry: SnapshotEntry, region: Region) -> Tensor:
-    """Resample the heatmap (1,P,P) to a region that lies inside the region that the model saw."""
+    """Return the heatmap (1,P,P), resampled to a part of the region that the model saw."""
     values, size = torch.from_numpy(entry.map.astype(np.float32))[None, None], (POINTS_PER_SIDE, POINTS_PER_SIDE)
     if region == entry.region:
         return resize(values, size)[0]

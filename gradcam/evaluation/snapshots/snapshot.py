@@ -1,4 +1,4 @@
-"""Snapshots: a model's predictions and small heatmaps of images in one file, for comparisons without the model."""
+"""Snapshots: files with a model's predictions and small heatmaps, for later comparisons without the model."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class SnapshotEntry:
     """A model's result on one image.
 
     `predicted` is the most probable class, and `probability` its probability. The heatmap explains `explained_class`,
-    which has `explained_probability`. `size` is (H,W) of the image. `region` is the part that the model saw: top, left,
-    height and width. `map` is float16 (h,w) on the layer's grid, over that region, divided by its maximum.
+    which has `explained_probability`. `size` is the image's height and width. `region` is the part of the image that
+    the model saw: top, left, height and width. `map`, float16 (h,w), is the heatmap of this part on the layer's grid,
+    divided by the maximum.
     """
 
     name: str
@@ -214,7 +215,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         raise OutputError(f"{path}: does not exist. Take a snapshot{TAKE_SNAPSHOT}") from None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read ({describe_os_error(error)})") from error
-    except Exception as error:  # ValueError, BadZipFile, zlib.error, EOFError; a plain .npy is no context manager
+    except Exception as error:  # ValueError, BadZipFile, zlib.error or EOFError. A plain .npy is no context manager.
         raise OutputError(f"{path}: is not a snapshot, or is damaged ({type(error).__name__})") from error
     header = load_fields(str(arrays.pop("about", "")).encode("utf-8", "replace")) or {}
     if header.pop("kind", None) != KIND:
@@ -229,7 +230,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Yield descriptions of faults in the contents. Stop at the first, because later checks rely on earlier ones."""
+    """Yield descriptions of faults in the contents. Use only the first: later checks rely on earlier checks."""
     texts = {"model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score"}
     are_texts = all(isinstance(header.get(name), str) for name in texts)
     are_complete = header.keys() == texts | {"classes", "labels", "versions"}
@@ -311,7 +312,7 @@ class ItemExplainer:
         versions |= {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
         dtype = str(find_input_dtype(classifier.model)).removeprefix("torch.")
         model = classifier.name, describe_weights(classifier)["sha256"], _hash_architecture(classifier), dtype
-        # The repr of user code may contain a memory address, so use the name of its class.
+        # The repr of a user's preprocessing may contain a memory address, so the class name is used instead.
         preprocessing = repr(preprocess) if is_dataclass(preprocess) else type(preprocess).__qualname__
         explained = self.request.methods[0].name, self.layer, target.score
         classes = classifier.classes, None if labels is None else tuple(labels)
@@ -331,7 +332,7 @@ class ItemExplainer:
     def run(
         self, explain: Any, items: Sequence[InputImage], step: Any, failures: dict[str, str], **options: Any
     ) -> Iterator[Any]:
-        """Yield the results of `finish`, and call `step` after each image. Results that are texts go to `failures`."""
+        """Yield the results of `finish`, and call `step` after each image. A result that is a string goes to `failures`."""
         options |= {"batch_size": self.batch_size, "workers": self.workers}
         for name, result in compute_items(self.classifier, explain, items, **options):
             step()
