@@ -174,9 +174,9 @@ def wilson_interval(share: float, n: int, z: float) -> tuple[float, float]:
 def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, float]:
     """Return Hall's interval of a mean.
 
-    Let W be the error of the mean, divided by the standard deviation of the numbers, and g their skewness. The cubic
-    W + g W^2 / 3 + g^2 W^3 / 27 + g / 6n has nearly the distribution of Student's t divided by sqrt(n). It is solved for W
-    at both quantiles of t.
+    Let W be the error of the mean, divided by the standard deviation of the numbers, and let g be the skewness of the
+    numbers. The cubic W + g W^2 / 3 + g^2 W^3 / 27 + g / 6n has nearly the distribution of Student's t divided by
+    sqrt(n). The cubic is solved for W at both quantiles of t.
     """
     mean, n, deviations = float(numbers.mean()), len(numbers), numbers - numbers.mean()
     spread = float(numbers.std(ddof=1))
@@ -239,8 +239,9 @@ def find_distinguished_pairs(rows: Mapping[str, Sequence[Any]], images: ImageGro
 
     The numbers that are tested also decide which method is the best. All pairs are therefore tested with Holm's
     correction: if all methods are equally good, the probability that a method differs significantly from the best one
-    is at most 5 %. For pairs without the best method, the probability can be higher if one method is skewed and
-    has a much larger spread: 20 % for eight methods with exponential numbers and spreads from 1 to 10.
+    is at most 5 %. For pairs without the best method, the probability can be higher if the numbers of a method are
+    skewed and have a much larger spread. It is 20 % for eight methods with exponentially distributed numbers and
+    spreads from 1 to 10.
     """
     p_values = {}
     for first, second in itertools.combinations(sorted(rows), 2):

@@ -399,7 +399,7 @@ class CombinationExplainer:
         target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GradcamWarning)  # The measured results replace warnings.
+                warnings.simplefilter("ignore", GradcamWarning)  # The measurements make warnings unnecessary.
                 model, reshape = self.classifier.model, self.reshape
                 explanations = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:

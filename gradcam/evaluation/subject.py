@@ -226,7 +226,7 @@ def _require_finite(probabilities: Tensor) -> Tensor:
 
 
 def describe_tensor(value: Any, *kinds: Any) -> str:
-    """Describe a value for a message: dtype and shape of an instance of `kinds` (default: Tensor), else a short text."""
+    """Describe a value for a message: dtype and shape of an instance of `kinds` (default Tensor), or a short text."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
@@ -234,8 +234,8 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
     """Return the values that replace hidden pixels in images (N,C,H,W). Raise `GradcamError` for an unknown kind.
 
     "blur" is the blurred image. If the shorter side has 224 pixels, the kernel equals the kernel in RISE's code
-    (Petsiuk et al., BMVC 2018). RISE applies `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, to an 11
-    x 11 array with a single non-zero pixel. This filter mirrors the parts of the Gaussian that lie outside the array
+    (Petsiuk et al., BMVC 2018). RISE applies `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, to an
+    11x11 array with a single non-zero pixel. This filter mirrors the parts of the Gaussian that lie outside the array
     back into the array, so the kernel is nearly a box filter. For other image sizes, the kernel size is proportional to
     the shorter side, and at least 3 x 3. The image is padded with zeros, as in RISE's code. "mean" is each image's mean
     per channel. "zero" is zero, which after the usual preprocessing is the mean colour of the training images, or grey.
@@ -314,8 +314,8 @@ def derive_seed(seed: int, *names: object) -> int:
 def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
     """Return the rank of each pixel in heatmaps (N,H,W), int64 (N,H,W); 0 is the most relevant pixel.
 
-    Pixels of equal value are in a random order that depends only on the seed. If they were in row order, a constant
-    heatmap would mark the top of the image.
+    Pixels of equal value are in a random order that depends only on the seed. In row order, a constant heatmap would
+    mark the top of the image.
     """
     values = heatmaps.flatten(1)
     generator = make_generator(seed, "ties")

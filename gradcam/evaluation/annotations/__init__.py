@@ -148,7 +148,7 @@ class Annotations:
         Returns
         -------
         list of int
-            The class indices, without class-agnostic objects.
+            The class indices; class-agnostic objects have none.
 
         Raises
         ------
@@ -185,8 +185,8 @@ def read_annotations(
           segmentation (polygons or RLE), or from their bbox if they have no segmentation.
 
     names : iterable of str or path
-        All images to evaluate. The annotations may use longer or shorter paths: two paths match if one ends in the
-        other. Masks and COCO images that match none of these images are left out.
+        All images to evaluate. The annotations may use longer or shorter paths: two paths match if the longer path ends
+        in the shorter path. Masks and COCO images that match none of these images are left out.
     find_class : callable
         A function that takes a label, or an index written in digits, and returns the class index, such as
         `Classifier.find_class`.

@@ -88,7 +88,7 @@ def _find_class(category: Mapping[str, Any], find_class: Callable[[str], int]) -
     if not isinstance(name, str) or not name.strip():
         return None
     try:
-        # A category name of digits is a name, not a class index.
+        # A category name that consists of digits is a name, not a class index.
         return find_class(f"name:{name}" if name.strip().lstrip("+-").isdecimal() else name)
     except TargetError:
         return None
@@ -156,7 +156,7 @@ def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
 
 
 def fill_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
-    """Return the mask (H,W) of an RLE. Runs outside and inside the object alternate, column by column.
+    """Return the mask (H,W) of an RLE, in which background and object runs alternate, column by column.
 
     Raise `ValueError` if the runs do not fill the image.
     """

@@ -33,8 +33,8 @@ class AnnotatedObject:
     """One object in an image: its box in pixels, or a function that draws its mask (H,W).
 
     `location` names the file and the line or annotation, for error messages. `index` is the class; None means that the
-    object is class-agnostic. `image_size` is (H,W) according to the annotations; None if the annotations do not have
-    it.
+    object is class-agnostic. `image_size` is (H,W) according to the annotations; None if the annotations do not contain
+    the image's size.
     """
 
     location: str
@@ -44,7 +44,7 @@ class AnnotatedObject:
     image_size: tuple[int, int] | None = None
 
     def project(self, view: ModelView) -> tuple[Mask, Box] | None:
-        """Return the object's mask and box in the model's input; None if the model sees no part of it.
+        """Return the object's mask and box in the model's input; None if the model sees no part of the object.
 
         Raise `InputError` if the box is not inside the image, or if the mask or `image_size` has a different size from
         the image.
@@ -123,8 +123,9 @@ def _cover(start: float, end: float, length: int) -> Mask:
 class ImageNames:
     """The names of the evaluated images, matched by longer or shorter paths.
 
-    Two paths match if one ends in the other, folder by folder: `cats/a.jpg` matches `a.jpg` and `/data/cats/a.jpg`. If
-    several names match, the name that shares most folders is used. `keep_suffix=False` ignores file suffixes.
+    Two paths match if the longer path ends in the shorter path, folder by folder: `cats/a.jpg` matches `a.jpg` and
+    `/data/cats/a.jpg`. If several names match, the name that shares the most folders with the path is used.
+    `keep_suffix=False` ignores file suffixes.
     """
 
     def __init__(self, names: Iterable[str | os.PathLike[str]], *, keep_suffix: bool = True) -> None:

@@ -17,17 +17,17 @@ from gradcam.images.read import read_label_mask
 from gradcam.sources.folders import has_image_suffix, walk_folder
 from gradcam.sources.list_files import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
-XYWH = ("x", "y", "width", "height")  # All four are required: other tables have the image's width and height.
+XYWH = ("x", "y", "width", "height")  # All four are required, because width and height alone may be the image's.
 BOX_KINDS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"), XYWH)
 CLASS_FILE = "classes.csv"
 IGNORED_VALUE = 255  # the value of the outlines in PASCAL VOC masks
 
 FindClass = Callable[[str], int]  # takes a label, or an index written in digits
-Columns = tuple[int, list[int], bool, int | None]  # (image column, box columns, True if those are XYWH, class column)
+Columns = tuple[int, list[int], bool, int | None]  # (image column, box columns, True if these are XYWH, class column)
 
 
 def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> Mapping[str, Sequence[AnnotatedObject]]:
-    """Read the objects of each image from a ``.csv`` or ``.tsv`` file, as `read_annotations` describes it.
+    """Read the objects of each image from a ``.csv`` or ``.tsv`` file in the format that `read_annotations` describes.
 
     Coordinates refer to the edges of pixels, so the pixels at `right` and `bottom` are outside the box. Raise
     `InputError` if the table is invalid. The message names the line.
@@ -107,7 +107,7 @@ def find_index(location: str, label: str, find_class: FindClass) -> int:
 
 
 def check_box(location: str, box: Box) -> Box:
-    """Return the box unchanged. Raise `InputError` if it is empty."""
+    """Return the box unchanged. Raise `InputError` if the box is empty or not finite."""
     x0, y0, x1, y1 = box
     if not all(map(math.isfinite, box)) or x1 <= x0 or y1 <= y0:
         corners = f"left {x0:g}, top {y0:g} to right {x1:g}, bottom {y1:g}"
@@ -120,10 +120,10 @@ def find_masks(
 ) -> tuple[Mapping[str, Callable[[], Sequence[AnnotatedObject]]], int]:
     """Find the masks in a folder and its subfolders, as `read_annotations` describes them.
 
-    Return a function for each image that reads the objects from its mask, and the number of masks that are left out
-    because their images are not evaluated: the folder often belongs to a whole data set. A mask has the name of its
-    image, with any image suffix: `cats/a.png` for `cats/a.jpg`. Raise `InputError` if no mask remains, if an image has
-    two masks, or if `classes.csv` is invalid.
+    Return one function per image, which reads the objects from the image's mask, and the number of masks that are left
+    out. Masks of images that are not evaluated are left out, because the folder often contains the masks of a complete
+    data set. A mask has the name of its image, with any image suffix: `cats/a.png` for `cats/a.jpg`. Raise `InputError`
+    if no mask remains, if an image has two masks, or if `classes.csv` is invalid.
     """
     paths: dict[str, str] = {}
     left_out = 0

@@ -63,7 +63,7 @@ RANDOM_CLASSES = 3  # in addition to the rival class
 NOISE_SAMPLES = 4
 LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
-MIN_EVIDENCE = 0.2  # smallest drop in probability under covering, and smallest share of the evidence
+MIN_EVIDENCE = 0.2  # smallest drop in probability if pixels are covered; smallest share of the evidence
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # smallest lead over chance (1 / classes) of a recognised class
 RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine others in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
@@ -100,8 +100,8 @@ def check(
     - placement: does the heatmap follow the image? The image is placed in each cell of a 2 x 2 grid with three other
       images, and the heatmap has to mark that cell. The value is the area under the ROC curve.
     - covering: do the marked pixels matter for the class? The value is the share of the class's evidence on these
-      pixels. Evidence is the difference in log-odds between the image with only these pixels and the image without them.
-      Missing pixels are filled in four ways: mean colour, blur, another image, inpainting.
+      pixels. Evidence is the difference in log-odds between the image with only these pixels and the image without
+      these pixels. Missing pixels are filled in four ways: mean colour, blur, another image, inpainting.
 
     There are eight control maps. Two are copies of the heatmap, mirrored and shifted. Three explain something else: a
     different image, the rival class (the most probable of the other classes), or a network with random weights. Three
@@ -221,7 +221,8 @@ def check(
 def _measure_preference(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
     """Return a class's probability for the first image, minus its mean probability for three of the other images.
 
-    The three images are the images with the lowest probability of the class. If `index` is None, the class is the top class of the first image.
+    The three images are those with the lowest probability of the class. If `index` is None, the class is the top class
+    of the first image.
     """
     probabilities = Subject(model, images, activation=activation).all_probabilities
     first, *other_values = probabilities[:, int(probabilities[0].argmax()) if index is None else index].tolist()

@@ -146,7 +146,7 @@ def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
 
 
 def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:
-    """Return four grids, each with the subject's image in a different cell; `other_images` (3,C,H,W) fill the others.
+    """Return four grids with the subject's image in different cells; `other_images` (3,C,H,W) fill the other cells.
 
     Images are resized to half their height and width. If `is_large`, images keep their size, and the grid has twice the
     height and width of an image.
@@ -171,8 +171,9 @@ def replace_images(subject: Subject, images: Tensor) -> Subject:
 def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGrid | None:
     """Return grids in which the model recognises the class; None if there are none.
 
-    Grids with small cells are tried first, then grids with large cells. The class is recognised if, in all four grids, the cell with the checked image has positive evidence, and more
-    evidence than every other cell. A network that ignores the image meets this condition once in 256 cases.
+    Grids with small cells are tried first, then grids with large cells. The class is recognised if, in all four grids,
+    the cell with the checked image has positive evidence, and more evidence than every other cell. A network that
+    ignores the image meets this condition once in 256 cases.
     """
     if min(subject.images.shape[2:]) < 2 * MIN_CELL_PIXELS:
         return None

@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def rival(self) -> str | None:
-        """Return the rival class and the rank correlation of the two classes' heatmaps; None below a correlation of 0.9."""
+        """Return the rival class and both heatmaps' rank correlation; None if the correlation is below 0.9."""
         correlations = self.artifacts.rival_correlations
         if correlations is None or float(correlations[0]) < MIN_SAME_CORRELATION:
             return None
@@ -126,7 +126,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """Return the result in sentences: the control maps that the heatmap is distinguished from, and what to try next."""
+        """Return the result in sentences: the control maps that the heatmap is distinguished from, and a next step."""
         sentences = [self.doubt] if self.doubt else []
         if self.distinguished_from:
             words = [control.words for control in self.controls if control.is_distinguished]

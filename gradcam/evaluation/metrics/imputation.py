@@ -27,8 +27,8 @@ from gradcam.options import check_number
 
 TOLERANCE = 5e-4  # The solver stops when no pixel changes by more than this share of the image's range.
 MAX_STEPS = 200  # Most images need 4 to 7 steps.
-# These sizes of two Chebyshev steps are optimal for the errors that the coarser grid cannot represent (eigenvalues of 1
-# - B in [1/2, 1]).
+# The coarser grid cannot represent errors with eigenvalues of 1 - B in [1/2, 1]. These two step sizes (Chebyshev) are
+# optimal for such errors.
 SMOOTHING_STEPS = (1.0790085735592718, 1.744520838205434)
 NOISE = 0.01
 # Batches are small on a CPU, because the grids of larger batches do not fit in its cache.

@@ -235,11 +235,12 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
 def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     """Measure how often the heatmap is higher on the object than outside it; higher is better.
 
-    This is the probability that a random pixel of the object has a larger value than a random pixel outside; equal values
-    count half. It is the area under the ROC curve of the heatmap as a detector of the object's pixels. Only the order of
-    the values counts: raising a heatmap to a power moves its mass to its peak, but does not change the score. Constant and
-    blank heatmaps score 1/2, which is chance. If the object fills the image, every heatmap scores 1/2. Objects are often
-    near the centre, so even a blob in the centre scores above chance. Compare with the control map "centre".
+    This is the probability that a random pixel of the object has a larger value than a random pixel outside; equal
+    values count half. The score is the area under the ROC curve if the heatmap is used as a detector of the object's
+    pixels. Only the order of the values counts: raising a heatmap to a power moves its mass to its peak, but does not
+    change the score. Constant and blank heatmaps score 1/2, which is chance. If the object fills the image, every
+    heatmap scores 1/2. Objects are often near the centre, so even a blob in the centre scores above chance. Compare
+    with the control map "centre".
 
     Parameters
     ----------

@@ -177,9 +177,9 @@ def make_mosaics(
     """Make mosaics of confidently classified images, for the grid pointing game.
 
     Each mosaic has four images of four classes, in random cells. No mosaic occurs twice, and each image is used about
-    equally often. A cell has the model's input size, and a mosaic has twice that height and width. If the model does not
-    accept that size, the mosaic has the model's input size, and each image is resized to half its height and width. This
-    may lower the probabilities.
+    equally often. A cell has the model's input size, and a mosaic has twice that height and width. If the model does
+    not accept the larger size, the mosaic has the model's input size, and each image is resized to half its height and
+    width, which may lower the probabilities.
 
     Parameters
     ----------

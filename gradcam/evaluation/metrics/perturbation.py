@@ -181,8 +181,8 @@ def sufficiency(
     Returns
     -------
     Tensor (N,)
-        float32 in [-1,1]: p(image) - p(kept pixels). It is negative if the class is more probable with the kept pixels
-        alone than for the whole image.
+        float32 in [-1,1]: p(image) - p(kept pixels). The result is negative if the class is more probable for the kept
+        pixels alone than for the image.
 
     Raises
     ------

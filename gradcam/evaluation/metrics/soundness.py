@@ -23,9 +23,9 @@ from gradcam.options import check_count, check_number
 def rank_correlation(a: Any, b: Any) -> Tensor:
     """Return Spearman's rank correlation of heatmaps (N,H,W) from any library: float32 (N,) in [-1,1].
 
-    Pixels of equal value share the mean of their ranks. The correlation is not defined for constant heatmaps. Here it
-    is 1 if both heatmaps are constant, because they agree everywhere, and 0 if only one of them is constant. Raise
-    `ImageError` if the heatmaps are invalid, contain NaN, or differ in size.
+    Pixels of equal value share the mean of their ranks. The correlation is not defined for constant heatmaps. Here, the
+    correlation is 1 if both heatmaps are constant, because they agree everywhere, and 0 if only one heatmap is
+    constant. Raise `ImageError` if the heatmaps are invalid, contain NaN, or differ in size.
     """
     size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
@@ -332,7 +332,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def explain_or_blank(explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """Return the heatmaps (N,H,W) of a re-initialised model; blank if the gradient is zero, and zero where values overflow."""
+    """Return the heatmaps (N,H,W) of a re-initialised model: blank if the gradient is zero, 0 where values overflow."""
     size = (len(images), *images.shape[2:])
     try:
         heatmaps = to_tensor(run_explain(explain, model, images, classes)).nan_to_num(0, 0, 0)

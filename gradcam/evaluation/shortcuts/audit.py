@@ -42,10 +42,11 @@ def audit(
 ) -> Audit:
     """Find shortcuts: cluster the evidence for each class, and rank clusters by how rare they are in other classes.
 
-    If a model has learnt a cue for a class, such as a watermark, the images with this cue form a cluster: their
-    evidence lies in the same place and looks alike, and other classes have no evidence there. A cluster is a reason to
-    look at the images, not a proof. An audit can also miss shortcuts: post-hoc explanations often do not reveal unknown
-    cues (Adebayo et al. 2022). docs/howto/audit.md reports how often this audit finds planted cues.
+    If a model has learnt a cue for a class, such as a watermark, the images with this cue form a cluster: the evidence
+    in these images lies in the same place and looks alike, and images of other classes have no evidence there. A
+    cluster is a reason to look at the images, not a proof. An audit can also miss shortcuts: post-hoc explanations
+    often do not reveal unknown cues (Adebayo et al. 2022). docs/howto/audit.md reports how often this audit finds
+    planted cues.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def _describe(
 
 
 def _draw(classifier: Classifier, members: Mapping[str, ImageEvidence], name: str) -> Pixels:
-    """Draw a member of a cluster; raise `ImageError` if its image can no longer be read."""
+    """Draw a member of a cluster. Raise `ImageError` if the image can no longer be read."""
     return draw_heatmap(read_pixels(classifier, members[name].item), members[name].map, members[name].region)
 
 

@@ -47,8 +47,8 @@ class Cluster:
 
     `members` are indices into the evidence, the most typical first. `share` is the members' fraction of the class.
     `map` (h,w) is the members' mean map; its sum is 1. `place` and `apart` are from 0 to 1, as in `build_clusters`.
-    Other classes have `other_count` images. `elsewhere` of these images reach the amount of evidence at the cluster's
-    position that 80 % of the members reach. `is_rest` marks the images of a class that fit no cluster.
+    Other classes have `other_count` images. `elsewhere` is how many of these images reach the amount of evidence at the
+    cluster's position that 80 % of the members reach. `is_rest` marks the images of a class that fit no cluster.
     """
 
     class_: int

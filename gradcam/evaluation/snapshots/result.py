@@ -27,7 +27,7 @@ from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
 POINTS_PER_SIDE = 224  # Heatmaps are compared on a grid of this size over the region that both models see.
-TOP_FRACTION = 0.3  # fraction of the pixels of each heatmap, highest first, for the overlap
+TOP_FRACTION = 0.3  # The overlap is measured on this fraction of each heatmap's pixels, highest first.
 CHANGES = ("map", "class", "none")  # the most important change first
 
 

@@ -332,7 +332,7 @@ class ItemExplainer:
     def run(
         self, explain: Any, items: Sequence[InputImage], step: Any, failures: dict[str, str], **options: Any
     ) -> Iterator[Any]:
-        """Yield the results of `finish`, and call `step` after each image. A result that is a string goes to `failures`."""
+        """Yield the results of `finish`, and call `step` after each image. String results go to `failures`."""
         options |= {"batch_size": self.batch_size, "workers": self.workers}
         for name, result in compute_items(self.classifier, explain, items, **options):
             step()

@@ -1,1 +1,1 @@
-"""Studies: evaluate several methods by several metrics on many images, resumable, and write tables and images."""
+"""Run resumable studies: evaluate several methods by several metrics on many images; write tables and images."""

@@ -1,4 +1,4 @@
-"""The journal of a study, from which it can be resumed: a line with the settings, then a line per evaluated image."""
+"""Record a study in a journal, to resume the study later: one line of settings, then one line per evaluated image."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Journal(AbstractContextManager["Journal"]):
     def open(cls, path: Path, run: Mapping[str, Any], *, mode: Mode = "resume") -> Journal:
         """Lock the file and read the entries of an earlier run.
 
-        `run`, from `Conditions.to_run`, has everything that the numbers depend on. The mode "new" requires that there
-        is no file, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise
+        `run`, from `Conditions.to_run`, has everything that the numbers depend on. The mode "new" requires that the
+        file does not exist, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise
         `OutputError` if the file does not suit the mode, if it cannot be written, or if another process uses it.
         """
         with translate_disk_errors(path.parent):
@@ -53,7 +53,7 @@ class Journal(AbstractContextManager["Journal"]):
                 raise
 
     def find(self, image: str, sha256: str | None) -> StudyEntry | None:
-        """Return the entry of an image; None if it has no entry, or if its file has changed."""
+        """Return the entry of an image; None if the image has no entry, or if its file has changed."""
         return None if sha256 is None else self._entries.get((image, sha256))
 
     def append(self, entry: StudyEntry) -> None:

@@ -18,7 +18,7 @@ from gradcam.evaluation.metrics import DEFAULT_GROUPS, GROUPS, METRICS, Metric, 
 from gradcam.options import argument_error
 
 DEFAULT_METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
-# Methods without `needs` run the model several times.
+# A method with empty `needs` runs the model several times.
 SINGLE_PASS = tuple(name for name, method in METHODS.items() if method.needs)
 METHOD_GROUPS = {"all": tuple(METHODS), "single-pass": SINGLE_PASS}
 
@@ -38,11 +38,11 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The names of methods, controls and metrics: built-in ones in the order of their tables, then user-defined ones.
+    """The names of methods, controls and metrics: built-in names in the order of their tables, then user-defined names.
 
-    `requested_methods` are the methods that the user named. `requested_metrics` are the metrics that the user named, by
-    name or by group. A requested method or metric that cannot be used is an error; other unusable methods and metrics
-    are left out. `custom_methods` and `custom_metrics` are user-defined.
+    `requested_methods` are the methods that the user named individually. `requested_metrics` are the metrics that the
+    user requested by name or by group. A requested method or metric that cannot be used is an error; other unusable
+    methods and metrics are left out. `custom_methods` and `custom_metrics` are user-defined.
     """
 
     methods: tuple[str, ...]

@@ -36,8 +36,8 @@ from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
 from gradcam.targets.classes import check_class_range
 
-MAX_MOSAIC_CANDIDATES = 512  # images from which mosaics are made, all in memory at once
-MAX_TRIAL_IMAGES = 8  # largest number of images to search for one with a target, such as a detection
+MAX_MOSAIC_CANDIDATES = 512  # largest number of images for mosaics; all are in memory at once
+MAX_TRIAL_IMAGES = 8  # largest number of images to try until an image has a target, such as a detection
 HALVED_NOTE = "The model does not accept larger inputs, so each image in a mosaic has half its height and width."
 
 
@@ -83,9 +83,9 @@ def evaluate(
     layer : str, default None
         The target layer's dotted name. None uses `classifier.layer_for(method)` for each method.
     target : str or int, default None
-        The class to explain in all images, by label or index. If None, each image's class comes from the input list, if
-        that list has classes. Otherwise, it is the most probable annotated class, or the top class if there are no
-        annotations. For models of other tasks, such as detectors: a target as in `explain`, or None for the
+        The class to explain in all images, by label or index. If None, the explained class of each image is its class
+        in the input list. Without a class in the list, it is the most probable annotated class; without annotations, it
+        is the top class. For models of other tasks, such as detectors: a target as in `explain`, or None for the
         highest-scoring detection of each image.
     score : str, default "logit"
         As in `targets.ClassTarget`. Methods with their own score keep it.
@@ -94,8 +94,8 @@ def evaluate(
     annotations : str or path, default None
         Object annotations, as in `read_annotations`.
     limit : int, default None
-        The largest number of images, sampled at random. A smaller limit gives a subset of the images that a larger limit
-        gives.
+        The largest number of images, sampled at random. A smaller limit selects a subset of the images that a larger
+        limit selects.
     seed : int, default 0
         Random seed.
     progress : callable, default None
@@ -136,7 +136,7 @@ def evaluate(
 
 
 def prepare_study(classifier: Classifier, items: Sequence[InputImage], plan: StudyPlan, options: StudyOptions) -> Study:
-    """Prepare a study of these images. For mosaics, run the model once per image. Raise the errors of `evaluate`."""
+    """Prepare a study of these images. Mosaics need one run of the model per image. Raise the errors of `evaluate`."""
     if options.score not in SCORES:
         raise argument_error(options.score, "score", f"one of {', '.join(SCORES)}.")
     for name, value, minimum in (("limit", options.limit, 1), ("seed", options.seed, 0)):
@@ -182,7 +182,7 @@ def _describe_target(target: Any) -> str:
 
 
 def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage]) -> int | None:
-    """Return the class index for all images, or None. Raise `GradcamError` if the target or a listed class is wrong."""
+    """Return the target's class index, or None without a target. Raise `GradcamError` if a target or class is wrong."""
     class_names = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
     if class_names and target is not None:
         raise GradcamError("The list already contains the classes to explain: leave the target (--class) out.")
@@ -199,7 +199,10 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage
 
 
 def choose_items(items: Sequence[InputImage], limit: int | None, seed: int) -> Sequence[InputImage]:
-    """Sample at most `limit` images and keep their order. The first images of a folder could all be of one class."""
+    """Sample at most `limit` images at random, and keep their order.
+
+    The images are sampled because the first images of a folder could all be of one class.
+    """
     if limit is None or limit >= len(items):
         return items
     names = {item.name for item in sorted(items, key=lambda item: derive_seed(seed, "limit", item.name))[:limit]}

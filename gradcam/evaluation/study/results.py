@@ -25,13 +25,13 @@ from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
-# Journals contain the texts of earlier versions, so that journals of earlier versions can be resumed.
+# New journals use the texts of earlier versions, so that journals of earlier versions can be resumed.
 EARLIER_TARGETS = {
     "the highest-scoring detection": "the surest of what was found",
     "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
 }
 NAME_SEPARATOR = " + "  # between the names of the images in a mosaic
-ROUNDING_TOLERANCE = 1e-6  # Smaller differences can come from another order of float32 additions.
+ROUNDING_TOLERANCE = 1e-6  # Smaller differences can come from a different order of float32 additions.
 
 Kind = Literal["image", "mosaic"]
 Values = Mapping[str, Mapping[str, float]]  # by method and metric
@@ -166,11 +166,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class StudyEntry:
-    """The values of one image or mosaic for all methods and metrics, or the error if it failed.
+    """The values of one image or mosaic for all methods and metrics, or the error that prevented the evaluation.
 
-    `sha256` is the hash of the file, or of the hashes of a mosaic's images; None if the file could not be read.
-    `index`, `label` and `probability` belong to the explained class. The entry of a mosaic has only `label`, with the
-    names of all four classes.
+    `sha256` is the hash of the image's file; for a mosaic, it is the hash of its images' hashes. `sha256` is None if
+    the file could not be read. `index`, `label` and `probability` belong to the explained class. The entry of a mosaic
+    has only `label`, with the names of all four classes.
     """
 
     __repr__ = format_fields
@@ -263,11 +263,11 @@ class Results:
 class Ranking:
     """The position of one method or control by one metric. With fewer than 8 images, there is no best method.
 
-    `interval` is the mean over images or mosaics. `difference` is the paired difference from the best method; None for
-    the best method itself, and if there is no best method. The interval of `difference` is for a single comparison.
-    `is_level` marks a method that does not differ significantly from the best method; `find_distinguished_pairs`
-    corrects this test for the comparison of all pairs. `is_control` marks a control, which is never the best.
-    `beats_all` marks a control that is at least as good as the best method.
+    `interval` is the mean over images or mosaics, with its confidence interval. `difference` is the paired difference
+    from the best method; None for the best method itself, and if there is no best method. The interval of `difference`
+    is not corrected for multiple comparisons. `is_level` marks a method that does not differ significantly from the
+    best method. In this test, `find_distinguished_pairs` corrects for the comparison of all pairs. `is_control` marks a
+    control, which is never the best. `beats_all` marks a control that is at least as good as the best method.
     """
 
     method: str

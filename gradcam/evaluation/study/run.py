@@ -42,10 +42,10 @@ NamedMosaic = tuple[str, Mosaic, str]  # (the joined names of its images, mosaic
 class Study:
     """A study that is ready to run.
 
-    `index` is the class to explain in all images. If `index` is None, each image's class comes from the input list. If
-    the list has no class, the most probable annotated class is explained, or the top class without annotations. `notes`
-    report what was left out. `example_heatmaps` caches the heatmaps (1,H,W) of the first images, by image name and
-    method, if they were computed in this run.
+    `index` is the class to explain in all images. If `index` is None, the class of each image is its class in the input
+    list. Without a class in the list, it is the most probable annotated class; without annotations, it is the top
+    class. `notes` report what was left out. `example_heatmaps` caches the heatmaps (1,H,W) of the first images, by
+    image name and method, if they were computed in this run.
     """
 
     evaluator: Evaluator
@@ -115,9 +115,9 @@ class Study:
     ) -> tuple[Evaluator, Subject, int | None]:
         """Return the evaluator and the subject for an image, and the class whose annotations are used.
 
-        The class comes from the list, or is the study's class, the most probable annotated class, or the top class. A
-        detector or segmenter uses the class of the highest-scoring detection, and prefers detections of annotated
-        classes.
+        The class is the first that is known of: the class in the list, the study's class, the most probable annotated
+        class, and the top class. A detector or segmenter uses the class of the highest-scoring detection, and prefers
+        detections of annotated classes.
         """
         index = self.index if class_index is None else class_index
         annotated = [] if self.annotations is None or index is not None else self.annotations.classes(item.name)
@@ -166,16 +166,16 @@ class Evaluator:
     target: Any = None
 
     def adapt(self, prepared: Prepared, index: int | None = None, annotated: Sequence[int] = ()) -> Evaluator:
-        """Return the evaluator for an image. For models of other tasks, the detections in the image become its classes.
+        """Return the evaluator for an image. For models of other tasks, the detections in the image become the classes.
 
-        `index` selects the detections of one class. If it is None, `annotated` classes are preferred.
+        `index` selects the detections of one class. If `index` is None, `annotated` classes are preferred.
         """
         if not isinstance(self.classifier, TaskModel):
             return self
         at_layers = [method for method in map(self.plan.method, self.plan.methods) if method.place == "layer"]
         to_scores = partial(to_instance_classifier, self.classifier, prepared, methods=at_layers[:1])
         target, scores = self.target if index is None else index, None
-        if target is None and self.classifier.list_all() is None:  # The model detects nothing without a class.
+        if target is None and self.classifier.list_all() is None:  # Without a class, the model detects nothing.
             for class_index in annotated:
                 with suppress(TargetError):
                     scores = to_scores(class_index)
@@ -252,7 +252,7 @@ class MetricInputs:
         return values
 
     def curves(self, metrics: Iterable[Metric]) -> dict[str, list[float]]:
-        """Return the probabilities along the curve of each metric that is the area under a curve and was computed."""
+        """Return the curves, as lists of probabilities, of the computed metrics that are the area under a curve."""
         computed = {metric.name: self._computed.get(metric.key) for metric in metrics}
         return {name: curve.probabilities[0].tolist() for name, curve in computed.items() if isinstance(curve, Curve)}
 

@@ -42,7 +42,7 @@ ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 EXAMPLE_HEIGHT_PIXELS = 168
 CURVES = {"insertion": "pixels inserted, highest first", "deletion": "pixels deleted, highest first"}
 COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
-LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # The next style is used after the last colour.
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # Each style is used with all colours before the next style.
 CONTROL_LINE_STYLES = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
 INK, MUTED = "#1f2937", "#9ca3af"
 PLOT_DPI, PLOT_HEIGHT_INCHES, PLOT_WIDTH_INCHES = 110, 4.6, 6.6  # The size includes the legend.
@@ -185,8 +185,9 @@ def draw_curves(results: Results) -> Pixels:
     """Plot the mean probability along insertion and deletion, with controls in grey: RGB, uint8 (H,W,3).
 
     The band is the 95 % interval of the best method's mean. The legend lists the areas with their intervals, the best
-    first. With too few images, there are no intervals. Bands of all methods would overlap, because images differ more
-    than methods. Raise `GradcamError` if matplotlib is missing, or if neither metric was measured.
+    first. With too few images, there are no intervals. Only the best method has a band, because the bands of all
+    methods would overlap: images differ more than methods. Raise `GradcamError` if matplotlib is missing, or if neither
+    metric was measured.
     """
     metrics = list_curves(results)
     if not metrics:
@@ -197,7 +198,7 @@ def draw_curves(results: Results) -> Pixels:
     except ImportError as error:
         raise GradcamError(f"Drawing curves needs matplotlib: {to_pip_command('plots')}") from error
     count = len(metrics)
-    # pyplot would keep a reference to the figure, and choose a display.
+    # This does not use pyplot, which would keep a reference to the figure, and choose a display.
     size = PLOT_WIDTH_INCHES * count, PLOT_HEIGHT_INCHES
     figure = Figure(figsize=size, dpi=PLOT_DPI, facecolor="white", layout="constrained")
     for position, metric in enumerate(metrics, 1):
