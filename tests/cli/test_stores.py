@@ -195,7 +195,8 @@ def test_missing_credentials(batch: Command, photos: Path, s3: str, monkeypatch:
         monkeypatch.setenv(name, str(folder / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     outcome = batch("photos", "-o", f"{s3}/out")
-    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    lines = [line for line in outcome.err.splitlines() if "still waiting" not in line]  # on a busy machine
+    assert (outcome.status, len(lines)) == (2, 1)
     assert f"Error: {s3}/out: there are no valid credentials (Unable to locate credentials)" in outcome.err
 
 
