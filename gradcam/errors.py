@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-MAX_VALUE_CHARACTERS = 60  # of a user's value in a message
-MAX_REPR_CHARACTERS = 180  # of a result at a Python prompt
+MAX_VALUE_CHARACTERS = 60  # The maximum length of a user's value in a message.
+MAX_REPR_CHARACTERS = 180  # The maximum length of a result's repr at a Python prompt.
 # Matches characters that move a terminal's cursor, change its state or reverse the text. Also matches surrogates, which
 # stand for bytes of file names that are not text.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -194,7 +194,7 @@ class GradcamWarning(UserWarning):
     Examples
     --------
     >>> import gradcam, warnings
-    >>> warnings.simplefilter("error", gradcam.GradcamWarning)  # to stop at the first
+    >>> warnings.simplefilter("error", gradcam.GradcamWarning)  # raise the first warning
     >>> warnings.simplefilter("default", gradcam.GradcamWarning)
     """
 
@@ -264,7 +264,7 @@ def _show_value(value: object) -> str:
 
 
 def to_pip_command(extra: str) -> str:
-    """Return the command that installs an extra. It works in a clone, because the package is not published."""
+    """Return the command that installs an extra. You run it in a clone, because the package is not published."""
     return f'pip install ".[{extra}]" in a clone of gradcam'
 
 
@@ -276,7 +276,7 @@ def join_names(names: Iterable[str]) -> str:
 def describe_failure(name: str, error: BaseException) -> str:
     """Return one line with the name of an image and the reason for its failure.
 
-    The name is not repeated if the reason begins with it. GRADCAM_TRACEBACK=1 prints the traceback.
+    If the reason begins with the name, the name is not repeated. GRADCAM_TRACEBACK=1 prints the traceback.
     """
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)

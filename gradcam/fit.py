@@ -11,7 +11,10 @@ from gradcam.options import FIT_KINDS, MAX_MAGNITUDE, argument_error
 
 @dataclass(frozen=True)
 class Fit:
-    """One of `FIT_KINDS`. `side`: the side of a tile in image pixels; None for the size of the network's input."""
+    """A part of the image to explain: one of `FIT_KINDS` and, for tiles, the side of a tile.
+
+    `side` is in image pixels; None stands for the size of the network's input.
+    """
 
     kind: str
     side: int | None = None

@@ -32,9 +32,9 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Layouts of a layer's output: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
 LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 
-# How logits become probabilities. With "none" and "applied", they stay as they are: "none" is for probabilities of
-# several classes and for regression values, "applied" for a single probability. "auto" is sigmoid for a single logit,
-# and otherwise softmax.
+# The functions that convert logits to probabilities. "none" and "applied" leave the model's values unchanged: "none" is
+# for probabilities of several classes and for regression values, "applied" for a single probability. "auto" is sigmoid
+# for a single logit, and otherwise softmax.
 ACTIVATIONS = ("auto", "softmax", "sigmoid", "none", "applied")
 
 # The views of an image that are explained together. A view is (factor for all values, whether the image is mirrored).
@@ -50,12 +50,12 @@ TASKS = ("classification", "regression", "detection", "segmentation", "matching"
 
 # Upper limits of options. More threads would hang the machine; larger seeds do not fit into PyTorch's generators.
 MAX_WORKERS, MAX_BATCH_SIZE, MAX_COUNT, MAX_SEED = 1024, 2**16, 10**9, 2**63 - 1
-MAX_MAGNITUDE = 10**6  # of sides and coordinates in pixels, and of means and standard deviations
+MAX_MAGNITUDE = 10**6  # The limit for sides and coordinates in pixels, and for means and standard deviations.
 
-EDGES = ("left", "top", "right", "bottom")  # of a box
-AXES = ("x", "y")  # of a keypoint
+EDGES = ("left", "top", "right", "bottom")  # The edges of a box.
+AXES = ("x", "y")  # The coordinates of a keypoint.
 
-# How an edit fills a part of an image (a strong blur, the mean colour, black), and the form in which users write it.
+# An edit fills a part of an image with a strong blur, the mean colour or black. `EDIT_FORM` shows how users write it.
 EDITS = ("blur", "mean", "erase")
 EDIT_SHAPES = "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window)"
 EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
@@ -65,15 +65,16 @@ EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
 FIT_KINDS = ("crop", "whole", "tiles")
 PREDICTIONS = ("own", "seen")
 
-# The order in which a layer's channels are drawn. Each channel is scaled to its own maximum, or to that of the layer.
+# The orders in which a layer's channels can be drawn, and the maximum to which each channel is scaled: its own, or the
+# layer's.
 CHANNEL_ORDERS = ("strongest", "index")
 CHANNEL_SCALES = ("channel", "layer")
 
-# This environment variable limits the number of pixels of an image. Without it, the memory for an image is limited.
-# `--max-pixels` sets the variable.
+# This environment variable limits the number of pixels of an image. If the variable is not set, the memory for an image
+# is limited instead. The option `--max-pixels` sets the variable.
 MAX_PIXELS = "GRADCAM_MAX_PIXELS"
 
-# What `gradcam batch` can write for an image, and in which formats.
+# The kinds of output that `gradcam batch` can write for an image, and the file formats.
 OUTPUT_KINDS = {
     "overlay": "the heatmap over the image",
     "heatmap": "the heatmap alone",
@@ -82,7 +83,8 @@ OUTPUT_KINDS = {
 }
 FORMATS = ("jpg", "png", "webp")
 
-# Where `gradcam batch` decodes, resizes, draws and encodes. "device" is experimental, so "auto" means "cpu".
+# The devices on which `gradcam batch` can decode, resize, draw and encode images. "device" is experimental, so "auto"
+# means "cpu".
 PIXEL_DEVICES = ("auto", "cpu", "device")
 
 
@@ -182,9 +184,10 @@ def import_function(function: str | Callable[..., Any], package: str) -> Callabl
 
 
 def count_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may use, by its CPU affinity and the quotas of its control groups, at least 1.
+    """Return how many cores this process may use, given its CPU affinity and the quotas of its control groups.
 
-    A fraction of a core counts as one core. `root` is the folder that contains `proc` and `sys`.
+    The result is at least 1. A fraction of a core counts as one core. `root` is the folder that contains `proc` and
+    `sys`.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -199,11 +202,11 @@ def _list_quotas(root: Path) -> Iterator[float]:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Control groups of version 2 have no controllers. A machine may use both versions.
+        # In the line of a version 2 group, the list of controllers is empty. A machine may use both versions.
         files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controllers else ["cpu.max"]
         mount_points = (mounts / controllers, mounts / ("cpu" if controllers else "unified"))
-        # A group is also limited by its parent groups. In a container, the path may be that of the host: then only the
-        # mount point exists.
+        # A group is also limited by its parent groups. In a container, the path may be valid on the host only. Then
+        # only the mount point exists.
         group_path = PurePosixPath(path.lstrip("/"))
         names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
         for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):

@@ -1,7 +1,7 @@
 """Load what users add to gradcam: `FILE.py:NAME`, `PACKAGE.MODULE:NAME`, or the name of an installed entry point.
 
 A package extends gradcam by entry points in its pyproject.toml, in the groups `gradcam.methods`, `gradcam.metrics`,
-`gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`. They are imported at their first use.
+`gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`. Each is imported at its first use.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load_plugin(kind: PluginKind, name: str) -> Any:
     Raises
     ------
     GradcamError
-        If the file, module or name does not exist, or cannot be imported. The message says which.
+        If the file, module or name does not exist, or cannot be imported. The message states the reason.
     """
     if is_custom(name):
         location = _split_name(name)[0]
@@ -89,7 +89,7 @@ def _load_once(name: str, path: Path, sha256: str, folder: str) -> Any:
 
 
 def fingerprint(user_object: Any) -> dict[str, str] | None:
-    """Return `{"file", "sha256"}` of the file that defines a user's function or class.
+    """Return the name and hash of the file that defines a user's function or class, as `{"file", "sha256"}`.
 
     Returns None for objects of gradcam, and for objects without a file, such as functions typed at a prompt.
     """
@@ -126,7 +126,7 @@ def import_object(name: str) -> Any:
     return value
 
 
-USER_MODULE_PREFIX = "_gradcam_"  # Modules that are users' files have names with this prefix.
+USER_MODULE_PREFIX = "_gradcam_"  # The names of modules that were imported from users' files have this prefix.
 
 
 def list_files() -> list[str]:
@@ -214,7 +214,7 @@ def _translate_errors(subject: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("gradcam."):
-            raise  # The exception of a signal must end the command.
+            raise  # This exception stands for a signal, which must end the command.
         reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
         raise ModelError(f"{subject} {reason} ({_locate_error(error)})") from error
 

@@ -134,7 +134,7 @@ class OldKeys(dict[str, Any]):
 
 
 def add_old_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with both the old and the new keys. The contents of an old key have only old keys and values."""
+    """Return a record with both the old and the new keys. The value of an old key uses only old keys and values."""
     keys, values = ({row.new: row.old for row in _select_rows(owner, kind)} for kind in ("key", "value"))
     old_fields = {keys[key]: _replace(value, keys, values) for key, value in record.items() if key in keys}
     return {**record, **old_fields}

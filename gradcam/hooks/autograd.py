@@ -1,4 +1,4 @@
-"""Gradients of scores with respect to recorded activations, computed through the layers after them only."""
+"""Compute gradients of scores with respect to recorded activations. The backward pass stops at the activations."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Edge = tuple[Node, int]  # (operation, index of its output)
 # Returns the gradient that replaces its argument, or None to leave it.
 GradientHook = Callable[[Tensor], Tensor | None]
 
-# Powers of two, because multiplying by them does not round. The first scale that leaves all gradients finite is used:
-# it is the largest, so it loses least to underflow.
+# The scales are powers of two, because multiplying by a power of two does not round. The largest scale that leaves all
+# gradients finite is used, because it loses least to underflow.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
-MAX_GRADIENT_BYTES = 2**28  # Limit for one layer's gradients, for all classes that share a backward pass.
+MAX_GRADIENT_BYTES = 2**28  # The limit for one layer's gradients of all classes that share a backward pass.
 
 OUT_OF_PLACE = "replace the in-place operation with an out-of-place one."
 CHANGED_VALUE = f"changes a value in place that the backward pass needs, so training would fail as well: {OUT_OF_PLACE}"
-# Messages for a failed backward pass after a layer, by a part of PyTorch's error text.
+# Maps a part of PyTorch's error text to the message for a backward pass that fails after a layer.
 ADVICE_AFTER_LAYER = {
     pytorch.HOOKED_VIEW: "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids "
     f"this (pytorch issue 61519): remove the hook, or {OUT_OF_PLACE}",
@@ -74,7 +74,7 @@ def jacobian(
     `scaled` prevents underflow in graphs with float16: the scores are multiplied by a power of two before the backward
     pass, and the gradients are converted to float32 and divided by that power.
 
-    `most_bytes` limits the gradients of one input for all classes that share a backward pass (default
+    `most_bytes` limits the memory for one input's gradients of all classes that share a backward pass (default
     `MAX_GRADIENT_BYTES`).
     """
     with torch.enable_grad():
@@ -211,7 +211,7 @@ def find_dependence(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
 
 
 def no_gradient_error(layers: Sequence[str]) -> ModelError | BlindLayerError:
-    """Return the error for scores without a gradient: grad mode was off, or they do not depend on the layers."""
+    """Return the error for scores without a gradient: grad mode is off, or the scores do not depend on the layers."""
     return no_dependence_error(layers) if torch.is_grad_enabled() else grad_mode_off_error(layers)
 
 

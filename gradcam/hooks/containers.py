@@ -137,7 +137,7 @@ class LayerInput:
         return version_of(self.given) != self.version
 
     def replace(self, values: Tensor) -> Tensor:
-        """Copy `values` into the original, so that all its users see them; return the tensor that holds the values.
+        """Copy `values` into the original, for its other users, and return the tensor that holds the values.
 
         Parameters and views created without recording are not changed: a parameter would keep the graph, and autograd
         would reject all other views of the memory. Other uses of such inputs are therefore not recorded.
@@ -155,7 +155,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def copy_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
-    """Return a layer's input tensors, and new arguments for the layer; None if the arguments stay the same.
+    """Return a layer's input tensors, and the layer's new arguments, or None if the arguments stay the same.
 
     If an earlier target layer is recording, the layer gets copies, because autograd may have saved the originals.
     """
@@ -202,13 +202,13 @@ class Batch:
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:
-        """Return the batch for some of its images. Only metadata changes: first cut the tensors to these images."""
+        """Return the batch for some of its images. Only metadata changes: cut the tensors beforehand."""
         rows = slice(first, first + images)
         listed, windows = self.listed and self.listed[rows], self.windows and self.windows[rows]
         return replace(self, images=images, listed=listed, windows=windows)
 
     def repeat(self, times: int) -> Batch:
-        """Return the batch for repeated images. Only metadata changes: first repeat the tensors."""
+        """Return the batch for repeated images. Only metadata changes: repeat the tensors beforehand."""
         listed, windows = self.listed and self.listed * times, self.windows and self.windows * times
         return replace(self, images=self.images * times, listed=listed, windows=windows)
 
@@ -317,9 +317,9 @@ def detach_input(tensor: Tensor) -> Tensor:
 
 
 def swap_contents(tensor: Tensor, replacement: Tensor) -> bool:
-    """Swap the contents of two tensor objects, for every reference to them; return False if PyTorch forbids it.
+    """Swap the contents of two tensor objects, for all references to either; return False if PyTorch forbids the swap.
 
-    PyTorch forbids this if autograd saved either tensor, or if either has a view or a weak reference.
+    PyTorch forbids the swap if autograd saved either tensor, or if either has a view or a weak reference.
     """
     attributes = dict(vars(tensor))
     try:

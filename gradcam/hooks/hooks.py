@@ -20,7 +20,7 @@ from gradcam.hooks import autograd, containers, pytorch
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
-MIN_HANDLES_TO_PRUNE = 64  # With more handles, `Hooks` drops those of deleted tensors.
+MIN_HANDLES_TO_PRUNE = 64  # Above this number of handles, `Hooks` drops the handles of deleted tensors.
 _entry_counter = itertools.count()
 
 
@@ -82,23 +82,23 @@ class Hooks:
 
     def at_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
-        # The mark prevents a warning when the tensor is saved. It is set on a partial, not on the caller's function.
+        # `unserializable_hook` prevents a warning when the tensor is saved. It marks the partial, not `function` itself.
         self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
     def observe_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:
         """Call `function` with the gradient of a tensor that requires grad, and return the tensor to continue with.
 
         The gradient is the one that `retain_grad()` would show: the sum over all uses, after every edit
-        (`edit_gradient`), with respect to the tensor's present value even if the tensor is changed in place later. If
-        `function` returns a tensor, that replaces the gradient. Views and leaves are cloned, and the gradient is then
-        the clone's; for other tensors, the graph gets no additional node.
+        (`edit_gradient`). It belongs to the tensor's present value, even if the tensor is changed in place later. If
+        `function` returns a tensor, this tensor replaces the gradient. Views and leaves are cloned, and `function` gets
+        the gradient of the clone. For other tensors, the graph gets no additional node.
         """
         return self._tap(tensor, "observers", function)
 
     def edit_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:
-        """Let `function` change the gradient before any observer sees it.
+        """Let `function` change the gradient before any observer gets the gradient.
 
-        Edits run in the order of their owners' contexts.
+        Edits run in the order in which the contexts of their `Hooks` were entered.
         """
         return self._tap(tensor, "edits", (self._entry_index, function))
 
@@ -247,7 +247,7 @@ class TargetLayer:
         self._module, self._keys, self._run = module, tuple(keys), run
         self._identity = nn.Identity() if has_backward_hook else None
         self._context: contextlib.ExitStack | None = None
-        # True if grad mode was off when the layer ran: for the first layer, or because the model turned it off.
+        # True if grad mode was off when the layer ran, as for the first layer, or if the model turned grad mode off.
         self.ran_unrecorded = False
         self._runs = 0
         self._inputs: list[containers.LayerInput] = []
@@ -255,10 +255,10 @@ class TargetLayer:
         self._output_keys: list[tuple[str, ...]] = []  # The keys of all tensors that the layer returned.
         self._recorded: dict[tuple[str, ...], Tensor] = {}
         self._versions: list[int] = []
-        # Tensors that share memory with the output but not its gradient. A score that reads one of them is an error.
+        # Tensors that share the output's memory, but have no recorded gradient. A score must not depend on them.
         self._unrecorded: list[weakref.ref[Tensor]] = []
-        self._passed_on: list[Tensor] = []  # Strong, because PyTorch does not swap tensors with weak references.
-        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, once the context has ended.
+        self._passed_on: list[Tensor] = []  # Strong references: PyTorch does not swap tensors with weak ones.
+        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # Used after the context has ended.
         self._gradients: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -307,7 +307,7 @@ class TargetLayer:
     def recorded(self) -> dict[tuple[str, ...], Tensor]:
         """Return every floating-point tensor that the layer returned, by its keys and indices.
 
-        Raises as `activations` does.
+        Raises `LayerError` as `activations` does.
         """
         if self._runs == 0:
             reason = "Hooks are skipped in compiled modules, and in modules whose forward() is called directly."
@@ -391,7 +391,7 @@ class TargetLayer:
         return len(self._recorded) > 1
 
     def release(self) -> None:
-        """Detach the tensors that the layer passed on from the graph. Call this if no backward pass will follow."""
+        """Detach the layer's output, as passed on, from the graph. Call this if no backward pass will follow."""
         self._weaken_passed_on()
         while self._passed_on_refs:
             tensor = self._passed_on_refs.pop()()
@@ -427,7 +427,7 @@ class TargetLayer:
         return arguments
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if self._in_inner_pass():  # For example an explanation between the forward pass and its backward pass.
+        if self._in_inner_pass():  # For example, an explanation may run between the passes of a training step.
             return None
         if self._gradients is not None:  # The first run after a backward pass starts a new forward pass.
             self._runs, self._gradients = 0, None
@@ -464,8 +464,8 @@ class TargetLayer:
         torch.set_grad_enabled(True)
         source = next((input_ for input_ in inputs if input_.given is tensor), None)
         is_changed = source is not None and source.is_changed
-        # Dropout in evaluation mode and Identity return their input itself. Later operations may change it in place,
-        # and other parts of the model still use it as the layer's input, not as its output.
+        # Dropout in evaluation mode and Identity return their input itself. Later operations may change this tensor in
+        # place, and other parts of the model use it as the layer's input, not as its output.
         is_shared = _shares_storage(tensor, [input_.given for input_ in inputs])
         must_keep_object = is_parameter_or_buffer(tensor, self._module) or (source is not None and not is_changed)
         if tensor.requires_grad:  # An earlier TargetLayer is open. A new leaf would cut off its gradient.
@@ -531,7 +531,7 @@ def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
 
 
 def refuse_vmap(tensor: Tensor) -> None:
-    """Raise `ModelError` for a tensor of a torch.func transform, which must not be stored outside of it."""
+    """Raise `ModelError` for a tensor of a torch.func transform, which must not be stored outside the transform."""
     if pytorch.is_functorch_tensor(tensor):
         advice = "call the model, or gradcam.explain(), on the whole batch instead."
         raise ModelError(

@@ -63,7 +63,7 @@ class HalvingRunner:
 
 
 class _MemorySpan:
-    """The total size, in bytes, of storages created since a mark and still alive, and the peak of that size."""
+    """The total size in bytes of the storages that were created since a mark and are still alive, and its peak."""
 
     current = peak = 0
 
@@ -73,7 +73,7 @@ class _MemorySpan:
 
 
 class _TrackedStorage(weakref.ref[Any]):
-    """A weak reference to a storage, with the spans that count it."""
+    """A weak reference to a storage, and the spans that count the storage."""
 
     key: int
     size: int
@@ -132,7 +132,7 @@ class RerunBudget:
     """The memory budget of a batch's reruns, and the memory that parts of one pass take.
 
     `batch` has the model's original arguments; callers pass copies to the model. `budget` is in bytes. None means the
-    default, which may be exceeded by a single variant of the batch.
+    default, which a single variant of the batch may exceed.
     """
 
     batch: Batch
@@ -145,7 +145,7 @@ class RerunBudget:
 
     @contextlib.contextmanager
     def measured(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Measure the memory that the part of the model after each layer takes, during one run of the model."""
+        """For each layer, measure the memory that the model takes after this layer, during one run of the model."""
         with Hooks() as hooks:
             for layer in layers:
                 hooks.after_forward(layer, lambda module, *_: self.meter.mark(module))
@@ -153,7 +153,7 @@ class RerunBudget:
                 yield
 
     def fitting(self, bytes_each: int) -> int:
-        """Return how many variants of the batch fit, given the bytes per variant. It may be 0."""
+        """Return how many variants of the batch fit, given the bytes per variant. The result may be 0."""
         return min((self.budget or DEFAULT_BUDGET) // max(bytes_each, 1), MAX_BATCH_ROWS // self.batch.images)
 
     def require_one(self, bytes_each: int) -> None:

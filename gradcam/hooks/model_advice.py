@@ -1,4 +1,4 @@
-"""Advice for a backward pass through a whole model that PyTorch refuses."""
+"""Advice for cases in which PyTorch refuses a backward pass through a whole model."""
 
 from __future__ import annotations
 

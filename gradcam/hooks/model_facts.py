@@ -3,7 +3,7 @@
 Finding a default layer, or measuring where its cells lie, costs forward passes, so the results are cached. They are
 valid for one state of the model: its modules, settings and hooks, and the identity, memory, version and sampled values
 of its tensors. Versions alone are not enough: writes through `.data` or NumPy do not increase them. Facts that depend
-on the input are not cached. Code that uses a cached fact compares it with the graph of its own pass.
+on the input are not cached. Code that uses a cached fact compares the fact with the graph of its own pass.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class ModelFacts:
         return cache
 
 
-_lock = threading.RLock()  # Threads that explain the same model compare its state at the same time.
-# The last state of each model, and the values cached for it.
+_lock = threading.RLock()  # Otherwise threads that explain the same model would read its state at the same time.
+# Maps each model to its last state and the values cached for this state.
 _cached_states = weakref.WeakKeyDictionary[nn.Module, tuple["ModelState", dict[Hashable, Any]]]()
 # Models that change in every pass. Their state is read before the pass.
 self_changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Record the state of a model, to detect any change that cached facts would not survive."""
+"""Record the state of a model, to detect changes that make cached facts invalid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from gradcam.hooks.containers import list_modules
 
 MAX_DEPTH, MAX_ITEMS = 3, 64  # Limits for settings that contain other settings.
-MAX_VALUES = 64  # Values compared per tensor: all of a small tensor, or this many, evenly spaced, of a larger one.
+MAX_VALUES = 64  # The number of values compared per tensor. In a larger tensor, they are evenly spaced.
 INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By item size in bytes.
 SIMPLE_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
@@ -26,20 +26,21 @@ MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
 HOOKS_MODULE = "gradcam.hooks.hooks"
 
 
-# The state of one module: a weak reference to it, its class, its number of attributes, a function that reads its settings
-# from its attributes, the settings, whether they are compared directly, and the hooks other than this package's.
+# The state of one module: a weak reference to the module, its class, its number of attributes, a function that reads
+# the settings from the attributes, the settings, whether the settings are compared directly, and the hooks except those
+# of this package.
 ModuleState = tuple[Any, ...]
 
 
 class ModelState:
-    """Everything in a model that decides what it computes, for a later comparison.
+    """A record of everything in a model that affects its computations, for a later comparison.
 
-    No part of the model is kept alive.
+    The record keeps no part of the model alive.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors: list[Tensor | None] = []
-        self._objects: dict[int, int] = {}  # By id, a number for each object already described.
+        self._objects: dict[int, int] = {}  # Maps the id of each object already described to a number.
         self._hooks = _list_global_hooks()
         modules = list_modules(model)
         self._modules = [self._read_module(module) for module in modules]
@@ -48,7 +49,7 @@ class ModelState:
         tensors = self._take_tensors()
         if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
             raise TypeError  # Such tensors do not count their writes, or have no memory of their own.
-        _storages = [tensor.untyped_storage() for tensor in tensors]  # They keep the memory allocated, as in `holds`.
+        _storages = [tensor.untyped_storage() for tensor in tensors]  # These keep the memory allocated.
         self._memory = _describe_memory(tensors)
         self._samples = Samples(tensors)
         self._values = self._samples.read(tensors)
@@ -56,7 +57,7 @@ class ModelState:
     def holds(self, model: nn.Module) -> bool:
         """Return whether the model is still in this state."""
         modules = list_modules(model)
-        self._take_tensors()  # Drop the tensors that an interrupted call left.
+        self._take_tensors()  # Drop the tensors that an interrupted call left behind.
         is_same = len(modules) == len(self._modules) and all(map(self._is_same, modules, self._modules))
         tensors = self._take_tensors()
         # While the storages are referenced, no other thread can free the memory that is read below.
@@ -152,11 +153,12 @@ class Samples:
 
     The values are read by their position in memory, so that the memory format does not matter.
 
-    On the CPU, NumPy reads the values in a tenth of the time that as many PyTorch operations would take.
+    On the CPU, NumPy reads the values in a tenth of the time that PyTorch operations would take.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # Views that do not own the tensors' memory: on the CPU by item size, on GPUs by device and item size.
+        # These views of the tensors' memory do not own the memory. They are grouped by item size on the CPU, and by
+        # device and item size on GPUs.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
         # (index of the tensor, size, stride)

@@ -42,7 +42,7 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
         stack.enter_context(torch.inference_mode(False))
         for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state):
             stack.enter_context(context(modules))
-        quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # If it is not imported, no layer is quantised so.
+        quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # If not imported, no layer is quantised.
         if quantised is not None and any(issubclass(kind, quantised.Linear) for kind in set(map(type, modules))):
             from gradcam.hooks.straight_through import straight_through
 
@@ -52,11 +52,12 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 MT19937_BYTES = 4 * 625  # 624 words, and the position among them.
 
-# Reentrant: the garbage collector may end an abandoned context in the thread that already has the lock.
+# The lock is reentrant, because the garbage collector may end an abandoned context in the thread that has the lock.
 _lock = threading.RLock()
 
 
-# For each module or mode, the saved value, and the passes that need the change. The last pass to end restores the value.
+# Maps each module or mode to its saved value and to the passes that need the change. The last pass to end restores the
+# value.
 _Register = weakref.WeakKeyDictionary[Any, tuple[Any, weakref.WeakSet[PassToken]]]
 _flags, _buffers, _modes, _calls = _Register(), _Register(), _Register(), _Register()
 
@@ -72,7 +73,7 @@ def _change_while_used(
     is_affected: Callable[[nn.Module], bool] = lambda _: True,
 ) -> Iterator[None]:
     """Change the affected modules; the first user of a module saves its value, and the last one restores it."""
-    token = PassToken()  # Not a counter, which an interruption between two lines would leave wrong for good.
+    token = PassToken()  # An interruption between two lines would leave a counter wrong for good.
     try:
         with _lock:
             for module in modules if register else filter(is_affected, modules):
@@ -80,7 +81,7 @@ def _change_while_used(
                     register[module] = save(module), weakref.WeakSet()
                 if module in register:
                     register[module][1].add(token)
-                    change(module)  # The entry exists: if interrupted, the next context restores the module.
+                    change(module)  # The entry exists: after an interruption, a later exit restores it.
         yield
     finally:
         with _lock:
@@ -94,8 +95,8 @@ def _change_while_used(
 def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Set the modules to evaluation mode, and restore each module's training flag at the end.
 
-    Modules that were in training mode also lose the entries that they added to their dictionaries meanwhile. LeViT, for
-    example, caches attention biases in evaluation mode, which would be outdated after the next training step.
+    Modules that were in training mode also lose the entries that they added to their dictionaries meanwhile. For
+    example, LeViT caches attention biases in evaluation mode. These would be outdated after the next training step.
     """
 
     def set_flag(module: nn.Module) -> None:
@@ -134,8 +135,8 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     def restore(module: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers if _count_writes(modules) == before else ():
-            # The write may have attached a graph to the buffer. A tensor that replaced the buffer is kept: it is
-            # usually a cache, and its module stores elsewhere what the cache was computed for.
+            # The write may have attached a graph to the buffer. If the model replaced the buffer by another tensor,
+            # that tensor stays: it is usually a cache, and the module stores elsewhere what the cache was computed for.
             if buffer.grad_fn is not None and not pytorch.is_view(buffer):
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
@@ -154,7 +155,10 @@ def _count_writes(modules: Iterable[nn.Module]) -> int:
 
 
 def _is_equal(tensor: Tensor, expected: Tensor) -> bool:
-    """Return whether values are equal, also NaN. Versions do not tell: observers' kernels do not increase them."""
+    """Return whether all values are equal, where NaN equals NaN.
+
+    Versions need not show a change: the kernels of observers do not increase a tensor's version.
+    """
     try:
         return torch.equal(tensor, expected) or bool(tensor.isclose(expected, rtol=0, atol=0, equal_nan=True).all())
     except (RuntimeError, NotImplementedError):  # PyTorch stores some dtypes that it cannot compare.
@@ -227,7 +231,7 @@ def _read_python_words() -> tuple[Any, ...]:
 
 
 def _read_numpy_words() -> tuple[Any, ...] | None:
-    """Return the words of NumPy's global generator and its stored normal number; None if it is no MT19937 generator."""
+    """Return the words and the stored normal number of NumPy's global generator; None if it is not an MT19937."""
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # NumPy's stubs omit it
     if not isinstance(generator, np.random.MT19937):
         return None

@@ -1,7 +1,7 @@
 """PyTorch internals that may change between versions: private functions, names of operations, error texts.
 
-No other module uses these; tests/hooks/test_pytorch.py checks that. Where versions of PyTorch differ, a comment or
-docstring says so.
+No other module uses such internals; tests/hooks/test_pytorch.py checks that. Where versions of PyTorch differ, a
+comment or docstring says so.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-# Functions whose values are non-negative, except for a dip below zero that is small compared with the positive values.
+# Activation functions with non-negative values. Some dip below zero, but little compared with their positive values.
 ACTIVATION_OPS = ("relu", "silu", "gelu", "hardswish", "mish", "softplus", "sigmoid", "hardsigmoid", "softmax")
 CLAMP_MINIMA = {"hardtanh": "_saved_min_val", "clampmin": "_saved_min", "clampb": "_saved_min"}
-MAX_LEAK = 0.1  # Slope of a leaky ReLU up to which it counts as a ReLU.
+MAX_LEAK = 0.1  # A leaky ReLU with at most this slope counts as a ReLU.
 RESHAPING_OPS = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
-# The names that `find_last_operation` gives to the operation that computed an output, by the start of PyTorch's name.
+# Maps the start of PyTorch's name for an operation to the name that `find_last_operation` returns.
 LAST_OPERATIONS = {
     "Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax",
     "Addmm": "linear", "Mm": "linear", "Linear": "linear", "Convolution": "linear",
@@ -51,8 +51,8 @@ REENTRANT = "is incompatible with .grad()"
 NO_DERIVATIVE = "the derivative for"
 TAKES_LISTS = ("list", "must be Tensor")  # Errors of models that take no list of images.
 
-# All versions so far have these. They are PyTorch's own C functions, without a Python wrapper that would cost time.
-is_view = Tensor._is_view  # As autograd defines it.
+# All versions of PyTorch so far have these C functions. A Python wrapper would cost time.
+is_view = Tensor._is_view  # Returns whether a tensor is a view for autograd.
 get_view_base: Callable[[Tensor], Tensor | None] = Tensor._base.__get__  # type: ignore[union-attr] # of a view
 is_functorch_tensor = torch._C._functorch.is_functorch_wrapped_tensor  # A tensor of vmap, grad or jvp.
 find_backward_task = torch._C._current_graph_task_id  # The id of this thread's running backward pass, or -1.
@@ -96,10 +96,10 @@ is_attention_operation = _contains("softmax", "attention", "dotproduct")
 # Operations that mix channels by weights. A grouped convolution mixes channels only within each group.
 has_weights = _contains("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
 is_adaptive_pool = _contains("adaptive")
-is_error_node = _contains("error")  # A placeholder for the error that its derivative would raise.
+is_error_node = _contains("error")  # A node that raises an error in the backward pass.
 is_opaque = _contains("differentiablegraphbackward", "compiledfunctionbackward")  # Compiled code hides its operations.
 is_overwriting_copy = _ends_with("CopyBackwards")  # Its first input is the previous value of the tensor.
-is_copy = _ends_with("CopyBackwards", "CloneBackward0")  # Such as those that are added when a layer is recorded.
+is_copy = _ends_with("CopyBackwards", "CloneBackward0")  # Recording a layer adds such copies.
 # Operations that pass their values on unchanged.
 is_passthrough = _ends_with("CopyBackwards", "CloneBackward0", "BackwardHookFunctionBackward", "AccumulateGrad")
 
