@@ -82,7 +82,7 @@ class Hooks:
 
     def at_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
-        # `unserializable_hook` prevents a warning when the tensor is saved. It marks the partial, not `function` itself.
+        # `unserializable_hook` prevents a warning when the tensor is saved. It marks the partial, not `function`.
         self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
     def observe_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:

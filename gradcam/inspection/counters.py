@@ -40,8 +40,8 @@ class MultiplyAdds(TorchDispatchMode):
     """Counts the multiply-adds that this thread computes while the mode is on, in `total`.
 
     Matrix products, convolutions and attention are counted by the formulas of `torch.utils.flop_counter`, with two
-    operations per multiply-add. `FORMULAS` covers operators that it leaves out. Biases, norms, activations, pooling and
-    interpolation count as 0, as is usual. `unknown` is the number of operators without a formula, such as quantised
+    operations per multiply-add. `FORMULAS` covers operators without such a formula. Biases, norms, activations, pooling
+    and interpolation count as 0, as usual. `unknown` is the number of operators without any formula, such as quantised
     ones and those of other packages.
     """
 
@@ -140,7 +140,7 @@ class Storages:
 
 
 class Clock:
-    """A clock for work on some devices.
+    """A clock that measures work on devices.
 
     On a single CUDA device, time stamps are events in its stream, and reading the clock does not wait. Several devices,
     and devices of other kinds, are synchronised at each reading.
@@ -160,7 +160,7 @@ class Clock:
         return event
 
     def wait(self) -> None:
-        """Complete all time stamps."""
+        """Wait until all time stamps are complete."""
         for device in self._accelerators:
             synchronize(device)
 

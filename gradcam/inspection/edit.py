@@ -29,10 +29,10 @@ MAX_PLACES_IN_REPR = 3
 class Edit:
     """The handle of a gradient edit, which is active from its creation until `remove()`.
 
-    As a context manager, it removes the edit at the end. A context that ends without an error also checks the layers:
-    it raises `LayerError` for a layer that never ran although the model did, and `GradientError` for a layer that
-    cannot have a gradient. For a pattern, it is enough that one of its layers passes. As with PyTorch's own hooks,
-    deleting the handle does not remove the edit.
+    If the handle is used as a context manager, the end of the context removes the edit. If there was no error, the end
+    of the context also checks the layers: it raises `LayerError` for a layer that never ran although the model did, and
+    `GradientError` for a layer that cannot have a gradient. For a pattern, it is enough that one layer passes these
+    checks. As with PyTorch's own hooks, deleting the handle does not remove the edit.
 
     Parameters
     ----------
@@ -120,10 +120,11 @@ def edit_gradients(
     Raises
     ------
     GradientError
-        If no gradient reaches the tensor or the parameters. In the backward pass: if the function's result does not
-        match the gradient, or the function changed the gradient in place (changes through ``.data`` are not detected).
+        If no gradient reaches the tensor or the parameters. Also in the backward pass, if the function's result does
+        not match the gradient, or if the function changed the gradient in place (changes through ``.data`` are not
+        detected).
     LayerError
-        If a layer or parameter does not exist. In the forward pass: if a layer returns no floating-point tensor.
+        If a layer or parameter does not exist. Also in the forward pass, if a layer returns no floating-point tensor.
     ModelError
         If the layers belong to a compiled model.
 
@@ -246,8 +247,8 @@ def clip_gradients(
     limit : float
         A positive number.
     norm : float, default None
-        None clamps every value to [-limit, limit]. A number p, such as 2.0 or math.inf, scales each gradient whose
-        p-norm exceeds `limit` down to that p-norm.
+        None clamps every value to [-limit, limit]. With a number p, such as 2.0 or math.inf, each gradient whose p-norm
+        exceeds `limit` is scaled down until its p-norm equals `limit`.
     parameters : str or sequence of str, default "*"
         Names and patterns; parameters that require no gradient are skipped.
 
@@ -259,8 +260,8 @@ def clip_gradients(
     Raises
     ------
     GradientError
-        If the limit is not positive and finite, or if the norm is not positive (it may be infinite). Also as in
-        `edit_gradients`.
+        If the limit is not positive and finite, or if the norm is neither positive nor None (it may be infinite). Also
+        as in `edit_gradients`.
 
     Examples
     --------
@@ -287,7 +288,7 @@ def _is_positive(value: object) -> TypeGuard[float]:
 def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
     # Values stored at the same index add up, so a sparse tensor is coalesced first. Only stored values are clipped.
     if gradient.layout == torch.sparse_coo:
-        # A clone is changed, because building a sparse tensor from its parts raises a warning in PyTorch 2.11.
+        # The values are written to a clone: in PyTorch 2.11, building a sparse tensor from its parts raises a warning.
         clone = gradient.coalesce().clone()
         clone._values().copy_(_clip(clone._values(), limit, norm))
         return clone
@@ -341,7 +342,7 @@ class ParameterAliases(TorchFunctionMode):
         Gradients at `other_leaves` are computed too, but not returned: the backward pass then reaches all tensors between
         these leaves and the score, and their gradient hooks run.
         """
-        targets = list(self._aliases.values())  # (parameter, leaf that has its memory)
+        targets = list(self._aliases.values())  # (parameter, leaf that shares its memory)
         parameters = [parameter for parameter, _ in targets]
         targets += [(leaf, leaf) for leaf in parameters if leaf.requires_grad and not leaf.is_inference()]
         # The leaves are passed as edges. If they were tensors, autograd would let this mode replace them, and turn the

@@ -22,10 +22,11 @@ from gradcam.layers.find import unwrap
 def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]:
     """Extract the outputs of layers; the forward pass stops after the last requested layer.
 
-    Tensors are detached, and have the layer's precision and device. Later in-place operations of the model do not
-    change them. The model runs in evaluation mode, eagerly, without gradients, and is left unchanged. Layers after the
-    last requested one do not run, nor do forward hooks on the modules that contain it. If one of these hooks must run
-    (`always_call=True`, as in accelerate), the whole forward pass runs. Several threads may call this at once.
+    The tensors are detached, and have the layer's precision and device. Later in-place operations of the model do not
+    change the tensors. The model runs eagerly in evaluation mode, without gradients, and is left unchanged. Layers
+    after the last requested layer do not run. Forward hooks on the modules that contain this layer do not run either.
+    If one of these hooks must run (`always_call=True`, as in accelerate), the full forward pass runs. Several threads
+    may call this at once.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ class _Stop(BaseException):
     """
 
 
-# The innermost extraction of this thread: with nested passes, only this one records.
+# The innermost extraction of this thread. If passes are nested, only this extraction records.
 _innermost: ContextVar[object] = ContextVar("innermost", default=None)
 
 

@@ -39,7 +39,8 @@ MIN_NORM_RATIO, MAX_NORM_RATIO = 1e-4, 1e4
 CHUNK_VALUES = 2**16  # Per CPU thread: half a megabyte as float64, which fits into a core's cache.
 MAX_CHUNK_THREADS = 4  # Threads that share a chunk. NumPy's part of the work uses a single thread.
 MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Range of the sum of squares in which float64 has its full precision.
-# Rounding would hide a squared deviation below this share of the sum of squares, so it is measured again from the mean.
+# If the sum of squared deviations is below this fraction of the sum of squares, rounding would hide the deviations.
+# They are then computed again, relative to the mean.
 MIN_RELATIVE_SPREAD = 1e-6
 Measurement = tuple[int, Tensor]  # (number of values, result of `measure`)
 
@@ -94,11 +95,11 @@ class LayerGradients:
     Attributes
     ----------
     name : str
-        Its dotted name, "" for the model itself.
+        The layer's dotted name, "" for the model itself.
     type : str
         The layer's class.
     runs : int
-        How often it ran; 0 if only its parameters were used.
+        How often the layer ran; 0 if only its parameters were used.
     activations : Statistics or None
         Statistics of the gradient at the layer's output, over all runs together. If the layer returns several tensors,
         the first floating-point one is used.
@@ -146,12 +147,12 @@ class LayerGradients:
 
 @dataclass(frozen=True)
 class ParameterGradient:
-    """The gradient of one of a layer's own parameters.
+    """The gradient of one parameter of a layer.
 
     Attributes
     ----------
     name : str
-        Its name in the layer, such as "weight".
+        The parameter's name in the layer, such as "weight".
     norm : float
         The norm of the parameter itself.
     gradient : Statistics or None
@@ -231,10 +232,10 @@ class Statistics:
 def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Layers | None = None) -> GradientFlow:
     """Measure the gradients of a score at each layer's output and parameters.
 
-    The gradient is that of the sum of all scores (N,K). For one image and one class, this is the gradient of the
-    class's logit. Frozen parameters have gradients, too, except in TorchScript or in a custom `autograd.Function`. In
-    float16, gradients are scaled during the backward pass, so that small values are not lost. The model runs in
-    evaluation mode, eagerly, and is left unchanged, ``.grad`` included. Several threads may call this at once.
+    The sum of all scores (N,K) is differentiated. For one image and one class, this sum is the class's logit. Frozen
+    parameters have gradients, too, except in TorchScript or in a custom `autograd.Function`. In float16, gradients are
+    scaled during the backward pass, so that small values are not lost. The model runs eagerly in evaluation mode, and
+    is left unchanged, including ``.grad``. Several threads may call this at once.
 
     Parameters
     ----------
@@ -251,7 +252,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     Returns
     -------
     GradientFlow
-        One entry per layer, over all of its runs together, with a verdict on problems.
+        One entry per layer, with statistics over all its runs together, and a verdict on problems.
 
     Raises
     ------
@@ -349,7 +350,7 @@ class GradientObserver:
         self._runs: Counter[str] = Counter()
         self._scale = 1.0
         self._is_differentiating = False
-        # By layer name; None for the model's output.
+        # The keys are layer names, and None for the model's output.
         self._activations: dict[str | None, list[Measurement]] = defaultdict(list)
         self._parameters: dict[nn.Parameter, Measurement] = {}
 
@@ -366,7 +367,7 @@ class GradientObserver:
         def observe_output(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
             if self._is_differentiating:  # A checkpoint repeats a run that is already recorded.
                 return None
-            if name not in self._runs:  # The first run decides the position, not an earlier use of a parameter.
+            if name not in self._runs:  # The layer's first run decides its position, not an earlier use of a parameter.
                 self.order.pop(name, None)
                 self.order[name] = None
             self._runs[name] += 1
@@ -384,7 +385,7 @@ class GradientObserver:
                 hooks.after_forward(layer, partial(observe_output, name))
 
     def watch_output(self, name: str | None, output: Any, hooks: Hooks) -> Any:
-        """Return an output to continue with, whose gradient is measured as soon as it is computed.
+        """Return the output to continue with. Its gradient is measured as soon as autograd computes the gradient.
 
         `name` is the layer's name, or None for the model's output.
         """
@@ -417,7 +418,10 @@ class GradientObserver:
                 break
 
     def reference(self) -> float:
-        """Return the norm of the gradient at the model's output, else at the last layer with a positive finite norm."""
+        """Return the norm of the gradient at the model's output.
+
+        If that norm is not positive and finite, returns the norm at the last layer where it is; 0 if there is none.
+        """
         statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
         norms = (gradient.norm for gradient in statistics if gradient is not None)
         return next((norm for norm in norms if 0 < norm < math.inf), 0.0)
@@ -466,7 +470,7 @@ def rms(gradient: Statistics) -> float:
 
 
 def join(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of all values together, from the statistics of their parts."""
+    """Return the statistics of all values together, computed from the statistics of each part."""
     if len(parts) == 1:
         return parts[0]
     count = sum(part.count for part in parts)
@@ -488,8 +492,8 @@ def to_statistics(count: int, numbers: Tensor) -> Statistics:
 def measure(tensor: Tensor) -> Tensor:
     """Return the fields of `Statistics` except `count`, as a float64 tensor (7,) on the tensor's device.
 
-    This does not wait for a GPU. The relative error is at most 1e-6 for every dtype, layout and scale. On MPS, which
-    has no float64, the result is float32. The real and imaginary parts of complex numbers count as separate values.
+    The function does not wait for a GPU. The relative error is at most 1e-6 for every dtype, layout and scale. On MPS,
+    which has no float64, the result is float32. The real and imaginary parts of complex numbers count as separate values.
     """
     tensor = tensor.detach()
     if tensor.is_nested:

@@ -24,7 +24,7 @@ MAX_LAYER_LABELS = 72  # Layer names below the axis. With more layers, only ever
 INCHES_PER_LAYER, MIN_WIDTH_INCHES, MAX_WIDTH_INCHES = 0.19, 8.0, 18.0  # Width of the figure.
 # Height of the plot, and additional height for each letter of the longest name below the plot.
 PLOT_HEIGHT_INCHES, INCHES_PER_LETTER = 5.6, 0.042
-MAX_NAME_LENGTH = 40  # In characters. Of a longer name, only the end is shown, which is more specific.
+MAX_NAME_LENGTH = 40  # In characters. A longer name is cut at its start, because its end is more specific.
 MAX_DECADES = 36  # Range of the axis on each side of the reference, in powers of ten.
 
 

@@ -96,7 +96,7 @@ def record(
 
 
 class Recorder(Generic[Value]):
-    """The result of `record`. You can enter its context again after it has ended; step numbers then continue.
+    """The result of `record`. You can enter the context again after it has ended; step numbers then continue.
 
     Parameters
     ----------
@@ -169,12 +169,12 @@ class Recorder(Generic[Value]):
         Parameters
         ----------
         step : int
-            Its number.
+            The step's number.
 
         Returns
         -------
         Step
-            Its ``.activations`` and ``.gradients``.
+            The step, with ``.activations`` and ``.gradients``.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class Step(Generic[Value]):
     Attributes
     ----------
     number : int
-        Counted from 0, including runs that were not recorded.
+        The number of the run, counted from 0. Runs that were not recorded count as well.
     layers : sequence of str
         The names of all recorded layers.
     is_differentiable : bool
@@ -300,7 +300,7 @@ class Step(Generic[Value]):
 class Readings(Mapping["str | tuple[str, int]", Value]):
     """The values of a step by layer: `readings["layer4"]`, or `readings["layer4", 1]` for its second run.
 
-    For a layer without a value, raises a `LayerError` that says why there is no value.
+    If a layer has no value, raises a `LayerError` that states the reason.
     """
 
     def __init__(self, values: Mapping[Key, Any], kind: str, step: Step[Value]) -> None:
@@ -358,11 +358,11 @@ class Key(NamedTuple):
     kind: str
 
 
-Layout = tuple[tuple[Key, int], ...]  # For each row of a block: its key, and its number of values.
+Layout = tuple[tuple[Key, int], ...]  # The key and the number of values for each row of a block.
 
 
 class RecordStore:
-    """The latest value for each key: statistics, which stay on the tensors' device until they are read, or snapshots.
+    """The latest value for each key: a snapshot, or statistics, which stay on the tensor's device until they are read.
 
     `keep` is as in `record`. `pack` stores the statistics as one block, with a row per tensor. `layouts` shares equal
     tuples of keys and counts between steps, so that an epoch stores each tuple once.
@@ -378,7 +378,7 @@ class RecordStore:
     def add(self, key: Key, tensor: Tensor) -> None:
         if self._keep == "statistics":
             self._unpacked[key] = (tensor.numel(), measure(tensor))
-        else:  # A copy, which later in-place changes do not affect.
+        else:  # The tensor is copied, because it may be changed in place later.
             self._snapshots[key] = tensor.to("cpu", copy=True) if self._keep == "cpu" else tensor.clone()
 
     def pack(self) -> None:

@@ -69,7 +69,7 @@ def _to_list(value: Any, kind: str, expected: str) -> list[Any]:
 
 
 def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
-    """Return parameters that require gradients, by dotted name, selected by names or patterns (`fc*.bias`).
+    """Select parameters by names or patterns (`fc*.bias`), and return those that require gradients, by dotted name.
 
     Raises `GradientError` if `parameters` is empty, if a parameter does not exist or requires no gradient, or if a
     pattern matches no parameter that requires gradients.
@@ -169,14 +169,14 @@ Attacher = Callable[[str, Tensor, GradientHook], Tensor]
 def follow_layers(
     hooks: Hooks, layers: Mapping[str, nn.Module], on_activations: ActivationHook, *, attach: Attacher | None = None
 ) -> None:
-    """Call `on_activations(name, activations)` at each run of a layer; if it returns a hook, pass the gradient to it.
+    """Call `on_activations(name, activations)` at each run of a layer. If the result is a hook, it gets the gradient.
 
     `activations` is the first floating-point tensor of the layer's output, detached. The model may change it in place
     after the call. The hook gets the gradient with respect to this tensor, as in `Hooks.observe_gradient`. Nothing else
     changes for the model. If a checkpoint repeats a run in the backward pass, the run is not reported again.
 
-    `attach(name, tensor, hook)` is called instead of `hooks.observe_gradient`. The hooks raise `LayerError` if a layer
-    returns no floating-point tensor.
+    If `attach` is not None, `attach(name, tensor, hook)` is called instead of `hooks.observe_gradient`. The hooks raise
+    `LayerError` if a layer returns no floating-point tensor.
     """
     checkpoint_hooks = _CheckpointHooks()
 
@@ -214,7 +214,7 @@ class _CheckpointHooks:
         self._functions: WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]] = WeakKeyDictionary()
 
     def add(self, name: str, function: GradientHook | None) -> None:
-        """Store a hook for the outermost reentrant checkpoint that runs for the first time; do nothing without one."""
+        """Store a hook for the outermost reentrant checkpoint whose forward pass is running, if there is one."""
         node, frame = None, sys._getframe().f_back
         while frame is not None:
             if frame.f_code is CheckpointFunction.forward.__code__:
@@ -225,7 +225,7 @@ class _CheckpointHooks:
 
     def find(self, name: str) -> GradientHook | None:
         node = find_running_node()
-        is_checkpoint = isinstance(node, BackwardCFunction)  # Other nodes cannot be looked up.
+        is_checkpoint = isinstance(node, BackwardCFunction)  # Other nodes allow no weak references.
         functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
         if functions:
             functions.rotate(-1)

@@ -210,7 +210,7 @@ def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed:
     levels, colours = (values / (largest or 1.0)).astype(np.float32), find_colours(colormap, signed=signed)
     if longest > size:
         return _paint(resize(levels, rows, columns), colours)
-    factor = math.ceil(size / longest)  # Enlarged by a whole factor, then shrunk a little, so that no edge is jagged.
+    factor = math.ceil(size / longest)  # An integer factor and then slight shrinking avoid jagged edges.
     enlarged = _paint(levels, colours).repeat(factor, 0).repeat(factor, 1)
     return np.asarray(cv2.resize(enlarged, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
 
@@ -218,8 +218,8 @@ def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed:
 def find_largest(values: NDArray[Any]) -> float:
     """Return the value that gets the last colour; 0 if there is none.
 
-    It is the 99th percentile of the finite, non-zero absolute values, so that a few peaks do not darken everything
-    else. The result is always one of these values; if there are at most a hundred, it is the largest.
+    This value is the 99th percentile of the finite, non-zero absolute values, so that a few peaks do not darken
+    everything else. The result is always one of these absolute values. Of at most a hundred values, it is the largest.
     """
     magnitudes = np.abs(values[np.isfinite(values) & (values != 0)])
     return float(np.percentile(magnitudes, PERCENTILE, method="higher")) if magnitudes.size else 0.0

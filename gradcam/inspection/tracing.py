@@ -33,7 +33,7 @@ class Call:
     Attributes
     ----------
     name : str
-        Its dotted name, "" for the model itself.
+        The module's dotted name, "" for the model itself.
     type : str
         The module's class.
     depth : int
@@ -51,15 +51,15 @@ class Call:
     activation_bytes : int
         The new memory that module outputs took during the call. Views and in-place changes take none.
     seconds : float or None
-        The time of the call. None on the meta device, or if the passes ran different calls.
+        The time of the call. None without timed passes, on the meta device, or if the passes ran different calls.
     run : int
-        The number of this call among the module's calls in the pass.
+        The number of this call among the module's calls in the pass, counted from 1.
     runs : int
         The number of the module's calls in the pass.
     other_names : tuple of str
         The module's other names in the model.
     tied : tuple of str
-        Parameters of other modules that are shared with this one.
+        The names, in other modules, of the parameters that this module shares with them.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     if is_meta:
         args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to("meta"))
     devices = list(dict.fromkeys(tensor.device for tensor in chain(model_tensors, list_tensors((args, kwargs)))))
-    # Only modules that hooks can watch, without the wrappers of torch.compile.
+    # These are the modules that hooks can watch, without the wrappers of torch.compile.
     names: dict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
@@ -347,8 +347,8 @@ class CallLog:
             snapshot = end(output)
             while self.open:
                 entry = self.open.pop()
-                # An entry of another module is a call inside this one that never ended: it raised an error, which a
-                # caller caught.
+                # An entry of another module is a call inside this one that never ended, because it raised an error that
+                # a caller caught.
                 if entry.module is module:
                     entry.end = snapshot
                     return
@@ -359,7 +359,7 @@ class CallLog:
 
     @property
     def order(self) -> list[tuple[nn.Module, int, bool]]:
-        """Return each call's module, its depth, and whether it failed to end. Passes agree if this is equal."""
+        """Return each call's module, its depth, and whether it failed to end. Two passes agree if these are equal."""
         return [(entry.module, entry.depth, entry.end is None) for entry in self.entries]
 
 
@@ -379,7 +379,7 @@ class TraceEntry:
     def depth(self) -> int:
         """Return the number of calls that contain this one.
 
-        If a call failed, its end is unknown, so only the calls of its submodules count as inside it.
+        If a call failed, its end is unknown. Then only calls of the failed module's submodules count as inside it.
         """
         depth, parent = 0, self.parent
         while parent is not None:

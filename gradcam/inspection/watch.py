@@ -49,7 +49,7 @@ class GradientWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Discovery:
-    """The first place in a backward pass where a gradient was not finite.
+    """The first gradient in a backward pass that was not finite.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Discovery:
     count : int or None
         The number of NaN or infinite values; None on devices other than the CPU, where counting would slow training down.
     cause : str or None
-        The first layer in the forward pass whose output was not finite; None if all were finite.
+        The first layer in the forward pass whose output was not finite; None if all outputs were finite.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class Watch:
     Attributes
     ----------
     discoveries : tuple of Discovery
-        One for each time that gradients stopped being finite.
+        One entry for each time that gradients stopped being finite.
 
     Examples
     --------
@@ -139,8 +139,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
         Names, patterns or modules. Their outputs and parameters are watched, including those of submodules. None
         watches the outputs of all layers, and the parameters that require gradients when the context begins.
     on_nonfinite : str, default "warn"
-        "warn" issues a `GradientWarning`, "raise" raises `GradientError`; both at the end of the backward pass, before an
-        optimiser uses the gradients.
+        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`. This happens at the end of the backward
+        pass, before an optimiser uses the gradients.
 
     Yields
     ------
@@ -154,7 +154,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
     ModelError
         If the model is compiled.
     LayerError
-        If a layer does not exist. Also at the end, if a named layer never ran although the model did.
+        If a layer does not exist. Also at the end of the context, if a named layer never ran although the model did.
 
     Examples
     --------
@@ -174,7 +174,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
     model = unwrap(model)
     modules = dict(model.named_modules()) if layers is None else select_layers(model, layers)
     modules = {name: module for name, module in modules.items() if not isinstance(module, torch.jit.ScriptModule)}
-    # Without `layers`, no layer was requested, so none has to run.
+    # Without `layers`, no layer was requested, so no layer has to run.
     run_check = RunCheck(model, () if layers is None else layers)
     watcher = StepWatcher(on_nonfinite)
 
@@ -220,7 +220,7 @@ class StepWatcher:
         self._step = 0
         self._is_forward = False
         self._backward_tasks: set[int] = set()  # Autograd's ids of this step's backward passes.
-        self._outputs: dict[str, _Inspection] = {}  # Of this step, in the order of the forward pass.
+        self._outputs: dict[str, _Inspection] = {}  # The outputs of this step, in forward order.
         self._gradients: list[tuple[str, str, _Inspection]] = []
         self._previous_output: tuple[weakref.ref[Tensor], int] | None = None
         self._last_bad_step: int | None = None  # The last step with non-finite gradients; None after a finite step.
@@ -283,7 +283,7 @@ class StepWatcher:
 
 @dataclass(frozen=True)
 class _Inspection:
-    """The problem in a tensor or, on a device that runs asynchronously, the extremes that will show it."""
+    """The problem in a tensor or, on an asynchronous device, the extremes from which the problem is found later."""
 
     kind: str | None = None
     count: int | None = None
@@ -299,7 +299,8 @@ def _inspect(tensor: Tensor) -> _Inspection | None:
     if values.device.type != "cpu":
         minimum, maximum = torch.aminmax(values)
         return _Inspection(extremes=torch.stack([-minimum, maximum]).float())
-    # A sum is the fastest check of all values. Finite values may have an infinite sum, so these are counted below.
+    # A sum is the fastest check of all values. Finite values may have an infinite sum, so the next lines count the
+    # values that are not finite.
     if math.isfinite(values.sum().item()):
         return None
     nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
@@ -335,4 +336,4 @@ def _find_caller_level() -> int:
     for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), 1):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gradcam"):
             return level
-    return 1  # In a thread of autograd.
+    return 1  # The function runs in a thread of autograd.
