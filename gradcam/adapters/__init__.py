@@ -23,8 +23,9 @@ DETECTORS = (
 OTHER_DETECTORS = "DetrForSegmentation|RfDetrForInstanceSegmentation"
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 
-# Patterns for the full names of model classes, with the `module:class` that supports them. If several patterns match a
-# model, the first one of the requested kind counts. A user's subclass of a listed class belongs to its family.
+# Maps patterns for the full names of model classes to the `module:class` that supports these models. If several
+# patterns match a model, the first pattern of the requested kind counts. A user's subclass of a listed class belongs to
+# the same family.
 FAMILIES = {
     rf"{TORCHVISION}(Faster|Mask|Keypoint)RCNN": "torchvision_detection:RegionDetector",
     rf"{TORCHVISION}(RetinaNet|FCOS|SSD)": "torchvision_detection:AnchorDetector",
@@ -52,7 +53,7 @@ FAMILIES = {
 
 
 def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
-    """Return the family of this kind that supports the model or a submodule of it; None if there is none."""
+    """Return the family of this kind that supports the model or one of its submodules; None if there is none."""
     return next((family for family in list_families(model) if isinstance(family, kind)), None)
 
 

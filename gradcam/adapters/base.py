@@ -70,7 +70,7 @@ def _record(calls: list[ModuleCall], module: nn.Module, args: Any, kwargs: dict[
     calls.append(ModuleCall(args, kwargs, output))
 
 
-# What users set is keyed by model, because several `Family` objects may be created for one model.
+# Users' settings are stored by model, because several `Family` objects may be created for one model.
 _NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
 _THRESHOLDS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
@@ -181,7 +181,10 @@ class Candidates(NamedTuple):
 
 
 def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidates:
-    """Return candidates with their scores (M,C) for `label`, or else for their best labels."""
+    """Return candidates with their scores for `label`. If it is None, each candidate gets its best label.
+
+    `scores` (M,C) has the scores of all labels.
+    """
     best_scores, labels = scores.max(1)
     if label is None:
         return Candidates(boxes, best_scores, labels)
@@ -226,7 +229,7 @@ class DetectorAdapter(Family):
     def differentiate(
         self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
-        """Return, for each input (N,C,H,W), local gradients of the detections' scores, or of their edges.
+        """Return a list of local gradients for each input (N,C,H,W): the gradients of the detections' scores or edges.
 
         `edge` is the index of the edge; None stands for the score. The result is None if the gradients have to be
         computed by autograd.
@@ -243,8 +246,8 @@ class SegmenterAdapter(Family):
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         """Return the class logits (N,C,h,w) at the model's output resolution, attached to the graph.
 
-        The grid of the logits covers the model's input image. For models that predict masks with classes, the values
-        are the semantic scores per pixel.
+        The grid of the logits covers the model's input image. For models that predict masks with classes, the logits
+        are the class scores per pixel, computed from all masks.
         """
 
     @property

@@ -151,7 +151,7 @@ class EncoderDecoder(GenerativeCaptioner):
 
 
 class Blip(GenerativeCaptioner):
-    """BLIP, whose processor appends an end token to a prompt. As in BLIP's own `generate`, it is removed again."""
+    """BLIP, whose processor appends an end token to a prompt. As in BLIP's `generate`, this token is removed again."""
 
     starts = ("bos_token_id",)
     ends = ("sep_token_id",)

@@ -39,7 +39,7 @@ _text_cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, CachedText]] = weakr
 
 
 def find_embedder(model: nn.Module) -> Embedder:
-    """Return the embedder for a model: by its family, or else by its methods, or else a generic backbone."""
+    """Return the embedder that fits the model's family, or else the model's methods, or else a generic backbone."""
     family = find_family(model, Embedder)
     has_towers = callable(getattr(model, "get_text_features", None)) and hasattr(model, "vision_model")
     if family is not None and not (type(family) is Backbone and has_towers):
@@ -93,7 +93,7 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
         fields = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
         values = [fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None]
         candidates = list_tensors(values[0] if values else output)
-        # Without a tensor (N,D), take the last tensor: the last feature map is the coarsest.
+        # If there is no tensor (N,D), take the last tensor: the last feature map is the coarsest.
         vectors = next((tensor for tensor in candidates if tensor.ndim == 2), candidates[-1] if candidates else None)
     if not isinstance(vectors, Tensor) or vectors.ndim not in (2, 3, 4) or not vectors.is_floating_point():
         form = f"{vectors.dtype} {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(output).__name__
@@ -183,7 +183,7 @@ class TwoTowers(Embedder):
     def embed_texts(self, texts: Sequence[str], tokenizer: Any = None) -> Tensor:
         """Return the embeddings (T,D) of sentences, not normalised and detached from the graph.
 
-        Embeddings are cached until the text tower changes. A change is noticed if a parameter or buffer moves in
+        Embeddings are cached until the text tower changes. A change is detected if a parameter or buffer moves in
         memory, gets a new version, or has another value at its centre. `tokenizer` replaces the model's own tokenizer.
         Raises `TargetError` if there is no tokenizer, or if a sentence is too long.
         """
@@ -286,8 +286,8 @@ def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
 class CustomTowers(TwoTowers):
     """Any model with `encode_image` and `encode_text`.
 
-    If the model has a module `visual`, this is the image tower. If the model has a `tokenizer`, this converts a list of
-    sentences to the input of `encode_text`.
+    If the model has a module `visual`, this module is the image tower. If the model has a `tokenizer`, the tokenizer
+    converts a list of sentences to the input of `encode_text`.
     """
 
     pads_to_max_length = True

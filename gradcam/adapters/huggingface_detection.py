@@ -19,7 +19,7 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Grounding DINO splits its text at these
-# The backbone is the module whose name ends in one of these; earlier entries have priority.
+# The backbone is the module whose name ends in one of these names. Earlier names have priority.
 BACKBONE_NAMES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")
 
 OWL_BLOCKS = "vision_model.encoder.layers", "layer_norm1"
@@ -37,8 +37,8 @@ class DecodingRule:
     many pairs as queries. `threshold` is the processor's default.
 
     `has_text` is True if a text input defines the classes. `is_within_mask` is True if boxes are relative to the
-    unpadded image, which a mask marks. For a transformer without a backbone, `blocks` holds the end of the name of the
-    list of blocks, and the name of the first norm in each block.
+    unpadded image, which a mask marks. For a transformer without a backbone, `blocks` holds two names: the end of the
+    block list's name, and the name of the first norm in each block.
     """
 
     pattern: str
@@ -182,9 +182,10 @@ class HuggingFaceDetector(DetectorAdapter):
             yield from zip(boxes, map(_score_phrases, logits.sigmoid(), self._find_phrases(call)))
 
     def _find_box_scales(self, call: ModuleCall, batch: Batch, images: int) -> list[tuple[float, float]]:
-        """Return the factors, a height and a width in input pixels, that convert each image's relative boxes to pixels.
+        """Return the height and width, in input pixels, to which each image's boxes are relative.
 
-        The mask may have another resolution than the input image.
+        This is the size of the unpadded image if a mask marks it, and otherwise the size of the input. The mask may have
+        another resolution than the input.
         """
         mask: Tensor | None = self._find_argument(call, "pixel_mask")
         if mask is None or not self.rule.is_within_mask:

@@ -73,7 +73,7 @@ def find_block(model: Any, index: int) -> str:
     return f"{next(name for name in names if 'embeddings' not in name)}.{index}"
 
 
-# Functions that return the name of the backbone's last stage, by the configuration's model type.
+# Maps the configuration's model type to a function that returns the name of the backbone's last stage.
 FIND_LAST_STAGE: dict[str, Callable[[Any], str]] = {
     "segformer": find_stage,
     "upernet": lambda model: name_last_feature_map(model, "backbone"),
@@ -132,7 +132,7 @@ class Mask2FormerSegmenter(QuerySegmenter):
 
 
 class EomtSegmenter(QuerySegmenter):
-    """EoMT: a transformer whose last blocks process queries and patches together. Masks get the size of the input."""
+    """EoMT: a transformer whose last blocks process queries and patches together. Masks are resized to the input."""
 
     @property
     def own_layer(self) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
-MAX_DISTANCE = 1e-3  # relative to the output's norm: a pool that differs more computes something else
+MAX_DISTANCE = 1e-3  # relative to the output's norm: if the outputs differ more, the pool computes something else
 IS_EQUAL = "computes what `attend` does"  # the key under which the comparison is cached
 
 

@@ -26,8 +26,8 @@ HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor
 CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys in the heads' outputs
 SAME_ORDER_ULPS = 8  # tolerance, in units in the last place, for scores computed again in the same order
 OTHER_ORDER_ULPS = 1024  # tolerance, in units in the last place, for scores computed in another order
-TF32_TOLERANCE = 2.0**-8  # relative tolerance where the GPU may round factors to TF32
-MAX_BOX_DISTANCE = 1e-2  # pixels between a detection and its own candidate
+TF32_TOLERANCE = 2.0**-8  # relative tolerance if the GPU may round factors to TF32
+MAX_BOX_DISTANCE = 1e-2  # in pixels, between a detection and the candidate that it came from
 
 
 class ImageCandidates(NamedTuple):

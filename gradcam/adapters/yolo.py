@@ -35,7 +35,7 @@ from gradcam.hooks.hooks import Hooks
 
 CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these for the last input size.
 DEFAULT_SIZE = 640  # pixels: the usual training size
-PADDING_VALUE = 114  # grey, of 255
+PADDING_VALUE = 114  # grey, on a scale from 0 to 255
 
 
 class YoloDetector(DetectorAdapter):
@@ -59,7 +59,7 @@ class YoloDetector(DetectorAdapter):
     def own_layers(self) -> Sequence[str]:
         """Return the names of the pyramid levels that the head reads.
 
-        The first is the finest. The deeper levels depend on it, so it affects all boxes.
+        The first level is the finest. The coarser levels depend on the finest level, so it affects all boxes.
         """
         return [f"model.{index if index >= 0 else self.head.i + index}" for index in self.head.f]
 
@@ -176,7 +176,7 @@ class Letterbox:
     Parameters
     ----------
     size : int, default 640
-        Pixels of each side, a multiple of 32.
+        The length of each side in pixels, a multiple of 32.
 
     Examples
     --------
@@ -200,7 +200,7 @@ class Letterbox:
         return canvas / 255
 
     def region(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the part of the image that the network sees, the full image, as top, left, height and width."""
+        """Return the region of the image that the network sees: the full image, as top, left, height and width."""
         return 0, 0, height, width
 
     def window(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -213,8 +213,8 @@ class Letterbox:
 def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
     """Load an ultralytics checkpoint; return the network in evaluation mode and float32, and its class names.
 
-    You have to install ultralytics (AGPL-3.0) yourself. It unpickles the file, which can run code: load only files that
-    you trust. Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
+    You have to install ultralytics (AGPL-3.0) yourself. Loading unpickles the file, which can run code: load only files
+    that you trust. Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
     """
     try:
         ultralytics: Any = importlib.import_module("ultralytics")

@@ -1,4 +1,4 @@
-"""Forward passes recorded from the images onwards, and the gradients of scores at the images."""
+"""Record forward passes from the images onwards, and compute the gradients of scores at the images."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class DifferentiableModel:
         return AttributionPass(leaf, model_input, output, scores, scored[0].classes, scored[0].target)
 
     def gradients(self, run: AttributionPass) -> Tensor:
-        """Return the gradients (N,K,C,...) at the images, at least float32. Raise `ModelError` if there are none."""
+        """Return the gradients (N,K,C,...) at the images in at least float32. Raise `ModelError` if there are none."""
         gradients: list[Tensor] = []
         if run.scores.requires_grad:
             device = run.scores.device.type

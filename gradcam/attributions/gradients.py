@@ -25,12 +25,12 @@ def integrated_gradients(
     chunk: int = 1,
     progress: Progress | None = None,
 ) -> Attribution:
-    """Compute integrated gradients: the image minus a baseline, times the mean gradient on the straight path between.
+    """Compute integrated gradients: the mean gradient between a baseline and the image, times image minus baseline.
 
-    The integral uses Gauss-Legendre quadrature. By completeness (the paper's proposition 1), the values sum to the
-    score of the image minus the score of the baseline. `gaps` is the sum of the values minus this difference of scores.
-    If a gap is not small compared with the difference, increase `steps`. If `target` is None, the top class of the
-    image (not of the baseline) is explained.
+    The gradients are averaged along the straight line from the baseline to the image, by Gauss-Legendre quadrature. By
+    completeness (the paper's proposition 1), the values sum to the score of the image minus the score of the baseline.
+    `gaps` is the sum of the values minus this difference of scores. If a gap is not small compared with the difference,
+    increase `steps`. If `target` is None, the top class of the image (not of the baseline) is explained.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def integrated_gradients(
     target : Any, default None
         As in `gradcam.explain`.
     baseline : Tensor, default None
-        The reference input, broadcast to the images; None is zeros, the mean colour of normalised images.
+        The reference input, broadcast to the images. None stands for zeros, the mean colour of normalised images.
     steps : int, default 50
         The number of quadrature points.
     chunk : int, default 1

@@ -493,7 +493,8 @@ def measure(tensor: Tensor) -> Tensor:
     """Return the fields of `Statistics` except `count`, as a float64 tensor (7,) on the tensor's device.
 
     The function does not wait for a GPU. The relative error is at most 1e-6 for every dtype, layout and scale. On MPS,
-    which has no float64, the result is float32. The real and imaginary parts of complex numbers count as separate values.
+    which has no float64, the result is float32. The real and imaginary parts of complex numbers count as separate
+    values.
     """
     tensor = tensor.detach()
     if tensor.is_nested:
