@@ -184,8 +184,8 @@ class HuggingFaceDetector(DetectorAdapter):
     def _find_box_scales(self, call: ModuleCall, batch: Batch, images: int) -> list[tuple[float, float]]:
         """Return the height and width, in input pixels, to which each image's boxes are relative.
 
-        This is the size of the unpadded image if a mask marks it, and otherwise the size of the input. The mask may have
-        another resolution than the input.
+        This is the size of the unpadded image if a mask marks it, and otherwise the size of the input. The mask may
+        have another resolution than the input.
         """
         mask: Tensor | None = self._find_argument(call, "pixel_mask")
         if mask is None or not self.rule.is_within_mask:

@@ -39,7 +39,7 @@ PADDING_VALUE = 114  # grey, on a scale from 0 to 255
 
 
 class YoloDetector(DetectorAdapter):
-    """A `DetectionModel` of ultralytics, YOLO versions 3 to 26: the attribute `model` of an `ultralytics.YOLO`.
+    """An ultralytics `DetectionModel` (YOLO versions 3 to 26), the attribute `model` of an `ultralytics.YOLO`.
 
     If the model also returns masks or keypoints, these are ignored. Detections are selected as in ultralytics' own
     predictions: their scores are above `threshold`, two boxes of one class have an intersection over union of at most

@@ -160,7 +160,7 @@ class ScoreGraph:
 
     @functools.cached_property
     def route(self) -> Hashable:
-        """Return the operations as a tuple that can be compared with another graph's.
+        """Return the operations as a tuple that can be compared with the tuple of another graph.
 
         The operations decide the memory layout, and which activations reach the scores.
         """

@@ -179,8 +179,8 @@ Window = tuple[float, float, float, float]  # (top, left, height, width) in pixe
 class Batch:
     """The arguments of a model, and the images among them.
 
-    `pictures` is the tensor with the images, `images` their number, `size` their (H,W) or (D,H,W). If the model takes a
-    list of images (C,H,W), `listed` has their sizes. The arguments then contain `pictures` instead of the list: one
+    `pictures` is the tensor with the images, `images` is their number, and `size` is their (H,W) or (D,H,W). If the
+    model takes a list of images (C,H,W), `listed` has their sizes. The arguments then contain `pictures` instead of the list: one
     tensor in which each image lies in the upper left corner, padded with zeros. If images do not cover all of the
     network's input, `windows` has the part that each image covers.
     """

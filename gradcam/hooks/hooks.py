@@ -197,7 +197,7 @@ class TargetLayer:
     module : nn.Module
         The layer.
     name : str, default the module's type
-        Its name in messages.
+        The layer's name in messages.
     keys : sequence of str, default ()
         The keys and indices of one tensor, if the layer returns several.
     run : int, default None
@@ -210,7 +210,7 @@ class TargetLayer:
     LayerError
         If the layer is not a module.
     ModelError
-        If recording is impossible: in `torch.inference_mode()`, on a TorchScript module, under `torch.func`.
+        If recording is impossible, as in `torch.inference_mode()`, for a TorchScript module, or under `torch.func`.
 
     Examples
     --------
@@ -352,8 +352,8 @@ class TargetLayer:
         Returns
         -------
         Tensor
-            Shaped like `activations`. It is float32 if the activations or the score are float16, which would lose small
-            values.
+            The gradient, shaped like `activations`. It is float32 if the activations or the score are float16, because
+            float16 would lose small values.
 
         Raises
         ------

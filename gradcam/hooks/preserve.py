@@ -1,4 +1,4 @@
-"""Contexts that preserve a model's training flags, buffers, compiler mode and random state, also with several threads.
+"""Contexts that preserve a model's training flags, buffers, compiler mode and random state, even with several threads.
 
 All threads share this state. If two overlapping explanations each saved, changed and restored it, the second would save
 what the first had set. Overlapping explanations therefore save and restore the state together, under a lock: the first
