@@ -194,7 +194,7 @@ class GradcamWarning(UserWarning):
     Examples
     --------
     >>> import gradcam, warnings
-    >>> warnings.simplefilter("error", gradcam.GradcamWarning)  # raise the first warning
+    >>> warnings.simplefilter("error", gradcam.GradcamWarning)  # raise warnings as errors
     >>> warnings.simplefilter("default", gradcam.GradcamWarning)
     """
 

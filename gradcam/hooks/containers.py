@@ -180,9 +180,9 @@ class Batch:
     """The arguments of a model, and the images among them.
 
     `pictures` is the tensor with the images, `images` is their number, and `size` is their (H,W) or (D,H,W). If the
-    model takes a list of images (C,H,W), `listed` has their sizes. The arguments then contain `pictures` instead of the list: one
-    tensor in which each image lies in the upper left corner, padded with zeros. If images do not cover all of the
-    network's input, `windows` has the part that each image covers.
+    model takes a list of images (C,H,W), `listed` has their sizes. The arguments then contain `pictures` instead of the
+    list: one tensor in which each image lies in the upper left corner, padded with zeros. If images do not cover all of
+    the network's input, `windows` has the part that each image covers.
     """
 
     args: tuple[Any, ...]

@@ -258,7 +258,7 @@ class TargetLayer:
         # Tensors that share the output's memory, but have no recorded gradient. A score must not depend on them.
         self._unrecorded: list[weakref.ref[Tensor]] = []
         self._passed_on: list[Tensor] = []  # Strong references: PyTorch does not swap tensors with weak ones.
-        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # Used after the context has ended.
+        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, after the context has ended.
         self._gradients: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:

@@ -145,7 +145,7 @@ class RerunBudget:
 
     @contextlib.contextmanager
     def measured(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """For each layer, measure the memory that the model takes after this layer, during one run of the model."""
+        """Measure the memory that the model takes after each of the layers, during one run of the model."""
         with Hooks() as hooks:
             for layer in layers:
                 hooks.after_forward(layer, lambda module, *_: self.meter.mark(module))

@@ -85,7 +85,7 @@ class ModelFacts:
         return cache
 
 
-_lock = threading.RLock()  # Otherwise threads that explain the same model would read its state at the same time.
+_lock = threading.RLock()  # Threads that explain the same model must not read its state at the same time.
 # Maps each model to its last state and the values cached for this state.
 _cached_states = weakref.WeakKeyDictionary[nn.Module, tuple["ModelState", dict[Hashable, Any]]]()
 # Models that change in every pass. Their state is read before the pass.
