@@ -1,8 +1,8 @@
 """Find the axes of layer outputs by running the model on changed batches.
 
-If a shape does not show which axis is which, the model runs on a changed batch, and its output shapes are compared. In a
-batch of one image, the image axis has length 1, or the number of windows per image if windows are folded into it. In a
-batch with another text length, only tensors that contain text change their length.
+If a shape does not show which axis is which, the model runs on a changed batch, and its output shapes are compared. In
+a batch of one image, the image axis has length 1. If windows are folded into the image axis, its length is then the
+number of windows per image. In a batch with another text length, only tensors that contain text change their length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shapes = dict[nn.Module, list[tuple[int, ...]]]  # The shapes of the tensors tha
 
 
 def take_image(batch: Batch, index: int = 0) -> Batch:
-    """Return one image of a batch, and everything that belongs to it."""
+    """Return a batch of one image, with the rows of all inputs that belong to this image."""
 
     def take(tensor: Tensor) -> Tensor:
         return (tensor[index : index + 1] if _is_of_images(tensor, batch) else tensor).clone()
@@ -64,7 +64,8 @@ class AxisResolver:
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
         """Return which of a tensor's first two axes may be the image axis; an empty list if neither can be."""
-        # With as many tokens, of an image or of a window folded into the image axis, as images, the shape is ambiguous.
+        # The shape is ambiguous if there are as many tokens as images. If windows are folded into the image axis, the
+        # tokens of a window count.
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
             return IMAGE_AXES
@@ -83,7 +84,7 @@ class AxisResolver:
         return self._remember(module, ("text", shape, *self.text_lengths), lambda: self._has_text(shape, module))
 
     def prepare(self) -> None:
-        """Run the changed batches now, because the caller will watch the layers while the model runs."""
+        """Run the changed batches now: the caller is about to add hooks, which a later run would call."""
         if self._batch.images > 1:
             _ = self._single_image_shapes
         if self.text_lengths:
@@ -95,7 +96,7 @@ class AxisResolver:
 
     def _has_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
         for shapes in self._changed_text_shapes:
-            if module not in shapes:  # The model takes no other length, so the number of tokens decides.
+            if module not in shapes:  # The model rejects other text lengths, so the number of tokens decides.
                 image_tokens = [shape[1] - length for length in self.text_lengths]
                 grids = list(find_patch_grids(self._batch.size, self._patches))
                 return any(count == 0 or (count > 0 and list_token_layouts(count, grids)) for count in image_tokens)

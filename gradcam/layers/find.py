@@ -1,4 +1,4 @@
-"""Find a layer of a model: by its dotted name, as a module, or by the paths from the image to the score."""
+"""Find a layer of a model by its dotted name, or by the module itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradcam.errors import LayerError, ModelError, find_similar_names, join_name
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # Attributes under which wrappers and compiled modules store the model.
-# Descriptions of objects that are no PyTorch modules, by a pattern for the full name of the class.
+# Descriptions of objects that are not PyTorch modules. The keys are patterns for the full name of the class.
 OTHER_KINDS = {
     r"torch\.export\.exported_program\.":
         "an exported program, whose graph has no layers: explain torch.export.unflatten(program)",
@@ -59,7 +59,7 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def refuse_foreign_models(model: object) -> None:
-    """Raise `ModelError` for a known kind of object that is no PyTorch module, and say what to pass instead."""
+    """Raise `ModelError` for a known kind of object that is not a PyTorch module, and say what to pass instead."""
     kind, is_module = type(model), isinstance(model, nn.Module)
     if is_module and not kind.__module__.startswith("ultralytics."):
         return

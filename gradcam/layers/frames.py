@@ -1,4 +1,4 @@
-"""The part of the network's input that each image covers, if images were padded inside the model or before it."""
+"""Find the part of the network's input that each image covers, if images are padded inside the model or before it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
     patches = find_patches(model.modules())
     runs: Counter[str] = Counter()
-    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # True: several tensors.
+    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # The key True is for layers with several tensors.
 
     def record_grid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = names[module]
@@ -60,15 +60,15 @@ def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tu
     """Yield the modules outside attention, with their names.
 
     Inside an attention module, tokens are not mixed yet, or are arranged in windows. Some attention modules start with
-    a norm. This norm is yielded too, because it works on the tokens from outside. A module that contains blocks is a
-    network, whatever its name.
+    a norm. This norm is yielded too, because its input comes from outside the attention module. A module that contains
+    blocks is a network, whatever its name.
     """
     yield name, module
     class_name = type(module).__name__.lower()
     is_attention = any(word in class_name for word in ("attention", "attn", "mhsa", "msa", "multihead"))
     is_attention = is_attention and not any("block" in type(part).__name__.lower() for part in module.modules())
     # An attention module with another name is recognised by its children: a softmax and a linear layer. A Sequential
-    # with such children is no attention module.
+    # with such children is not an attention module.
     children = [] if isinstance(module, nn.Sequential) else list(module.children())
     has_parts = all(any(isinstance(child, kind) for child in children) for kind in (nn.Softmax, nn.Linear))
     if not name or not (is_attention or has_parts):

@@ -20,7 +20,7 @@ from gradcam.options import LAYOUTS
 
 POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Without subclasses: some of them work on channels first.
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Excludes subclasses: some work on channels first.
 # These usually follow convolutions. GELU and Dropout are left out, because transformers have them as well.
 CONVNET_LAYERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
 
@@ -75,7 +75,7 @@ class Layout:
         return rows.movedim(0, self.image_axis)
 
     def list_cells(self) -> slice | list[int]:
-        """Return an index of the tokens that are cells."""
+        """Return a slice or a list of indices that selects the tokens that are cells."""
         return slice(self.prefix, self.prefix + math.prod(self.grid)) if self.order is None else list(self.order)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
@@ -124,7 +124,8 @@ def _find_map_kind(shape: Lengths, size: Lengths, module: nn.Module | None) -> s
     is_unclear = fits_first == fits_last and module is not None and has_channels_last(module, shape)
     if is_unclear or is_attention_output(module):
         return None
-    # Vertical and horizontal strides may differ after convolutions, and in modules with a part for `shape[1]` channels.
+    # After convolutions, the aspect ratio may differ from the image's, because vertical and horizontal strides may
+    # differ. The same holds for modules with a part for `shape[1]` channels.
     if fits_first != fits_last or isinstance(module, CONVNET_LAYERS) or shape[1] in _list_channels(module):
         return "channels first" if fits_first or not fits_last else "channels last"
     if not fits_first:
@@ -140,7 +141,7 @@ def is_attention_output(module: nn.Module | None) -> bool:
 
 
 def find_channel_axis(module: nn.Module, shape: Lengths) -> int | None:
-    """Return the channel axis of a module's output, 1 or -1; None if the module may have it on either."""
+    """Return the channel axis of a module's output, 1 or -1; None if it may be on either axis."""
     if isinstance(module, CHANNELS_FIRST):
         return 1
     features = None  # The length of the channel axis, for modules that usually have it last.
@@ -156,7 +157,7 @@ def find_channel_axis(module: nn.Module, shape: Lengths) -> int | None:
 
 
 def _probe_channel_axis(module: nn.Module, features: int, rank: int) -> int | None:
-    """Return the axis on which a LayerNorm or Linear subclass has its features: it rejects another length there."""
+    """Return the feature axis of a LayerNorm or Linear subclass, where it rejects other lengths; None if unclear."""
     in_features = module.in_features if isinstance(module, nn.Linear) else features
     weight = next(module.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))
     lengths, accepted = [max(in_features, features) + 1, *[1] * (rank - 3)], []
@@ -178,7 +179,7 @@ def _list_channels(module: nn.Module | None) -> list[Any]:
 
 
 def has_aspect(grid: Lengths, size: Lengths) -> bool:
-    """Return whether one stride, rounded up or down, gives this grid. A volume's first axis may have its own stride."""
+    """Return whether one stride gives this grid, rounded up or down. A volume's first axis may have its own stride."""
     if any(cells > length for cells, length in zip(grid[:-2], size[:-2])):
         return False
     sides = list(zip(grid[-2:], size[-2:]))  # A single cell sets no upper limit for the stride.
@@ -196,13 +197,13 @@ def is_guess(layout: Layout, module: nn.Module, shape: Lengths, size: Lengths) -
     if layout.kind == "channels last":
         return not has_channels_last(module, shape)
     if layout.kind != "channels first" or not has_aspect(layout.grid, size):
-        return True  # Tokens may be in any order, and maps of another aspect ratio may be no maps.
+        return True  # Tokens may be in any order. Outputs of another aspect ratio may not be maps.
     if isinstance(module, CONVNET_LAYERS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
         return False
     for cells, length in zip(layout.grid, size):
         strides = (max(1, length // cells), -(-length // cells))
         if not any(cells in (length // stride, -(-length // stride)) for stride in strides):
-            return True  # With a stride that is not an integer, this may be no map.
+            return True  # If the stride is not an integer, the output may not be a map.
     return False
 
 

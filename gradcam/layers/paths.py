@@ -18,12 +18,12 @@ class GradientPaths:
     """The paths through the autograd graph from the images to the scores, and facts about the edges on these paths.
 
     `pictures` is the edge of the model's copy of the images. `find_layout` distinguishes class tokens from patches. The
-    tensors that autograd saved are not read, because it may have saved none.
+    tensors that autograd saved are not read, because autograd may have saved none.
 
-    `depends` tells, for each edge that leads to the scores, whether the scores depend on more than its class token.
-    `whole` contains the edges that every path passes. `weights` has, for each edge, the smallest number of operations
-    that mix channels by weights on a path to the scores. `pooled` contains the edges that the images reach through
-    adaptive pooling only.
+    For each edge that leads to the scores, `depends` tells whether the scores depend on more than the class token
+    there. `whole` contains the edges that every path passes. For each edge, `weights` counts the operations that mix
+    channels by weights on the path to the scores; if there are several paths, the smallest count. `pooled` contains the
+    edges that the images reach through adaptive pooling only.
     """
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:
@@ -39,7 +39,7 @@ class GradientPaths:
                 self.weights[input_edge] = min(self.weights.get(input_edge, count), count)
         self.pooled: set[Edge] = set()
         for edge in reversed(self._order):
-            # Parameters have no inputs.
+            # Leave out parameters: they have no inputs.
             inputs = [input_edge for input_edge in _input_edges(edge) if _input_edges(input_edge)]
             if pytorch.is_adaptive_pool(edge[0]) or (inputs and self.pooled.issuperset(inputs)):
                 self.pooled.add(edge)
@@ -49,7 +49,7 @@ class GradientPaths:
 
     def _find_dependence(self) -> dict[Edge, bool]:
         # If a model reads only the class token, as `x[:, 0]`, the gradient of every patch is zero after the last
-        # attention. Before it, scores depend on the patches again, because attention mixes tokens.
+        # attention. Before that attention, the scores depend on the patches again, because attention mixes tokens.
         depends_on_patches: dict[Edge, bool] = {}
         pending = [(edge, True) for edge in self.scores]
         while pending:
@@ -64,9 +64,9 @@ class GradientPaths:
     def _find_bottlenecks(self, pictures: Edge) -> frozenset[Edge]:
         """Return the edges that every path from the images passes.
 
-        The number of paths through an edge is the number from the images to it (`paths_in`), times the number from it
-        to the end (`paths_out`). The end is the scores or, if these read only a class token, the last operation that
-        mixes tokens into it.
+        The number of paths through an edge is the number of paths from the images to the edge (`paths_in`), times the
+        number of paths from the edge to the end (`paths_out`). The end is the scores. If the scores read only a class
+        token, the end is the last operation that mixes other tokens into the class token.
         """
         ends, order = self.scores, _sort_edges(self.scores, stop=self._reads_prefix)
         if pictures not in order:
@@ -86,7 +86,7 @@ class GradientPaths:
         return frozenset(edge for edge in order if total and paths_in[edge] * paths_out[edge] == total)
 
     def _reads_prefix(self, node: Node) -> bool:
-        """Return whether the operation selects tokens outside the grid only, such as the class token."""
+        """Return whether the operation selects only tokens outside the grid, such as the class token."""
         selection = pytorch.read_selection(node)
         if selection is None:
             return False
@@ -121,7 +121,7 @@ def _input_edges(edge: Edge) -> list[Edge]:
 def _sort_edges(ends: Sequence[Edge], stop: Callable[[Node], bool] = lambda _: False) -> list[Edge]:
     """Return all edges that lead to `ends`, each after the edges that it leads to.
 
-    If `stop` is True for an operation, its inputs are left out.
+    If `stop` returns True for an operation, the inputs of this operation are left out.
     """
     sorted_edges: list[Edge] = []
     visited: set[Edge] = set()

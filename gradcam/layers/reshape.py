@@ -30,7 +30,7 @@ class IndexLayout:
         return stack.movedim(self.image_axis + 1, 1).flatten(1)[:, self.indices]
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """Return the output with the images first. An image's rows stay together."""
+        """Return the output with the images first; if an image has several rows, they form the second axis."""
         rows = tensor.movedim(self.image_axis, 0)
         return rows if self.folds == 1 else rows.unflatten(0, (-1, self.folds))
 
@@ -38,7 +38,7 @@ class IndexLayout:
         return (rows if self.folds == 1 else rows.flatten(0, 1)).movedim(0, self.image_axis)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
-        """Change the picked values in place. Values that the function leaves out stay as they are."""
+        """Change the picked values in place. Values that the reshape function leaves out stay unchanged."""
         values = rows.view(-1, rows[: len(self.indices)].numel())
         grid = values[:, self.indices].flatten(0, 1)
         change(grid)
@@ -52,7 +52,7 @@ def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, ima
     """Return the layout that a reshape function describes, for the given number of images and of grid axes (`rank`).
 
     The function is called with numbered positions, so that its output tells where each value came from. Raises
-    `LayerError` if the function fails, returns another shape, computes, uses a value twice, or mixes images.
+    `LayerError` if the function fails, returns another shape, computes new values, uses a value twice, or mixes images.
     """
     shape, count = activations.shape, activations.numel()
     dtype = torch.float32 if activations.device.type == "mps" else torch.float64  # Exact for these numbers.
@@ -65,7 +65,8 @@ def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, ima
     indices = picked.to(torch.int64) - 1
     is_pick = bool((picked == picked.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
     if is_pick:
-        # The positions prove little: a ReLU or a cumulative maximum leaves positive, increasing numbers unchanged.
+        # The positions alone prove little: a ReLU or a cumulative maximum leaves positive, increasing numbers
+        # unchanged. So the function is also called with noise.
         generator = torch.Generator("cpu").manual_seed(0)
         noise = torch.randn(count, dtype=dtype, device="cpu", generator=generator).to(numbers)
         output = _call(function, noise.reshape(shape), subject)

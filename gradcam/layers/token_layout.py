@@ -105,11 +105,11 @@ def find_layout(
 ) -> Layout | None:
     """Return the layout of an output of `shape` for images of `size` (H,W) or (D,H,W); None if it is uncertain.
 
-    `images` is the number of images; None means one per row. Without one row per image, there is no grid. `patches` are
-    those of `find_patches`, for tokens. `reshape` is one of `options.LAYOUTS`, or the grid that the last tokens form.
-    `image_axes` are the possible image axes of tokens; `AxisResolver` finds them by running the model. Tokens
-    (N,T,D) form a grid if exactly one grid fits. (T,N,D) is assumed only if (N,T,D) is impossible. Other outputs are
-    maps, as in `find_map_layout`.
+    `images` is the number of images; None means one image per row. If the output does not have one row per image, there
+    is no grid. `patches` is the result of `find_patches`; it is needed for tokens. `reshape` is one of
+    `options.LAYOUTS`, or the grid that the last tokens form. `image_axes` are the possible image axes of tokens;
+    `AxisResolver` finds them by running the model. Tokens (N,T,D) form a grid if exactly one grid fits. (T,N,D) is
+    assumed only if (N,T,D) is impossible. Other outputs are maps, as in `find_map_layout`.
     """
     if len(shape) != 3:
         return maps.find_map_layout(shape, size, module, images, reshape=reshape)

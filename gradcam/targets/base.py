@@ -116,9 +116,9 @@ class TargetScores:
     """Scores (N,K), attached to the graph, and descriptions of the scored objects.
 
     `classes` (N,K) and `logits` (N,C) are None for a function's scores. `target` computes the scores of the same
-    objects for another output. `instances` describe each image's scores unless these are plain class scores; an image
-    may have fewer than K instances. `differentiate` is set for scores that depend on small parts of a layer. It takes
-    tensors (N,C,H,W) and returns a list of local gradients for each tensor, or None if the gradients have to be
+    objects for another output. `instances` describe the scored objects of each image, which may be fewer than K; None
+    for scores of plain classes. `differentiate` is set for scores that depend on small parts of a layer. This function
+    takes tensors (N,C,H,W) and returns a list of local gradients for each tensor, or None if the gradients have to be
     computed by autograd. `settled` (N,K) marks scores whose true gradient is zero, so that the computed gradient is
     only rounding error.
     """
@@ -145,12 +145,13 @@ class BoundTarget:
     """A target bound to a model.
 
     `model` is the module to run, and `batch` its input. `target` is the argument of `compute_scores`. `layer` and
-    `method` are the defaults. If `layer` is None, the last layer with a grid is explained. `layers`, if there are any,
-    replace `layer`, and their maps are added. `own_output` converts the output of `model` to the output of the
-    explained model; None if both are the same. `list_found` takes the output of `model`, and lists all objects or
-    classes that are detected in each image. `has_places` is True if the target names a position in the image, which
-    augmented views would move. `mirror` is set for the similarity to reference images; it returns these images and the
-    target that explains them. `reshape` arranges tokens on a grid if their number alone does not determine the grid.
+    `method` are the defaults. If `layer` is None, the last layer with a grid is explained. If `layers` is not empty,
+    these layers are explained instead of `layer`, and their maps are added. `own_output` converts the output of `model`
+    to the output of the explained model; None if both are the same. `list_found` takes the output of `model`, and lists
+    all objects or classes that are detected in each image. `has_places` is True if the target names a position in the
+    image, which augmented views would move. `mirror` is set for the similarity to reference images. It returns the
+    reference images, and the target that explains the similarity on them. `reshape` arranges tokens on a grid if their
+    number alone does not determine the grid.
     """
 
     model: nn.Module

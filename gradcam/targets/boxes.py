@@ -28,15 +28,15 @@ class Box(Target):
     """A detected box: explain its score, or the position of one of its edges.
 
     The explained score belongs to the k-th box after the model's own postprocessing. Postprocessing only selects
-    candidates, so it leaves their gradients unchanged. Maps are relu(sum over channels of gradient x activation) at
-    each level of the feature pyramid, resized and added. They show one object, whereas the pooled gradients of Grad-CAM
-    would show all objects of its class.
+    candidates, so it leaves their gradients unchanged. At each level of the feature pyramid, the map is relu(sum over
+    channels of gradient x activation). The maps are resized and added. They show one object, whereas the pooled
+    gradients of Grad-CAM would show all objects of its class.
 
     Parameters
     ----------
     number : int, sequence of int, or all, default 0
-        The boxes to explain, counted from 0, the highest-scoring first; the builtin `all`, or "all", for all boxes of each
-        image.
+        The boxes to explain, by number: box 0 has the highest score. The builtin `all`, or "all", means all boxes of
+        each image.
     edge : str, default None
         "left", "top", "right" or "bottom": explain this edge's position in pixels instead of the score. Positive
         evidence moves the edge to the right or down.
@@ -159,7 +159,7 @@ class MissedBox(Target):
 
 
 def list_numbers(number: Any, name: str) -> Sequence[Any] | None:
-    """Return the numbers that a target selects; None for all. Raise `TargetError` if there is none, or an invalid one."""
+    """Return the numbers that a target selects; None for all. Raise `TargetError` for an empty or invalid selection."""
     if number is all or number == "all":
         return None
     numbers = list(number) if isinstance(number, (list, tuple, range)) else [number]
@@ -180,7 +180,7 @@ class NoBoxError(TargetError):
 
     @classmethod
     def of(cls, subject: str, image: int, candidates: Sequence[Instance]) -> NoBoxError:
-        """Create the error and its message. If the constructor took these arguments, the error could not be pickled."""
+        """Create the error with its message. The constructor takes the message alone, so that errors can be pickled."""
         descriptions = []
         for candidate in candidates:
             edges = [f"{max(edge, 0):.0f}" for edge in candidate.box or (0, 0, 0, 0)]
@@ -197,12 +197,12 @@ class NoBoxError(TargetError):
 
 
 def name_image(batch: Batch, i: int) -> str:
-    """Return how a message names image i of a batch."""
+    """Return the name of image i of a batch, for a message."""
     return "the image" if batch.images == 1 else f"image {i}"
 
 
 def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
-    """Raise `TargetError` for a box that lies outside the image, whose `size` is its height and width."""
+    """Raise `TargetError` for a box outside the image; `size` is the (height, width) of the image."""
     height, width = size
     for x0, y0, x1, y1 in boxes:
         if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
@@ -298,7 +298,7 @@ class BoxScoreExtractor(ScoreExtractor):
 
 @dataclass(frozen=True)
 class PlaceScoreExtractor(ScoreExtractor):
-    """The score extractor for places: the boxes and classes of `instances`. The class None stands for any class.
+    """The score extractor for given boxes and classes: those of `instances`. The class None stands for any class.
 
     The best candidate has the largest product of class score and overlap with the box. The score is this product or, if
     `edge` is set, the position of the candidate's edge. `allows_no_candidate` is True for modified images, in which a
@@ -318,7 +318,7 @@ class PlaceScoreExtractor(ScoreExtractor):
         for i, row in enumerate(self.instances):
             best = [self._find_best(candidates[instance.index][i], instance.box) for instance in row]
             values.append([value for value, _ in best])
-            # The score of a detected box stays that of the detection.
+            # A detected box keeps the score of its detection.
             scores = [score if instance.kind == "missed" else instance.score for instance, (_, score) in zip(row, best)]
             instances.append([replace(instance, score=score) for instance, score in zip(row, scores)])
         return pad_scores(values, instances, replace(self, allows_no_candidate=True))
@@ -340,7 +340,7 @@ class PlaceScoreExtractor(ScoreExtractor):
 def pad_scores(
     values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: ScoreExtractor
 ) -> TargetScores:
-    """Stack the scores of images as (N,K). Pad those of images with fewer objects with score 0 and class -1."""
+    """Stack the scores of images as (N,K). Images with fewer than K objects are padded with score 0 and class -1."""
     zero = next(value for row in values for value in row).detach().new_zeros(())
     scores = torch.stack([torch.stack(column) for column in zip_longest(*values, fillvalue=zero)], 1)
     indices = [[-1 if instance.index is None else instance.index for instance in row] for row in instances]

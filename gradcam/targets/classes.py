@@ -58,7 +58,7 @@ class ClassTarget:
         "none", a single output is a regression value, explained as class 0.
     output : str or int, default None
         The key or index of the class scores in an output with several heads. None works if there is only one head, or
-        if one is named `logits`.
+        if one head is named `logits`.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
 
 
 def is_function(target: Any) -> bool:
-    """Return whether a target computes scores itself. A type is callable, but it is not a function of the output."""
+    """Return whether a target computes scores itself. A Python class is callable, but does not compute scores."""
     return isinstance(target, (Target, ScoreExtractor)) or (callable(target) and not isinstance(target, type))
 
 
@@ -346,9 +346,9 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     """Return the logits (N,C) in a model's output, converted to at least float32.
 
     The logits are the output itself, its `logits`, or its tensor of shape (N,C). If the output has logits and their
-    probabilities, the logits are returned. If it has several other tensors without names, the first one is returned.
-    `head` selects a tensor by key or index. A single logit may also have the shape (N,). Raises `TargetError` for other
-    shapes, for an embedding, and if there are several named heads but `head` is None.
+    probabilities, the logits are returned. If the output has several other tensors without names, the first one is
+    returned. `head` selects a tensor by key or index. A single logit may also have the shape (N,). Raises `TargetError`
+    for other shapes, for an embedding, and if there are several named heads but `head` is None.
     """
     logits: Any = output
     if not isinstance(output, Tensor) or head is not None:
@@ -399,7 +399,7 @@ def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
-    """Return each class's logit minus `share` times the mean logit of its rivals (N,K,R), if there are rivals."""
+    """Return each class's logit minus `share` times the mean logit of its rivals (N,K,R); without rivals, the logit."""
     class_logits = logit(logits, classes)
     if rivals.shape[2] == 0:
         return class_logits

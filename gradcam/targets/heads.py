@@ -47,7 +47,7 @@ def require_class_head(model: nn.Module) -> None:
 
 
 def find_output_module(model: nn.Module) -> nn.Module:
-    """Return the module that computes the output: the last one of a sequence, or the only one in a wrapper."""
+    """Return the module that computes the output: the last module of a sequence, or the only module in a wrapper."""
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
         # A wrapper that holds tensors may compute scores by comparing an embedding with the tensors.
@@ -78,7 +78,7 @@ def is_headless(model: nn.Module) -> bool:
 
 
 def ends_in_features(end: nn.Module) -> bool:
-    """Return whether the last weights are those of a batch norm over a grid, and there is no linear layer."""
+    """Return True if the last module with weights is a batch norm over a grid, and no linear layer precedes it."""
     modules = [module for _, module in end.named_modules(remove_duplicate=False)]
     weighted = (module for module in reversed(modules) if module._parameters)
     is_norm_last = isinstance(next(weighted, None), nn.BatchNorm2d)

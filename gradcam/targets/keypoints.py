@@ -35,7 +35,7 @@ class Keypoint(Target):
     axis : str, default None
         "x" or "y": explain that coordinate instead of the heatmap's maximum.
     box : int, default 0
-        The number of the detected box, the highest-scoring first, if the model finds keypoints per box.
+        If the model finds keypoints per box, the number of the detected box: box 0 has the highest score.
     temperature : float, default None
         The divisor of the heatmap before the softmax. None means 0.05 for ViTPose, whose heatmaps peak at 1. For all
         other models, such as Keypoint R-CNN, None means 1, which suits logits.
@@ -100,8 +100,8 @@ class KeypointScoreExtractor(ScoreExtractor):
     """The score extractor for keypoints.
 
     For the first output, `boxes` is None, and the target's box number selects a box in each image. For later outputs,
-    `boxes` are the boxes that were selected in the first output. Each image's box with the largest product of score and
-    overlap is used, or a heatmap of zeros if no box overlaps.
+    `boxes` are the boxes that were selected in the first output. In each image, the pose with the largest product of
+    score and overlap with that box is then used. If no pose overlaps the box, a heatmap of zeros is used.
     """
 
     family: PoseAdapter

@@ -18,7 +18,8 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
-# The default methods. The mean of tokens is a sum with one term per token; pooling by attention is not such a sum.
+# The default methods. Grad-CAM fits a mean over tokens, which is a sum with one term per token. Pooling by attention is
+# not such a sum, so Grad-ECLIP is used.
 MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
 MAX_EMBEDDING_ULPS = 64  # tolerance for two embeddings of one image, in units in the last place
 
@@ -118,7 +119,7 @@ def embed(family: Embedder, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def narrow(family: Embedder, batch: Batch) -> Batch:
-    """Return the batch with only the image tower's inputs if the model has two towers; otherwise unchanged."""
+    """Return the batch, without inputs of the text tower if the model has two towers."""
     return family.narrow(batch) if isinstance(family, TwoTowers) else batch
 
 
@@ -131,7 +132,7 @@ def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor
 
 
 def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the unit vectors (K,D) of `vectors`, once minus the mean unit vector of `against`, and once unchanged.
+    """Return the unit vectors (K,D) of `vectors`, first minus the mean unit vector of `against`, then unchanged.
 
     Both results are at least float32, detached from the graph, and not inference tensors. Raises `TargetError` for a
     zero vector, infinities and NaN.
@@ -151,7 +152,7 @@ def _to_units(vectors: Tensor) -> Tensor:
 
 
 def _is_parallel(vectors: Tensor, directions: Tensor) -> Tensor:
-    """Return a mask (N,K): True if the direction k is parallel to the unit vector of image n.
+    """Return a mask (N,K): True if direction k is parallel to the unit vector of image n.
 
     The cosine is then at its maximum or minimum, so its computed gradient is only rounding error.
     """
@@ -166,7 +167,7 @@ class CosineScoreExtractor(ScoreExtractor):
     """The score extractor for cosines: products of the normalised embeddings (N,D) and `directions` (K,D).
 
     `units` (K,D) are the unit vectors whose cosines the instances report. `embedded` are the embeddings of the scored
-    images, once they are computed.
+    images; None before they are computed.
     """
 
     family: Embedder

@@ -36,13 +36,13 @@ FORMS = (
     "for the pixels predicted as the class"
 )
 LOSSY_SUFFIXES = (".jpg", ".jpeg")  # Compression changes black pixels.
-CONNECTIVITY = 8  # neighbours of a pixel in a region: thin diagonal structures stay connected
+CONNECTIVITY = 8  # neighbours of a pixel, diagonal ones included, so that thin diagonal structures stay connected
 MAX_CLASSES_IN_MESSAGE = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Mask(Target):
-    """A class in some pixels of an image: explain its logit there, for segmentation models.
+    """A class in a region of an image: explain the class's logit in this region, for segmentation models.
 
     The score is the mean, or the sum, of the class's logits y over the pixels of the mask M:
     ``1 / |M| * sum(y[i, j] for i, j in M)``. y is resized to the image's size as in the model's own postprocessing. Maps are
@@ -402,7 +402,7 @@ class ImagePrediction:
     def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
         """Return the pixels (H,W) predicted as a class; with `pixel`, return only the region around `pixel`.
 
-        Raises `TargetError` if no pixel, or not `pixel`, is predicted as the class.
+        Raises `TargetError` if no pixel is predicted as the class, or if `pixel` is predicted as another class.
         """
         is_class = self.predicted == index
         if pixel is not None and not is_class[pixel]:

@@ -85,7 +85,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         return find_floating_tensor(list(heads.values()))
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
-    if logits.numel() == images:  # If there are other tensors, a single number may also be a value estimate.
+    if logits.numel() == images:  # Next to other tensors, one number per image may be a value estimate.
         rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
         rows = [name for name in rows if find_activation(heads[name], logits) is None]
         if isinstance(names[0], str) or rows[0] != names[0]:
@@ -116,12 +116,12 @@ def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, T
 
 
 def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
-    """Warn if an output has several tensors of class scores. `is_linear`: the first one comes from a linear layer."""
+    """Warn if an output has several tensors of class scores; `is_linear` is True if the first is a linear layer's."""
     heads = _list_heads(output)
     if not heads or any(name in heads for name in LOGIT_NAMES):
         return
     further_heads = _find_class_scores(heads, images)[1:]
-    if is_linear:  # A second output often has features, which rarely come from a linear layer.
+    if is_linear:  # A second tensor often contains features, which rarely come from a linear layer.
         further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
     if further_heads:
         choice = f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first with its index"

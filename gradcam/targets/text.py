@@ -21,9 +21,9 @@ from gradcam.targets.likeness import CosineScoreExtractor, bind_cosines, to_dire
 class Text(Target):
     """A sentence: explain what in the image matches it, for image-text models such as CLIP.
 
-    The score is the cosine similarity of the image's and the sentence's embeddings. With `against`, the mean of the
-    similarities to those sentences is subtracted. The model's own tokenizer and text encoder embed each sentence once.
-    Only the image encoder runs for an explanation.
+    The score is the cosine similarity of the image's and the sentence's embeddings. If `against` has sentences, the
+    mean similarity to these sentences is subtracted. The model's own tokenizer and text encoder embed each sentence
+    once. Only the image encoder runs for an explanation.
 
     Parameters
     ----------

@@ -29,10 +29,10 @@ class Token(Target):
     Parameters
     ----------
     ids : sequence of int, or Tensor (T,), default None
-        The caption's tokens, without start tokens and prompt, the same for all images. None means the caption that the
-        model generates by greedy decoding; this works for one image at a time.
+        The caption's tokens, without start tokens and prompt. All images share this caption. None means the caption
+        that the model generates by greedy decoding, which works for one image at a time.
     position : int or sequence of int, default None
-        The tokens to explain, counted from 0. None for all.
+        The tokens to explain, counted from 0. None means all.
 
     Raises
     ------
