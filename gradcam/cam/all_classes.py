@@ -1,18 +1,18 @@
 """Compute the maps of all classes at once, from derivatives of all logits in a few directions.
 
 A backward pass serves one class, so a thousand classes need a thousand passes. But the maps of Grad-CAM and HiResCAM
-are linear in the gradient. So the values of one cell in the maps of all classes are the derivatives of all logits in
-one direction of the activations.
+are linear in the gradient. Therefore, the derivatives of all logits in one direction of the activations give the value
+of one cell in the maps of all classes.
 
 PyTorch computes such a derivative with two backward passes. The first pass is linear in the weight of each logit, so
 differentiating it with respect to these weights gives the derivative of every logit in the direction. (PyTorch's
 forward-mode derivatives take as long, but load the compiler, which costs 190 MB and seconds.)
 
-For HiResCAM, the direction of a cell is the activations in that cell, and zero elsewhere. For Grad-CAM, it is the
-activations in that cell, repeated over the whole grid and divided by the number of cells. Alternatively, Grad-CAM takes
-one direction per channel: a constant in this channel, which gives the channel's weights for all classes. Grad-CAM uses
-cells or channels, whichever are fewer: 49 directions for a grid of 7 x 7. The results equal those of the backward pass
-up to rounding.
+For HiResCAM, the direction for a cell equals the activations in that cell, and is zero elsewhere. For Grad-CAM, the
+direction repeats the activations of that cell over the whole grid, divided by the number of cells. Alternatively,
+Grad-CAM takes one direction per channel: a constant in this channel, which gives the channel's weights for all classes.
+Grad-CAM uses cells or channels, whichever are fewer: 49 directions for a grid of 7 x 7. The results equal those of the
+backward pass up to rounding.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.targets.classes import ClassTarget
 
-# The largest number of cells or channels. For one image, each costs about one pass through the layers after the target
-# layer.
+# The largest number of cells or channels. Each direction costs about as much as one image's pass through the layers
+# after the target layer.
 MAX_DIRECTIONS = 200
-# The largest accepted difference from the map of a backward pass, relative to its maximum: half a step of the 8-bit
-# values on a page. The two passes round differently. Where rounding moves an activation across the corner of a ReLU6,
-# the maps differ by 1e-3.
+# The largest accepted difference from the map of a backward pass, relative to that map's maximum. It is half a step of
+# the 8-bit values on an HTML page. The two passes round differently. Where rounding moves an activation across the
+# corner of a ReLU6, the maps differ by 1e-3.
 MAX_MAP_DIFFERENCE = 1 / 254
 
 
@@ -87,9 +87,9 @@ def explain_all_classes(
     """Return the signed maps of all logits of one image, at a layer that returns a tensor (1,C,h,w).
 
     Return None if this shortcut does not apply: for other methods, for a grid with too many cells and channels, for a
-    model that cannot be differentiated twice, and if a map differs from that of the backward pass. `activations` is the
-    layer's output for the image. `known` holds the maps (k,h,w) of `classes` (k,) from the backward pass; the result is
-    compared with them. `report` is called after each direction.
+    model that cannot be differentiated twice, and if a map differs from the map of the backward pass. `activations` is
+    the layer's output for the image. `known` holds the maps (k,h,w) of `classes` (k,) from the backward pass, for this
+    comparison. `report` is called after each direction.
     """
     if count_directions(activations, method.name) is None or method.options or method.join is not None:
         return None
@@ -105,7 +105,7 @@ def explain_all_classes(
 
 
 def count_directions(activations: Tensor, method: str) -> int | None:
-    """Return the number of derivatives that a method needs at these activations; None if impossible or too many."""
+    """Return the number of directions that a method needs at these activations; None if unsupported or too many."""
     if method not in DIRECTIONS or activations.ndim != 4 or len(activations) != 1 or activations.dtype != torch.float32:
         return None
     count = activations.shape[1] if _is_by_channel(activations, method) else activations[0, 0].numel()
@@ -141,8 +141,8 @@ def _differentiate(
 class _FrozenParameters(TorchFunctionMode):
     """Keeps parameters out of the differentiation, and gives linear layers cheaper derivatives.
 
-    For the second derivative of a convolution, PyTorch also computes the derivative of the weights, group by group,
-    which is 20 times slower.
+    For the second derivative of a convolution, PyTorch also computes the derivative with respect to the weights, group
+    by group, which is 20 times slower.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -49,8 +49,8 @@ def compare(
     -------
     dict of (str, str) to Explanation
         The explanations by layer name and method name. The key of RISE is ("input", "rise"), and that of an attention
-        method is ("attention", name). Joined layers have a name such as "layer3 + layer4". A layer without gradient has
-        blank maps, with a warning.
+        method is ("attention", name). Joined layers have a name such as "layer3 + layer4". The maps of a layer without
+        gradient are blank; a warning reports this.
 
     Raises
     ------

@@ -31,7 +31,7 @@ BLIND = (
     "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
     "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
-MAX_CANDIDATES = 24  # Number of further layers to try if the cells of the first one respond in the wrong places.
+MAX_CANDIDATES = 24  # Number of further layers to try if the first layer's cells respond in the wrong places.
 
 
 class RouteChangedError(Exception):
@@ -43,10 +43,10 @@ class DefaultLayer:
     """A layer that was chosen for a target.
 
     `note` is a warning for the user. `route` is the data flow from the layer to the score. `is_bypassed` says whether a
-    path from the images to the score leads around the layer. Both are None until a pass has recorded them. `is_joined`:
-    an unrecorded tensor may join the data flow after the layer, so the graph of later passes has to start at the
-    images. `is_recorded`: a graph that starts at the images can be recorded. `is_misplaced`: no layer was found whose
-    layout fits, so every explanation warns.
+    path from the images to the score leads around the layer. Both are None until a pass has recorded them. `is_joined`
+    is True if an unrecorded tensor may join the data flow after the layer; the graph of later passes then has to start
+    at the images. `is_recorded` is True if a graph that starts at the images can be recorded. `is_misplaced` is True if
+    no layer with a fitting layout was found; every explanation then warns.
     """
 
     layer: str
@@ -60,7 +60,7 @@ class DefaultLayer:
     def check_route(self, recorded: RecordedPass) -> None:
         """Store the route of a pass; raise `RouteChangedError` if it differs from the stored one."""
         tail = recorded.tail
-        starts_at_images = recorded.image_edge is not None  # If not, no unrecorded tensor can join.
+        starts_at_images = recorded.image_edge is not None  # Otherwise, no unrecorded tensor can join.
         if starts_at_images and self.is_bypassed not in (None, tail.is_bypassed):
             raise RouteChangedError
         if self.route is not None and (self.route, self.is_joined) != (tail.route, tail.is_joined):
@@ -104,7 +104,7 @@ def list_next_candidates(names: list[str], layer: str) -> list[str]:
 class DefaultLayerSearch:
     """A search for the layer at which to explain a bound target.
 
-    `is_positive`: all methods assume non-negative activations.
+    `is_positive` is True if all methods assume non-negative activations.
     """
 
     model: nn.Module
@@ -114,7 +114,7 @@ class DefaultLayerSearch:
     is_positive: bool
 
     def explain(self, explain_at: Callable[..., Result]) -> Result:
-        """Explain at the cached layer, or search for one and explain there.
+        """Explain at the cached layer; if there is none, search for a layer and explain at that layer.
 
         `explain_at` takes the target, a list of layers, and keyword arguments that say how to record the pass.
         """
@@ -173,7 +173,7 @@ class DefaultLayerSearch:
     ) -> tuple[DefaultLayer, Result]:
         """Return the first layer that has a gradient and responds in the right places, and the explanation there.
 
-        Raises `BlindLayerError` if none has a gradient.
+        Raises `BlindLayerError` if no layer has a gradient.
         """
         was_ordered, batch = self.facts.get(ORDER_MEASURED), self.bound.batch
         default, names, notes = self._list_layers(whole_batch=whole_batch)
@@ -209,7 +209,7 @@ class DefaultLayerSearch:
 
 
 def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
-    """Return the name in `model` of a layer of `run`, the module that runs instead of `model`."""
+    """Convert a layer's name in `run`, the module that runs instead of `model`, to its name in `model`."""
     if run is model:
         return name
     module_name, mark, run_number = name.partition("#")

@@ -35,11 +35,11 @@ class DeferredChecks:
     _pending: list[tuple[Check, tuple[Tensor, ...]]] = field(default_factory=list)
 
     def add(self, check: Check, *tensors: Tensor) -> None:
-        """Call `check` with all values of the tensors, as one list, when `flush` reads them."""
+        """Add a check, which `flush` calls with one list of all values of the tensors."""
         self._pending.append((check, tensors))
 
     def add_range(self, tensor: Tensor, sentence_start: str) -> RowRanges:
-        """Check that a tensor is finite, and return a list that `flush` fills with its minimum and maximum.
+        """Add a check that a tensor is finite; return a list that `flush` fills with its minimum and maximum.
 
         If the minimum or the maximum is NaN or infinite, `flush` raises `ModelError`, with a message that begins with
         `sentence_start`, such as "The scores are".
@@ -47,7 +47,7 @@ class DeferredChecks:
         return self._add_ranges(*torch.aminmax(tensor), sentence_start)
 
     def add_row_ranges(self, tensor: Tensor, sentence_start: str, *, min_magnitude: float = 0) -> RowRanges:
-        """Check that a tensor is finite, and return a list that `flush` fills with the minimum and maximum of each row.
+        """Add a check that a tensor is finite; return a list that `flush` fills with each row's minimum and maximum.
 
         `flush` also warns if a row is not all zero, but all its magnitudes are below `min_magnitude`.
         """

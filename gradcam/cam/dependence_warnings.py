@@ -16,7 +16,7 @@ DEPENDENT = (
 
 
 def warn_of_shared_statistics(modules: Iterable[nn.Module]) -> None:
-    """Warn if a batch norm has no running statistics, because it then uses those of the whole batch."""
+    """Warn if a batch norm has no running statistics, because it then uses the statistics of the whole batch."""
     if _share_statistics(modules):
         warn(DEPENDENT)
 

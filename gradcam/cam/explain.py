@@ -183,12 +183,12 @@ def explain(
         tensors, by key or index. "encoder.layer4#1" names one of several runs of a layer, counted from 0. If a layer
         returns several tensors and none is named, the first one that has a grid and affects the score is used; for a
         feature pyramid, the sum of its levels. None selects the last layer that meets three conditions: it has a grid,
-        the score depends on the image only through it, and its cells respond where the image changes. (Methods that
-        assume non-negative activations get a layer after an activation function such as ReLU. For dense outputs, it is
-        the last layer with the coarsest grid.) The first search costs two extra forward passes, one of them with a
-        single image. The result is cached while the model and the shape of the images stay the same. It is not cached
-        if the target is a function or a `gradcam.targets` object other than `ClassTarget`: in a loop with such a
-        target, name the layer.
+        the score depends on the image only through this layer, and its cells respond where the image changes. (Methods
+        that assume non-negative activations get a layer after an activation function such as ReLU. For dense outputs,
+        the default is the last layer with the coarsest grid.) The first search costs two extra forward passes, one of
+        them with a single image. The result is cached while the model and the shape of the images stay the same. It is
+        not cached if the target is a function or a `gradcam.targets` object other than `ClassTarget`: in a loop with
+        such a target, name the layer.
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. "rise", "drise" and the methods that follow a transformer's
         attention, such as "rollout", need no layer. None means "gradcam" for classes. It means "hirescam", at each
@@ -290,9 +290,9 @@ def check_one_map(
 class Plan:
     """A checked request: what to explain and how, as in `explain`.
 
-    Without `methods`, the target's default method is used. `prefers_signed`: use signed evidence if that method
-    supports it. `methods_for_places` replace `methods` if the score of a target function reads positions in the output,
-    which pooling would lose.
+    If `methods` is empty, the target's default method is used. With `prefers_signed`, signed evidence is used if that
+    method supports it. If the score of a target function reads positions in the output, `methods_for_places` replace
+    `methods`, because pooled gradients would lose the positions.
     """
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
@@ -305,8 +305,8 @@ class Plan:
     def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **fields: Any) -> Self:
         """Return a plan after all checks that need no model.
 
-        Raises `GradcamError` for unknown names and unsupported combinations, and `TypeError` as a call of `function`
-        would.
+        Raises `GradcamError` for unknown names and unsupported combinations, and `TypeError` for unknown options, as if
+        they were passed to `function`.
         """
         filled = fill_options(options, function)
         smoothed = apply_smoothing(methods, filled["smoothing"])
@@ -316,7 +316,7 @@ class Plan:
         return cls(smoothed, target, filled | {"reshape": to_reshape(filled["reshape"])}, **fields)
 
     def complete(self, method: str) -> Plan:
-        """Return the plan with this method if it has none. Raises `GradcamError` as `of` does."""
+        """Return the plan with this method if it has none. Raises the errors of `of`."""
         if self.methods:
             return self
         smoothing, options = self.options["smoothing"], self.options
@@ -354,7 +354,7 @@ def execute_plan(
     facts = ModelFacts(model)
     if model in self_changing_models:
         facts.read()
-    # A user who names a layer wants a map at that layer, but methods that follow attention return none.
+    # A user who names a layer wants a map at that layer, but methods that follow attention return no such map.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
         raise TargetError("Augmented views move the explained region of the image: leave augmentation= out.")
@@ -399,8 +399,8 @@ def _explain_at(
 ) -> dict[tuple[str, str], Explanation]:
     """Explain at these layers.
 
-    `verify`: which layouts are measured; "strictly" measures all, and raises `MisplacedError` instead of warning.
-    `on_recorded` is called with the recorded pass. `from_images`: as in `recorded_pass`.
+    `verify` says which layouts are measured; "strictly" measures all, and raises `MisplacedError` instead of warning.
+    `on_recorded` is called with the recorded pass. `from_images` is passed to `recorded_pass`.
     """
     options, reshape = plan.options, plan.options["reshape"]
     outlets = find_layers(model, layers) if layers or plan.needs_layers else []

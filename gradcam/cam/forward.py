@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 class RecordedPass:
     """The result of one forward pass, from which maps are computed.
 
-    `activations` and `outlets`: the recorded tensors and their sources, by name. `names_by_layer`: the names of each
-    layer's tensors; a layer whose output holds several tensors has several names. `scored`: the scores to
-    differentiate. `modules`: all modules of the model. `autocast`: the caller's autocast dtype, or None. `frame`: how
-    the model resized and padded the images, or None. With a frame, the size of `batch` is the size of the canvas, which
-    is the area that the layers cover. `layouts`: the layouts of the activations on the image, by name, as far as they
-    were needed. `checks`: pending checks of these values. `facts`: cached facts about the model. `image_edge`: where
-    the images enter the graph, if they were recorded. `images_changed`: the model changed its images in place.
+    `activations` and `outlets` are the recorded tensors and their sources, by name. `names_by_layer` has the names of
+    each layer's tensors; a layer whose output holds several tensors has several names. `scored` has the scores to
+    differentiate. `modules` are all modules of the model. `autocast` is the caller's autocast dtype, or None. `frame`
+    says how the model resized and padded the images, or is None. With a frame, the size of `batch` is the size of the
+    canvas, which is the area that the layers cover. `layouts` are the layouts of the activations on the image, by name;
+    a layout is added when it is first needed. `checks` are pending checks of these values. `facts` are cached facts
+    about the model. `image_edge` is the edge where the images enter the graph, if they were recorded. `images_changed`
+    is True if the model changed its images in place.
     """
 
     activations: dict[str, Tensor]
@@ -97,7 +98,7 @@ class RecordedPass:
 
 
 def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
-    """Return whether any of these values or of the modules' parameters is float16."""
+    """Return whether any of these values, or any parameter of the modules, is float16."""
     return any(tensor.dtype == torch.float16 for tensor in list_tensors(values)) or _has_float16_weights(modules)
 
 
@@ -137,10 +138,10 @@ def recorded_pass(
 ) -> Iterator[RecordedPass]:
     """Run one forward pass and record the chosen layers; the model's state is preserved until the context ends.
 
-    `grad_order`: how often the scores are differentiated, 0 for activations alone. Fused attention has only first
-    derivatives, so it is replaced for higher orders. `contexts`: entered only while the model runs. `from_images`: let
-    the graph start at the images, so that it shows any paths around the layers. Until one of the layers has run, no
-    tensors are saved for this graph.
+    `grad_order` says how often the scores are differentiated; 0 is for activations alone. Fused attention has only
+    first derivatives, so it is replaced for higher orders. The `contexts` are entered only while the model runs. With
+    `from_images`, the graph starts at the images, so that it shows any paths around the layers. No tensors are saved
+    for this graph until one of the layers has run.
     """
     translation = autograd.translate_torch_errors(autograd.ADVICE_AFTER_LAYER)
     with preserve_state(model) as modules, translation, contextlib.ExitStack() as stack:

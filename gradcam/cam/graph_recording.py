@@ -1,4 +1,4 @@
-"""Record the graph of a pass from the images on, or switch it off after the layers."""
+"""Record a graph that starts at the images, or stop recording after the target layers."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def record_from_images(batch: Batch, layers: Collection[nn.Module]) -> Iterator[
 def turn_off_after_layers(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[None]:
     """Turn grad mode off again after each layer that turned it on.
 
-    Grad mode stays on after a layer with several output tensors, because the graph has to show on which of them the
-    score depends.
+    Grad mode stays on after a layer with several output tensors, because the graph has to show on which of these
+    tensors the score depends.
     """
 
     def turn_off(module: nn.Module, *_: object) -> None:

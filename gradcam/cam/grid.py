@@ -191,9 +191,9 @@ def choose_activations(
 ) -> dict[str, list[GridActivations]]:
     """Return the activations to explain, by layer: one tensor, or all levels of a pyramid.
 
-    With `join`, all layers form one entry. If a layer has several tensors, only those count that have a grid and affect
-    the score. If the grids of these tensors differ, as in a pyramid, all are used; otherwise, only the first. Raises
-    `LayerError` if there are none.
+    With `join`, all layers form one entry. If a layer has several tensors, tensors without a grid or without an effect
+    on the score are left out. If the grids of the other tensors all differ, as in a pyramid, all these tensors are
+    used; otherwise, only the first. Raises `LayerError` if no tensor is left.
     """
     sites_by_layer = {layer: _choose_tensors(layer, recorded, reshape) for layer in recorded.names_by_layer}
     if join is None or not sites_by_layer:
@@ -216,7 +216,7 @@ def _choose_tensors(layer: str, recorded: RecordedPass, reshape: ReshapeSpec) ->
         with contextlib.suppress(LayerError):
             sites.append(find_activations(name, recorded, reshape))
     if not sites:
-        return [find_activations(names[0], recorded, reshape)]  # This raises the reason why there is no grid.
+        return [find_activations(names[0], recorded, reshape)]  # Raise the error that says why there is no grid.
     is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
     return sites if is_pyramid else sites[:1]
 

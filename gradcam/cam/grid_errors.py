@@ -92,7 +92,7 @@ def _suggest_reshape(shape: tuple[int, ...], batch: Batch) -> str:
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
-    # Of the grids with about the image's aspect ratio, suggest the one that leaves the fewest extra tokens.
+    # Suggest a grid with about the image's aspect ratio: the grid that leaves the fewest extra tokens.
     aspect = [length / min(batch.size) for length in batch.size]
     grids = {tuple(round(cells * ratio) for ratio in aspect) for cells in range(1, math.isqrt(tokens) + 1)}
     layout = min(list_token_layouts(tokens, grids), key=lambda layout: (layout.prefix, layout.grid), default=None)

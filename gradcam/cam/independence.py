@@ -18,20 +18,20 @@ from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
 
 ROUNDING = 256  # Units in the last place. Gradients up to this size at another image count as zero.
-OWN_GRADIENT_FACTOR = 64  # An image's own gradient may cause this many times the rounding errors of another one's.
+OWN_GRADIENT_FACTOR = 64  # The largest gradient in the batch may cause rounding errors at other images, this factor smaller.
 
 
 def warn_of_mixed_images(recorded: RecordedPass) -> None:
     """Warn if a layer's output for one image depends on the other images of the batch.
 
-    A backward pass to the layer does not show this dependence. So each image runs alone, once for each model and its
-    layers, and again for larger batches.
+    A backward pass to the layer does not show this dependence. So each image also runs alone. This is done once per
+    model and layers, and again for larger batches.
     """
     batch = recorded.batch
     if not recorded.outlets or recorded.frame is not None or recorded.images_changed:
         return
     key = ("mixed", tuple(recorded.outlets), batch.size)
-    # The cache holds the largest number of images so far that did not depend on one another.
+    # The cache holds the size of the largest batch so far whose images did not depend on one another.
     if batch.images <= (recorded.facts.get(key) or 1):
         return
     if recorded.facts.remember((*key, batch.images), lambda: _are_mixed(recorded)):
@@ -74,9 +74,9 @@ def check_independence(
 ) -> None:
     """Add a check that raises `DependentImagesError` if an image's score depends on another image's activations.
 
-    `gradients`: those of scores (N,1) at the sites, as (1,N,...), if they are known. For several classes, a weighted sum
-    of the scores is differentiated first. Then the scores are multiplied by a random weight for each image. If images
-    are independent, this multiplies each image's gradient by its weight.
+    `gradients` are the gradients (1,N,...) of scores (N,1) at the sites, if they are known. For several classes, a
+    weighted sum of the scores is differentiated first. Then the scores are multiplied by a random weight for each
+    image. If images are independent, this multiplies each image's gradient by its weight.
     """
     inputs = [site.recorded for site in sites]
     if gradients is None or scores.shape[1] > 1:
@@ -135,7 +135,7 @@ def _sample_weights(count: int, like: Tensor) -> Tensor:
 def compute_separate_gradients(
     recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
-    """Yield, once, the gradients (N,K,C,...) at each site of each image's own scores, and their range in each image."""
+    """Yield once: at each site, the gradients (N,K,C,...) of each image's own scores, and their range in each image."""
     inputs = [site.recorded for site in sites]
     rows: list[list[Tensor]] = [[] for _ in sites]
     for image in range(len(scores)):

@@ -32,15 +32,16 @@ from gradcam.layers.token_layout import USUAL_DEPTH, find_layout, find_patches, 
 class LayerRow:
     """One layer of a model.
 
-    `type`: the class of the module. `shape`: the shape of its output, or of the explained tensor if there are several;
-    None without an output. `grid`: (h,w) or (d,h,w) of the output on the image, and `stride`: the image's size divided
-    by the grid's; both None without a grid. `parameters`: the number of parameters, including those of submodules.
-    `cam`: whether the layer can be a target layer, and `reason`: why not. `is_suggested`: it is the default layer of
-    `gradcam.explain`. `both_signs`: it can be a target layer, and its values may be negative, because it does not end
-    in an activation function such as ReLU. `suggested_for_positive`: it is the default layer for methods that assume
-    non-negative activations, if that is a different layer. `guessed`: its layout is a guess. `places`: for a guess, the
-    number of points, of six, at which a change of the image makes the right cell respond. Below 4, the cells lie
-    elsewhere. `places` is None if the layout is certain, or if nothing can be measured, as on the meta device.
+    `type` is the class of the module. `shape` is the shape of its output, or of the explained tensor if there are
+    several; None without an output. `grid` is the grid (h,w) or (d,h,w) of the output on the image, and `stride` is the
+    image's size divided by the grid's size; both are None without a grid. `parameters` is the number of parameters,
+    including those of submodules. `cam` is True if the layer can be a target layer; otherwise, `reason` says why not.
+    `is_suggested` marks the default layer of `gradcam.explain`. `both_signs` is True if the layer can be a target layer
+    and its values may be negative, because it does not end in an activation function such as ReLU.
+    `suggested_for_positive` marks the default layer for methods that assume non-negative activations, if that is a
+    different layer. `guessed` is True if the layout is a guess. To test a guess, the image is changed at six points:
+    `places` is the number of points at which the right cell responds. If `places` is below 4, the cells lie elsewhere.
+    `places` is None if the layout is certain, or if nothing can be measured, as on the meta device.
     """
 
     name: str
@@ -154,7 +155,7 @@ def _to_images(model: nn.Module, images: Any) -> Any:
 
 @dataclass(frozen=True)
 class _LayerOutput:
-    """A layer's output: its shape, its graph edge, and its layout on the image or the reason for having none."""
+    """A layer's output: its shape, its graph edge, and its layout on the image, or why it has no layout."""
 
     shape: tuple[int, ...]
     layout: Layout | None

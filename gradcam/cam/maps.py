@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     Reruns = tuple[RerunBudget, AttentionLog]
 
-# Negative values matter if their sum of squares exceeds this share of the positive values'. SiLU and GELU stay below
-# it.
+# Negative values matter if their sum of squares exceeds this share of the positive values' sum of squares. The outputs
+# of SiLU and GELU stay below this share.
 MIN_NEGATIVE_ENERGY = 0.2
 
 
@@ -60,8 +60,8 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
 class Maps:
     """The maps of a method at a layer, signed (N,K,...) in float32, and the scores (N,K) that they explain.
 
-    `levels`: one map, or several to be added once the evidence (positive or negative) is selected. `rounding_mask`
-    (N,K,2): where rounding errors were replaced by zeros, as in `DenoisedMaps`; None if nowhere.
+    `levels` holds one tensor of maps, or several that are added after the evidence (positive or negative) is selected.
+    `rounding_mask` (N,K,2): where rounding errors were replaced by zeros, as in `DenoisedMaps`; None if nowhere.
     """
 
     levels: list[Tensor]
@@ -74,8 +74,9 @@ def compute_maps(
 ) -> dict[Key, Maps]:
     """Compute maps by layer and method, in the order of the methods.
 
-    For methods without a layer, the key has their `place` instead. `reruns` is for methods that run the model again: the
-    memory budget, and the attention of the recorded pass. With `join`, all layers are levels of one map.
+    For a method without a layer, the key has the method's `place` instead of a layer. `reruns` holds the memory budget
+    and the attention of the recorded pass, for methods that run the model again. With `join`, all layers are levels of
+    one map.
     """
     try:
         sites_by_layer = choose_activations(recorded, reshape, join)
@@ -87,7 +88,7 @@ def compute_maps(
             one_by_one = confirm_dependence(recorded)
             return _compute_maps(recorded, sites_by_layer, methods, reruns, one_by_one=one_by_one, check_mixing=False)
     except Exception:
-        recorded.checks.flush()  # If an earlier value is NaN, that is the true cause.
+        recorded.checks.flush()  # If an earlier value is NaN, report this true cause instead.
         raise
 
 
@@ -157,7 +158,7 @@ def _finish_maps(
     maps = {key: _join([piece.maps for piece in pieces]) for key, pieces in original.items()}
     _require_ranges(maps, scores, checks)
     current = _list_pieces(method_maps)
-    # A deferred check replaces the only piece of a map in which terms may cancel.
+    # If terms of a map may cancel, a deferred check has replaced the map's only piece.
     changed = {key: pieces for key, pieces in current.items() if pieces[0] is not original[key][0]}
     if changed:
         replaced = {key: _join([piece.maps for piece in pieces]) for key, pieces in changed.items()}
@@ -208,9 +209,9 @@ def _warn_of_underflow(subject: str, counts: list[float]) -> None:
 def _check_blindness(
     sites_by_layer: Mapping[str, Sequence[GridActivations]], method_maps: Sequence[MethodMaps], recorded: RecordedPass
 ) -> None:
-    """Raise `BlindLayerError` if no layer has a gradient; warn of images and layers without one.
+    """Raise `BlindLayerError` if no layer has a gradient; warn of images and layers without a gradient.
 
-    One level or class with a gradient is enough for a layer. Images without detections have no score and do not count.
+    One level or class with a gradient is enough for a layer. Images without detections have no score and are ignored.
     """
     instances = recorded.scored.instances
     has_score = [True] * len(recorded.scored.values) if instances is None else list(map(bool, instances))
@@ -274,7 +275,7 @@ def _compute_gradients(
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
     """Yield, for a few classes at a time, the gradients (N,k,C,...) at each site, and their range in each image.
 
-    `scaled` is as in `jacobian`. `check_mixing`: check that images do not depend on one another.
+    `scaled` is as in `jacobian`. With `check_mixing`, check that images do not depend on one another.
     """
     inputs = [site.recorded for site in sites]
     for chunk in jacobian(scores, inputs, scaled=scaled):

@@ -43,16 +43,16 @@ TEST_POINTS = (
     (0.60, 0.86, 0.59),
 )  # fmt: skip
 MIN_RESPONSES = 4  # The number of test points, of six, whose cells have to respond.
-MIN_TOKENS, MIN_CELLS = 6, 9  # For grids of tokens and for maps. In smaller ones, too many cells respond by chance.
-MAX_RESPONDING = 0.15  # The cell at a changed point has to be among the most responsive cells, this share of all.
+MIN_TOKENS, MIN_CELLS = 6, 9  # For grids of tokens and for maps. In smaller grids, too many cells respond by chance.
+MAX_RESPONDING = 0.15  # The cell at a changed point has to be among this share of the cells: the most responsive.
 CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Shares of a cell's side in the coarsest grid: the patch lies inside the cell.
 CHANGED_SHARE = 0.4  # Share of the cells that are changed.
 MIN_CORRELATION = 0.55  # Correlation of responses with changed cells.
 MIN_DEVIATIONS = 2.5  # Distance of that correlation from zero, in standard deviations of a random correlation.
 LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above both, one fewer response is enough.
-MIN_MARGIN = 0.1  # A different layout replaces the assumed one if its correlation is larger by this.
-# Each quadrant is a half (0 or 1) of the last two axes. Mirroring or transposing the image moves the first two
-# quadrants.
+MIN_MARGIN = 0.1  # A different layout replaces the assumed layout if its correlation is larger by this.
+# A quadrant is given by its half (0 or 1) on each of the last two axes. The first two quadrants move if the image is
+# mirrored or transposed.
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # Shares of the image's sides.
 MIN_OFFSET = 0.02  # Distance of the responses' centre from the grid's centre, as a share of its sides.
@@ -90,7 +90,7 @@ class PlacedLayer:
         return not isinstance(self.layout, Layout) or is_guess(self.layout, self.outlet.module, self.shape, batch.size)
 
     def cache_key(self, batch: Batch, route: Hashable) -> Hashable:
-        """Return the cache key of this measurement. `route`: the data flow from the layer to the score in this pass."""
+        """Return the cache key of this measurement. `route` is the data flow from the layer to the score."""
         layout: Any = self.layout
         if isinstance(layout, IndexLayout):
             layout = (layout.indices.device, hash(layout.indices.cpu().numpy().tobytes()))
@@ -108,7 +108,7 @@ class Probe:
     autocast: torch.dtype | None = None
 
     def measure_layout(self) -> AnyLayout:
-        """Return the layout in which cells respond where the image changes; the assumed one if no response is visible.
+        """Return the layout in which cells respond where the image changes; the assumed layout if no cell responds.
 
         Raises `MisplacedError` if no layout fits.
         """
@@ -170,7 +170,7 @@ class Probe:
         raise MisplacedError("it does not respond on the side where the image was changed")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
-        """Return how the output changes for noise where `mask` (N,1,...) is set in the images; None if not visible.
+        """Return how the output changes if noise replaces the images where `mask` (N,1,...) is set; None if unknown.
 
         Raises `MisplacedError` if the output does not depend on the images.
         """
@@ -204,14 +204,14 @@ def run_changed(
 
 
 def has_other_images(batch: Batch) -> bool:
-    """Return whether the inputs hold further images, which stay unchanged, as for the second pathway of SlowFast."""
+    """Return whether the inputs hold further images, such as SlowFast's second pathway; these stay unchanged."""
     shape = batch.pictures.shape
     inputs = list_tensors((batch.args, batch.kwargs))
     return sum(tensor.ndim == len(shape) and tensor.shape[:2] == shape[:2] for tensor in inputs) > 1
 
 
 def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayout]]:
-    """Return the alternatives to an output's assumed layout: a list of usual ones, and a list of unusual ones.
+    """Return the alternatives to an output's assumed layout: a list of usual and a list of unusual layouts.
 
     Usual places of extra tokens are the start, the end, both, and the middle of the sequence. The cells may be counted
     along the grid's axes in any order.
@@ -244,7 +244,7 @@ def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayou
 def count_responses(
     model: nn.Module, batch: Batch, layers: Mapping[str, PlacedLayer], autocast: torch.dtype | None = None
 ) -> dict[str, int | None]:
-    """Count, for each layer, the test points (of six) whose cell responds; None if that cannot be observed.
+    """Count, for each layer, the test points (of six) whose cell responds; None if this cannot be observed.
 
     Each point is changed in a separate image. This takes one pass with the unchanged batch, and as many passes as six
     changed images need. The count is None for a layer with the same values everywhere, for a layer that only unchanged
@@ -372,7 +372,7 @@ def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list
 def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[LayerRef]) -> dict[str, Tensor]:
     """Return one output tensor of each layer for a batch, by name.
 
-    If a layer returns several tensors, it is the first floating-point one.
+    If a layer returns several tensors, the first floating-point tensor is recorded.
     """
     outputs: dict[str, Tensor] = {}
     runs: Counter[nn.Module] = Counter()

@@ -39,7 +39,7 @@ LOCAL_FUNCTIONS = ("one_pass:hirescam", "one_pass:elementwise_gradcam", "one_pas
 def differentiate_locally(
     recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[Method]
 ) -> list[list[LocalGradient]] | None:
-    """Return the local gradients at each site, of scores that read small parts of it; None if they do not suffice."""
+    """Return local gradients for each site if the scores read small parts of it; None if autograd is needed."""
     methods = [method for method in methods if isinstance(method, (GradientMethod, CurvatureMethod))]
     differentiate = recorded.scored.differentiate
     is_plain = all(isinstance(site.layout, Layout) and site.layout.kind == "channels first" for site in sites)
@@ -92,7 +92,8 @@ def apply_other_methods(
 ) -> Iterator[MethodMaps]:
     """Yield the maps of all methods that need more than activations and first derivatives.
 
-    The arguments are as in `maps.compute_maps`. `one_by_one`: images depend on one another. `check_mixing`: check this.
+    The arguments are as in `maps.compute_maps`. `one_by_one` is True if images depend on one another; with
+    `check_mixing`, this is checked.
     """
     second_order = [method for method in methods if isinstance(method, CurvatureMethod)]
     if second_order:

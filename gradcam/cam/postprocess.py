@@ -52,7 +52,7 @@ class Views:
         )
 
     def _average(self, maps: Tensor) -> Tensor:
-        """Return the mean of the maps over all views, mirrored views flipped back."""
+        """Return the mean of the maps over all views, after mirrored views are flipped back."""
         views = zip(maps.split(self.images), self.views)
         upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
         return maps if len(upright) == 1 else torch.stack(upright).mean(0)
@@ -62,8 +62,8 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     """Return maps (N,K,h,w) or (N,K,d,h,w) as heatmaps of `size`: resized, float32 in [0,1], divided by their maximum.
 
     The minimum is not subtracted: zero keeps the meaning "no evidence", and a blank map stays zero. With `signed`,
-    positive and negative values are resized separately, so that neither gets a rim of the other, and divided by the
-    larger maximum: [-1,1].
+    positive and negative values are resized separately, so that neither sign gets a rim of the other. Both are divided
+    by the larger maximum, so values are in [-1,1].
     """
     heatmaps = resize(maps, size, signed=signed)
     values = heatmaps.abs() if signed else heatmaps
@@ -73,7 +73,7 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
 
 
 def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device) -> Any:
-    """Return heatmaps at each image's size, on a device: one tensor if all sizes are equal, else one per image."""
+    """Return heatmaps at each image's size, on a device: one tensor if all sizes are equal, else a tensor per image."""
     if len(set(sizes)) == 1:
         return to_heatmaps(maps, sizes[0], signed=signed).to(device)
     return [to_heatmaps(row, size, signed=signed)[0].to(device) for row, size in zip(maps.split(1), sizes)]
@@ -82,8 +82,8 @@ def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], *, sign
 def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None) -> Tensor:
     """Resize non-negative maps (N,K,h,w) or (N,K,d,h,w): bicubic, with half-pixel centres, clamped at zero.
 
-    With `signed`, positive and negative values are resized separately. `part`: the (start, length) of the result in the
-    maps, in cells; None for all.
+    With `signed`, positive and negative values are resized separately. `part` selects the part of the maps to resize:
+    (start, length) along each axis, in cells; None means all.
     """
     if signed:
         return resize(maps.relu(), size, part=part) - resize((-maps).relu(), size, part=part)

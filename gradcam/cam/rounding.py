@@ -56,8 +56,8 @@ class MethodMaps(NamedTuple):
 def denoise(compute: Callable[[Perturb], Tensor], tolerance: float) -> DenoisedMaps:
     """Return signed maps (N,K,...) from `compute`, with zeros instead of values that are only rounding errors.
 
-    `compute` gets a function, through which it has to pass all values that may be rounded. `tolerance`: the relative
-    error of a value.
+    `compute` takes a `Perturb` function, and has to pass all values that may be rounded through this function.
+    `tolerance` is the relative error of a value.
     """
     perturbed = [compute(partial(perturb, tolerance=tolerance, seed=seed)) for seed in range(NUM_PERTURBATIONS)]
     return remove_noise(compute(lambda tensor, leading: tensor), perturbed)
@@ -124,7 +124,7 @@ def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: 
 
 
 def remove_noise(maps: Tensor, perturbed: Sequence[Tensor]) -> DenoisedMaps:
-    """Set values to zero that are only rounding errors, as the change of the maps under perturbation shows.
+    """Set rounding errors in maps to zero, measured by the change of the maps under perturbation.
 
     An entire map is set to zero if its largest magnitude is at most this change. One sign of a map is set to zero if
     the sign's largest magnitude is at most `MAX_MINOR_SIGN_RATIO` times this change.
@@ -179,6 +179,6 @@ Key = tuple[str, str]  # (layer, method), or (place, method) for a method withou
 
 
 def mark_rounding(piece: DenoisedMaps) -> Tensor:
-    """Return the rounding mask of a piece of maps, also if there was no rounding."""
+    """Return the rounding mask of a piece of maps; all False if no values were removed."""
     nowhere = piece.maps.new_zeros((*piece.maps.shape[:2], 2), dtype=torch.bool)
     return nowhere if piece.rounding_mask is None else piece.rounding_mask

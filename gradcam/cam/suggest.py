@@ -73,10 +73,11 @@ class OutputInfo:
 class Suggestion:
     """Layers to explain, in order of preference.
 
-    `layers`: all layers with a grid, the best first. `behind_activation`: the best layer for methods that assume
-    non-negative values. `note`: a warning about the first layer. `bypassed`: for the best layers, by name, whether a
-    path from the images to the score leads around the layer. `is_recorded`: the recorded graph starts at the images,
-    which not every model allows. `outputs`: layers that return the dense output itself; they come last.
+    `layers` are all layers with a grid, the best first. `behind_activation` is the best layer for methods that assume
+    non-negative values. `note` is a warning about the first layer. `bypassed` tells, for the best layers by name,
+    whether a path from the images to the score leads around the layer. `is_recorded` is True if the recorded graph
+    starts at the images, which not every model allows. `outputs` are layers that return the dense output itself; they
+    come last.
     """
 
     layers: Sequence[str]
@@ -98,7 +99,8 @@ def find_suggestion(
 ) -> Suggestion:
     """Return the layers at which to explain `target`, from one forward pass.
 
-    The pass uses one image if the model takes that, unless `whole_batch`. Raises `LayerError` if no layer has a grid.
+    The pass uses a single image if the model accepts one, unless `whole_batch` is True. Raises `LayerError` if no layer
+    has a grid.
     """
     for batch_to_run in (take_image(batch), batch) if batch.images > 1 and not whole_batch else (batch,):
         with contextlib.suppress(Exception):  # A model that cannot be recorded may still run unrecorded.
@@ -115,7 +117,7 @@ def suggest(
     The best layer is the last one through which all image information reaches the score: one of several branches
     carries only a part of the information. If the score reads positions of the output, as in segmentation, maps near
     the output would repeat the output. The best layer is then the last one with the coarsest grid, the end of the
-    encoder. `covers_all`: False if layers may be missing because they do not fit a layout from the user.
+    encoder. `covers_all` is False if layers may be missing because they do not fit a layout from the user.
     """
     info = {name: info[name.rpartition("#")[0] if name not in info else name] for name in names}
     is_dense = _is_dense_score(output, info, paths)
@@ -195,8 +197,8 @@ def to_output_info(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -
 def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: GradientPaths) -> bool:
     """Return whether the score reads positions of the output, as in segmentation.
 
-    In this case, no operation with weights comes between the output and the score, nor between some layer's map and the
-    score.
+    This is assumed if no operation with weights lies between the score and an output tensor that has positions, and
+    none lies between the score and the map of some layer.
     """
 
     def is_read(edge: Edge | None) -> bool:
@@ -208,7 +210,7 @@ def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: Gradient
 
 
 def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], paths: GradientPaths) -> list[str]:
-    """List the layers that are far enough from the output, without pooled copies in a pyramid."""
+    """List the layers that are far enough from the output; pooled copies in a pyramid are left out."""
     edges = {name: info[name].edge for name in names}
     return [
         name
@@ -221,7 +223,8 @@ def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], pat
 def release_graph(model: nn.Module, find_start: Callable[[], Edge | None]) -> Iterator[None]:
     """Release the graph of a recorded pass from tensors that modules keep, such as a table of biases for the next pass.
 
-    `find_start` returns the edge where the pass began. A pass of another thread began elsewhere, and keeps its graph.
+    `find_start` returns the edge where the pass began. A pass of another thread began at a different edge, and keeps
+    its graph.
     """
     ids_before = {id(tensor) for module in model.modules() for tensor in list_tensors(list(vars(module).values()))}
     try:
@@ -302,7 +305,7 @@ class _SuggestionRecorder:
     def find_pyramid(self, names: Sequence[str]) -> str | None:
         """Return the last of these layers that returns a feature pyramid, if the same head reads all levels."""
         paths = cast("GradientPaths", self.paths)
-        levels = self.by_name(self._levels)  # Without the runs of a layer that runs several times.
+        levels = self.by_name(self._levels)  # Layers that run several times ("name#1") are not among its keys.
         for name in names if self.reads_places else ():
             weights = {paths.weights[edge] for edge in levels.get(name, []) if edge is not None and edge in paths}
             if len(weights) == 1 and min(weights) >= MIN_WEIGHTS_AFTER_LAYER:

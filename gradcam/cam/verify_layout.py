@@ -30,8 +30,8 @@ def verify_places(
 ) -> None:
     """Measure whether the cells of recorded tensors lie where their layouts say, and correct the layouts.
 
-    `unverified` are those of `grid.list_unverified`. Each layer is measured once. `is_user_layout`: the user gave the
-    layouts. If no layout fits, warn; with `strict`, raise `MisplacedError`.
+    `unverified` is the result of `grid.list_unverified`. Each layer is measured once. `is_user_layout` is True if the
+    user gave the layouts. If no layout fits, warn; with `strict`, raise `MisplacedError`.
     """
     for layer, name, layout in unverified:
         activations = recorded.activations[name]

@@ -27,7 +27,7 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
     def mirror(tensor: Tensor) -> Tensor:
         if batch.listed is None:
             return tensor.flip(-1)
-        mirrored = tensor.clone()  # Each image is mirrored in its own place, without its padding.
+        mirrored = tensor.clone()  # Each image is mirrored within its own area, so that the padding stays in place.
         for image, (height, width) in zip(mirrored, batch.listed):
             image[..., :height, :width] = image[..., :height, :width].flip(-1)
         return mirrored
@@ -55,9 +55,9 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
 
 
 def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
-    """Return maps (N,K,h,w) of the images, from maps of the canvas on which they lie.
+    """Crop maps (N,K,h,w) of the canvas to the windows of the images.
 
-    All images get as many cells as the largest one covers, so that the maps stay one tensor.
+    All images get as many cells as the largest image covers, so that the maps stay one tensor.
     """
     # Cells per pixel of the canvas.
     down, across = (length / side for length, side in zip(maps.shape[2:], frame.canvas))

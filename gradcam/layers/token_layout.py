@@ -49,7 +49,7 @@ class Patch(NamedTuple):
 
 
 def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
-    """Return the patches of a model's convolutions: those without overlap, and those on the image itself."""
+    """Return the patches of all convolutions whose patches do not overlap, or that work on the image itself."""
     patches: list[Patch] = []
     for module in (module for module in modules if isinstance(module, _ConvNd)):
         is_on_image = module.in_channels <= MAX_IMAGE_CHANNELS and max(module.stride) > 1

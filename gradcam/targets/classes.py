@@ -407,6 +407,6 @@ def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: flo
 
 
 def find_nearest_rivals(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the three classes with the logits nearest to each class's logit, (N,K,R); fewer if the model has fewer."""
+    """Return, for each class, the three classes with the nearest logits (N,K,R); fewer if the model has fewer."""
     distances = (logits[:, None] - logit(logits, classes)[..., None]).abs().scatter(2, classes[..., None], float("inf"))
     return distances.topk(min(MAX_FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices

@@ -19,7 +19,7 @@ from gradcam.targets.likeness import CosineScoreExtractor, bind_cosines, to_dire
 
 @dataclass(frozen=True, eq=False)
 class Text(Target):
-    """A sentence: explain what in the image matches it, for image-text models such as CLIP.
+    """A sentence: explain what in the image matches the sentence, for image-text models such as CLIP.
 
     The score is the cosine similarity of the image's and the sentence's embeddings. If `against` has sentences, the
     mean similarity to these sentences is subtracted. The model's own tokenizer and text encoder embed each sentence

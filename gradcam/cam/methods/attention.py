@@ -37,12 +37,12 @@ Gradients = Sequence[Tensor | None]
 def rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
     """Compute attention rollout: how much of each patch is mixed into the token that the head reads; class-agnostic.
 
-    Returns maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block passes on half of
-    each token, and half of the mixture of tokens to which the token attends. The attention is averaged over the heads.
-    The matrices of the blocks are multiplied. The map is the row of the token that the head reads, usually the class
-    token. If the head reads several tokens, as mean pooling does, the map is the mean of their rows. The gradient at
-    the last block's output shows which tokens the head reads. Raises `ModelError` if the attention cannot be followed,
-    and `BlindLayerError` if the score has no gradient.
+    Returns maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block's output at a token
+    is half the token itself, and half the mixture of tokens that the token attends to. The attention is averaged over
+    the heads. The matrices of the blocks are multiplied. The map is the row of the token that the head reads, usually
+    the class token. If the head reads several tokens, as mean pooling does, the map is the mean of their rows. The
+    gradient at the last block's output shows which tokens the head reads. Raises `ModelError` if the attention cannot
+    be followed, and `BlindLayerError` if the score has no gradient.
     """
     blocks = capture.find_blocks(log, recorded)
     with _run_rollout(recorded, blocks, budget, capture.keep_values) as (scored, tokens, attentions):
@@ -162,11 +162,11 @@ def legrad(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudge
     """Compute LeGrad: where more attention would raise the score, separately in every block.
 
     Returns non-negative maps (N,K,h,w). Bousselham et al., ICCV 2025, equations 5 to 8: the score of a block is the
-    score that the head computes for this block's output. Its positive gradients at the block's attention are averaged
-    over heads and queries, and then over blocks. The authors' code for CLIP gives the head the mean of all tokens;
-    here, the head reads what it reads in the model, such as the class token. All blocks share one pass if possible:
-    their outputs enter the head as one larger batch. Raises `ModelError` if the attention cannot be followed, or if the
-    head also reads earlier blocks, and `BlindLayerError` if all gradients are exactly zero.
+    score that the head computes for this block's output. The positive gradients of this score at the block's attention
+    are averaged over heads and queries, and then over blocks. The authors' code for CLIP gives the head the mean of all
+    tokens; here, the head reads what it reads in the model, such as the class token. All blocks share one pass if
+    possible: their outputs enter the head as one larger batch. Raises `ModelError` if the attention cannot be followed,
+    or if the head also reads earlier blocks, and `BlindLayerError` if all gradients are exactly zero.
     """
     blocks = capture.find_blocks(log, recorded)
     results, count = [], len(blocks.modules)
@@ -287,13 +287,13 @@ def grad_eclip(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunB
     lambda_i v_ic). v are the attention's values. w is the score's gradient at the attention's output for the class
     token, in the channels of all heads, before the projection. lambda is a loosened attention: the cosine between the
     class token's query and the patch's key, over the channels of all heads, scaled from 0 (the lowest of the patches)
-    to 1 (the highest). It replaces the softmax, which gives most patches little weight.
+    to 1 (the highest). The loosened attention replaces the softmax, which gives most patches little weight.
 
     Instead of the class token, all queries that the head reads are used, and their maps are added before the ReLU. This
     covers the probe of attention pooling, whose keys are the tokens of the last block, and mean pooling over patches.
     The authors' code runs the last attention with a single head; here, the model's heads are used. Only the recorded
-    pass is needed. The first time with a model, another pass is needed to find the last attention. Raises `ModelError`
-    if there is no attention over the image, and `BlindLayerError` if the gradient is exactly zero.
+    pass is needed. For a new model, another pass finds the last attention. Raises `ModelError` if there is no attention
+    over the image, and `BlindLayerError` if the gradient is exactly zero.
     """
     number, layout = capture.find_last(log, recorded)
     attention, scores = capture.find_attention_tensors(log, number), recorded.scored.values
@@ -388,8 +388,8 @@ def _compute_single_query_gradients(
 
     In most blocks, everything after the attention treats each token separately. So the block runs again on copies of
     that token, one per class, and a single backward pass computes a different class's gradient for each copy. Without
-    the copies, each class would need a backward pass for all tokens, at nearly all of which the gradient is zero. Every
-    copy has to reproduce the token's output.
+    the copies, each class would need a backward pass for all tokens, although the gradient is zero at nearly all of
+    them. Every copy has to reproduce the token's output.
     """
     enclosing_block = capture.find_enclosing_block(attention, log, recorded)
     if enclosing_block is None or _is_scaled(recorded):

@@ -170,7 +170,7 @@ class ObservedAttention:
 class ModuleRun:
     """One run of a module: its inputs, and its output tensor once it has finished.
 
-    `num_before`: the number of attentions observed before it.
+    `num_before` is the number of attentions observed before this run.
     """
 
     module: nn.Module
@@ -185,8 +185,8 @@ class ModuleRun:
 class AttentionTensors:
     """The tensors of one attention: queries (N,heads,Q,d), keys and values (N,heads,T,d), and the output.
 
-    Autograd's graph starts at the output. `number`: the index of the attention in the pass. `enclosing_runs`: the
-    running modules, the outermost first.
+    Autograd's graph starts at the output. `number` is the index of the attention in the pass. `enclosing_runs` are the
+    modules that were running, the outermost first.
     """
 
     query: Tensor
@@ -201,8 +201,8 @@ class AttentionTensors:
 class AttentionLog:
     """All attentions of one pass in order, and the output shapes of the modules that contain an attention.
 
-    `tensors`: the outputs of the modules that contain the last attention, each with its version. `attention_tensors`:
-    the tensors of the last attention, if an earlier pass has shown which module contains it.
+    `tensors` are the outputs of the modules that contain the last attention, each with its version. `attention_tensors`
+    are the tensors of the last attention, if an earlier pass has shown which module contains this attention.
     """
 
     attentions: list[ObservedAttention] = field(default_factory=list)
@@ -349,7 +349,7 @@ def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
     """Return the index of the last attention whose keys are tokens of the image, and their layout.
 
     The queries may be the same tokens or others, such as a class token or the probe of attention pooling. Raises
-    `ModelError` if there is none.
+    `ModelError` if there is no such attention.
     """
     for number, attention in reversed(list(enumerate(log.attentions))):
         if (layout := _find_key_layout(attention.shape, recorded)) is not None:
@@ -359,7 +359,7 @@ def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
 
 
 def find_attention_tensors(log: AttentionLog, number: int) -> AttentionTensors | None:
-    """Return the stored tensors of the attention with this number; None if there are none."""
+    """Return the stored tensors of the attention with this number; None if they were not stored."""
     return next((tensors for tensors in log.attention_tensors if tensors.number == number), None)
 
 
@@ -432,10 +432,10 @@ def keep_differentiable(probabilities: Tensor) -> Tensor:
 def capture_attention(blocks: AttentionBlocks, recorded: RecordedPass, keep: KeepAttention) -> Iterator[list[Tensor]]:
     """Capture the attention (N,heads,T,T) of each block while the model runs, and yield the list that collects it.
 
-    `keep` selects what is captured. Run the backward pass in this context too. Checkpoints then repeat blocks, and have
-    to compute the same as before. Inside the context, they do so in this thread, where attention is observed. An
-    attention takes N x heads x T x T numbers per block, 1.8 MB for one image and one block of ViT-B/16. The graph after
-    it takes as much memory as a training step.
+    `keep` selects what is captured. Run the backward pass in this context too, because checkpoints then repeat blocks,
+    and have to compute the same as before. The context keeps the backward pass in this thread, where attention is
+    observed. An attention takes N x heads x T x T numbers per block, 1.8 MB for one image and one block of ViT-B/16.
+    The graph after this attention takes as much memory as a training step.
     """
     images, tokens, attentions = recorded.batch.images, blocks.shape[blocks.token_axis], list[Tensor]()
 

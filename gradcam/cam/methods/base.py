@@ -61,8 +61,8 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()
     # Maps lie on the grid of the target layer, on the input image, or on the grid of the attention's patches.
     place: ClassVar[Literal["layer", "input", "attention"]] = "layer"
-    has_layer: ClassVar[bool] = True  # It explains a target layer.
-    runs_again: ClassVar[bool] = False  # It runs the model, or a part of it, more than once.
+    has_layer: ClassVar[bool] = True  # True if the method explains a target layer.
+    runs_again: ClassVar[bool] = False  # True if it runs the model, or a part of the model, more than once.
 
     @property
     def paper(self) -> str:
@@ -170,7 +170,7 @@ def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod,
 
     maps: Any = method.compute(*inputs)
     if isinstance(method.function, str):
-        return maps  # The package's own methods are tested.
+        return maps  # Tests cover the results of the package's own methods.
     expected, grid = inputs[-1].shape[: len(inputs[1:2]) + 1], inputs[0].shape[2:]
     form = f"{str(inputs[0].dtype).removeprefix('torch.')} {(*expected, *grid)} on {inputs[0].device}"
     if not isinstance(maps, torch.Tensor):

@@ -34,8 +34,8 @@ def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
 
     Takes activations (N,C,...) and weights (N,K,C) or (N,K,C,...); returns maps (N,K,...) before the ReLU. As in
     `eigencam`, the channels are not centred. With gradients as weights, this is Eigen-Grad-CAM. With the weights of
-    another method, it is eigen-smoothing. Both come from pytorch-grad-cam; there is no paper. Its `eigen_smooth` centres
-    each channel and leaves the sign undetermined.
+    another method, it is eigen-smoothing. Both come from pytorch-grad-cam; there is no paper. The function
+    `eigen_smooth` of that package centres each channel and leaves the sign undetermined.
     """
     expanded_activations = activations[:, None]
     products = expanded_activations * _add_axes(weights, expanded_activations)

@@ -217,7 +217,7 @@ def _mask_channels(
 
 
 def _rank_channels(grid: Tensor, max_channels: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Return the channels (N,V) of each image that vary most, in descending order, and a mask of the valid ones.
+    """Return the channels (N,V) of each image that vary most, in descending order, and a mask of the valid channels.
 
     A channel varies over the grid if its range exceeds rounding errors: `tolerance` times its largest magnitude. Images
     with fewer such channels are filled up with channels that are not valid.

@@ -34,7 +34,7 @@ MIN_ROWS = NUM_GUARD_ROWS + 1
 
 @dataclass(frozen=True)
 class Chunk:
-    """One batch with `rows` rows per image: the variants with these numbers; the remaining rows are unchanged."""
+    """One batch with `rows` rows per image: the variants with the given `numbers`, and unchanged rows."""
 
     numbers: range
     rows: int
@@ -82,9 +82,9 @@ def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
     return [Chunk(range(first), rows, is_guarded=True), *(Chunk(numbers, rows) for numbers in later_numbers)]
 
 
-VariantScores = tuple[Tensor, Tensor]  # Of variants (V,N,K), and of unchanged images (N,K) in a batch of this size.
+VariantScores = tuple[Tensor, Tensor]  # For variants (V,N,K), and for unchanged images (N,K) in such a batch.
 Run = Callable[[Tensor, int], Any]  # Takes flattened variants and their number per image; returns the model's output.
-RerunStrategy = tuple[Run, Callable[[], int]]  # A way to run variants, and a measurement of the bytes that one takes.
+RerunStrategy = tuple[Run, Callable[[], int]]  # How to run variants, and a measurement of the bytes per variant.
 
 
 def score_layer(

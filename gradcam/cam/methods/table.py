@@ -132,7 +132,7 @@ def _normalise_name(name: str) -> str:
 
 
 def find_methods(methods: Iterable[str | Method]) -> list[Method]:
-    """Return the methods, each of them once.
+    """Return the methods, each once.
 
     If a method has the same name as an earlier one, but different options, its name is extended by these options.
     Raises `GradcamError` for unknown methods and for anything but a list.
@@ -162,7 +162,7 @@ def apply_smoothing(methods: Sequence[Method], smoothing: str) -> list[Method]:
 
 
 def check_evidence(evidence: str, methods: Sequence[Method]) -> None:
-    """Raise `GradcamError` for an unknown kind of evidence, and for one that a method does not support."""
+    """Raise `GradcamError` for a kind of evidence that is unknown, or that a method does not support."""
     if not isinstance(evidence, str) or evidence not in EVIDENCE:
         raise GradcamError(f"evidence is {shorten(evidence)}, expected one of {join_names(EVIDENCE)}.")
     unsigned = [method.name for method in methods if not method.is_signed]
