@@ -48,9 +48,9 @@ def compare(
     Returns
     -------
     dict of (str, str) to Explanation
-        The explanations by layer name and method name. The key of RISE is ("input", "rise"), and that of an attention
-        method is ("attention", name). Joined layers have a name such as "layer3 + layer4". The maps of a layer without
-        gradient are blank; a warning reports this.
+        The explanations by layer name and method name. The key of RISE is ("input", "rise"), and the key of an
+        attention method is ("attention", name). Joined layers have a name such as "layer3 + layer4". The maps of a
+        layer without gradient are blank; a warning reports this.
 
     Raises
     ------

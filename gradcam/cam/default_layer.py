@@ -58,7 +58,7 @@ class DefaultLayer:
     is_misplaced: bool = False
 
     def check_route(self, recorded: RecordedPass) -> None:
-        """Store the route of a pass; raise `RouteChangedError` if it differs from the stored one."""
+        """Store the route of a pass; raise `RouteChangedError` if it differs from the stored route."""
         tail = recorded.tail
         starts_at_images = recorded.image_edge is not None  # Otherwise, no unrecorded tensor can join.
         if starts_at_images and self.is_bypassed not in (None, tail.is_bypassed):

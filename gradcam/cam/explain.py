@@ -181,14 +181,14 @@ def explain(
     layer : str or nn.Module, default None
         The target layer: its dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several output
         tensors, by key or index. "encoder.layer4#1" names one of several runs of a layer, counted from 0. If a layer
-        returns several tensors and none is named, the first one that has a grid and affects the score is used; for a
-        feature pyramid, the sum of its levels. None selects the last layer that meets three conditions: it has a grid,
-        the score depends on the image only through this layer, and its cells respond where the image changes. (Methods
-        that assume non-negative activations get a layer after an activation function such as ReLU. For dense outputs,
-        the default is the last layer with the coarsest grid.) The first search costs two extra forward passes, one of
-        them with a single image. The result is cached while the model and the shape of the images stay the same. It is
-        not cached if the target is a function or a `gradcam.targets` object other than `ClassTarget`: in a loop with
-        such a target, name the layer.
+        returns several tensors and none is named, the first tensor that has a grid and affects the score is used; for a
+        feature pyramid, the maps of all levels are added. None selects the last layer that meets three conditions: it
+        has a grid, the score depends on the image only through this layer, and its cells respond where the image
+        changes. (Methods that assume non-negative activations get a layer after an activation function such as ReLU.
+        For dense outputs, the default is the last layer with the coarsest grid.) The first search costs two extra
+        forward passes, one of them with a single image. The result is cached while the model and the shape of the
+        images stay the same. It is not cached if the target is a function or a `gradcam.targets` object other than
+        `ClassTarget`: in a loop with such a target, name the layer.
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. "rise", "drise" and the methods that follow a transformer's
         attention, such as "rollout", need no layer. None means "gradcam" for classes. It means "hirescam", at each

@@ -132,7 +132,7 @@ def find_output_layout(
 def list_unverified(
     recorded: RecordedPass, reshape: ReshapeSpec = None, *, includes_certain: bool = False
 ) -> list[tuple[str, str, Layout | IndexLayout]]:
-    """Return the layer, the tensor's name and the layout of recorded tensors whose layout has to be measured.
+    """List the recorded tensors whose layout has to be measured: each with its layer, its name and its layout.
 
     Layers whose layout is certain are only included if `includes_certain` is True, or if another layout of this model
     was wrong.
@@ -192,8 +192,8 @@ def choose_activations(
     """Return the activations to explain, by layer: one tensor, or all levels of a pyramid.
 
     With `join`, all layers form one entry. If a layer has several tensors, tensors without a grid or without an effect
-    on the score are left out. If the grids of the other tensors all differ, as in a pyramid, all these tensors are
-    used; otherwise, only the first. Raises `LayerError` if no tensor is left.
+    on the score are left out. If the grids of the remaining tensors all differ, as in a pyramid, all remaining tensors
+    are used; otherwise, only the first. Raises `LayerError` if no tensor is left.
     """
     sites_by_layer = {layer: _choose_tensors(layer, recorded, reshape) for layer in recorded.names_by_layer}
     if join is None or not sites_by_layer:

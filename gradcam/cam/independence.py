@@ -18,7 +18,8 @@ from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
 
 ROUNDING = 256  # Units in the last place. Gradients up to this size at another image count as zero.
-OWN_GRADIENT_FACTOR = 64  # The largest gradient in the batch may cause rounding errors at other images, this factor smaller.
+# Rounding errors from an image's own gradient may be this many times larger than those from other images' gradients.
+OWN_GRADIENT_FACTOR = 64
 
 
 def warn_of_mixed_images(recorded: RecordedPass) -> None:

@@ -96,10 +96,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     ImageError
         If `images` is not a valid input. Errors of the model itself are passed on unchanged.
 
-    Notes
-    -----
-    The default layer is found from autograd's graph alone. Gradients that are computed but happen to be zero, such as
-    those before a head with zero weights, are not detected.
+    Notes ----- The search for the default layer uses autograd's graph alone. It does not detect gradients that are
+    computed but happen to be zero, as before a head with zero weights.
 
     Examples
     --------
@@ -188,8 +186,8 @@ class _ListingRecorder:
     def _record_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch.set_grad_enabled(True)
 
-        # Copy the inputs, because the model may change them in place. They require gradients, so that the graph of a
-        # frozen model is recorded too.
+        # Copy the inputs, because the model may change them in place. The copies require gradients, so that the graph
+        # of a frozen model is recorded too.
         copies = {
             tensor: detach_input(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
             for tensor in list_tensors((args, kwargs))
@@ -213,7 +211,7 @@ class _ListingRecorder:
         return _LayerOutput(shape, layout, to_output_info(tensor, layout, self._batch.size), reason)
 
     def select_outputs(self, depends: Mapping[Edge, bool]) -> None:
-        """Select one output for each layer that returns several.
+        """Select one output for each layer that returns several outputs.
 
         This is the first output that has a grid, reaches the score, and is not used to compute another such output.
         """

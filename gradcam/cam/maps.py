@@ -61,7 +61,7 @@ class Maps:
     """The maps of a method at a layer, signed (N,K,...) in float32, and the scores (N,K) that they explain.
 
     `levels` holds one tensor of maps, or several that are added after the evidence (positive or negative) is selected.
-    `rounding_mask` (N,K,2): where rounding errors were replaced by zeros, as in `DenoisedMaps`; None if nowhere.
+    `rounding_mask` (N,K,2) marks where rounding errors were replaced by zeros, as in `DenoisedMaps`; None if nowhere.
     """
 
     levels: list[Tensor]

@@ -44,7 +44,7 @@ TEST_POINTS = (
 )  # fmt: skip
 MIN_RESPONSES = 4  # The number of test points, of six, whose cells have to respond.
 MIN_TOKENS, MIN_CELLS = 6, 9  # For grids of tokens and for maps. In smaller grids, too many cells respond by chance.
-MAX_RESPONDING = 0.15  # The cell at a changed point has to be among this share of the cells: the most responsive.
+MAX_RESPONDING = 0.15  # The most responsive cells, up to this share, have to include the changed one.
 CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Shares of a cell's side in the coarsest grid: the patch lies inside the cell.
 CHANGED_SHARE = 0.4  # Share of the cells that are changed.
 MIN_CORRELATION = 0.55  # Correlation of responses with changed cells.

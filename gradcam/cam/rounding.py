@@ -1,9 +1,10 @@
 """Remove maps that contain nothing but rounding errors.
 
-Where terms cancel, as those of HiResCAM do before a layer norm, rounding errors of either sign remain, and a heatmap
-would show them at full strength. Their size depends on the terms alone, not on the size of the map: the map of a tiny
-probability is tiny, but right. So a method runs again on inputs that are perturbed, up or down, by as much as rounding
-may have changed them. A map whose maximum is no larger than the resulting change is rounding noise.
+Where terms cancel, as the terms of HiResCAM do before a layer norm, rounding errors of either sign remain, and a
+heatmap would show these errors at full strength. The size of the errors depends on the terms alone, not on the size of
+the map: the map of a tiny probability is tiny, but right. So a method runs again on inputs that are perturbed, up or
+down, by as much as rounding may have changed them. A map whose maximum is no larger than the resulting change is
+rounding noise.
 """
 
 from __future__ import annotations

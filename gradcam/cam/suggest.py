@@ -49,8 +49,8 @@ OUTPUT_NOTE = (
     "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, with "
     "reshape=."
 )
-# A layer counts as a patch embedding if no attention, and at most this share of the operations with weights, precede
-# it.
+# A layer counts as a patch embedding if no attention precedes the layer, and at most this share of the operations with
+# weights.
 MAX_PATCH_EMBEDDING_SHARE = 0.25
 # A layer after an activation function is searched among this many of the last layers with the same grid.
 MAX_LAYERS_TO_SEARCH = 4

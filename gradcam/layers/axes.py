@@ -64,8 +64,8 @@ class AxisResolver:
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
         """Return which of a tensor's first two axes may be the image axis; an empty list if neither can be."""
-        # The shape is ambiguous if there are as many tokens as images. If windows are folded into the image axis, the
-        # tokens of a window count.
+        # The shape is ambiguous if the number of tokens equals the number of images. (If windows are folded into the
+        # image axis, this is the number of tokens per window.)
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
             return IMAGE_AXES

@@ -28,7 +28,8 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
     patches = find_patches(model.modules())
     runs: Counter[str] = Counter()
-    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}  # The key True is for layers with several tensors.
+    # The key is True for layers with several tensors.
+    finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}
 
     def record_grid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = names[module]

@@ -22,8 +22,8 @@ class GradientPaths:
 
     For each edge that leads to the scores, `depends` tells whether the scores depend on more than the class token
     there. `whole` contains the edges that every path passes. For each edge, `weights` counts the operations that mix
-    channels by weights on the path to the scores; if there are several paths, the smallest count. `pooled` contains the
-    edges that the images reach through adaptive pooling only.
+    channels by weights on the path to the scores; if there are several paths, the smallest count is used. `pooled`
+    contains the edges that the images reach through adaptive pooling only.
     """
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:

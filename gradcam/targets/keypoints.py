@@ -31,7 +31,7 @@ class Keypoint(Target):
     Parameters
     ----------
     number : int, sequence of int, or all
-        The keypoints to explain, counted from 0; the builtin `all`, or "all", for all of them.
+        The keypoints to explain, counted from 0. The builtin `all`, or "all", means all keypoints.
     axis : str, default None
         "x" or "y": explain that coordinate instead of the heatmap's maximum.
     box : int, default 0

@@ -27,7 +27,7 @@ MAX_EMBEDDING_ULPS = 64  # tolerance for two embeddings of one image, in units i
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class Like(Target):
-    """A reference image: explain what makes the images similar to it.
+    """A reference image: explain what makes the images similar to this reference.
 
     The score is the cosine similarity of the two embeddings. The reference's embedding is a constant. If the reference
     is an image, the explanation's `reference` has the maps on that image, one for each explained image.

@@ -30,7 +30,7 @@ from gradcam.layers.token_layout import find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
-# Functions that compute attention; `torch.autograd.grad` repeats it for checkpoints.
+# Functions that compute attention; `torch.autograd.grad` does so if it repeats checkpoints.
 FUNCTIONS_WITH_ATTENTION = (F.multi_head_attention_forward, torch.autograd.grad)
 NO_ATTENTION = (
     "no attention was found. The model has none, or uses a custom kernel such as flash_attn (load Hugging Face models with "
@@ -304,7 +304,7 @@ def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Reco
         assumed = _find_layout(shape, recorded, log.modules[name]) if len(shape) == 3 else None
         if assumed is not None and shape[1 - assumed.image_axis] == tokens:
             outlet, (activations, version) = LayerRef(name, log.modules[name]), log.tensors.get(name, (None, 0))
-            # If more attention followed, or the tensor was changed in place, compute it again.
+            # If more attention followed, or the tensor was changed in place, compute the tensor again.
             if activations is None or version_of(activations) != version:
                 activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
             if activations is not None:

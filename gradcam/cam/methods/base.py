@@ -36,7 +36,7 @@ class Method:
     assumes_positive
         True if it assumes activations without negative values, so that it needs a layer after a ReLU.
     score
-        "finer" if it explains its own score instead of the requested one.
+        "finer" if it explains its own score instead of the requested score.
     options
         The options that `using` can change, with their values.
     channels
@@ -57,7 +57,7 @@ class Method:
     channels: Literal["added", "component", ""] = field(default="", repr=False)
     join: str | None = field(default=None, repr=False)
 
-    # The function's arguments from the recorded pass; empty if it runs the model again.
+    # The function's arguments from the recorded pass; empty if the function runs the model again.
     needs: ClassVar[tuple[str, ...]] = ()
     # Maps lie on the grid of the target layer, on the input image, or on the grid of the attention's patches.
     place: ClassVar[Literal["layer", "input", "attention"]] = "layer"

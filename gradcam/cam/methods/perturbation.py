@@ -110,8 +110,8 @@ def scorecam(
 
     Returns maps (N,K,...) before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the
     image, scaled to [0,1] and multiplied by the image. The score of the baseline is the same for all channels, so it
-    does not change the softmax. A channel that is constant up to rounding makes no mask. It gets no weight and is
-    excluded from the softmax, because it could only add a constant to the map or scale it. Raises `GradcamError` if the
+    does not change the softmax. A channel that is constant up to rounding makes no mask. Such a channel gets no weight
+    and is excluded from the softmax: it could only scale the map, or add a constant. Raises `GradcamError` if the
     memory budget does not hold a single variant.
     """
     return _mask_channels(recorded, site, budget, join)

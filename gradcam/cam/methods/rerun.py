@@ -82,7 +82,8 @@ def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
     return [Chunk(range(first), rows, is_guarded=True), *(Chunk(numbers, rows) for numbers in later_numbers)]
 
 
-VariantScores = tuple[Tensor, Tensor]  # For variants (V,N,K), and for unchanged images (N,K) in such a batch.
+# The scores of variants (V,N,K), and of unchanged images (N,K) in a batch of this size.
+VariantScores = tuple[Tensor, Tensor]
 Run = Callable[[Tensor, int], Any]  # Takes flattened variants and their number per image; returns the model's output.
 RerunStrategy = tuple[Run, Callable[[], int]]  # How to run variants, and a measurement of the bytes per variant.
 

@@ -134,7 +134,7 @@ def _normalise_name(name: str) -> str:
 def find_methods(methods: Iterable[str | Method]) -> list[Method]:
     """Return the methods, each once.
 
-    If a method has the same name as an earlier one, but different options, its name is extended by these options.
+    If a method has the same name as an earlier method, but different options, its name is extended by these options.
     Raises `GradcamError` for unknown methods and for anything but a list.
     """
     is_list = isinstance(methods, Iterable) and not isinstance(methods, str)
