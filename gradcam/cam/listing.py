@@ -96,8 +96,10 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     ImageError
         If `images` is not a valid input. Errors of the model itself are passed on unchanged.
 
-    Notes ----- The search for the default layer uses autograd's graph alone. It does not detect gradients that are
-    computed but happen to be zero, as before a head with zero weights.
+    Notes
+    -----
+    The search for the default layer uses autograd's graph alone. It does not detect gradients that are computed but
+    happen to be zero, as before a head with zero weights.
 
     Examples
     --------
