@@ -90,11 +90,7 @@ def test_a_fused_explanation_keeps_its_images(classifier: gradcam.Classifier, ph
             "mean",
             r"\(3, 1, 12, 16\) and \(3, 2, 12, 16\)",
         ),
-        (
-            lambda: [explain("0"), explain("3", evidence="signed")],
-            "mean",
-            "show positive and signed evidence",
-        ),
+        (lambda: [explain("0"), explain("3", evidence="signed")], "mean", "show positive and signed evidence"),
     ],
 )
 def test_wrong_explanations_to_fuse_are_errors(make: Callable[[], Any], reduction: str, message: str) -> None:

@@ -23,12 +23,7 @@ REFERENCE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"^   ([\w.]+)$", REFERENCE, re.M)
 PACKAGES = ("gradcam", "gradcam.attributions", "gradcam.evaluation", "gradcam.inspection", "gradcam.errors")
 # Each table has a block on the page of the reference.
-TABLES = (
-    "METHODS",
-    "attributions.ATTRIBUTIONS",
-    "evaluation.CONTROLS",
-    "evaluation.METRICS",
-)
+TABLES = ("METHODS", "attributions.ATTRIBUTIONS", "evaluation.CONTROLS", "evaluation.METRICS")
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -169,8 +169,7 @@ def is_slow(page: Path) -> bool:
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if is_slow(page) else []) for page in RUN],
+    "page", [pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if is_slow(page) else []) for page in RUN]
 )
 def test_what_the_page_prints_runs(page: Path, workspace: Path) -> None:
     names = run_page(page)

@@ -25,10 +25,7 @@ PRIVATE = re.compile(
     r"\btorch\.accelerator|\btorch\.autocast\(|set_fastpath_enabled"
 )
 # Exceptions: modules that are looked up but not imported, and an operator's name.
-ALLOWED = {
-    ("cli/_process.py", "torch._d"),
-    ("cli/_process.py", "torch._dynamo"),
-}
+ALLOWED = {("cli/_process.py", "torch._d"), ("cli/_process.py", "torch._dynamo")}
 
 
 def test_no_other_module_uses_private_names_of_pytorch() -> None:
