@@ -75,6 +75,19 @@ def assert_same(before: Any, after: Any) -> None:
         assert before == after
 
 
+class FunctionModule(nn.Module):
+    """A module with these parts, whose forward pass is any function of it and the inputs."""
+
+    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, *inputs: Any, **more: Any) -> Any:
+        return self.function(self, *inputs, **more)
+
+
 class Compiled:
     """A module compiled by a backend that counts its runs; it reports whether a call runs compiled code."""
 

@@ -135,7 +135,6 @@ def slow_map(model: nn.Module, images: Tensor, layer: str, layout: str | int, gr
     output = model(images)
     (output if isinstance(output, Tensor) else output.logits)[:, 3].sum().backward()
     (activations,) = outputs
-    assert activations.grad is not None
     values, weights = activations.detach(), activations.grad
     if isinstance(layout, int):
         assert values.shape[1] == layout + grid[0] * grid[1]

@@ -16,7 +16,7 @@ import gradcam
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, TargetError
 from gradcam.targets import ClassTarget
-from tests.helpers import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, FunctionModule, assert_same, tiny_model, traces
 
 ONE_PASS = [name for name, method in METHODS.items() if method.needs]
 VIEWS = {
@@ -52,7 +52,7 @@ def test_the_map_is_the_mean_of_all_views_put_upright(augmentation: str, method:
 
 
 @pytest.mark.parametrize("method", ONE_PASS)
-def test_every_method_can_be_augmented_in_one_batch(method: str) -> None:
+def test_every_method_can_be_augmented_in_one_batch_and_smoothed(method: str) -> None:
     model = tiny_model().eval()
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
@@ -60,6 +60,9 @@ def test_every_method_can_be_augmented_in_one_batch(method: str) -> None:
     assert sizes == [18] + [1] * 18  # the first call also runs each image alone
     assert explanation.maps.shape == (3, 1, 6, 8)
     assert explanation.heatmaps.shape == (3, 1, 12, 16)
+    smoothed = gradcam.explain(model, TINY, "0", method=method, smoothing="eigen", augmentation="flip")
+    assert smoothed.heatmaps.isfinite().all()
+    assert smoothed.method == method
 
 
 def test_classes_scores_and_output_are_those_of_the_images() -> None:
@@ -72,25 +75,17 @@ def test_classes_scores_and_output_are_those_of_the_images() -> None:
 
 
 def test_views_are_explained_for_the_class_of_the_image_itself() -> None:
-    class Mirror(nn.Module):
-        """A model whose two scores are the brightness of the left half and of the right half."""
+    def forward(module: Any, x: Tensor) -> Tensor:
+        """Return the brightness of the left half and of the right half."""
+        x = module.keep(x)
+        return torch.stack([x[..., :2].mean((1, 2, 3)), x[..., 2:].mean((1, 2, 3))], 1)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.keep = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.keep(x)
-            return torch.stack([x[..., :2].mean((1, 2, 3)), x[..., 2:].mean((1, 2, 3))], 1)
-
-    images = torch.zeros(1, 1, 4, 4)
+    images, model = torch.zeros(1, 1, 4, 4), FunctionModule(forward, keep=nn.Identity())
     images[..., 0] = 1
-    explanation = gradcam.explain(Mirror(), images, "keep", method="hirescam", augmentation="flip", evidence="signed")
-    assert explanation.classes is not None
+    explanation = gradcam.explain(model, images, "keep", method="hirescam", augmentation="flip", evidence="signed")
     assert explanation.classes.tolist() == [[0]]
-    torch.testing.assert_close(
-        explanation.maps[0, 0, :, 0], torch.full((4,), 1 / 16)
-    )  # in the mirrored view, class 0 gets no evidence
+    # In the mirrored view, class 0 gets no evidence.
+    torch.testing.assert_close(explanation.maps[0, 0, :, 0], torch.full((4,), 1 / 16))
 
 
 @pytest.mark.parametrize("target", [lambda output: output[:, :2] - output[:, 2:4], [0, 1, 2], 3])
@@ -102,16 +97,11 @@ def test_targets_of_all_forms(target: Any) -> None:
 
 
 def test_inputs_per_image_are_repeated() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
+    def forward(module: Any, image: Tensor, scale: Tensor, offset: Tensor) -> dict[str, Tensor]:
+        features = module.conv(image).relu() * scale[:, None, None, None] + offset
+        return {"logits": features.mean((2, 3)), "other": offset}
 
-        def forward(self, image: Tensor, scale: Tensor, offset: Tensor) -> dict[str, Tensor]:
-            features = self.conv(image).relu() * scale[:, None, None, None] + offset
-            return {"logits": features.mean((2, 3)), "other": offset}
-
-    model = Scaled()
+    model = FunctionModule(forward, conv=nn.Conv2d(3, 4, 3))
     images = {"image": TINY, "scale": torch.tensor([1.0, 2.0, 3.0]), "offset": torch.tensor(0.5)}
     explanation = gradcam.explain(model, images, "conv", target=1, augmentation="flip", evidence="signed")
     for row in range(3):
@@ -123,45 +113,24 @@ def test_inputs_per_image_are_repeated() -> None:
 
 
 def test_masks_are_mirrored_with_their_images() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
+    def forward(module: Any, image: Tensor, mask: Tensor) -> Tensor:
+        return (module.conv(image * mask).relu() ** 2).mean((2, 3))
 
-        def forward(self, image: Tensor, mask: Tensor) -> Tensor:
-            return (self.conv(image * mask).relu() ** 2).mean((2, 3))
-
-    model, mask = Masked(), (torch.rand(3, 1, 12, 16) > 0.5).float()
+    model, mask = FunctionModule(forward, conv=nn.Conv2d(3, 4, 3)), (torch.rand(3, 1, 12, 16) > 0.5).float()
     explanation = gradcam.explain(model, (TINY, mask), "conv", target=1, augmentation="flip")
     expected = gradcam.explain(model, (TINY * mask, torch.ones_like(mask)), "conv", target=1, augmentation="flip")
     torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 def test_one_target_number_applies_to_all_views() -> None:
-    class Tempered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = tiny_model()
-
-        def forward(self, image: Tensor, temperature: Tensor) -> Tensor:
-            return self.model(image) / temperature
-
-    model = Tempered()
+    model = FunctionModule(lambda module, x, temperature: module.model(x) / temperature, model=tiny_model())
     explanation = gradcam.explain(model, (TINY[:1], torch.tensor([2.0])), "model.3", target=1, augmentation="flip")
     plain = gradcam.explain(model.model, TINY[:1], "3", target=1, augmentation="flip")
     torch.testing.assert_close(explanation.maps * 2, plain.maps)
 
 
 def test_outputs_with_logits_of_any_kind() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = tiny_model()
-
-        def forward(self, image: Tensor) -> Any:
-            return SimpleNamespace(logits=self.model(image))
-
-    model = Wrapped()
+    model = FunctionModule(lambda module, x: SimpleNamespace(logits=module.model(x)), model=tiny_model())
     explanation = gradcam.explain(model, TINY, "model.3", target=1, augmentation="flip")
     plain = gradcam.explain(model.model, TINY, "3", target=1, augmentation="flip")
     torch.testing.assert_close(explanation.maps, plain.maps)
@@ -246,13 +215,11 @@ def test_smoothing_takes_the_first_component_of_the_weighted_channels(
 
 
 def test_smoothed_hirescam_is_eigengradcam_and_components_stay() -> None:
-    explanations = gradcam.compare(
-        tiny_model(), TINY, layers=["0"], methods=["hirescam", "eigengradcam", "eigencam", "kpcacam"], smoothing="eigen"
-    )
-    plain = gradcam.compare(tiny_model(), TINY, layers=["0"], methods=["eigengradcam", "eigencam", "kpcacam"])
-    assert torch.equal(explanations["0", "hirescam"].maps, explanations["0", "eigengradcam"].maps)
-    for key, item in plain.items():
-        assert torch.equal(explanations[key].maps, item.maps)
+    methods = ["eigengradcam", "eigencam", "kpcacam"]
+    plain = gradcam.compare(tiny_model(), TINY, layers=["0"], methods=methods)
+    smoothed = gradcam.compare(tiny_model(), TINY, layers=["0"], methods=["hirescam", *methods], smoothing="eigen")
+    assert torch.equal(smoothed["0", "hirescam"].maps, smoothed["0", "eigengradcam"].maps)
+    assert all(torch.equal(smoothed[key].maps, item.maps) for key, item in plain.items())
 
 
 def test_smoothed_fem() -> None:
@@ -262,13 +229,6 @@ def test_smoothed_fem() -> None:
     matrix = np.zeros((16, 2))
     matrix[5] = [1, 48.1 / 16]
     np.testing.assert_allclose(smoothed.flatten().numpy(), np.linalg.norm(matrix, axis=1), atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ONE_PASS)
-def test_every_method_of_one_pass_can_be_smoothed(name: str) -> None:
-    explanation = gradcam.explain(tiny_model(), TINY, "0", method=name, smoothing="eigen", augmentation="flip")
-    assert explanation.heatmaps.isfinite().all()
-    assert explanation.method == name
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamWarning, LayerError
+from tests.helpers import FunctionModule
 
 IMAGE_SIZE, PATCH, WIDTH = 64, 8, 32
 CELLS = (IMAGE_SIZE // PATCH) ** 2
@@ -280,18 +281,16 @@ def test_runs_of_mirrored_images_are_not_recommended_for_fusing() -> None:
     assert "only if none of them sees a mirrored" in str(caught[0].message)
 
 
+def make_turned(turn: Callable[[Tensor], Tensor]) -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU())
+    return FunctionModule(
+        lambda module, images: module.head(module.net(turn(images)).mean((2, 3))), net=net, head=nn.Linear(8, 5)
+    ).eval()
+
+
 def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
-    class Transposed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU())
-            self.head = nn.Linear(8, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.net(images.mT).mean((2, 3)))
-
     torch.manual_seed(0)
-    model, images = Transposed().eval(), torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
+    model, images = make_turned(lambda images: images.mT), torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
     explanation = gradcam.explain(model, images, target=1, method="hirescam", evidence="signed")
     activations, gradient = record(model, explanation.layer, images)
     torch.testing.assert_close(explanation.maps[:, 0], (activations * gradient).sum(1).mT, rtol=1e-4, atol=1e-7)
@@ -311,38 +310,24 @@ def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
 
 
 def test_a_network_that_rotates_the_image_gives_a_warning() -> None:
-    class Rotated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU())
-            self.head = nn.Linear(8, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.net(images.rot90(1, (2, 3))).mean((2, 3)))
-
     torch.manual_seed(0)
-    model, images = Rotated().eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
+    model, images = make_turned(lambda images: images.rot90(1, (2, 3))), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     for _ in range(2):
         with pytest.warns(GradcamWarning, match="may be misplaced: it does not respond on the side"):
             gradcam.explain(model, images, target=1)
 
 
 def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
-    class Positions(nn.Module):
-        """A model that embeds the image by a function, and only the positions by a module."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.positions = nn.Parameter(torch.randn(8, 3, PATCH, PATCH)), nn.Embedding(CELLS, 8)
-            self.head = nn.Linear(8, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            tokens = nn.functional.conv2d(images, self.weight, stride=PATCH).flatten(2).transpose(1, 2)
-            return self.head((tokens * self.positions(torch.arange(CELLS)[None])).relu().mean(1))
+    def forward(module: Any, images: Tensor) -> Tensor:
+        """Embed the image by a function, and only the positions by a module."""
+        tokens = nn.functional.conv2d(images, weight, stride=PATCH).flatten(2).transpose(1, 2)
+        return module.head((tokens * module.positions(torch.arange(CELLS)[None])).relu().mean(1))
 
     torch.manual_seed(0)
+    weight = torch.randn(8, 3, PATCH, PATCH)
+    model = FunctionModule(forward, positions=nn.Embedding(CELLS, 8), head=nn.Linear(8, 5)).eval()
     with pytest.raises(LayerError, match="'positions'.*does not depend on the image"):
-        gradcam.explain(Positions().eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE), target=1)
+        gradcam.explain(model, torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE), target=1)
 
 
 class Gated(nn.Module):
@@ -363,16 +348,10 @@ def open_gate(model: nn.Module) -> dict[str, Tensor]:
 
 
 def swap_averages(model: nn.Module) -> None:
+    values = open_gate(model)
     with torch.no_grad():
-        for parameter, value in zip(
-            model.parameters(), [open_gate(model)[name] for name, _ in model.named_parameters()]
-        ):
-            parameter.copy_(value)
-
-
-def replace_in_inference_mode(model: Any) -> None:
-    with torch.inference_mode():
-        model.gate = nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
 
 
 WRITES: dict[str, Callable[[Any], Any]] = {
@@ -554,15 +533,14 @@ def test_facts_of_zero_weights_are_dropped() -> None:
     assert explanation.maps.any()
 
 
-def test_weights_created_in_inference_mode_are_explained_without_a_cache() -> None:
+def test_weights_created_in_inference_mode_are_an_error() -> None:
     torch.manual_seed(0)
     model, images = Gated().eval(), torch.randn(4, 3, 32, 32)
     gradcam.explain(model, images, "features", target=1)
-    replace_in_inference_mode(model)
+    with torch.inference_mode():
+        model.gate = nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
     for _ in range(2):
-        with pytest.raises(
-            gradcam.GradcamError, match="inference_mode"
-        ):  # autograd cannot use a parameter that was created in inference mode
+        with pytest.raises(gradcam.GradcamError, match="inference_mode"):  # autograd cannot use such a parameter
             gradcam.explain(model, images, "features", target=1)
 
 

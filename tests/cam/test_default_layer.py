@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamWarning
 from gradcam.targets import ClassTarget
+from tests.helpers import FunctionModule
 
 PASSES: list[int] = []  # the batch size of each forward pass
 HIDDEN = {"deep": True}  # global state that no setting of the model reveals
@@ -72,16 +74,8 @@ def test_only_the_latest_image_sizes_stay_cached(monkeypatch: pytest.MonkeyPatch
     assert passes == [5] * 9 + [1, 5]
 
 
-def skip(model: Net) -> None:
-    model.deep = False
-
-
-def skip_by_configuration(model: Net) -> None:
-    model.config.deep = False
-
-
-def skip_by_another_forward(model: Net) -> None:
-    model.forward = lambda images: model.head(model.a(model.stem(images).relu()).mean((2, 3)))  # type: ignore[method-assign]
+def run_without_b(model: Net, images: Tensor) -> Tensor:
+    return model.head(model.a(model.stem(images).relu()).mean((2, 3)))
 
 
 def skip_by_another_module(model: Net) -> None:
@@ -89,21 +83,13 @@ def skip_by_another_module(model: Net) -> None:
     model._is_deep = lambda self, images: False
 
 
-def skip_by_hidden_state(model: Net) -> None:
-    HIDDEN["deep"] = False
-
-
-def skip_by_a_hook(model: Net) -> None:
-    model.b.register_forward_hook(lambda module, args, output: args[0])
-
-
-CHANGES: list[tuple[Callable[[Any, Tensor], bool], Callable[[Net], None]]] = [
-    (lambda self, images: self.deep, skip),
-    (lambda self, images: self.config.deep, skip_by_configuration),
-    (lambda self, images: self.deep, skip_by_another_forward),
+CHANGES: list[tuple[Callable[[Any, Tensor], bool], Callable[[Any], object]]] = [
+    (lambda self, images: self.deep, lambda model: setattr(model, "deep", False)),
+    (lambda self, images: self.config.deep, lambda model: setattr(model.config, "deep", False)),
+    (lambda self, images: self.deep, lambda model: setattr(model, "forward", partial(run_without_b, model))),
     (lambda self, images: self.deep, skip_by_another_module),
-    (lambda self, images: HIDDEN["deep"], skip_by_hidden_state),
-    (lambda self, images: self.deep, skip_by_a_hook),
+    (lambda self, images: HIDDEN["deep"], lambda model: HIDDEN.update(deep=False)),
+    (lambda self, images: self.deep, lambda model: model.b.register_forward_hook(lambda module, args, output: args[0])),
 ]
 
 
@@ -128,7 +114,7 @@ def test_a_changed_model_is_searched_again(
 def test_a_class_that_is_patched_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     assert gradcam.explain(model, images(), target=3).layer == "b"
-    monkeypatch.setattr(Net, "forward", lambda self, images: self.head(self.a(self.stem(images).relu()).mean((2, 3))))
+    monkeypatch.setattr(Net, "forward", run_without_b)
     assert gradcam.explain(model, images(), target=3).layer == "a"
 
 
@@ -167,16 +153,12 @@ def test_a_model_is_not_kept_alive() -> None:
 
 
 def test_warnings_about_the_layer_are_repeated_each_time() -> None:
-    class Forks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head((self.left(images) + self.right(images)).relu().mean((2, 3)))
+    def forward(module: Any, images: Tensor) -> Tensor:
+        return module.head((module.left(images) + module.right(images)).relu().mean((2, 3)))
 
     torch.manual_seed(0)
-    model = Forks().eval()
+    left, right = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+    model = FunctionModule(forward, left=left, right=right, head=nn.Linear(4, 5)).eval()
     for _ in range(3):
         with pytest.warns(GradcamWarning, match="The default layer 'right' is on a branch"):
             gradcam.explain(model, images(), target=1)

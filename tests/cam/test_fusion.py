@@ -38,7 +38,6 @@ def test_each_heatmap_has_its_own_maximum_first(reduction: str, evidence: str) -
     torch.testing.assert_close(fused.maps, expected)
     torch.testing.assert_close(fused.heatmaps, normalise_maps(expected))
     assert (fused.layer, fused.method, fused.evidence) == ("0+3", "gradcam", evidence)
-    assert fused.classes is not None
     assert fused.classes.tolist() == [[0, 3]] * 3
     assert fused.maps.shape == (3, 2, 12, 16)
 

@@ -15,6 +15,7 @@ import gradcam
 from gradcam.cam.methods.table import METHODS
 from gradcam.cam.rounding import denoise_method
 from gradcam.targets import ClassTarget
+from tests.helpers import FunctionModule
 
 IMAGES = torch.rand(3, 3, 24, 32, generator=torch.Generator().manual_seed(0))
 LAYER = "3"
@@ -88,34 +89,25 @@ def test_terms_that_cancel_by_hand() -> None:
 
 
 def test_a_genuine_class_beside_one_that_cancels() -> None:
-    class TwoHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.norm = instance_norm()[:4], nn.InstanceNorm2d(CHANNELS)
+    def forward(module: Any, images: Tensor) -> Tensor:
+        features = module.net(images)
+        return torch.stack([module.norm(features)[:, :, :3].square().sum((1, 2, 3)), features.sum((1, 2, 3))], 1)
 
-        def forward(self, images: Tensor) -> Tensor:
-            features = self.net(images)
-            return torch.stack([self.norm(features)[:, :, :3].square().sum((1, 2, 3)), features.sum((1, 2, 3))], 1)
-
+    model = FunctionModule(forward, net=instance_norm()[:4], norm=nn.InstanceNorm2d(CHANNELS)).eval()
     with pytest.warns(gradcam.GradcamWarning, match="of 6 heatmaps of gradcam at layer 'net'"):
-        explanation = gradcam.explain(TwoHeads().eval(), IMAGES, "net", target=[[0, 1]] * 3, evidence="signed")
+        explanation = gradcam.explain(model, IMAGES, "net", target=[[0, 1]] * 3, evidence="signed")
     assert not explanation.maps[:, 0].any()
     torch.testing.assert_close(explanation.maps[:, 1], instance_norm()[:4](IMAGES).sum(1))
 
 
 @pytest.mark.parametrize("factor", [2.0**-60, 2.0**40])
 def test_the_scale_of_a_map_does_not_matter(factor: float) -> None:
-    class Scaled(nn.Module):
-        def __init__(self, factor: float) -> None:
-            super().__init__()
-            self.net, self.factor = network(nn.Identity()), factor
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.net(images) * self.factor
+    def scaled_network(factor: float) -> nn.Module:
+        return FunctionModule(lambda module, images: module.net(images) * factor, net=network(nn.Identity()))
 
     for method in ("gradcam", "hirescam", "layercam", "xgradcam", "eigengradcam", "reciprocam"):
         scaled, plain = (
-            gradcam.explain(Scaled(item), IMAGES, "net.3", method=method, target=ALL, evidence=evidence(method))
+            gradcam.explain(scaled_network(item), IMAGES, "net.3", method=method, target=ALL, evidence=evidence(method))
             for item in (factor, 1.0)
         )
         assert plain.maps.flatten(2).any(2).sum() >= 4
@@ -162,24 +154,17 @@ def test_rounding_of_one_sign_beside_genuine_evidence_is_blank() -> None:
     assert settled.rounding_mask.tolist() == [[[True, False]]]
 
 
-class SumOfShares(nn.Module):
-    """A model with a score that is always 1 up to rounding, beside one that varies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network(nn.Identity())
-
-    def forward(self, images: Tensor) -> Tensor:
-        # A sum of more values has a larger rounding error.
-        features = nn.functional.adaptive_avg_pool2d(self.net[:4](images), 4).flatten(1)
-        shares = (features * 3).softmax(1)
-        return torch.stack([shares.sum(1), features.sum(1)], 1)
+def sum_shares(module: Any, images: Tensor) -> Tensor:
+    """Return a score that is always 1 up to rounding, beside one that varies."""
+    # A sum of more values has a larger rounding error.
+    features = nn.functional.adaptive_avg_pool2d(module.net[:4](images), 4).flatten(1)
+    return torch.stack([(features * 3).softmax(1).sum(1), features.sum(1)], 1)
 
 
 @pytest.mark.parametrize("name", ["ablationcam", "reciprocam", "rise"])
 def test_scores_that_differ_only_by_rounding_give_a_blank_map(name: str) -> None:
     method = METHODS[name].using(masks=40) if name == "rise" else METHODS[name]
-    model = SumOfShares().eval()
+    model = FunctionModule(sum_shares, net=network(nn.Identity())).eval()
     assert 0 < (model(IMAGES)[:, 0] - 1).abs().max() < 2e-6
     with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
@@ -257,16 +242,9 @@ def test_a_channel_that_is_constant_up_to_rounding_stands_out_nowhere() -> None:
 
 
 def test_a_channel_that_is_constant_up_to_rounding_has_no_mask() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Identity()
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.layer(images).mean((2, 3))[:, :1]
-
+    model = FunctionModule(lambda module, images: module.layer(images).mean((2, 3))[:, :1], layer=nn.Identity())
     images = torch.rand(1, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     images[0, 1] = 0.7
-    expected = gradcam.explain(Model(), images, "layer", method="scorecam", target=0).maps
+    expected = gradcam.explain(model, images, "layer", method="scorecam", target=0).maps
     images[0, 1, 2, 3] += 1e-7
-    torch.testing.assert_close(gradcam.explain(Model(), images, "layer", method="scorecam", target=0).maps, expected)
+    torch.testing.assert_close(gradcam.explain(model, images, "layer", method="scorecam", target=0).maps, expected)

@@ -107,7 +107,6 @@ def slow_map(model: nn.Module, images: Tensor, layer: str, target: int) -> tuple
     output = model(images.requires_grad_())
     output[:, target].sum().backward()
     (activations,) = outputs
-    assert activations.grad is not None
     weights, values = activations.grad, activations.detach()
     if values.ndim == 3:  # a class token, and then the patches row by row
         side = math.isqrt(values.shape[1] - 1)

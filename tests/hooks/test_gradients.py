@@ -25,7 +25,6 @@ class Cube(torch.autograd.Function):
 def test_an_operation_that_cannot_be_batched_is_looped_over() -> None:
     x = torch.randn(2, 3, requires_grad=True)
     (gradients_by_input,) = jacobian(Cube.apply(x), [x], scaled=False)
-    assert gradients_by_input[0] is not None
     for k in range(3):
         expected = torch.zeros(2, 3)
         expected[:, k] = 3 * x[:, k].detach() ** 2
@@ -47,7 +46,6 @@ def test_few_classes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_gradient_is_none_without_a_path() -> None:
     x, y = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
     (gradients_by_input,) = jacobian(x.square(), [x, y], scaled=False)
-    assert gradients_by_input[0] is not None
     assert gradients_by_input[1] is None
 
 
@@ -55,7 +53,6 @@ def test_the_gradient_is_none_without_a_path() -> None:
 def test_scaling_keeps_what_float16_would_lose(factor: float) -> None:
     x = torch.ones(2, 2, dtype=torch.float16, requires_grad=True)
     (gradients_by_input,) = jacobian((x * 2).float() * factor, [x], scaled=True)
-    assert gradients_by_input[0] is not None
     assert gradients_by_input[0].dtype == torch.float32
     torch.testing.assert_close(gradients_by_input[0][1, :, 1], torch.full((2,), 2 * factor), rtol=1e-3, atol=0)
 
@@ -66,7 +63,5 @@ def test_the_largest_scale_without_overflow_is_used() -> None:
     y = torch.ones(1, 1, dtype=torch.float16, requires_grad=True)
     scores = (3 * x).float() + (y * 2.0**-14).float() * 2.0**-16
     (gradients_by_input,) = jacobian(scores, [x, y], scaled=True)
-    assert gradients_by_input[0] is not None
-    assert gradients_by_input[1] is not None
     assert gradients_by_input[0].item() == 3
     assert gradients_by_input[1].item() == pytest.approx(2.0**-30, rel=1e-2)

@@ -21,7 +21,7 @@ import gradcam
 from gradcam import TargetLayer
 from gradcam.errors import GradcamWarning, LayerError, ModelError
 from tests import oracles
-from tests.helpers import HOOKS
+from tests.helpers import HOOKS, FunctionModule
 
 # With the minimum number of modules to compare. The last two are narrow, because each module takes a full pass.
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], int]] = {
@@ -72,19 +72,9 @@ def test_every_module_that_runs_once_equals_the_slow_reference(name: str, frozen
 
 
 def small_network() -> nn.Sequential:
-    return (
-        nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(4, 6, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(6, 5),
-        )
-        .double()
-        .eval()
-    )
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)
+    first, second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 6, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(inplace=True), second, nn.ReLU(inplace=True), *head).double().eval()
 
 
 def expected_of(model: nn.Module, images: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -107,20 +97,13 @@ def test_a_plain_backward_stores_the_gradients_too(model: nn.Sequential, mode: C
     torch.testing.assert_close(layer.gradients, expected)
 
 
-def test_backward_can_be_called_again_for_another_score(model: nn.Sequential) -> None:
-    with TargetLayer(model[2]) as layer:
-        output = model(IMAGES)
-        first = layer.backward(output[:, 0].sum())
-        second = layer.backward(output[:, 3].sum() + 0.5 * output[:, 1].sum())
-    assert not torch.equal(first, second)
-    torch.testing.assert_close(second, expected_of(model, IMAGES, "2")[1])
-
-
-def test_one_context_serves_many_passes(model: nn.Sequential) -> None:
+def test_one_context_serves_many_passes_and_scores(model: nn.Sequential) -> None:
     passes = [(images, *expected_of(model, images, "2")) for images in (IMAGES, IMAGES + 1, IMAGES * 2)]
     with TargetLayer(model[2]) as layer:
         for images, activations, gradients in passes:
-            layer.backward(score_of(model(images)))
+            output = model(images)
+            first = layer.backward(output[:, 0].sum())
+            assert not torch.equal(first, layer.backward(score_of(output)))
             torch.testing.assert_close(layer.activations.detach(), activations)
             torch.testing.assert_close(layer.gradients, gradients)
 
@@ -181,18 +164,8 @@ def test_several_layers_in_one_pass_do_not_cut_one_another_off(model: nn.Sequent
         torch.testing.assert_close(gradient, expected)
 
 
-class FunctionModule(nn.Module):
-    """A module with the given parts, whose forward pass is any function of it and the input."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
-        self.double().eval()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
+def make_module(function: Callable[[Any, Tensor], Any], **parts: nn.Module) -> nn.Module:
+    return FunctionModule(function, **parts).double().eval()
 
 
 def convolution(channels: int = 4) -> nn.Module:
@@ -207,7 +180,7 @@ def test_a_layer_that_returns_its_input_survives_a_later_in_place_change(recorde
         x.mul_(-3)  # this changes y as well, unless the hook has returned a copy
         return model.head((y.relu() + 0 * x).mean((2, 3)))
 
-    model = FunctionModule(forward, before=convolution(), target=nn.Dropout(), head=nn.Linear(4, 5))
+    model = make_module(forward, before=convolution(), target=nn.Dropout(), head=nn.Linear(4, 5))
     plain = model.before(IMAGES).detach()
     # With an earlier recorded layer, the input requires gradients and cannot become a leaf.
     outer = [TargetLayer(model.before)] if recorded else []
@@ -240,7 +213,7 @@ def test_an_output_with_several_values_gives_its_first_floating_tensor(kind: str
         assert type(output).__name__ == {"named tuple": "Pair"}.get(kind, kind)
         return (output["value"] if kind == "dict" else output[1]).square().mean((2, 3))
 
-    model = FunctionModule(forward, several=FunctionModule(several))
+    model = make_module(forward, several=make_module(several))
     with TargetLayer(model.several) as layer:
         layer.backward(model(IMAGES).sum())
     torch.testing.assert_close(layer.activations.detach(), IMAGES * 2)
@@ -265,12 +238,9 @@ def test_half_precision_gradients_that_underflow_are_kept() -> None:
 
 class TestErrors:
     def test_the_layer_has_to_run_once_and_return_a_tensor(self, model: nn.Sequential) -> None:
-        layers = {"elsewhere": nn.Identity(), "relu": model[1], "shape": FunctionModule(lambda _, x: tuple(x.shape))}
-        for name, message in (
-            ("elsewhere", "did not run"),
-            ("relu", "ran 2"),
-            ("shape", "returned no floating-point tensor"),
-        ):
+        layers = {"elsewhere": nn.Identity(), "relu": model[1], "shape": make_module(lambda _, x: tuple(x.shape))}
+        messages = {"elsewhere": "did not run", "relu": "ran 2", "shape": "returned no floating-point tensor"}
+        for name, message in messages.items():
             with TargetLayer(layers[name], name=name) as layer:
                 score = model[1](model(IMAGES)).sum()
                 layers["shape"](IMAGES)
@@ -369,7 +339,7 @@ def test_activations_are_freed_when_the_layer_is_forgotten(model: nn.Sequential)
 
 
 def test_functional_relu_in_place_behind_the_layer() -> None:
-    model = FunctionModule(lambda module, x: F.relu(module.conv(x), inplace=True).mean((2, 3)), conv=nn.Conv2d(3, 4, 1))
+    model = make_module(lambda module, x: F.relu(module.conv(x), inplace=True).mean((2, 3)), conv=nn.Conv2d(3, 4, 1))
     with TargetLayer(model.conv) as layer:
         layer.backward(model(IMAGES)[:, 1].sum())
     plain = model.conv(IMAGES).detach()
@@ -453,7 +423,7 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
 ) -> None:
     kinds: dict[str, nn.Module] = {
         "attribute": nn.LeakyReLU(0.3, inplace=True),
-        "function": FunctionModule(lambda _, x: F.leaky_relu_(x, 0.3)),  # without an `inplace` attribute
+        "function": make_module(lambda _, x: F.leaky_relu_(x, 0.3)),  # without an `inplace` attribute
         "container": nn.Sequential(nn.Identity(), nn.LeakyReLU(0.3, inplace=True)),
     }
 
@@ -466,7 +436,7 @@ def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
         y += 1
         return model.head((y * x.sigmoid()).mean((2, 3)))
 
-    model = FunctionModule(forward, before=convolution(), target=kinds[kind], head=nn.Linear(4, 5))
+    model = make_module(forward, before=convolution(), target=kinds[kind], head=nn.Linear(4, 5))
     layer, before, output = run_recorded(model, model.target, model.before if outer else None)
     assert torch.equal(output, model(IMAGES))
     start = model.before(IMAGES).detach().requires_grad_()
@@ -486,8 +456,8 @@ def test_a_block_that_changes_its_input_in_place_and_returns_another(outer: bool
         x = model.before(images)
         return model.head((model.block(x) * x).mean((2, 3)))
 
-    block = FunctionModule(lambda module, x: module.conv(F.relu_(x)), conv=nn.Conv2d(4, 4, 1))
-    model = FunctionModule(forward, before=nn.Conv2d(3, 4, 3), block=block, head=nn.Linear(4, 5))
+    block = make_module(lambda module, x: module.conv(F.relu_(x)), conv=nn.Conv2d(4, 4, 1))
+    model = make_module(forward, before=nn.Conv2d(3, 4, 3), block=block, head=nn.Linear(4, 5))
     layer, before, output = run_recorded(model, model.block, model.before if outer else None)
     torch.testing.assert_close(output, model(IMAGES), rtol=0, atol=0)
     start = model.before(IMAGES).detach().requires_grad_()
@@ -516,7 +486,7 @@ def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(rec
         first, second = (first.clone(), second.clone()) if recorded else (first, second)
         return model.head((model.target(first) * second.sigmoid()).mean((2, 3)))
 
-    model = FunctionModule(forward, before=convolution(8), target=nn.ReLU(inplace=True), head=nn.Linear(4, 5))
+    model = make_module(forward, before=convolution(8), target=nn.ReLU(inplace=True), head=nn.Linear(4, 5))
     with contextlib.ExitStack() as stack:
         if recorded:  # then the output of the earlier layer has a gradient to continue
             stack.enter_context(TargetLayer(model.before))
@@ -529,7 +499,7 @@ def test_in_place_layers_that_cannot_be_written_to_are_recorded_all_the_same(rec
 
 
 def test_an_in_place_layer_on_a_frozen_parameter_leaves_no_graph_on_it() -> None:
-    model = FunctionModule(
+    model = make_module(
         lambda module, x: module.head((x * module.target(module.weight)).mean((2, 3))), target=nn.ReLU(inplace=True)
     )
     model.head = nn.Linear(3, 5).double()

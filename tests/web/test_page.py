@@ -151,7 +151,6 @@ def test_the_exact_maps_are_those_of_backward_passes(classifier: gradcam.Classif
     """Compare the maps before quantisation with backward passes, up to rounding."""
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "hirescam"])
     for item in page.maps:
-        assert item.maps is not None
         indices = [page.targets.indices[at] for at in (0, 10, 500)]
         options: Any = {"method": item.method, "target": [indices], "evidence": "signed"}
         maps = classifier.explain(photo("coffee.jpg"), "layer4", **options).maps
@@ -284,7 +283,6 @@ def test_another_fit_has_the_most_probable_classes(fit: str, photo: Photo) -> No
     assert page.region == (0, 0, 400, 600)
     assert list(page.maps[0].targets or ()) == [0, 1]
     explanation = classifier.explain(photo("coffee.jpg"), "layer4", target=page.targets.indices[1], evidence="signed")
-    assert page.maps[0].maps is not None
     np.testing.assert_allclose(page.maps[0].maps[1], explanation.maps[0, 0].numpy(), rtol=1e-4, atol=1e-6)
 
 

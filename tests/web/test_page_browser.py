@@ -187,7 +187,6 @@ def test_layers_and_methods_are_tabs(go: Callable[..., Any]) -> None:
 def test_hovering_lists_what_a_place_speaks_for(go: Callable[..., Any], cat: Page) -> None:
     page = go()
     values = cat.maps[0].maps
-    assert values is not None
     for across, down in ((0.2, 0.3), (0.8, 0.4)):
         page.mouse.move(*at(page, across, down))
         row, column = int(down * 7), int(across * 7)
@@ -225,7 +224,6 @@ def test_the_keys_move_over_the_picture(go: Callable[..., Any], cat: Page) -> No
     page.keyboard.press("ArrowDown")  # The first key press selects the middle cell.
     page.keyboard.press("ArrowLeft")
     values = cat.maps[0].maps
-    assert values is not None
     assert page.locator("#place .label").first.inner_text() == cat.targets.names[int(values[:, 3, 2].argmax())]
     page.keyboard.press("Enter")
     assert page.locator("#release").is_visible()
