@@ -58,27 +58,24 @@ def test_a_quota_of_version_2(tmp_path: Path, limit: str, cores: int) -> None:
     assert count_cores(v2(tmp_path, {"": limit})) == cores
 
 
-def test_a_group_that_this_one_is_in_may_have_the_limit(tmp_path: Path) -> None:
-    limits = {"jobs/7/step": "max 100000", "jobs/7": "400000 100000", "jobs": "300000 100000"}
-    assert count_cores(v2(tmp_path, limits, "/jobs/7/step")) == 3
-    assert count_cores(v2(tmp_path, limits | {"jobs/7": "200000 100000"}, "/jobs/7/step")) == 2
+STEPS = {"jobs/7/step": "max 100000", "jobs/7": "400000 100000", "jobs": "300000 100000"}
 
 
-def test_a_group_beside_this_one_does_not_count(tmp_path: Path) -> None:
-    assert count_cores(v2(tmp_path, {"jobs/8": "100000 100000", "jobs/7": "500000 100000"}, "/jobs/7")) == 5
-
-
-@pytest.mark.parametrize("group", ["/docker/0123", "/../../other"])
-def test_a_path_that_is_the_hosts(tmp_path: Path, group: str) -> None:
-    """Check a container, where the mount is the container's own group."""
-    assert count_cores(v2(tmp_path, {"": "300000 100000"}, group)) == 3
-
-
-def test_a_path_outside_of_the_mount_is_not_followed(tmp_path: Path) -> None:
-    assert (
-        count_cores(v2(tmp_path, {"": "max 100000", "../cgroup-of-others": "100000 100000"}, "/../cgroup-of-others"))
-        == 8
-    )
+@pytest.mark.parametrize(
+    ("limits", "group", "cores"),
+    [
+        (STEPS, "/jobs/7/step", 3),
+        (STEPS | {"jobs/7": "200000 100000"}, "/jobs/7/step", 2),
+        ({"jobs/8": "100000 100000", "jobs/7": "500000 100000"}, "/jobs/7", 5),  # a group beside this one
+        ({"": "300000 100000"}, "/docker/0123", 3),  # in a container, the mount is the container's own group
+        ({"": "300000 100000"}, "/../../other", 3),
+        ({"": "max 100000", "../cgroup-of-others": "100000 100000"}, "/../cgroup-of-others", 8),  # outside of the mount
+    ],
+)
+def test_the_limit_is_of_this_group_or_of_one_around_it(
+    tmp_path: Path, limits: dict[str, str], group: str, cores: int
+) -> None:
+    assert count_cores(v2(tmp_path, limits, group)) == cores
 
 
 @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])

@@ -60,12 +60,8 @@ HUGGING_FACE: list[tuple[str, str, dict[str, Any], tuple[int, int], str, str | i
     ("Beit", "", {**SIZES, **PATCHES}, (32, 48), "beit.layers.1", 1),
     ("Dinov2", "", {**SIZES, "image_size": 32, "patch_size": 8}, (32, 48), "dinov2.layernorm", 1),
     (
-        "Dinov2WithRegisters",
-        "",
-        {**SIZES, "image_size": 32, "patch_size": 8},
-        (32, 48),
-        "dinov2_with_registers.layernorm",
-        5,
+        "Dinov2WithRegisters", "", {**SIZES, "image_size": 32, "patch_size": 8}, (32, 48),
+        "dinov2_with_registers.layernorm", 5,
     ),
     ("CLIP", "vision_config", {**SIZES, "image_size": 32, "patch_size": 8}, (32, 32), "vision_model.encoder", 1),
     ("Swin", "", {**WINDOWS, "image_size": 32, "window_size": 4}, (32, 48), "swin.layernorm", 0),
@@ -104,7 +100,7 @@ HUGGING_FACE: list[tuple[str, str, dict[str, Any], tuple[int, int], str, str | i
         "mobilevit.conv_1x1_exp",
         CHANNELS_FIRST,
     ),
-]
+]  # fmt: skip
 
 
 def randomise(model: nn.Module) -> nn.Module:

@@ -134,33 +134,14 @@ class TestTargets:
     @pytest.mark.parametrize(
         "target",
         [
-            True,
-            1.0,
-            -1,
-            5,
-            "cat",
-            [0, 1],
-            [0, 1, 2, 3],
-            [True, False, True],
-            [[np.array(True)], [np.array(1)], [np.array(1)]],
-            [0.0, 1.0, 2.0],
-            [[0, 1], [2], [3]],
-            [[]] * 3,
-            [0, 1, -2],
-            [[0, 1, 2]],
-            torch.tensor([0.0, 1.0, 2.0]),
-            torch.tensor([True, True, False]),
-            [None] * 3,
-            torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
-            torch.zeros(3, dtype=torch.int64, device="meta"),
-            torch.eye(3, dtype=torch.int64).to_sparse(),
-            ClassTarget([True, False, True]),
-            int,
-            {},
-            [],
+            True, 1.0, -1, 5, "cat", [0, 1], [0, 1, 2, 3], [True, False, True],
+            [[np.array(True)], [np.array(1)], [np.array(1)]], [0.0, 1.0, 2.0], [[0, 1], [2], [3]], [[]] * 3,
+            [0, 1, -2], [[0, 1, 2]], torch.tensor([0.0, 1.0, 2.0]), torch.tensor([True, True, False]), [None] * 3,
+            torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16), torch.zeros(3, dtype=torch.int64, device="meta"),
+            torch.eye(3, dtype=torch.int64).to_sparse(), ClassTarget([True, False, True]), int, {}, [],
         ],
         ids=repr,
-    )
+    )  # fmt: skip
     def test_wrong_targets_are_errors(self, target: Any) -> None:
         with pytest.raises(TargetError) as error:
             gradcam.explain(self.model, TINY, "3", target=target)
@@ -557,14 +538,11 @@ class TestLayerErrors:
     @pytest.mark.parametrize(
         ("layer", "message"),
         [
-            ("5x", "no layer '5x' in Sequential.*Nearest"),
-            ("8", r"'8' gives \(3, 5\).*no spatial grid"),
-            ("5", r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
-            ("", "no layer ''"),
-            (3, "is 3, expected a dotted name"),
-            (nn.Conv2d(1, 1, 1), "not part of the model"),
+            ("5x", "no layer '5x' in Sequential.*Nearest"), ("8", r"'8' gives \(3, 5\).*no spatial grid"),
+            ("5", r"'5' gives \(3, 6, 1, 1\).*no spatial grid"), ("", "no layer ''"),
+            (3, "is 3, expected a dotted name"), (nn.Conv2d(1, 1, 1), "not part of the model"),
         ],
-    )
+    )  # fmt: skip
     def test_message(self, layer: Any, message: str) -> None:
         with pytest.raises(LayerError, match=message):
             gradcam.explain(tiny_model().eval(), TINY, layer)
@@ -890,16 +868,12 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda logits: (logits, logits[:, :2].sum(1)),
-        lambda logits: [logits],
-        lambda logits: {"logits": logits, "loss": None},
-        lambda logits: {"out": {"logits": logits}},
-        Answer,
-        lambda logits: Pair(logits, logits.flip(1)),
-        lambda logits: transformers_output(logits),
+        lambda logits: (logits, logits[:, :2].sum(1)), lambda logits: [logits],
+        lambda logits: {"logits": logits, "loss": None}, lambda logits: {"out": {"logits": logits}}, Answer,
+        lambda logits: Pair(logits, logits.flip(1)), lambda logits: transformers_output(logits),
     ],
     ids=["tuple", "list", "dict", "nested dict", "dataclass", "named tuple", "ModelOutput"],
-)
+)  # fmt: skip
 def test_logits_in_any_container(change: Callable[[Tensor], Any]) -> None:
     model = FunctionModule(lambda module, images: change(module.body(images)), body=tiny_model()).eval()
     expected = slow_maps(tiny_model().eval(), TINY, "3", [1, 4, 1])

@@ -15,7 +15,7 @@ import gradcam
 from gradcam.errors import ImageError
 from gradcam.hooks.containers import Batch, to_batch
 from tests.detectors import lay, make_detector, make_pictures, run, sample
-from tests.helpers import tiny_model
+from tests.helpers import FunctionModule, tiny_model
 
 VIEWS = ["none", "flip"]
 
@@ -59,15 +59,8 @@ def test_images_of_one_size_fill_the_canvas() -> None:
 def test_each_image_has_its_own_map(augmentation: str) -> None:
     """Explain a canvas position that is inside the first image and outside the second."""
     images = make((8, 10), (8, 5))
-    explanation = gradcam.explain(
-        PaddedListModel(),
-        images,
-        "features",
-        method="hirescam",
-        target=at(3, 2),
-        evidence="signed",
-        augmentation=augmentation,
-    )
+    options = {"method": "hirescam", "target": at(3, 2), "evidence": "signed", "augmentation": augmentation}
+    explanation = gradcam.explain(PaddedListModel(), images, "features", **options)
     assert [tuple(heatmap.shape) for heatmap in explanation.heatmaps] == [(1, 8, 10), (1, 8, 5)]
     # In a mirrored image, canvas column 2 is column 9 - 2 or 4 - 2.
     expected = {"none": ([2], [2]), "flip": ([2, 7], [2])}[augmentation]
@@ -100,15 +93,8 @@ def test_maps_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> 
     output, record = run(model, inputs)
     images, _ = record.outputs["transform"]
     canvas, sizes, levels = images.tensors.shape[2:], images.image_sizes, list(record.levels.values())
-    explanation = gradcam.explain(
-        model,
-        pictures,
-        "backbone",
-        method="hirescam",
-        target=two_scores,
-        augmentation=augmentation,
-        evidence="positive",
-    )
+    options = {"method": "hirescam", "target": two_scores, "evidence": "positive", "augmentation": augmentation}
+    explanation = gradcam.explain(model, pictures, "backbone", **options)
     for i, image in enumerate(pictures):
         for k in (0, 1):
             views = [
@@ -160,15 +146,6 @@ def test_images_of_several_kinds(images: list[Tensor]) -> None:
         gradcam.explain(make_detector("ssd"), images, target=two_scores)
 
 
-class Pixels(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.features(x) * 1.0).sum(1)
-
-
 def make_letterboxed_batch(window: tuple[int, int, int, int]) -> Batch:
     images = torch.zeros(1, 1, 12, 16, dtype=torch.float64)
     top, first_column, height, width = window
@@ -182,14 +159,9 @@ def test_images_letterboxed_into_a_window(augmentation: str) -> None:
 
     The mirrored image begins at canvas column 4, so canvas column 5 is its second-to-last column.
     """
-    explanation = gradcam.explain(
-        Pixels(),
-        make_letterboxed_batch((2, 2, 8, 10)),
-        "features",
-        method="hirescam",
-        target=lambda item: item[:, 4, 5],
-        augmentation=augmentation,
-    )
+    model = FunctionModule(lambda module, x: (module.features(x) * 1.0).sum(1), features=nn.Identity())
+    options = {"method": "hirescam", "target": lambda item: item[:, 4, 5], "augmentation": augmentation}
+    explanation = gradcam.explain(model, make_letterboxed_batch((2, 2, 8, 10)), "features", **options)
     assert tuple(explanation.heatmaps.shape) == (1, 1, 8, 10)
     expected = [[2, 3]] if augmentation == "none" else [[2, 3], [2, 8]]
     assert explanation.heatmaps[0, 0].gt(0.5).nonzero().tolist() == expected

@@ -20,11 +20,8 @@ def explain(layer: str, **options: Any) -> gradcam.Explanation:
 def normalise_maps(values: Tensor) -> Tensor:
     """Divide each map by its own largest magnitude, in a loop."""
     result = values.clone()
-    for image in range(values.shape[0]):
-        for k in range(values.shape[1]):
-            largest = max(abs(value) for value in values[image, k].flatten().tolist())
-            if largest > 0:
-                result[image, k] = values[image, k] / largest
+    for heatmap in result.flatten(0, 1):
+        heatmap /= max(abs(value) for value in heatmap.flatten().tolist()) or 1
     return result
 
 
@@ -49,11 +46,6 @@ def test_the_result_of_compare_can_be_fused() -> None:
     torch.testing.assert_close(fused.maps, sum(item.heatmaps for item in explanations.values()) / 4)
 
 
-def test_fusing_one_explanation_changes_nothing() -> None:
-    alone = explain("0")
-    torch.testing.assert_close(gradcam.fuse([alone]).heatmaps, alone.heatmaps)
-
-
 @pytest.mark.filterwarnings("ignore:.*for some of the images")
 def test_blank_maps_stay_blank() -> None:
     blank = explain("0", target=lambda output: output[:, :1] * 0 + output[:, 1:2] * torch.tensor([[0.0], [1], [1]]))
@@ -65,12 +57,8 @@ def test_blank_maps_stay_blank() -> None:
 def test_a_fused_explanation_keeps_its_images(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     explanations = classifier.compare(photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam"])
     fused = gradcam.fuse(explanations)
-    expected = gradcam.overlay(
-        gradcam.read_image(photo("koala.webp")),
-        fused.heatmaps[0, 0],
-        region=classifier.region(*fused.images[0].shape[:2]),
-        outline=True,
-    )
+    image, region = gradcam.read_image(photo("koala.webp")), classifier.region(*fused.images[0].shape[:2])
+    expected = gradcam.overlay(image, fused.heatmaps[0, 0], region=region, outline=True)
     assert (fused.overlay() == expected).all()
 
 
@@ -87,7 +75,7 @@ def test_a_fused_explanation_keeps_its_images(classifier: gradcam.Classifier, ph
         (
             lambda: [explain("0", target=1), explain("3", target=[[1, 2]] * 3)],
             "mean",
-            r"\(3, 1, 12, 16\) and \(3, 2, 12, 16\)",
+            r"\(3, 1, .*and \(3, 2, 12, 16\)",
         ),
         (lambda: [explain("0"), explain("3", evidence="signed")], "mean", "show positive and signed evidence"),
     ],

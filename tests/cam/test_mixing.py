@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamWarning
 from tests import oracles
+from tests.helpers import FunctionModule
 
 IMAGES = torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -29,35 +31,22 @@ def network(mixing: nn.Module) -> nn.Sequential:
     return nn.Sequential(*front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).double().eval()
 
 
-class MixedLogits(nn.Module):
-    """A network whose logits are mixed by a function."""
-
-    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.body, self.head, self.mix = nn.Conv2d(3, 8, 3, stride=2), nn.Linear(8, 3), mix
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mix(self.head(self.body(x).relu().mean((2, 3))))
-
-
 # Softmax over the images looks like probabilities.
 @pytest.mark.filterwarnings("ignore:The model's output is probabilities")
 @pytest.mark.parametrize(
     "mix",
     [
-        lambda y: y / y.mean(),
-        lambda y: y - y.sum() * y,
-        lambda y: y * y.mean(-2, keepdim=True),
-        lambda y: y.softmax(-2),
-        lambda y: y.t().softmax(1).t(),
-        lambda y: y.view(1, -1).softmax(1).view(y.shape),
-        lambda y: y @ y.t(),
+        lambda y: y / y.mean(), lambda y: y - y.sum() * y, lambda y: y * y.mean(-2, keepdim=True), lambda y: y @ y.t(),
+        lambda y: y.softmax(-2), lambda y: y.t().softmax(1).t(), lambda y: y.view(1, -1).softmax(1).view(y.shape),
         lambda y: y * torch.cat([y[:1] * 0 + 1, y[:-1]]),  # the first image does not depend on any other
         lambda y: y * torch.cat([y[1:], y[:1] * 0 + 1]),  # the last image does not depend on any other
     ],
-)
+)  # fmt: skip
 def test_any_operation_that_mixes_images_is_noticed(mix: Callable[[Tensor], Tensor]) -> None:
-    model = MixedLogits(mix).double().eval()
+    def forward(module: Any, x: Tensor) -> Tensor:
+        return mix(module.head(module.body(x).relu().mean((2, 3))))
+
+    model = FunctionModule(forward, body=nn.Conv2d(3, 8, 3, stride=2), head=nn.Linear(8, 3)).double().eval()
     classes = [1, 2, 0]
     with torch.no_grad():
         start = model.body(IMAGES)
@@ -104,15 +93,9 @@ def test_several_classes_and_second_derivatives(kind: str) -> None:
     classes = [[1, 2], [3, 0], [4, 1]]
     with torch.no_grad():
         start = model[1](model[0](IMAGES))
+    methods = ["gradcam", "finercam", "shapleycam"]
     with pytest.warns(GradcamWarning, match="depend on one another"):
-        explanations = gradcam.compare(
-            model,
-            IMAGES,
-            layers=["1"],
-            methods=["gradcam", "finercam", "shapleycam"],
-            target=classes,
-            evidence="signed",
-        )
+        explanations = gradcam.compare(model, IMAGES, layers=["1"], methods=methods, target=classes, evidence="signed")
     for image in range(3):
         for k, index in enumerate(classes[image]):
             activations = start.clone().requires_grad_()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradcam
 from gradcam.cam.deferred_checks import DeferredChecks
 from gradcam.errors import ModelError
+from tests.helpers import FunctionModule
 
 # Python methods and PyTorch operations that copy values from a device to the processor.
 FUNCTIONS = (
@@ -72,25 +73,21 @@ def test_count_waits_counts_every_kind() -> None:
         assert count_waits(call)
 
 
-class NaNModel(nn.Module):
-    """A model whose activations or scores are NaN for images with negative values."""
+def nan_model(*, in_layer: bool) -> nn.Module:
+    """Return a model whose activations or scores are NaN for images with negative values."""
 
-    def __init__(self, *, in_layer: bool) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Conv2d(1, 2, 1), nn.Linear(2, 2)
-        self.in_layer = in_layer
+    def forward(module: Any, x: Tensor) -> Tensor:
+        pooled = module.layer(x.log() if in_layer else x).mean((2, 3))
+        return module.head(pooled if in_layer else pooled + x.flatten(1).log().sum(1, keepdim=True))
 
-    def forward(self, x: Tensor) -> Tensor:
-        grid = self.layer(x.log() if self.in_layer else x)
-        pooled = grid.mean((2, 3))
-        return self.head(pooled if self.in_layer else pooled + x.flatten(1).log().sum(1, keepdim=True))
+    return FunctionModule(forward, layer=nn.Conv2d(1, 2, 1), head=nn.Linear(2, 2)).eval()
 
 
 @pytest.mark.parametrize(("in_layer", "subject"), [(True, "activations of layer 'layer'"), (False, "scores")])
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "eigencam", "ablationcam"])
 def test_the_first_tensor_that_is_not_finite_is_reported(in_layer: bool, subject: str, method: str) -> None:
     with pytest.raises(ModelError, match=f"The {subject} are NaN"):
-        gradcam.explain(NaNModel(in_layer=in_layer).eval(), -torch.ones(1, 1, 4, 4), "layer", target=0, method=method)
+        gradcam.explain(nan_model(in_layer=in_layer), -torch.ones(1, 1, 4, 4), "layer", target=0, method=method)
 
 
 def test_nan_is_reported_before_a_method_fails_on_it() -> None:
@@ -98,7 +95,7 @@ def test_nan_is_reported_before_a_method_fails_on_it() -> None:
     def refuse(activations: Tensor, gradients: Tensor) -> Tensor:
         raise ValueError("NaN")
 
-    model, images = NaNModel(in_layer=True).eval(), -torch.ones(1, 1, 4, 4)
+    model, images = nan_model(in_layer=True), -torch.ones(1, 1, 4, 4)
     with pytest.raises(ModelError, match="The activations of layer 'layer' are NaN"):
         gradcam.explain(model, images, "layer", target=0, method=refuse)
     with pytest.raises(ValueError, match="NaN"):

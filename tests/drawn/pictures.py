@@ -25,15 +25,9 @@ COLOURS = {  # RGB
 # Models train only on photographs in the public domain, and are tested on other photographs.
 TRAINING = ("astronaut.jpg", "camera.png", "chelsea.jpg", "coffee.jpg", "rocket.jpg")
 TESTING = (
-    "china.jpg",
-    "crocodile.webp",
-    "flower.jpg",
-    "koala.webp",
-    "lemur.webp",
-    "macaw.webp",
-    "panda.webp",
+    "china.jpg", "crocodile.webp", "flower.jpg", "koala.webp", "lemur.webp", "macaw.webp", "panda.webp",
     "polar_bear.webp",
-)
+)  # fmt: skip
 SUPERSAMPLING = 4  # shapes are drawn on a grid that is finer by this factor
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.cam.listing import list_layers
 from gradcam.errors import LayerError
+from tests.helpers import FunctionModule
 
 SMALL_TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 SMALL_VISION = {**SMALL_TRANSFORMER, "image_size": 32, "patch_size": 8}  # 16 patches and a class token
@@ -115,22 +116,13 @@ def test_a_model_that_rejects_other_batch_sizes_needs_a_reshape() -> None:
 def caption(decoder: str) -> nn.Module:
     words = {"vocab_size": 50, "add_cross_attention": True, "is_decoder": True}
     if decoder == "gpt2":
-        config = transformers.GPT2Config(
-            n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2, **words
-        )
+        sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
+        config = transformers.GPT2Config(**sizes, **words)
     else:
-        config = transformers.TrOCRConfig(
-            d_model=16,
-            decoder_layers=2,
-            decoder_attention_heads=2,
-            decoder_ffn_dim=32,
-            max_position_embeddings=64,
-            cross_attention_hidden_size=16,
-            **words,
-        )
-    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-        transformers.ViTConfig(**SMALL_VISION), config
-    )
+        sizes = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+        config = transformers.TrOCRConfig(**sizes, max_position_embeddings=64, cross_attention_hidden_size=16, **words)
+    vision = transformers.ViTConfig(**SMALL_VISION)
+    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, config)
     return transformers.VisionEncoderDecoderModel(both).eval()
 
 
@@ -158,16 +150,9 @@ def test_caption_tokens_are_rejected_at_every_length(decoder: str) -> None:
 
 
 def test_a_sequence_of_image_and_text_tokens_is_rejected() -> None:
-    model = transformers.GitForCausalLM(
-        transformers.GitConfig(
-            vision_config=SMALL_VISION,
-            vocab_size=50,
-            max_position_embeddings=64,
-            bos_token_id=1,
-            eos_token_id=2,
-            **SMALL_TRANSFORMER,
-        )
-    ).eval()
+    text = {"vocab_size": 50, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.GitConfig(vision_config=SMALL_VISION, **text, **SMALL_TRANSFORMER)
+    model = transformers.GitForCausalLM(config).eval()
     for length in LENGTHS[1:]:
         ids = words(length)
         inputs = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -181,18 +166,12 @@ def test_a_sequence_of_image_and_text_tokens_is_rejected() -> None:
 
 
 def test_image_tokens_inside_the_text_are_rejected() -> None:
-    text = {
-        **SMALL_TRANSFORMER,
-        "model_type": "llama",
-        "vocab_size": 60,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    model = transformers.LlavaForConditionalGeneration(
-        transformers.LlavaConfig(
-            vision_config={**SMALL_VISION, "model_type": "clip_vision_model"}, text_config=text, image_token_index=59
-        )
-    ).eval()
+    text = {"model_type": "llama", "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    vision = {**SMALL_VISION, "model_type": "clip_vision_model"}
+    config = transformers.LlavaConfig(
+        vision_config=vision, text_config={**SMALL_TRANSFORMER, **text}, image_token_index=59
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
     for length in (4, 9):
         ids = torch.cat([torch.full((1, 16), 59), words(length)], 1)
         inputs = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -203,17 +182,9 @@ def test_image_tokens_inside_the_text_are_rejected() -> None:
 
 
 def test_an_image_with_as_many_tokens_as_the_text_is_still_explained() -> None:
-    config = transformers.CLIPConfig(
-        text_config={
-            **SMALL_TRANSFORMER,
-            "vocab_size": 50,
-            "max_position_embeddings": 64,
-            "eos_token_id": 49,
-            "bos_token_id": 1,
-        },
-        vision_config=SMALL_VISION,
-        projection_dim=8,
-    )
+    ends = {"vocab_size": 50, "max_position_embeddings": 64, "eos_token_id": 49, "bos_token_id": 1}
+    text = {**SMALL_TRANSFORMER, **ends}
+    config = transformers.CLIPConfig(text_config=text, vision_config=SMALL_VISION, projection_dim=8)
     model, images = transformers.CLIPModel(config).eval(), torch.randn(1, 3, 32, 32)
     maps = {}
     for length in (5, 17):  # the image has 17 tokens
@@ -227,28 +198,18 @@ def test_an_image_with_as_many_tokens_as_the_text_is_still_explained() -> None:
     torch.testing.assert_close(maps[5], maps[17])
 
 
-class OneLength(nn.Module):
-    """A model that takes exactly 16 words; its layers see the words, the image's patches, or both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.words = nn.Conv2d(3, 8, 8, 8), nn.Embedding(50, 8)
-        self.seen, self.read, self.both, self.head = (
-            nn.LayerNorm(8), nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 5),
-        )  # fmt: skip
-
-    def forward(self, images: Tensor, ids: Tensor) -> Tensor:
-        if ids.shape[1] != 16:
-            raise ValueError("16 words")
-        image_tokens, text_tokens = (
-            self.seen(self.patches(images).flatten(2).transpose(1, 2)),
-            self.read(self.words(ids)),
-        )
-        return self.head(self.both(torch.cat([image_tokens, text_tokens], 1)).mean(1))
+def read_words_and_patches(module: Any, images: Tensor, ids: Tensor) -> Tensor:
+    """Run a model that takes exactly 16 words; its layers see the words, the image's patches, or both."""
+    if ids.shape[1] != 16:
+        raise ValueError("16 words")
+    image_tokens = module.seen(module.patches(images).flatten(2).transpose(1, 2))
+    return module.head(module.both(torch.cat([image_tokens, module.read(module.words(ids))], 1)).mean(1))
 
 
 def test_text_of_a_fixed_length_is_recognised_by_its_number_of_tokens() -> None:
-    model, images = OneLength().eval(), torch.randn(1, 3, 40, 40)  # 25 patches
+    norms = {name: nn.LayerNorm(8) for name in ("seen", "read", "both")}
+    parts = {"patches": nn.Conv2d(3, 8, 8, 8), "words": nn.Embedding(50, 8), **norms, "head": nn.Linear(8, 5)}
+    model, images = FunctionModule(read_words_and_patches, **parts).eval(), torch.randn(1, 3, 40, 40)  # 25 patches
     for layer in ("read", "both"):
         with pytest.raises(LayerError, match="of text"):
             gradcam.explain(model, (images, words(16)), layer, target=1)

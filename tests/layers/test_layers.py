@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torchvision
@@ -9,6 +11,7 @@ from gradcam.errors import LayerError, find_similar_names
 from gradcam.hooks.containers import to_batch
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.grids import list_layers_with_grid
+from tests.helpers import FunctionModule
 
 
 def test_a_layer_is_found_by_name_and_as_a_module() -> None:
@@ -64,37 +67,20 @@ def test_identities_are_skipped_and_in_place_modules_are_not() -> None:
 
 
 def test_auxiliary_heads_and_adaptive_pooling_are_skipped() -> None:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.pool = nn.Conv2d(3, 4, 3), nn.AdaptiveMaxPool2d(2)
-            self.aux_head, self.auxiliary = nn.Conv2d(4, 5, 1), nn.Sequential(nn.Conv2d(4, 5, 1))
+    def forward(module: Any, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = module.body(images)
+        return module.pool(x).mean((2, 3)), module.aux_head(x).mean((2, 3)), module.auxiliary(x).mean((2, 3))
 
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            x = self.body(images)
-            return self.pool(x).mean((2, 3)), self.aux_head(x).mean((2, 3)), self.auxiliary(x).mean((2, 3))
-
-    assert names_of(Heads(), torch.zeros(2, 3, 8, 8)) == ["body"]
+    heads = {"aux_head": nn.Conv2d(4, 5, 1), "auxiliary": nn.Sequential(nn.Conv2d(4, 5, 1))}
+    model = FunctionModule(forward, body=nn.Conv2d(3, 4, 3), pool=nn.AdaptiveMaxPool2d(2), **heads)
+    assert names_of(model, torch.zeros(2, 3, 8, 8)) == ["body"]
 
 
 def test_modules_with_several_outputs_come_last() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 1)
-
-        def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.one(images), self.other(images)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pair = Pair()
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return sum(x.mean((2, 3)) for x in self.pair(images))
-
-    assert names_of(Model(), torch.zeros(2, 3, 8, 8)) == ["pair.other", "pair.one", "pair"]
+    parts = {"one": nn.Conv2d(3, 4, 3), "other": nn.Conv2d(3, 4, 1)}
+    pair = FunctionModule(lambda module, images: (module.one(images), module.other(images)), **parts)
+    model = FunctionModule(lambda module, images: sum(x.mean((2, 3)) for x in module.pair(images)), pair=pair)
+    assert names_of(model, torch.zeros(2, 3, 8, 8)) == ["pair.other", "pair.one", "pair"]
 
 
 def test_decoder_queries_are_no_grid() -> None:

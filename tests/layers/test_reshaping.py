@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import gradcam
 from gradcam.errors import LayerError
 from tests.cam.test_perturbation import SMALL_RUNS, Transformer
+from tests.helpers import FunctionModule
 
 IMAGES = torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 GRID = (3, 4)
@@ -175,21 +176,12 @@ def test_a_grid_that_does_not_fit_is_rejected_with_the_shape_and_a_suggestion() 
         gradcam.explain(transformer(), IMAGES, "stem", reshape=[3, 4])
 
 
-class Flattened(nn.Module):
-    """A model that flattens a map (N,C,h,w) to tokens; for images of 16 x 16 pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.row = nn.Conv2d(3, 16, 8, stride=8), nn.Flatten(2)
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.row(self.stem(images)).tanh().mean(2))
-
-
 def test_the_error_for_an_uncertain_layout_suggests_a_reshape() -> None:
-    model, images = Flattened().double(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    model = FunctionModule(
+        lambda module, images: module.head(module.row(module.stem(images)).tanh().mean(2)),
+        stem=nn.Conv2d(3, 16, 8, stride=8), row=nn.Flatten(2), head=nn.Linear(16, 5),
+    ).double()  # fmt: skip
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     with pytest.raises(LayerError) as error:
         gradcam.explain(model, images, "row")
     assert str(error.value) == (
@@ -204,18 +196,12 @@ def test_the_error_for_an_uncertain_layout_suggests_a_reshape() -> None:
 
 
 def test_channels_last_may_be_given_for_an_ambiguous_shape() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.stem = nn.Conv2d(3, 8, 2, stride=2)
-            self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-            self.head = nn.Linear(8, 5)
+    def forward(module: Any, images: Tensor) -> Tensor:
+        return module.head(module.block(module.stem(images).movedim(1, -1)).square().mean((1, 2)))
 
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.block(self.stem(images).movedim(1, -1)).square().mean((1, 2)))
-
-    model, images = Last().double(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    parts = {"stem": nn.Conv2d(3, 8, 2, stride=2), "block": nn.Sequential(nn.Linear(8, 8), nn.Tanh())}
+    model = FunctionModule(forward, **parts, head=nn.Linear(8, 5)).double()
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     with pytest.raises(
         LayerError, match=r"\(2, 8, 8, 8\).*pass reshape='channels first' or 'channels last', or a function"
     ):
@@ -239,11 +225,8 @@ def test_the_automatic_layer_is_one_that_a_given_grid_fits() -> None:
 
 def test_views_of_the_images_and_several_layers_take_the_same_function() -> None:
     model = transformer()
-    options: dict[str, Any] = {
-        "layers": ["first", "second.norm1"],
-        "methods": ["gradcam", "smoothgradcam-pp"],
-        "target": 2,
-    }
+    methods = ["gradcam", "smoothgradcam-pp"]
+    options: dict[str, Any] = {"layers": ["first", "second.norm1"], "methods": methods, "target": 2}
     explanations = gradcam.compare(model, IMAGES, **options, augmentation="flip", reshape=patches)
     expected = gradcam.compare(model, IMAGES, **options, augmentation="flip")
     assert explanations.keys() == expected.keys()

@@ -302,18 +302,10 @@ def check_ui(job: Job) -> Outcome:
 
 IGNORES_TASK = ("diff", "ui")  # These commands read the task from the model.
 COMMANDS: dict[str, Callable[[Job], Outcome]] = {
-    "run": check_run,
-    "--json": check_json,
-    "compare": check_compare,
-    "page": check_page,
-    "batch": check_batch,
-    "batch --resume": check_resume,
-    "report": check_report,
-    "check": check_check,
-    "evaluate": check_evaluate,
-    "diff": check_diff,
-    "ui": check_ui,
-}
+    "run": check_run, "--json": check_json, "compare": check_compare, "page": check_page, "batch": check_batch,
+    "batch --resume": check_resume, "report": check_report, "check": check_check, "evaluate": check_evaluate,
+    "diff": check_diff, "ui": check_ui,
+}  # fmt: skip
 
 
 def read_refusal(outcome: Outcome) -> str:

@@ -188,12 +188,9 @@ PROVIDERS: dict[str, tuple[Make, Sequence[str]]] = {
     "FILE.py": (make_own, TASKS),
 }
 PACKAGES = {
-    "timm": "timm",
-    "hf": "transformers",
-    "open_clip": "open_clip",
-    "smp": "segmentation_models_pytorch",
+    "timm": "timm", "hf": "transformers", "open_clip": "open_clip", "smp": "segmentation_models_pytorch",
     "yolo": "ultralytics",
-}
+}  # fmt: skip
 
 
 @functools.cache
