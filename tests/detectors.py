@@ -94,14 +94,8 @@ RESIZED = {"min_size": 48, "max_size": 80}
 def make_retinanet(norm: Any = None) -> nn.Module:
     anchors = AnchorGenerator(tuple((8 * 2**i, 12 * 2**i) for i in range(5)), ((0.5, 1.0),) * 5)
     head = RetinaNetHead(CHANNELS, 4, CLASSES, norm_layer=norm)
-    return RetinaNet(
-        make_pyramid(LastLevelP6P7(5, CHANNELS)),
-        CLASSES,
-        anchor_generator=anchors,
-        head=head,
-        **RESIZED,
-        **MAX_DETECTIONS,
-    )
+    pyramid = make_pyramid(LastLevelP6P7(5, CHANNELS))
+    return RetinaNet(pyramid, CLASSES, anchor_generator=anchors, head=head, **RESIZED, **MAX_DETECTIONS)
 
 
 def make_fcos() -> nn.Module:
@@ -120,16 +114,12 @@ def make_ssd(*, lite: bool = False) -> nn.Module:
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
-    "fasterrcnn": partial(make_regions, FasterRCNN),
-    "fasterrcnn_v2": partial(make_regions, FasterRCNN, second=True),
+    "fasterrcnn": partial(make_regions, FasterRCNN), "fasterrcnn_v2": partial(make_regions, FasterRCNN, second=True),
     "maskrcnn": partial(make_regions, MaskRCNN, **MASKS),
-    "keypointrcnn": partial(make_regions, KeypointRCNN, **KEYPOINTS),
-    "retinanet": make_retinanet,
-    "retinanet_v2": partial(make_retinanet, partial(nn.GroupNorm, 2)),
-    "fcos": make_fcos,
-    "ssd": make_ssd,
+    "keypointrcnn": partial(make_regions, KeypointRCNN, **KEYPOINTS), "retinanet": make_retinanet,
+    "retinanet_v2": partial(make_retinanet, partial(nn.GroupNorm, 2)), "fcos": make_fcos, "ssd": make_ssd,
     "ssdlite": partial(make_ssd, lite=True),
-}
+}  # fmt: skip
 
 
 def make_detector(kind: str, *, is_plain: bool = False) -> nn.Module:
@@ -271,17 +261,14 @@ def weigh_by_hand(
         if "roi_heads" in recorded.outputs:
             proposals = recorded.inputs["roi_heads"][1]
             first = sum(map(len, proposals[:i]))
-            logits, regression = (
-                output[first : first + len(proposals[i])] for output in recorded.outputs["roi_heads.box_predictor"]
-            )
+            outputs = recorded.outputs["roi_heads.box_predictor"]
+            logits, regression = (output[first : first + len(proposals[i])] for output in outputs)
             scores = logits.exp() / logits.exp().sum(1, keepdim=True)
             columns = regression.unflatten(1, (-1, 4)).unbind(1)
             boxes = torch.stack([decode(column, proposals[i], (10.0, 10.0, 5.0, 5.0)) for column in columns], 1)
         else:
-            head, anchors = (
-                {key: item[i] for key, item in recorded.outputs["head"].items()},
-                recorded.outputs["anchor_generator"][i],
-            )
+            head = {key: item[i] for key, item in recorded.outputs["head"].items()}
+            anchors = recorded.outputs["anchor_generator"][i]
             logits, regression = head["cls_logits"], head["bbox_regression"]
             scores = 1 / (1 + (-logits).exp())
             if isinstance(model, FCOS):

@@ -32,10 +32,10 @@ class GroundTruthTest:
 
 def list_tests() -> list[GroundTruthTest]:
     sys.path.insert(0, str(ROOT))  # so that `tests` can be imported
-    from tests.drawn import measures
+    from tests.drawn import measures, pictures
 
     def draw(model: nn.Module) -> Sequence[Any]:
-        return list(measures.draw_scenes(SEED, COUNT))
+        return list(pictures.draw_scenes(SEED, COUNT))
 
     def draw_missed(model: nn.Module) -> Sequence[Any]:
         return list(measures.draw_missed(model, SEED, COUNT))

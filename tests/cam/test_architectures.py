@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamWarning
+from tests import oracles
+from tests.helpers import FunctionModule
 
 # Layouts; a number stands for the tokens before the grid.
 CHANNELS_FIRST, CHANNELS_LAST = "channels first", "channels last"
@@ -68,20 +70,12 @@ HUGGING_FACE: list[tuple[str, str, dict[str, Any], tuple[int, int], str, str | i
     ("Swinv2", "", {**WINDOWS, "image_size": 32, "window_size": 4}, (32, 48), "swinv2.layernorm", 0),
     ("ConvNextV2", "", DEEP, (64, 96), "convnextv2.encoder", CHANNELS_FIRST),
     (
-        "PvtV2",
-        "",
-        {**DEEP, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4},
-        (64, 96),
-        "pvt_v2",
+        "PvtV2", "", {**DEEP, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4}, (64, 96), "pvt_v2",
         CHANNELS_FIRST,
     ),
     (
-        "Pvt",
-        "",
-        {**DEEP, "image_size": 128, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4},
-        (128, 128),
-        "pvt.encoder.block.3.0.layer_norm_1",
-        1,
+        "Pvt", "", {**DEEP, "image_size": 128, "num_attention_heads": [1, 1, 2, 2], "mlp_ratios": [2] * 4},
+        (128, 128), "pvt.encoder.block.3.0.layer_norm_1", 1,
     ),
     (
         "Levit",
@@ -245,17 +239,6 @@ def test_frames_before_channels_are_refused() -> None:
         gradcam.explain(model, torch.randn(2, 4, 3, 5, 5), "1", target=1)
 
 
-class TakesClips(nn.Module):
-    """A wrapper copied word for word from the error message."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, clips: Tensor) -> Any:
-        return self.model(clips.transpose(1, 2))
-
-
 @pytest.mark.parametrize("method", ["gradcam", "gradient-rollout"])
 def test_the_advice_about_frames_works_for_a_videomae(method: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -267,7 +250,9 @@ def test_the_advice_about_frames_works_for_a_videomae(method: str) -> None:
     ) as message:
         gradcam.explain(model, frames, method=method, target=1)
     assert "forward(clips) returns model(clips.transpose(1, 2))" in str(message.value)
-    explanation = gradcam.explain(TakesClips(model), frames.transpose(1, 2), method=method, target=1)
+    # A wrapper as in the error message.
+    wrapped = FunctionModule(lambda module, clips: module.model(clips.transpose(1, 2)), model=model)
+    explanation = gradcam.explain(wrapped, frames.transpose(1, 2), method=method, target=1)
     assert (explanation.maps.shape, explanation.heatmaps.shape) == ((2, 1, 4, 4, 4), (2, 1, 8, 32, 32))
 
 
@@ -325,9 +310,6 @@ def test_a_video_swin() -> None:
     images = torch.randn(1, 3, 8, 64, 64)
     explanation = gradcam.explain(model, images, target=1)
     assert (explanation.layer, explanation.maps.shape[2:]) == ("norm", (4, 2, 2))
-    outputs: list[Tensor] = []
-    model.norm.register_forward_hook(lambda module, args, output: outputs.append(output))
-    score = model(images)[0, 1]
-    (gradient,) = torch.autograd.grad(score, outputs[0])
-    expected = (gradient.mean((1, 2, 3), keepdim=True) * outputs[0]).sum(-1).relu()
-    torch.testing.assert_close(explanation.maps[:, 0], expected.detach(), rtol=1e-4, atol=1e-6)
+    output, gradient = oracles.reference(model, images, ["norm"], lambda output: output[0, 1])["norm"]
+    expected = (gradient.mean((1, 2, 3), keepdim=True) * output).sum(-1).relu()
+    torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-4, atol=1e-6)

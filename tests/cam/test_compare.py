@@ -220,9 +220,7 @@ class Attention(nn.Module):
 
     def __init__(self, attend: Callable[..., Tensor] = F.scaled_dot_product_attention) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, 8, 4, 4)
-        self.head = nn.Linear(8, 3)
-        self.attend = attend
+        self.patches, self.head, self.attend = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 3), attend
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).mT[:, None].contiguous()

@@ -69,8 +69,7 @@ class Pyramid(nn.Module):
 
     def __init__(self, *, with_input: bool = False) -> None:
         super().__init__()
-        self.levels = Levels(with_input=with_input)
-        self.head = nn.Conv2d(6, 5, 1)
+        self.levels, self.head = Levels(with_input=with_input), nn.Conv2d(6, 5, 1)
         self.scales = [1.0, 1.0, 1.0]
 
     def read(self, levels: list[Tensor]) -> list[Tensor]:

@@ -21,7 +21,6 @@ from tests.drawn.pictures import (
     Scene,
     ShapeSpec,
     draw_scene,
-    draw_scenes,
     to_boxes,
     to_classes,
     to_images,
@@ -59,9 +58,8 @@ def score_map(heatmap: Tensor, mask: Tensor, other_masks: Sequence[Tensor] = ())
 
 def summarise(verdicts: Sequence[MapScore]) -> tuple[float, float]:
     """Return the mean energy, and the share of maxima inside."""
-    return float(np.mean([verdict.energy for verdict in verdicts])), float(
-        np.mean([verdict.is_inside for verdict in verdicts])
-    )
+    energy, inside = np.mean([(verdict.energy, verdict.is_inside) for verdict in verdicts], axis=0)
+    return float(energy), float(inside)
 
 
 def compute_accuracy(verdicts: Sequence[MapScore]) -> float:
@@ -106,11 +104,9 @@ def measure_detection(detector: nn.Module, scenes: Sequence[Scene]) -> tuple[flo
             (output,) = detector(list(to_images([scene])))
         pairs = [match(scene, box, label) for box, label in zip(output["boxes"].tolist(), output["labels"].tolist())]
         matched = [thing for thing in pairs if thing is not None]
-        detected, boxes, matching = (
-            detected + len({id(thing) for thing in matched}),
-            boxes + len(pairs),
-            matching + len(matched),
-        )
+        detected += len({id(thing) for thing in matched})
+        boxes += len(pairs)
+        matching += len(matched)
     return detected / sum(len(scene.things) for scene in scenes), matching / boxes
 
 
@@ -205,20 +201,3 @@ def judge_texts(matcher: nn.Module, scenes: Sequence[Scene], **options: Any) -> 
 def _batches(scenes: Sequence[Scene]) -> Iterator[Sequence[Scene]]:
     for start in range(0, len(scenes), BATCH):
         yield scenes[start : start + BATCH]
-
-
-__all__ = [
-    "MapScore",
-    "compute_accuracy",
-    "draw_missed",
-    "draw_scenes",
-    "draw_three",
-    "judge_boxes",
-    "judge_masks",
-    "judge_missed",
-    "judge_texts",
-    "measure_detection",
-    "measure_segmentation",
-    "score_map",
-    "summarise",
-]  # fmt: skip

@@ -216,13 +216,10 @@ def _outlines(shape: str) -> tuple[np.ndarray, ...]:
     arm = 0.33
     corners = [(arm, -1), (arm, -arm), (1, -arm), (1, arm), (arm, arm), (arm, 1)]
     outlines = {
-        "circle": (around(64),),
-        "square": (0.9 * np.sqrt(2) * around(4, start=np.pi / 4),),
-        "triangle": (1.1 * around(3) + (0, 0.2),),
-        "star": (1.1 * around(10, (1, 0.42)),),
-        "cross": (np.array([*corners, *((-x, -y) for x, y in corners)]),),
-        "ring": (around(64), 0.55 * around(64)),
-    }
+        "circle": (around(64),), "square": (0.9 * np.sqrt(2) * around(4, start=np.pi / 4),),
+        "triangle": (1.1 * around(3) + (0, 0.2),), "star": (1.1 * around(10, (1, 0.42)),),
+        "cross": (np.array([*corners, *((-x, -y) for x, y in corners)]),), "ring": (around(64), 0.55 * around(64)),
+    }  # fmt: skip
     return outlines[shape]
 
 

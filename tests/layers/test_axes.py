@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.cam.listing import list_layers
 from gradcam.errors import LayerError
+from tests import oracles
 from tests.helpers import FunctionModule
 
 SMALL_TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -51,11 +52,8 @@ def test_a_batch_of_as_many_images_as_tokens_gives_the_maps_of_smaller_batches(m
 
 def test_tokens_first_uses_the_gradient_of_each_image() -> None:
     model, images = Encoder(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
-    outputs: list[Tensor] = []
-    handle = model.layers[0].register_forward_hook(lambda module, args, output: outputs.append(output))
-    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), outputs[0])
-    handle.remove()
-    values, weights = outputs[0][1:].detach(), gradient[1:].mean(0)  # (16,N,D) and (N,D)
+    output, gradient = oracles.reference(model, images, ["layers.0"], lambda output: output[:, 1].sum())["layers.0"]
+    values, weights = output[1:], gradient[1:].mean(0)  # (16,N,D) and (N,D)
     expected = torch.einsum("tnd,nd->nt", values, weights).relu().unflatten(1, (4, 4))
     explanation = gradcam.explain(model, images, "layers.0", target=1)
     torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-4, atol=1e-6)
@@ -225,12 +223,9 @@ def channels_last_convnext() -> nn.Module:
 def test_channels_are_distinguished_from_as_many_rows_and_columns(layer: str) -> None:
     model, images = channels_last_convnext(), torch.randn(2, 3, 160, 160)
     name = f"stages.0.blocks.1.{layer}"
-    outputs: list[Tensor] = []
-    handle = model.get_submodule(name).register_forward_hook(lambda m, a, o: outputs.append(o.clone()) or outputs[-1])
-    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), outputs[0])
-    handle.remove()
-    assert outputs[0].shape == (2, 40, 40, 40)
-    expected = torch.einsum("nhwc,nc->nhw", outputs[0].detach(), gradient.mean((1, 2))).relu()
+    output, gradient = oracles.reference(model, images, [name], lambda output: output[:, 1].sum())[name]
+    assert output.shape == (2, 40, 40, 40)
+    expected = torch.einsum("nhwc,nc->nhw", output, gradient.mean((1, 2))).relu()
     explanation = gradcam.explain(model, images, name, target=1)
     torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
     rows = {row.name: row for row in list_layers(model, 160)}

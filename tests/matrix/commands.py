@@ -25,14 +25,11 @@ SQUARE = (52, 30, 76, 54)  # left, top, right, bottom; off the centre of each ax
 MIN_CHANGE_RATIO = 1.1  # The heatmap has to change this many times as much at the square as elsewhere.
 MAX_REFUSAL_CHARACTERS = 400
 TARGETS: dict[str, tuple[str, ...]] = {
-    "classification": ("--class", "0"),
-    "detection": ("--box", "0"),
-    "segmentation": ("--class", "0", "--mask", ",".join(map(str, SQUARE))),
-    "text": ("--text", "a red square"),
-    "likeness": ("--like", "{folder}/other.png"),
-    "caption": ("--caption", "--word", "0"),
+    "classification": ("--class", "0"), "detection": ("--box", "0"),
+    "segmentation": ("--class", "0", "--mask", ",".join(map(str, SQUARE))), "text": ("--text", "a red square"),
+    "likeness": ("--like", "{folder}/other.png"), "caption": ("--caption", "--word", "0"),
     "keypoints": ("--keypoint", "0"),
-}
+}  # fmt: skip
 PLACED = {"detection": ("--missed", ",".join(map(str, SQUARE)), "--class", "1")}  # targets with a fixed place
 
 

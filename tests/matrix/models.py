@@ -88,14 +88,7 @@ def save_words(folder: Path) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_max_length=16,
-    ).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=16, **SPECIAL_TOKENS).save_pretrained(folder)
 
 
 def make_hugging_face(task: str, folder: Path) -> Model:
