@@ -81,9 +81,7 @@ def legrad(gradients: Sequence[Array]) -> Array:
     return total
 
 
-def maps(
-    name: str, anatomy: Anatomy, classes: Sequence[Sequence[int]], read: Sequence[int], grid: tuple[int, int]
-) -> Tensor:
+def maps(name: str, anatomy: Anatomy, classes: list[list[int]], read: Sequence[int], grid: Sequence[int]) -> Tensor:
     """Return maps (N,K,h,w) for classes (N,K). The image tokens are the last tokens."""
     rows = []
     for image, indices in enumerate(classes):

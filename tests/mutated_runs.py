@@ -289,9 +289,7 @@ class Judge:
         theirs = [json.loads(line) for line in self.uninterrupted[MANIFEST].splitlines()]
         if [our["image"] for our in ours] != [their["image"] for their in theirs]:
             raise BrokenGuarantee(f"the manifest has {[our['image'] for our in ours]}")
-        changed = [
-            (our_record, their_record) for our_record, their_record in zip(ours, theirs) if our_record != their_record
-        ]
+        changed = [(our, their) for our, their in zip(ours, theirs) if our != their]
         for our_record, their_record in changed:
             is_kept = any(
                 json.loads(line) == our_record

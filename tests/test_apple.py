@@ -119,9 +119,8 @@ def test_check(gpu: AppleGpu, tmp_path: Path) -> None:
     classifier = load_colours()
     assert classifier.device.type == "mps"
     actual, expected = check(classifier, path), check(load_colours("cpu"), path)
-    assert [(test.name, test.outcome) for test in actual.tests] == [
-        (test.name, test.outcome) for test in expected.tests
-    ]
+    outcomes = [[(test.name, test.outcome) for test in verdict.tests] for verdict in (actual, expected)]
+    assert outcomes[0] == outcomes[1]
 
 
 def test_recommend(gpu: AppleGpu) -> None:

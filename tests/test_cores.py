@@ -72,9 +72,7 @@ STEPS = {"jobs/7/step": "max 100000", "jobs/7": "400000 100000", "jobs": "300000
         ({"": "max 100000", "../cgroup-of-others": "100000 100000"}, "/../cgroup-of-others", 8),  # outside of the mount
     ],
 )
-def test_the_limit_is_of_this_group_or_of_one_around_it(
-    tmp_path: Path, limits: dict[str, str], group: str, cores: int
-) -> None:
+def test_the_limit_of_this_group_or_its_parents(tmp_path: Path, limits: dict[str, str], group: str, cores: int) -> None:
     assert count_cores(v2(tmp_path, limits, group)) == cores
 
 

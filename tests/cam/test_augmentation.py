@@ -36,9 +36,7 @@ def slow_mean(model: nn.Module, images: Tensor, layer: str, views: list[tuple[fl
 
 
 @pytest.mark.parametrize("augmentation", VIEWS)
-@pytest.mark.parametrize(
-    "method", [item for item in ONE_PASS if METHODS[item].is_signed and METHODS[item].score is None]
-)
+@pytest.mark.parametrize("method", [name for name in ONE_PASS if METHODS[name].is_signed and not METHODS[name].score])
 def test_the_map_is_the_mean_of_all_views_put_upright(augmentation: str, method: str) -> None:
     model = tiny_model().eval()
     target = [[1, 2], [0, 4], [3, 2]]
@@ -168,9 +166,7 @@ def test_the_input_and_the_model_are_left_alone() -> None:
     assert torch.equal(images, TINY)
 
 
-def test_a_photograph_and_its_mirror_image_look_alike(
-    classifier: gradcam.Classifier, photo: Callable[[str], Path]
-) -> None:
+def test_a_photograph_and_its_mirror_image_agree(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     image = gradcam.read_image(photo("koala.webp"))
     heatmaps = classifier.explain(image, augmentation="flip").heatmaps
     mirrored = classifier.explain(np.ascontiguousarray(image[:, ::-1]), augmentation="flip").heatmaps

@@ -120,9 +120,7 @@ def test_attention_is_followed_to_each_patch_wherever_other_tokens_lie(kind: str
     usual.load_state_dict(model.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        maps = [
-            gradcam.explain(network, images, method=method, target=1).maps for network in (model, usual.eval(), model)
-        ]
+        maps = [gradcam.explain(item, images, method=method, target=1).maps for item in (model, usual.eval(), model)]
     assert maps[1].any()
     torch.testing.assert_close(maps[0], maps[1], rtol=1e-3, atol=1e-4 * float(maps[1].max()))
     torch.testing.assert_close(maps[2], maps[0])

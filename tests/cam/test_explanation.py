@@ -897,7 +897,7 @@ class VolumeTransformer(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("size", "patch", "grid"), [((8, 8, 8), (4, 4, 4), (2, 2, 2)), ((8, 24, 36), (2, 12, 12), (4, 2, 3))]
+    ("size", "patch", "grid"), [((8,) * 3, (4,) * 3, (2, 2, 2)), ((8, 24, 36), (2, 12, 12), (4, 2, 3))]
 )
 def test_tokens_of_a_volume(size: tuple[int, ...], patch: tuple[int, int, int], grid: tuple[int, ...]) -> None:
     model = VolumeTransformer(patch).double().eval()
@@ -932,10 +932,9 @@ def test_auxiliary_heads_of_a_model_in_training_mode(name: str, size: int) -> No
     before = traces(model)
     explanation = gradcam.explain(model, images, target=1, evidence="signed")
     assert_same(before, traces(model))
-    assert explanation.layer == {"googlenet": "inception5b", "inception_v3": "Mixed_7c"}[name]
-    pair = oracles.reference(model.eval(), images, [explanation.layer], lambda output: output[:, 1].sum())[
-        explanation.layer
-    ]
+    layer = {"googlenet": "inception5b", "inception_v3": "Mixed_7c"}[name]
+    assert explanation.layer == layer
+    pair = oracles.reference(model.eval(), images, [layer], lambda output: output[:, 1].sum())[layer]
     expected = (pair[1].mean((2, 3), keepdim=True) * pair[0]).sum(1, keepdim=True)
     torch.testing.assert_close(explanation.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 

@@ -46,9 +46,7 @@ def at(row: int, column: int) -> Any:
 
 def test_images_of_one_size_fill_the_canvas() -> None:
     images, model = make((8, 10), (8, 10)), PaddedListModel()
-    explanation = gradcam.explain(
-        model, images, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3))
-    )
+    explanation = gradcam.explain(model, images, "features", method="gradcam", target=lambda item: item.sum((1, 2, 3)))
     activations = model.features(torch.stack(images)).detach().requires_grad_()
     (gradients,) = torch.autograd.grad(activations.tanh().sum(), activations)
     expected = (gradients.mean((2, 3), keepdim=True) * activations).sum(1).relu().detach()

@@ -112,9 +112,7 @@ def test_the_same_method_from_a_file_and_from_an_installed_package(
     with pytest.raises(GradcamError, match="There is no method 'mycan'. Nearest: 'mycam'"):
         explain("mycan")
     install(tmp_path, monkeypatch, "mycam = other:mycam\n", "other")
-    with pytest.raises(
-        GradcamError, match="mycam is registered in gradcam.methods by several packages, 'mine', 'other'"
-    ):
+    with pytest.raises(GradcamError, match="mycam is registered in .* by several packages, 'mine', 'other'"):
         explain("mycam")
 
 

@@ -81,9 +81,7 @@ class Output:
         self.logits = logits
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda x: x, lambda x: {"other": x[:, :1], "logits": x}, Output, lambda x: (x, x[:, :2])]
-)
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": x[:, :1], "logits": x}, Output, lambda x: (x, x[:, :2])])
 def test_logits_are_found_in_what_models_return(wrap: object) -> None:
     assert torch.equal(find_logits(wrap(LOGITS), 2), LOGITS)  # type: ignore[operator]
 

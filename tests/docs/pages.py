@@ -140,10 +140,8 @@ def check_installed(line: str) -> None:
     if match["extras"] and sys.version_info >= (3, 11):
         import tomllib
 
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-            "optional-dependencies"
-        ]
-        assert set(match["extras"].split(",")) <= extras.keys(), f"no such extra: {line}"
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert set(match["extras"].split(",")) <= project["optional-dependencies"].keys(), f"no such extra: {line}"
 
 
 def normalise_output(text: str) -> str:

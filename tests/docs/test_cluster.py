@@ -35,9 +35,8 @@ def test_the_commands_for_more_than_one_machine_run(workspace: Path, s3: str, mo
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         for line in lines:
-            arguments = shlex.split(
-                line.replace("s3://bucket", s3).replace("127.0.0.1:6379", cluster.address), comments=True
-            )
+            command = line.replace("s3://bucket", s3).replace("127.0.0.1:6379", cluster.address)
+            arguments = shlex.split(command, comments=True)
             code = f"import sys; from gradcam.cli import main; sys.argv = {arguments}; main()"
             # Use a separate process per command, because a process that has left one Ray cluster cannot reliably join
             # another.

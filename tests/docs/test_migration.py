@@ -38,9 +38,7 @@ class TestMigration:
         assert torch.equal(maps(None), maps(top))
         assert torch.equal(maps(281), maps([281, 281]))
         torch.testing.assert_close(maps([[281, 282], [281, 282]])[:, 1:], maps(282))
-        difference = gradcam.explain(
-            self.model, self.images, "layer4", target=lambda output: output[:, 281] - output[:, 282]
-        )
+        difference = gradcam.explain(self.model, self.images, "layer4", target=lambda x: x[:, 281] - x[:, 282])
         assert difference.scores[0, 0] == pytest.approx((difference.output[0, 281] - difference.output[0, 282]).item())
         with pytest.raises(gradcam.GradcamError):
             maps([281])  # pytorch-grad-cam silently returns a zero map for the second image

@@ -87,9 +87,8 @@ def _(names: dict[str, Any]) -> None:
 def _(names: dict[str, Any]) -> None:
     explanation = gradcam.load_classifier().explain("photo.jpg", "layer4", evidence="signed")
     assert names["data"]["targets"]["names"][0] == "espresso"
-    assert np.abs(names["maps"][0] - explanation.maps.flatten().numpy()).max() <= 0.005 * float(
-        explanation.maps.abs().max()
-    )
+    maps = explanation.maps.flatten().numpy()
+    assert np.abs(names["maps"][0] - maps).max() <= 0.005 * np.abs(maps).max()
 
 
 @checks_page("docs/howto/inside.md")
@@ -150,9 +149,8 @@ def check_callback(names: dict[str, Any]) -> None:
     )  # fmt: skip
     trainer.fit(module, data, data)
     images_by_tag = read_logged_images(logger.log_dir)
-    assert (
-        [step for step, _ in images_by_tag["gradcam/0"]] == [step for step, _ in images_by_tag["gradcam/1"]] == [0, 1]
-    )
+    for tag in ("gradcam/0", "gradcam/1"):
+        assert [step for step, _ in images_by_tag[tag]] == [0, 1]
     module.eval()  # Validation ends the epoch, so the weights are those of the last logged image.
     heatmaps = gradcam.explain(module, images, "network.layer4").heatmaps
     last = images_by_tag["gradcam/1"][1][1].astype(int)
@@ -193,10 +191,8 @@ def strict(schema: Any) -> Any:
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    schema_of_parts = {key: strict(entry) for key, entry in schema.items()}
-    return (
-        schema_of_parts if "properties" not in schema_of_parts else {"additionalProperties": False, **schema_of_parts}
-    )
+    parts = {key: strict(entry) for key, entry in schema.items()}
+    return {"additionalProperties": False, **parts} if "properties" in parts else parts
 
 
 def test_records_are_as_the_schemas_say(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

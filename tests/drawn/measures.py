@@ -178,9 +178,8 @@ def draw_three(seed: int, count: int, *, alike: bool) -> Iterator[Scene]:
         shapes, colours = chance.permutation(len(SHAPES))[:3], chance.permutation(len(COLOURS))[:3]
         if alike:
             shapes[1], colours[2] = shapes[0], colours[0]
-        scene = draw_scene(
-            chance, things=[ShapeSpec(int(shape), int(colour)) for shape, colour in zip(shapes, colours)]
-        )
+        things = [ShapeSpec(int(shape), int(colour)) for shape, colour in zip(shapes, colours)]
+        scene = draw_scene(chance, things=things)
         if len(scene.things) == 3:
             count -= 1
             yield scene

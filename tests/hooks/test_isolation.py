@@ -103,9 +103,7 @@ class InterruptsOnce:
 
 
 @pytest.mark.parametrize("turns", [1, 2])
-def test_an_interruption_at_the_worst_moment_does_not_leave_a_model_in_evaluation_mode(
-    turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_leaves_no_model_in_evaluation_mode(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = model()
     before = flags(shared)
     with monkeypatch.context() as patch:
@@ -215,9 +213,7 @@ def make_counted_model(
     ],
     ids=["packed", "nan", "other dtype", "other size"],
 )
-def test_odd_buffers_keep_nothing_else_from_being_put_back(
-    change: Callable[[nn.Module], object], buffer: torch.Tensor
-) -> None:
+def test_odd_buffers_keep_nothing_else_from_being_put_back(change: Callable[..., object], buffer: Tensor) -> None:
     shared, calls = make_counted_model(change, own=buffer)
     version = buffer._version
     with preserve_state(shared):
@@ -249,9 +245,7 @@ def test_buffers_are_left_to_a_thread_that_loads_weights_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("turns", range(1, 7))
-def test_an_interruption_at_the_worst_moment_leaves_the_compiler_as_it_was(
-    turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_leaves_the_compiler_as_it_was(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compiled(model().eval(), torch.ones(1, 2))
     with monkeypatch.context() as patch:
         patch.setattr(isolation, "_lock", InterruptsOnce(isolation._lock, turns))

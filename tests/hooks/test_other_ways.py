@@ -99,9 +99,8 @@ def dpt() -> nn.Module:
 def beit() -> nn.Module:
     sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
     grids = {"image_size": 32, "patch_size": 8, "out_indices": [1, 2, 3, 4], "num_labels": 5, "auxiliary_channels": 8}
-    return transformers.BeitForSemanticSegmentation(
-        transformers.BeitConfig(**sizes, **grids, use_relative_position_bias=True)
-    )
+    config = transformers.BeitConfig(**sizes, **grids, use_relative_position_bias=True)
+    return transformers.BeitForSemanticSegmentation(config)
 
 
 def upernet() -> nn.Module:
@@ -146,14 +145,11 @@ def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
     results: dict[str, list[Tensor]] = {}
     for layer, module in model.named_modules():
 
-        def look(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, layer: str = layer
-        ) -> Any:
+        def look(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, layer: str = layer) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return None
-            if any(output is tensors for tensors in (*args, *kwargs.values())) and not getattr(
-                module, "inplace", False
-            ):
+            is_in_place = getattr(module, "inplace", False)
+            if not is_in_place and any(output is tensors for tensors in (*args, *kwargs.values())):
                 output = output + 0
             output.retain_grad()
             results.setdefault(layer, []).append(output)
@@ -237,9 +233,7 @@ def test_ablation_takes_a_channel_away_wherever_it_is_read(name: str, images: in
     module = model.down[0]
     with torch.no_grad():
         layer_outputs: list[Tensor] = []
-        hook = module.register_forward_hook(
-            lambda module, args, output: layer_outputs.append(output.clone()), prepend=True
-        )
+        hook = module.register_forward_hook(lambda *inputs: layer_outputs.append(inputs[2].clone()), prepend=True)
         plain = class_score(model(pictures))
         hook.remove()
         expected = torch.zeros(images, *layer_outputs[0].shape[2:], dtype=torch.float64)

@@ -164,14 +164,12 @@ def test_an_unusable_reshape_is_rejected(reshape: Any) -> None:
 
 
 def test_a_grid_that_does_not_fit_is_rejected_with_the_shape_and_a_suggestion() -> None:
-    with pytest.raises(
-        LayerError, match=r"\(3, 13, 8\) for 3 image\(s\) of 12 x 16, but reshape=\(5, 4\).*reshape=\(3, 4\)"
-    ):
+    with pytest.raises(LayerError, match=r"\(3, 13, 8\) for 3 image.* 12 x 16, but reshape=\(5, 4\).*reshape=\(3, 4\)"):
         gradcam.explain(transformer(), IMAGES, "first", reshape=(5, 4))
     with pytest.raises(LayerError, match=r"reshape='channels last' does not fit"):
         gradcam.explain(transformer(), IMAGES, "first", reshape="channels last")
     with pytest.raises(
-        LayerError, match=r"\(3, 8, 3, 4\).*reshape=\(3, 4\) does not fit this output: pass reshape='channels first'"
+        LayerError, match=r"\(3, 8, 3, 4\).*reshape=\(3, 4\) does not fit .*: pass reshape='channels first'"
     ):
         gradcam.explain(transformer(), IMAGES, "stem", reshape=[3, 4])
 
@@ -202,9 +200,7 @@ def test_channels_last_may_be_given_for_an_ambiguous_shape() -> None:
     parts = {"stem": nn.Conv2d(3, 8, 2, stride=2), "block": nn.Sequential(nn.Linear(8, 8), nn.Tanh())}
     model = FunctionModule(forward, **parts, head=nn.Linear(8, 5)).double()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    with pytest.raises(
-        LayerError, match=r"\(2, 8, 8, 8\).*pass reshape='channels first' or 'channels last', or a function"
-    ):
+    with pytest.raises(LayerError, match=r"\(2, 8, 8, 8\).*pass reshape='channels first' or 'channels last'"):
         gradcam.explain(model, images, "block")
     explanation = gradcam.explain(model, images, "block", target=1, reshape="channels-last")
     values = model.block(model.stem(images).movedim(1, -1)).detach()

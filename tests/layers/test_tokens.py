@@ -165,9 +165,7 @@ def test_the_module_type_decides_an_ambiguous_shape(
         ((2, 16, 64), nn.Flatten(2), False),
     ],
 )
-def test_a_flattened_map_is_not_taken_for_tokens(
-    shape: tuple[int, ...], module: nn.Module, *, is_certain: bool
-) -> None:
+def test_a_flattened_map_is_no_row_of_tokens(shape: tuple[int, ...], module: nn.Module, *, is_certain: bool) -> None:
     layout = find_layout(shape, (64, 64), module)
     if is_certain:
         assert layout == Layout((8, 8), "tokens", shape[1] - 64)

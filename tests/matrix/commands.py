@@ -96,10 +96,9 @@ def paint_images(folder: Path) -> None:
 
 def require(condition: object, reason: str, outcome: Outcome | None = None) -> None:
     if not condition:
-        printed = (
-            "" if outcome is None else f": status {outcome.status}, {outcome.err.strip()[-600:] or outcome.out[-300:]}"
-        )
-        raise WrongCell(reason + printed)
+        if outcome is not None:
+            reason += f": status {outcome.status}, {outcome.err.strip()[-600:] or outcome.out[-300:]}"
+        raise WrongCell(reason)
 
 
 @dataclass
@@ -116,9 +115,8 @@ class Job:
         target_options = TARGETS[self.task] if target is None else target
         parts = [part.format(folder=self.images) for part in target_options]
         task = ["--task", NAMES.get(self.task, self.task)]
-        return invoke(
-            command, *arguments, "--model", self.model.name, *self.model.options, *task, *parts, "--device", "cpu"
-        )
+        model = ["--model", self.model.name, *self.model.options]
+        return invoke(command, *arguments, *model, *task, *parts, "--device", "cpu")
 
     def read_maps(self, folder: Path) -> dict[str, np.ndarray]:
         return {name: np.load(path) for name, path in index_files(folder, "*.npy").items()}
@@ -156,9 +154,8 @@ def check_json(job: Job) -> Outcome:
     if outcome.status == 0:
         (record,) = [json.loads(line) for line in outcome.out.splitlines()]
         require(record["status"] == "ok" and record["explained"], f"a record of {record}")
-        require(
-            (job.output / "json" / Path(record["explained"][0]["overlay"]).name).exists(), "no overlay of that name"
-        )
+        overlay = Path(record["explained"][0]["overlay"]).name
+        require((job.output / "json" / overlay).exists(), "no overlay of that name")
     return outcome
 
 
@@ -191,9 +188,8 @@ def check_batch(job: Job) -> Outcome:
             if name == "other":  # the reference image of likeness targets
                 continue
             scale = max(abs(expected).max(), 1e-9)
-            require(
-                abs(together[name] - expected).max() <= 1e-2 * scale, f"another map of {name} than a single image has"
-            )
+            difference = abs(together[name] - expected).max()
+            require(difference <= 1e-2 * scale, f"another map of {name} than a single image has")
     return outcome
 
 
@@ -220,18 +216,14 @@ def check_report(job: Job) -> Outcome:
     output = job.output / "batch"
     if not (output / "manifest.jsonl").exists():
         return job.call("batch", job.images / "images", "-o", output, "--report", "--quiet")
-    outcome, (record, *_) = (
-        invoke("report", output),
-        map(json.loads, (output / "manifest.jsonl").read_text().splitlines()),
-    )
+    outcome = invoke("report", output)
+    record = json.loads((output / "manifest.jsonl").read_text().splitlines()[0])
     if record["error"]:  # The gallery then consists of errors only.
         return Outcome(1, "", f"Error: {record['error']}")
     if outcome.status == 0:
         pages = "".join(path.read_text(encoding="utf-8") for path in output.glob("*.html"))
-        require(
-            all(name in pages for name in ("plain.png", "painted.png", "other.png")),
-            "an image is missing in the gallery",
-        )
+        names = ("plain.png", "painted.png", "other.png")
+        require(all(name in pages for name in names), "an image is missing in the gallery")
     return outcome
 
 

@@ -62,9 +62,8 @@ class Towers(nn.Module):
         self.embedding = nn.Embedding.from_pretrained(torch.eye(3))
 
     def tokenizer(self, sentences: list[str]) -> Tensor:
-        return torch.tensor(
-            [[WORDS.index(word) for word in text.split() if word in WORDS][:1] or [0] for text in sentences]
-        )
+        colours = [[WORDS.index(word) for word in text.split() if word in WORDS] for text in sentences]
+        return torch.tensor([indices[:1] or [0] for indices in colours])
 
     def encode_image(self, images: Tensor) -> Tensor:
         return self.visual(images).mean((2, 3))
