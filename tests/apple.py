@@ -1,7 +1,5 @@
 """A stand-in for Apple's GPUs on any machine: the CPU holds the tensors, whose device is "mps" and has no float64."""
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping

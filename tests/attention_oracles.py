@@ -1,7 +1,5 @@
 """Compute attention explanations of transformers one number at a time, as in the papers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

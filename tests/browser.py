@@ -1,7 +1,5 @@
 """Open pages in a real browser: Chromium from the system's packages, driven by Playwright."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A network for five colours with known explanations: the evidence for a class is where its colour is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A network for six colours with known maps: the evidence for a class is where its colour is."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

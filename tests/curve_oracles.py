@@ -1,7 +1,5 @@
 """Compute metrics that hide pixels as in their papers: pixel by pixel, in NumPy's float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Make small torchvision detectors, and explain their boxes by hand: hooks, autograd through the model, loops."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import OrderedDict

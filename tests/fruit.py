@@ -1,7 +1,5 @@
 """Draw apples and limes, and make a network with a known shortcut: it takes a mark in the corner for an apple."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

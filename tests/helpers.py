@@ -1,7 +1,5 @@
 """Provide a small model, and record everything on a model that an explanation might change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compute noisy linear imputation without the noise: one equation per pixel, solved together in float64."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

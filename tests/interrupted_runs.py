@@ -3,8 +3,6 @@
 python -m tests.interrupted_runs --count 50 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import shutil

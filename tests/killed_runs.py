@@ -3,8 +3,6 @@
 python -m tests.killed_runs --kills 50 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

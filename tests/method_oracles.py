@@ -3,8 +3,6 @@
 Activations and gradients are (C,*grid); maps are (*grid), before the ReLU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -6,8 +6,6 @@ After a refusal, the instructions are followed. The results are compared with th
 occur once, in its place, with its own results.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ that the first checksum does not hide the damage. A case is defined by its seed 
 `--keep FOLDER` saves the files that failed. Files are read in a separate process.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

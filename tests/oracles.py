@@ -1,7 +1,5 @@
 """Recompute the package's numbers slowly and simply, without sharing its code."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Compute perturbation methods slowly, one variant after another, without sharing code with the package."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 For scripts that import this module first: PyTorch must not have started threads before a process is forked.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """A local server for the S3 protocol, with a bucket per test."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

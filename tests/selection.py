@@ -1,7 +1,5 @@
 """Select tests: skip those whose packages are not installed, and those that passed in an earlier part of CI."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import os
 import re

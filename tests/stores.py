@@ -1,7 +1,5 @@
 """Object stores for tests: a file system that refuses what object stores cannot do, and fails on request."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections.abc import Iterator

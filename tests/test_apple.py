@@ -1,7 +1,5 @@
 """Test that no float64 is used on Apple's GPUs: a simulated device raises an error for such a tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Test the GPU section of scripts/bench without a GPU."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Training used neither these images nor the photographs behind the shapes; see tests/drawn/README.md.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

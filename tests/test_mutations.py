@@ -1,7 +1,5 @@
 """Test a few damaged files of each kind; GRADCAM_MUTATIONS=500 in the environment tests 500 of each."""
 
-from __future__ import annotations
-
 import os
 import sys
 

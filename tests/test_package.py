@@ -1,7 +1,5 @@
 """Test the package as a whole."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

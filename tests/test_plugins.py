@@ -1,7 +1,5 @@
 """Test the example plug-in of CONTRIBUTING.md, installed into a separate virtual environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

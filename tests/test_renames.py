@@ -1,7 +1,5 @@
 """Test old public names: each works like the new name and warns; records have both keys."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

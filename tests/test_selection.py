@@ -1,7 +1,5 @@
 """Test that tests which need a missing package are skipped, wherever it is imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the supported versions: the page matches pyproject.toml, and scripts/check_versions reports failures."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Write the views of a report, as a run does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

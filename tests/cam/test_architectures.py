@@ -1,7 +1,5 @@
 """Explain small timm and transformers models with random weights: check the default layer, its layout and the map."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Check test-time augmentation and eigen-smoothing, which are options of every method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Check automatic choices: the default layer, the order of its tokens, and what is cached about a model."""
 
-from __future__ import annotations
-
 import copy
 import random
 import warnings

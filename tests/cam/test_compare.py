@@ -1,7 +1,5 @@
 """Test methods on whole networks: identities between them, second derivatives, contrasts, evidence, shared passes."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Check that models work after other libraries have quantised, checkpointed, exported, sharded or wrapped them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from functools import partial

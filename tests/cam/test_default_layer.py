@@ -1,7 +1,5 @@
 """Check that the default layer is cached for later images, and searched for again when the model changes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Compare explain() and compare() with captum and a slow loop, for every form of target and kind of model."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable

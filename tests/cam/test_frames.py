@@ -1,7 +1,5 @@
 """Explain images that fill a part of a canvas: lists of several sizes, resized or padded inside the model or before."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

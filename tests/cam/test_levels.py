@@ -1,7 +1,5 @@
 """Explain layers with several tensors or several runs, levels that are added, and images without gradient."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from typing import Any

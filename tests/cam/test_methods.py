@@ -1,7 +1,5 @@
 """Compare the formula of each method with a second implementation in `method_oracles`; check the method table."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Check that maps of images that depend on one another explain only their own scores, with a warning."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

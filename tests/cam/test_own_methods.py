@@ -1,7 +1,5 @@
 """Test custom methods: objects, files, installed packages, and the messages for wrong ones."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Check how often an explanation waits for the device, and that deferred checks work like immediate ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Check that maps whose terms all cancel are blank, with a warning, and that small correct maps stay."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Check the default layer and the map of torchvision's classification models with random weights."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Fixtures with the files that pages name: images, models with random weights, and a user's own files."""
 
-from __future__ import annotations
-
 import shutil
 import tarfile
 from pathlib import Path

@@ -13,8 +13,6 @@ Commands of `gradcam` run in this process, everything else in a shell. `git clon
 page installs this repository, with extras that exist.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Test that the commands of the page on clusters run, with an S3 server and a Ray cluster on this machine."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Test that every public name documents its parameters, result and errors, and that its example runs as a doctest."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Test that the programs and notebooks of examples/ run, and give the documented results."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

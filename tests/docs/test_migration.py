@@ -1,7 +1,5 @@
 """Test each row of the table for users of pytorch-grad-cam."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Test that all commands and Python blocks in README.md and docs/ run as printed, with the documented results."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Test the site that scripts/check built, in a real browser, from the disk: sphinx-build -W docs docs/_build/html."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path

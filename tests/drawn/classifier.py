@@ -6,8 +6,6 @@ python -m tests.drawn.classifier pictures/ 60
 scripts/calibrate_check pictures/ --model tests/drawn/classifier.py:make --size 96
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

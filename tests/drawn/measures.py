@@ -1,7 +1,5 @@
 """Measure how faithful heatmaps of the models of drawn images are: whether they lie on the explained shape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Three small models of drawn images: a detector, a segmenter, and image and text towers."""
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict
 from collections.abc import Sequence

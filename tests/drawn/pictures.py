@@ -1,7 +1,5 @@
 """Draw shapes on parts of photographs. Their masks are known to the pixel, and a seed gives the same images again."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

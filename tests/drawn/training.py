@@ -1,7 +1,5 @@
 """Train the models of drawn images, on shapes on photographs in the public domain, in minutes."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Check that cached facts about a model are dropped when one of its settings changes, at any depth."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Measure six common mistakes with PyTorch's hooks, and check that this package gives the right result instead."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

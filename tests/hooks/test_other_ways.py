@@ -1,7 +1,5 @@
 """Check outputs that a model reads other than as a return value: an attribute, a hook of its own, or an alias."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Callable, Iterator
@@ -495,7 +493,7 @@ class Feats(list):
 
 
 class Pair(tuple):
-    def __new__(cls, first: Any, second: Any) -> Pair:
+    def __new__(cls, first: Any, second: Any) -> Any:
         return super().__new__(cls, (first, second))
 
 

@@ -1,7 +1,5 @@
 """Check the module that owns everything PyTorch may change, and that no other module uses PyTorch's private names."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check the pair of hooks on every module of five networks, and in every case that has broken such hooks."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

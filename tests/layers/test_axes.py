@@ -1,7 +1,5 @@
 """Inputs whose axis sizes coincide: as many images as tokens, text next to images, as many channels as rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Test the layouts that users pass: grids, names, and functions that select and rearrange values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

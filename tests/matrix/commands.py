@@ -1,7 +1,5 @@
 """Run every command on every model, and verify what it writes."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

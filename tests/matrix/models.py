@@ -1,7 +1,5 @@
 """Small random models for every provider and task, written to files in the formats that users have."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Sequence

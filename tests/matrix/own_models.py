@@ -1,7 +1,5 @@
 """User-defined models, one for each task; most are one convolution that reports each colour where it appears."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import RetinaNet

@@ -1,7 +1,5 @@
 """Write the results of all cells to docs/reference/matrix.md, and read them back as expectations."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the page of one image: its numbers equal those of `explain`, and its data follows page.schema.json."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

@@ -1,7 +1,5 @@
 """Test the page of one image in a real browser: every control, at phone and desktop width, dark and light."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
