@@ -15,17 +15,9 @@ HOOKS = (
 
 def tiny_model() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(4, 6, 3, stride=2, padding=1),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(),
-        nn.Linear(6, 5),
-    )
+    first = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+    second = nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*first, *second, nn.Dropout(), nn.Linear(6, 5))
 
 
 def tiny_vit(**options: Any) -> Any:

@@ -51,9 +51,8 @@ def read_state(folder: Path) -> State:
     results = [entry for record in records.values() for entry in record["explained"]]
     recorded = {result[kind] for result in results for kind in ("overlay", "map") if kind in result}
     paths = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names if "-gradcam." in name]
-    return State(
-        records, {path.relative_to(folder).as_posix() for path in paths} - recorded | {*find_unfinished(folder)}
-    )
+    results = {path.relative_to(folder).as_posix() for path in paths}
+    return State(records, results - recorded | {*find_unfinished(folder)})
 
 
 def check_stop(folder: Path, ended: Ended, number: int, before: State) -> None:
@@ -133,9 +132,8 @@ def disturb(
 def compare(kind: str, actual: dict[str, bytes], expected: dict[str, bytes]) -> None:
     """Compare the files byte by byte; tar files may be split at the stops."""
     if kind == "tars":
-        names = [
-            [json.loads(line)["image"] for line in item["manifest.jsonl"].splitlines()] for item in (actual, expected)
-        ]
+        manifests = [item["manifest.jsonl"].splitlines() for item in (actual, expected)]
+        names = [[json.loads(line)["image"] for line in lines] for lines in manifests]
         assert names[0] == names[1], names
         return
     names = {name for name in {**actual, **expected} if actual.get(name) != expected.get(name)}

@@ -96,9 +96,7 @@ def make_pictures() -> Files:
     with Image.open(ASSETS / "coffee.jpg") as photograph:
         small = photograph.convert("RGB").resize((120, 80))
     deep = np.asarray(small).astype(np.uint16) * 257
-    actual = {
-        path.name: path.read_bytes() for path in (ASSETS / "chelsea.jpg", ASSETS / "macaw.webp", ASSETS / "camera.png")
-    }
+    actual = {name: (ASSETS / name).read_bytes() for name in ("chelsea.jpg", "macaw.webp", "camera.png")}
 
     def save(name: str, picture: Image.Image, **options: object) -> None:
         content = io.BytesIO()

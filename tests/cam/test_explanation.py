@@ -560,10 +560,8 @@ class TestLayerErrors:
             gradcam.explain(vit, images, "encoder.layers.encoder_layer_1")
         explanation = gradcam.explain(vit, images)
         assert explanation.layer == norm
-        activations, gradients = oracles.reference(
-            vit.double(), images.double(), [norm], lambda out: out.amax(1).sum()
-        )[norm]
-        first = [tensor[0, 1:].T.unflatten(1, (4, 4)) for tensor in (activations, gradients)]
+        pair = oracles.reference(vit.double(), images.double(), [norm], lambda output: output.amax(1).sum())[norm]
+        first = [tensor[0, 1:].T.unflatten(1, (4, 4)) for tensor in pair]
         torch.testing.assert_close(explanation.maps[0, 0].double(), oracles.gradcam_map(*first), rtol=1e-4, atol=1e-7)
 
     def test_recording_disabled_inside_the_model(self) -> None:

@@ -69,9 +69,8 @@ def test_each_image_has_its_own_map(augmentation: str) -> None:
 
 def test_a_place_outside_an_image_is_not_drawn_in_it() -> None:
     images = make((8, 10), (8, 5))
-    explanation = gradcam.explain(
-        PaddedListModel(), images, "features", method="hirescam", target=at(3, 8), evidence="signed"
-    )
+    options = {"method": "hirescam", "target": at(3, 8), "evidence": "signed"}
+    explanation = gradcam.explain(PaddedListModel(), images, "features", **options)
     assert explanation.maps[0].any()
     assert not explanation.heatmaps[1].any()
 

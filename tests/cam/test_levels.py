@@ -193,17 +193,6 @@ def test_an_image_without_gradient_is_blank_with_a_warning(pyramid: tuple[nn.Mod
         gradcam.explain(model, images[1:], f"levels:{level}", method=method, target=1)
 
 
-@pytest.mark.parametrize("method", ["gradcam", "shapleycam"])
-def test_one_layer_without_gradient_is_blank_with_a_warning(pyramid: tuple[nn.Module, Tensor], method: str) -> None:
-    model, images = pyramid
-    blind, seeing = (
-        f"levels:{find_first_level(model) + read_level(model, image)}" for image in (images[:1], images[1:])
-    )
-    with pytest.warns(GradcamWarning, match=f"The gradient at layer '{blind}' is exactly zero: its heatmaps are blank"):
-        pair = gradcam.compare(model, images[1:], layers=[blind, seeing], methods=[method], target=1, evidence="signed")
-    assert [bool(item.maps.any()) for item in pair.values()] == [False, True]
-
-
 class Gated(nn.Module):
     """A model in which the first layer counts only for bright images, and the second for all images."""
 

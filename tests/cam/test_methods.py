@@ -41,10 +41,9 @@ def test_gradients_and_activations_give_what_the_paper_says(name: str, channels:
     activations, gradients = draw(grid, channels)
     maps = METHODS[name].compute(activations, gradients)
     assert maps.shape == (2, 3, *grid)
-    for image in range(2):
-        for k in range(3):
-            expected = ORACLES[name](activations[image].numpy(), gradients[image, k].numpy())
-            np.testing.assert_allclose(maps[image, k].numpy(), expected, rtol=1e-8, atol=1e-10)
+    for image, k in np.ndindex(2, 3):
+        expected = ORACLES[name](activations[image].numpy(), gradients[image, k].numpy())
+        np.testing.assert_allclose(maps[image, k].numpy(), expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("grid", GRIDS)

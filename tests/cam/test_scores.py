@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,12 +77,13 @@ def test_a_bad_class_target(options: dict[str, object], message: str) -> None:
         ClassTarget(**options)  # type: ignore[arg-type]
 
 
-class Output:
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.logits = logits
+def as_attribute(logits: Tensor) -> SimpleNamespace:
+    return SimpleNamespace(logits=logits)
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": x[:, :1], "logits": x}, Output, lambda x: (x, x[:, :2])])
+@pytest.mark.parametrize(
+    "wrap", [lambda x: x, lambda x: {"a": x[:, :1], "logits": x}, as_attribute, lambda x: (x, x[:, :2])]
+)
 def test_logits_are_found_in_what_models_return(wrap: object) -> None:
     assert torch.equal(find_logits(wrap(LOGITS), 2), LOGITS)  # type: ignore[operator]
 

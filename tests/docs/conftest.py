@@ -73,9 +73,8 @@ def make_readers(folder: Path) -> None:
     words = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", "a", "an", "the", "cat", "dog", "cup", "of", "on", "sofa", "coffee"]
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    inner.post_processor = tokenizers.processors.TemplateProcessing(
-        "[BOS] $A [EOS]", None, [("[BOS]", 1), ("[EOS]", 2)]
-    )
+    ends = [("[BOS]", 1), ("[EOS]", 2)]
+    inner.post_processor = tokenizers.processors.TemplateProcessing("[BOS] $A [EOS]", None, ends)
     names = {"bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=12, **names)
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -130,9 +129,8 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ViTImageProcessor().save_pretrained(folder / "my-vit")
     make_readers(folder)
     chest = torchvision.models.densenet121(num_classes=14).state_dict()
-    torch.save(
-        {"state_dict": {f"module.{name}": item for name, item in chest.items()}, "epoch": 3}, folder / "chest.ckpt"
-    )
+    state = {f"module.{name}": item for name, item in chest.items()}
+    torch.save({"state_dict": state, "epoch": 3}, folder / "chest.ckpt")
     (folder / "findings.txt").write_text("\n".join(f"finding {number}" for number in range(14)))
     torch.save(torchvision.models.resnet18(num_classes=3).state_dict(), folder / "best.pth")
     (folder / "labels.txt").write_text("nothing\ncoffee\ntea\n")

@@ -231,10 +231,9 @@ def test_views_of_the_images_and_several_layers_take_the_same_function() -> None
 def test_guided_gradcam_takes_a_reshape() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), nn.ReLU(), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     images = torch.randn(2, 3, 6, 8)
-    attribution = gradcam.attributions.guided_gradcam(
-        model, images, "2", target=1, reshape=lambda x: x.unflatten(2, (6, 8))
-    )
-    expected = gradcam.attributions.guided_gradcam(model, images, "1", target=1)
+    guided = gradcam.attributions.guided_gradcam
+    attribution = guided(model, images, "2", target=1, reshape=lambda x: x.unflatten(2, (6, 8)))
+    expected = guided(model, images, "1", target=1)
     assert expected.values.any()
     torch.testing.assert_close(attribution.values, expected.values)
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,10 @@ def test_token_and_channels_last_values_go_to_the_right_cells() -> None:
     tokens = torch.arange(2 * 7 * 3).reshape(2, 7, 3)
     grid = Layout((2, 3), "tokens", 1).to_grid(tokens)
     channels_last = torch.arange(2 * 2 * 3 * 4).reshape(2, 2, 3, 4)
-    for image in range(2):
-        for row in range(2):
-            for column in range(3):
-                assert grid[image, :, row, column].tolist() == tokens[image, 1 + row * 3 + column].tolist()
-                cell = Layout((2, 3), "channels last").to_grid(channels_last)[image, :, row, column]
-                assert cell.tolist() == channels_last[image, row, column].tolist()
+    moved = Layout((2, 3), "channels last").to_grid(channels_last)
+    for image, row, column in np.ndindex(2, 2, 3):
+        assert grid[image, :, row, column].tolist() == tokens[image, 1 + row * 3 + column].tolist()
+        assert torch.equal(moved[image, :, row, column], channels_last[image, row, column])
 
 
 def test_a_convolution_is_channels_first_for_every_shape() -> None:
