@@ -41,9 +41,7 @@ def test_the_map_of_a_box_lies_in_it(detector: nn.Module, scenes: list[Scene]) -
     assert measures.summarise(measures.judge_boxes(detector, scenes[:10], method="eigencam"))[0] < 0.5
 
 
-def test_the_map_of_a_box_that_a_threshold_removed_lies_in_it(
-    detector: nn.Module, scenes: list[Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_map_of_a_removed_box(detector: nn.Module, scenes: list[Scene], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detector, "score_thresh", 1.0)
     assert all(len(actual["scores"]) == 0 for actual in detector(list(to_images(scenes[:10]))))
     verdicts = measures.judge_missed(detector, [scene for scene in scenes if scene.things])

@@ -88,7 +88,7 @@ def test_one_that_is_broken_stops_no_other(python: Path, tmp_path: Path) -> None
     run(python, tmp_path, "methods")
 
 
-def test_a_file_is_what_it_says_now_though_its_size_and_its_second_are_those_of_before(
+def test_a_changed_file_of_the_same_size_and_second_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)

@@ -194,9 +194,7 @@ def slow_component(activations: Tensor, weights: Tensor) -> np.ndarray:
         ("elementwise-gradcam", lambda a, g: g * (a * g > 0)),
     ],
 )
-def test_smoothing_takes_the_first_component_of_the_weighted_channels(
-    name: str, weigh: Callable[[Tensor, Tensor], Tensor]
-) -> None:
+def test_smoothing_takes_the_first_component_of_channels(name: str, weigh: Callable[[Tensor, Tensor], Tensor]) -> None:
     activations = torch.randn(2, 5, 4, 6, dtype=torch.float64)
     gradients = torch.randn(2, 3, 5, 4, 6, dtype=torch.float64)
     maps = METHODS[name].smoothed().compute(activations, gradients)

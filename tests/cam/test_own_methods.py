@@ -98,9 +98,7 @@ def test_rise_by_name_and_with_few_masks() -> None:
     assert not torch.equal(explanations["input", "rise"].maps, explanations["input", "rise-masks=9"].maps)
 
 
-def test_the_same_method_from_a_file_and_from_an_installed_package(
-    method_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_of_a_file_and_of_a_package(method_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(explain(f"{method_file}:mycam").maps, explain(mycam).maps)
     install(tmp_path, monkeypatch, "mycam = mine:mycam\nbroken = nowhere:mycam\ngradcam = mine:mycam\n")
     torch.testing.assert_close(explain("mycam").maps, explain(mycam).maps)

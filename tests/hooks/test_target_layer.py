@@ -404,7 +404,7 @@ def run_recorded(
     ("kind", "by_keyword"),
     [("attribute", False), ("attribute", True), ("function", False), ("function", True), ("container", False)],
 )
-def test_an_in_place_layer_leads_to_the_gradient_under_both_its_names(
+def test_an_in_place_layer_under_both_its_names(
     kind: str, *, by_keyword: bool, old_name_only: bool, outer: bool
 ) -> None:
     kinds: dict[str, nn.Module] = {

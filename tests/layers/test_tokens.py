@@ -139,9 +139,7 @@ class NormOfAnotherName(nn.LayerNorm):
         ((2, 16, 7, 5), nn.AdaptiveAvgPool2d((7, 5)), "channels first"),
     ],
 )
-def test_the_module_type_decides_an_ambiguous_shape(
-    shape: tuple[int, ...], module: nn.Module, expected: str | None
-) -> None:
+def test_the_module_decides_an_ambiguous_shape(shape: tuple[int, ...], module: nn.Module, expected: str | None) -> None:
     layout = find_layout(shape, (384, 384), module)
     assert (layout and layout.kind) == expected
     if layout is not None:

@@ -18,6 +18,7 @@ import torchvision
 from numpy.typing import NDArray
 
 import gradcam
+from gradcam import Classifier
 from gradcam.errors import GradcamError, OutputError
 from gradcam.targets import Box, Like, Text
 from gradcam.web.page import Page
@@ -26,6 +27,7 @@ from tests.helpers import assert_same, tiny_model, traces
 Photo = Callable[[str], Path]
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = json.loads((ROOT / "docs/reference/page.schema.json").read_text())
+Photo = Callable[[str], Path]  # the path of an asset
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & \u202e'\""
 CLASSES = 1000
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradcam
+from gradcam import Classifier
 from gradcam.targets import ClassTarget
 from gradcam.web.page import MapSet, Page, PageTargets
 from tests.browser import DESKTOP, PHONE, Visit, expect, is_remembered, needs_browser
@@ -19,6 +20,7 @@ from tests.browser import DESKTOP, PHONE, Visit, expect, is_remembered, needs_br
 Photo = Callable[[str], Path]
 
 pytestmark = [pytest.mark.slow, needs_browser]
+Photo = Callable[[str], Path]  # the path of an asset
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & 'quoted'"
 EVIDENCE = ("positive", "negative", "signed")
 
@@ -82,7 +84,7 @@ def at(page: Any, across: float, down: float) -> tuple[float, float]:
     return box["x"] + across * box["width"], box["y"] + down * box["height"]
 
 
-def expected_overlay(classifier: gradcam.Classifier, picture: Path, index: int, **options: Any) -> Any:
+def expected_overlay(classifier: Classifier, picture: Path, index: int, **options: Any) -> Any:
     look = {name: options.pop(name) for name in ("colormap", "alpha") if name in options}
     explanation = classifier.explain(picture, options.pop("layer", "layer4"), target=index, **options)
     y0, x0, height, width = explanation.regions[0]
