@@ -289,11 +289,8 @@ class Judge:
             raise BrokenGuarantee(f"the manifest has {[our['image'] for our in ours]}")
         changed = [(our, their) for our, their in zip(ours, theirs) if our != their]
         for our_record, their_record in changed:
-            is_kept = any(
-                json.loads(line) == our_record
-                for line in before.splitlines()
-                if line.startswith(b"{") and _is_json(line)
-            )
+            lines = [line for line in before.splitlines() if line.startswith(b"{") and _is_json(line)]
+            is_kept = any(json.loads(line) == our_record for line in lines)
             if not is_kept or _summarise(our_record) != _summarise(their_record):
                 raise BrokenGuarantee(f"a record is {our_record}\nand not {their_record}")
         if len(changed) > 1 and before:
@@ -301,9 +298,8 @@ class Judge:
         self._compare_runs(json.loads(actual.pop(RUN)), json.loads(self.uninterrupted[RUN]), ended)
         expected = {name: data for name, data in self.uninterrupted.items() if name not in (RUN, MANIFEST)}
         if actual != expected:
-            raise BrokenGuarantee(
-                f"files differ: {sorted(name for name in {**actual, **expected} if actual.get(name) != expected.get(name))}"
-            )
+            names = sorted(name for name in {**actual, **expected} if actual.get(name) != expected.get(name))
+            raise BrokenGuarantee(f"files differ: {names}")
 
     def _compare_runs(self, ours: dict[str, Any], theirs: dict[str, Any], ended: Ended) -> None:
         names = {name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)}

@@ -83,9 +83,7 @@ def reciprocam(
     maps = torch.zeros(*nothing.shape, *lengths, dtype=torch.float64)
     for place in np.ndindex(*lengths):
         weights = window(place, lengths)
-        scores = scores_with(
-            model, images, layer, lambda activations, weights=weights: activations * weights.to(activations), score
-        )
+        scores = scores_with(model, images, layer, lambda values, weights=weights: values * weights.to(values), score)
         maps[(slice(None), slice(None), *place)] = (scores - nothing).double()
     return maps
 

@@ -42,9 +42,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, folder: Path, *arguments: object, status: int = 0) -> str:
-    result = subprocess.run(
-        [python, "-m", "gradcam", *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    words = [python, "-m", "gradcam", *map(str, arguments)]
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
     assert result.returncode == status, result.stderr
     return result.stdout + result.stderr
 

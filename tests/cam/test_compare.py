@@ -92,9 +92,8 @@ def test_class_agnostic_methods_need_no_gradient() -> None:
 def test_volumes_keep_their_rank(name: str) -> None:
     torch.manual_seed(5)
     images = torch.randn(2, 3, 9, 10, 11, dtype=torch.float64)
-    explanation = gradcam.explain(
-        NonlinearModel(volumes=True).double(), images, "features", method=name, target=[[1, 2], [0, 3]]
-    )
+    model = NonlinearModel(volumes=True).double()
+    explanation = gradcam.explain(model, images, "features", method=name, target=[[1, 2], [0, 3]])
     assert explanation.maps.shape == (2, 2, 4, 4, 5)
     assert explanation.heatmaps.shape == (2, 2, 9, 10, 11)
     assert explanation.maps.any()

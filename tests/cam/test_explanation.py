@@ -207,9 +207,8 @@ def test_a_blank_map_stays_zero() -> None:
 @pytest.mark.parametrize("sizes", [(4, 6, 8), (5, 5, 5)])
 def test_volumes_keep_their_rank(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv3d(1, 3, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2)
-    )
+    convolution = nn.Conv3d(1, 3, 3, stride=2, padding=1)
+    model = nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2))
     volumes = torch.randn(2, 1, *sizes)
     explanation = gradcam.explain(model, volumes, "0", target=1)
     expected = slow_maps(model, volumes, "0", [1, 1])

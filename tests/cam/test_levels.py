@@ -173,9 +173,8 @@ def test_a_pyramid_beside_one_of_its_levels(pyramid: tuple[nn.Module, Tensor], m
     alone = gradcam.explain(model, images, "levels", method=method, target=1)
     explanations = gradcam.compare(model, images[:1], layers=["levels", level], methods=[method], target=1)
     assert explanations["levels", method].maps.shape == alone.maps[:1].shape
-    assert torch.equal(
-        explanations["levels", method].maps, gradcam.explain(model, images[:1], "levels", method=method, target=1).maps
-    )
+    first = gradcam.explain(model, images[:1], "levels", method=method, target=1)
+    assert torch.equal(explanations["levels", method].maps, first.maps)
     joined = gradcam.explain(model, images, layers=["levels", level], join="sum", method=method, target=1)
     # The layer's output contains the level again, but each level counts once.
     assert torch.equal(joined.maps, alone.maps)

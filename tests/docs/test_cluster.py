@@ -13,9 +13,8 @@ import gradcam
 from gradcam.cli import cli
 from tests.docs.pages import ROOT, read_blocks
 
-SEVERAL_MACHINES, SLURM, KUBERNETES = (
-    block.code for block in read_blocks(ROOT / "docs/howto/cluster.md") if block.mark == "elsewhere"
-)
+BLOCKS = read_blocks(ROOT / "docs/howto/cluster.md")
+SEVERAL_MACHINES, SLURM, KUBERNETES = (block.code for block in BLOCKS if block.mark == "elsewhere")
 
 
 @pytest.mark.slow

@@ -21,9 +21,8 @@ EXAMPLES = ROOT / "examples"
 
 def run(name: str, *arguments: str) -> str:
     """Run the program in the current folder and return its output."""
-    ended = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, check=False, env=environment()
-    )
+    words = [sys.executable, EXAMPLES / name, *arguments]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -200,9 +200,7 @@ def test_records_are_as_the_schemas_say(workspace: Path, capsys: pytest.CaptureF
         for name in ("record", "run")
     }
     Path("photos/broken.jpg").write_bytes(b"nothing")
-    several = [
-        "--method", "gradcam,layercam", "--layer", "layer3", "--layer", "layer4", "--class", "cup", "--save", "map",
-    ]  # fmt: skip
+    several = "--method gradcam,layercam --layer layer3 --layer layer4 --class cup --save map".split()  # noqa: SIM905
     cli.main(["batch", "photos/", "-o", "out", "--quiet", *several], standalone_mode=False)
     cli.main(["batch", "more/", "-o", "tiles", "--quiet", "--fit", "tiles"], standalone_mode=False)
     capsys.readouterr()

@@ -4,6 +4,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -459,9 +460,8 @@ class InABuffer(nn.Module):
     def __init__(self, *, is_buffer: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, stride=2)
-        self.register_buffer("given", torch.zeros(2, 4, 15, 15)) if is_buffer else setattr(
-            self, "given", torch.zeros(2, 4, 15, 15)
-        )
+        register = self.register_buffer if is_buffer else partial(setattr, self)
+        register("given", torch.zeros(2, 4, 15, 15))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.given.copy_(self.conv(x))

@@ -153,9 +153,8 @@ def test_an_explanation_is_the_same_inside_a_target_layer_and_inside_another_exp
 def test_several_layers_in_one_pass_do_not_cut_one_another_off(model: nn.Sequential) -> None:
     with TargetLayer(model[0]) as first, TargetLayer(model[2]) as second, TargetLayer(model[3]) as third:
         output = model(IMAGES)
-        gradients = torch.autograd.grad(
-            score_of(output), [layer.activations for layer in (first, second, third)], retain_graph=True
-        )
+        activations = [layer.activations for layer in (first, second, third)]
+        gradients = torch.autograd.grad(score_of(output), activations, retain_graph=True)
     for name, layer, gradient in zip("023", (first, second, third), gradients):
         activations, expected = expected_of(model, IMAGES, name)
         torch.testing.assert_close(layer.activations.detach(), activations)

@@ -185,10 +185,8 @@ def test_an_image_with_as_many_tokens_as_the_text_is_still_explained() -> None:
     maps = {}
     for length in (5, 17):  # the image has 17 tokens
         inputs = {"pixel_values": images, "input_ids": words(length)}
-        explanation = gradcam.explain(
-            model, inputs, "vision_model.encoder.layers.0", target=lambda output: output.image_embeds[:, :1]
-        )
-        maps[length] = explanation.maps
+        layer = "vision_model.encoder.layers.0"
+        maps[length] = gradcam.explain(model, inputs, layer, target=lambda output: output.image_embeds[:, :1]).maps
         with pytest.raises(LayerError, match="of text|not certain"):
             gradcam.explain(model, inputs, "text_model.encoder.layers.0", target=lambda output: output.logits_per_image)
     torch.testing.assert_close(maps[5], maps[17])

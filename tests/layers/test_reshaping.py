@@ -96,9 +96,7 @@ def test_a_function_joins_windows_and_cuts_their_padding_off(name: str, images: 
 
     joined = Joined().double().eval()
     joined.seen = nn.Identity()
-    explanation = gradcam.explain(
-        model, IMAGES[:images], "mix", method=name, target=2, reshape=join_windows, evidence="positive"
-    )
+    explanation = gradcam.explain(model, IMAGES[:images], "mix", method=name, target=2, reshape=join_windows)
     expected = gradcam.explain(joined, IMAGES[:images], "seen", method=name, target=2)
     assert explanation.maps.shape == (images, 1, 3, 4)
     torch.testing.assert_close(explanation.maps, expected.maps, rtol=1e-4, atol=1e-5)
