@@ -18,7 +18,6 @@ import torchvision
 from numpy.typing import NDArray
 
 import gradcam
-from gradcam import Classifier
 from gradcam.errors import GradcamError, OutputError
 from gradcam.targets import Box, Like, Text
 from gradcam.web.page import Page
@@ -27,7 +26,6 @@ from tests.helpers import assert_same, tiny_model, traces
 Photo = Callable[[str], Path]
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = json.loads((ROOT / "docs/reference/page.schema.json").read_text())
-Photo = Callable[[str], Path]  # the path of an asset
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & \u202e'\""
 CLASSES = 1000
 
@@ -124,9 +122,7 @@ print({{"torch._dynamo", "torch._inductor", "sympy"}} & set(sys.modules))
 
 
 @pytest.mark.slow
-def test_all_classes_at_four_layers_are_the_maps_of_explain(
-    cat: Page, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
-) -> None:
+def test_all_classes_at_four_layers(cat: Page, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path) -> None:
     cat.save(tmp_path / "cat.html")
     data = read(tmp_path / "cat.html")
     assert [entry["layer"] for entry in data["maps"]] == ["layer4", "layer3", "layer2", "layer1"]
@@ -157,20 +153,12 @@ def test_the_exact_maps_are_those_of_backward_passes(classifier: gradcam.Classif
         np.testing.assert_allclose(item.maps[[0, 10, 500]], maps[0].numpy(), atol=1e-5 * float(maps.abs().max()))
 
 
-class Counting(torch.nn.Module):
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model, self.passes = model, 0
-
-    def forward(self, images: torch.Tensor) -> Any:
-        self.passes += 1
-        return self.model(images)
-
-
 def test_the_last_layer_takes_two_passes_more_than_run(photo: Photo) -> None:
-    counting = Counting(torchvision.models.resnet18(weights=None)).eval()
-    classifier = gradcam.load_classifier(counting, layer="model.layer4")
-    counting.passes = 0
+    passes: list[int] = []
+    model = torchvision.models.resnet18(weights=None).eval()
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    classifier = gradcam.load_classifier(model, layer="layer4")
+    passes.clear()
     classifier.explain(photo("coffee.jpg"))
     count = len(passes)
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"])
