@@ -87,8 +87,8 @@ def test_the_docstring_has_its_sections(name: str) -> None:
         assert {field.name for field in fields(obj) if not field.name.startswith("_")} <= documented | inherited
         return
     raises = bool(inspect.isfunction(function) and re.search(r"^\s+raise ", inspect.getsource(function), re.M))
-    is_short = isinstance(obj, property) or (not raises and len(inspect.signature(function).parameters) < 3)
-    if name in MEMBERS and is_short:
+    takes_one = name in MEMBERS and len(inspect.signature(function).parameters) < 3
+    if isinstance(obj, property) or (takes_one and not raises):
         return  # one sentence is enough for a property, or a method that takes at most one value and raises nothing
     assert list_faults(name, CODES - {"RT01"} if doc["Yields"] else CODES) == []
     assert doc["Raises"] or not (raises or name in FUNCTIONS)
