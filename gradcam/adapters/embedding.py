@@ -71,7 +71,7 @@ class Backbone(Embedder):
 
 
 class TimmBackbone(Backbone):
-    """A timm model with or without a classifier, whose embedding is the classifier's input."""
+    """A timm model. Its embedding is the input of its classifier, or its output if it has no classifier."""
 
     @property
     def takes_mean(self) -> bool:

@@ -42,7 +42,7 @@ Classes = Sequence[int] | None  # One class per image.
 DrawnImage = Pixels | bytes  # An image, or the bytes of an encoded image file.
 # Kinds of instances that the model detects by itself, independently of the target.
 DETECTED_KINDS = ("box", "word", "keypoint")
-# The field of a target that has an item for each score, or a single item.
+# For each kind of target, the name of the field that has an item for each score; a lone str or int is one score.
 EXPLAINED_FIELDS: dict[Any, str] = {
     Box: "numbers",
     Keypoint: "numbers",

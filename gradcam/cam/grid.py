@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 JOINS = ("sum",)
 MIN_GRADIENT = 1e-35  # Float32 ends at 1e-38, so products with smaller gradients have few digits.
-# Models in which a layout was wrong and has been corrected. Other layouts may be wrong too, so layers that the user
-# names are measured like default layers.
+# Models in which the layout of a layer was wrong and has been corrected. Those of other layers may be wrong too, so
+# layers that the user names are measured like default layers.
 corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 

@@ -158,7 +158,7 @@ def _finish_maps(
     maps = {key: _join([piece.maps for piece in pieces]) for key, pieces in original.items()}
     _require_ranges(maps, scores, checks)
     current = _list_pieces(method_maps)
-    # If terms of a map may cancel, a deferred check has replaced the map's only piece.
+    # The checks, which have run now, may have replaced the only piece of a map by one without rounding errors.
     changed = {key: pieces for key, pieces in current.items() if pieces[0] is not original[key][0]}
     if changed:
         replaced = {key: _join([piece.maps for piece in pieces]) for key, pieces in changed.items()}

@@ -137,10 +137,10 @@ class LayerInput:
         return version_of(self.given) != self.version
 
     def replace(self, values: Tensor) -> Tensor:
-        """Copy `values` into the original, for its other users, and return the tensor that holds the values.
+        """Copy `values` into the original, which the model may use elsewhere; return the tensor that holds the values.
 
-        Parameters and views created without recording are not changed: a parameter would keep the graph, and autograd
-        would reject all other views of the memory. Other uses of such inputs are therefore not recorded.
+        Two kinds of originals stay unchanged, so that their other uses are not recorded. A parameter would keep its graph
+        alive after the pass. If a view without a graph were changed, autograd would reject all other views of its memory.
         """
         original = self.original
         is_unrecorded_view = pytorch.is_view(original) and not original.requires_grad

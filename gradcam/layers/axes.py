@@ -84,7 +84,7 @@ class AxisResolver:
         return self._remember(module, ("text", shape, *self.text_lengths), lambda: self._has_text(shape, module))
 
     def prepare(self) -> None:
-        """Run the changed batches now: the caller is about to add hooks, which a later run would call."""
+        """Run the model now on a single image, and on texts of another length: a later run would call the caller's hooks."""
         if self._batch.images > 1:
             _ = self._single_image_shapes
         if self.text_lengths:

@@ -28,7 +28,7 @@ from gradcam.layers.find import LayerRef
 from gradcam.targets.classes import ClassTarget, compute_scores
 
 GUARD_SCALE = 100.0  # A factor that changes the output of any model.
-NUM_GUARD_ROWS = 4  # The first chunk has an unchanged row at each end, with an extreme row next to it.
+NUM_GUARD_ROWS = 4  # The first chunk begins and ends with an unchanged row and an extreme row.
 MIN_ROWS = NUM_GUARD_ROWS + 1
 
 

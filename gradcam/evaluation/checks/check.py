@@ -516,7 +516,7 @@ def _evaluate_placement(order: Tensor) -> TestResult:
 
 
 def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
-    # Similar classes may depend on the same pixels, so the rival class's heatmap cannot fail the test.
+    # Similar classes may depend on the same pixels. So the test does not fail if only the rival's heatmap is better.
     strict_controls = [control for control in controls if control.name != RIVAL]
     best = max(strict_controls, key=lambda control: control.effect)
     reason = (
