@@ -87,8 +87,8 @@ def _identify_target(entry: Explained) -> tuple[object, ...]:
 def _describe_target(entry: Explained, stem: str = "") -> list[str]:
     """Return the words that describe a result's target in its name.
 
-    `stem` is the stem of the explained image. It describes a result on a reference image, whose name begins with the
-    stem of the reference image.
+    `stem` is the stem of the explained image. It is used only for results on the reference image: their names begin
+    with the reference image's stem.
     """
     if entry.kind == "class":
         index, label = entry.index, entry.label

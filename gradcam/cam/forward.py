@@ -71,7 +71,7 @@ class RecordedPass:
         """Return whether gradients may pass through float16 on their way to the layers."""
         if torch.float16 in (self.autocast, *self._dtypes):
             return True
-        # With float32 at both ends, a float16 parameter in between needs a cast.
+        # Activations and output are not float16. So a float16 parameter between them is used only through a cast.
         return _has_float16_weights(self.modules) and pytorch.may_cast(self.tail.nodes)
 
     @property

@@ -18,7 +18,8 @@ from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
 
 ROUNDING = 256  # Units in the last place. Gradients up to this size at another image count as zero.
-# Rounding errors from an image's own gradient may be this many times larger than those from other images' gradients.
+# An image's rounding errors may be a tolerance times the sum of two numbers: its largest gradient, and the largest
+# gradient of the batch divided by this factor.
 OWN_GRADIENT_FACTOR = 64
 
 

@@ -79,7 +79,7 @@ class TargetChoice:
 
     @property
     def _given_values(self) -> dict[str, Any]:
-        """Map the names of the options that were given to their values."""
+        """Return the values of the given options, by option name."""
         values = {OPTION_NAMES_BY_FIELD.get(name, name): value for name, value in vars(self).items()}
         return {name: value for name, value in values.items() if value not in (None, False, ())}
 

@@ -183,7 +183,7 @@ class Samples:
                 self._on_other_devices.append((index, (count,), (stride,)))
 
     def read(self, tensors: list[Tensor]) -> list[bytes]:
-        """Return the present samples of the tensors, whose memory must be the same as at construction."""
+        """Return the values that the tensors have now. Addresses, shapes and strides must be as at construction."""
         values = [np.concatenate(arrays).tobytes() for arrays in self._arrays.values()]
         groups: dict[Any, list[Tensor]] = {}
         for index, size, stride in self._on_other_devices:

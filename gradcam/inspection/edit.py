@@ -345,8 +345,8 @@ class ParameterAliases(TorchFunctionMode):
         targets = list(self._aliases.values())  # (parameter, leaf that shares its memory)
         parameters = [parameter for parameter, _ in targets]
         targets += [(leaf, leaf) for leaf in parameters if leaf.requires_grad and not leaf.is_inference()]
-        # The leaves are passed as edges. If they were tensors, autograd would let this mode replace them, and turn the
-        # mode off meanwhile. A checkpoint that recomputes a part of the forward pass needs the mode.
+        # The leaves are passed as edges. If they were tensors, this mode would replace them, and PyTorch would switch the
+        # mode off during the backward pass. A checkpoint that recomputes a part of the forward pass needs the mode.
         edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]
         with self:
             gradients = pytorch.differentiate_edges(score, edges)

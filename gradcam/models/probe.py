@@ -54,7 +54,7 @@ class Findings:
 
 
 def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
-    """Return findings on a model, `layer` and `layer_for_positive`, as in `Parts`; run the model only if needed."""
+    """Return the findings on a model, and its `layer` and `layer_for_positive` as in `Parts`."""
     layer, positive = parts.layer, parts.layer_for_positive
     if layer_name is not None:
         layer, positive = find_layer(unwrap(parts.model), layer_name).name, None

@@ -125,7 +125,7 @@ class StoreResults:
 
 
 def check_store(store: Store) -> bool:
-    """Return True, since the folder may exist. Raises `OutputError` if the URL cannot be a folder."""
+    """Return True, as `check_folder` does for a folder that exists. Raises `OutputError` if the URL is no folder."""
     if store.url.endswith("://") and not store.url.startswith("memory"):
         raise OutputError(f"{store}: names no bucket, expected a URL like {store}bucket/explained")
     if store.is_file():

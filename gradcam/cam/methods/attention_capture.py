@@ -432,10 +432,10 @@ def keep_differentiable(probabilities: Tensor) -> Tensor:
 def capture_attention(blocks: AttentionBlocks, recorded: RecordedPass, keep: KeepAttention) -> Iterator[list[Tensor]]:
     """Capture the attention (N,heads,T,T) of each block while the model runs, and yield the list that collects it.
 
-    `keep` selects what is captured. Run the backward pass in this context too, because checkpoints then repeat blocks,
-    and have to compute the same as before. The context keeps the backward pass in this thread, where attention is
-    observed. An attention takes N x heads x T x T numbers per block, 1.8 MB for one image and one block of ViT-B/16.
-    The graph after this attention takes as much memory as a training step.
+    `keep` selects what is captured. Run the backward pass in this context too: checkpoints run blocks again during it,
+    and have to compute attention as in the first run. The context keeps the backward pass in this thread, where
+    attention is observed. An attention takes N x heads x T x T numbers per block, 1.8 MB for one image and one block of
+    ViT-B/16. The graph after this attention takes as much memory as a training step.
     """
     images, tokens, attentions = recorded.batch.images, blocks.shape[blocks.token_axis], list[Tensor]()
 
