@@ -74,7 +74,8 @@ def pytorch_defaults() -> Iterator[None]:
     import torch
 
     caller_dtype = torch.get_default_dtype()
-    is_on_cpu = torch.empty(0).device == torch.device("cpu")
+    default_device = torch.empty(0, dtype=torch.float32, device=None).device
+    is_on_cpu = default_device == torch.device("cpu")
     torch.set_default_dtype(torch.float32)
     try:
         with contextlib.nullcontext() if is_on_cpu else torch.device("cpu"):
