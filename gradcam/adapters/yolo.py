@@ -115,8 +115,8 @@ class YoloDetector(DetectorAdapter):
             distances, logits = joined.split((joined.shape[1] - head.nc, head.nc), 1)
         points, strides = [], []
         for level, stride in zip(levels, head.stride.tolist()):
-            options: dict[str, Any] = {"device": level.device, "dtype": level.dtype}
-            rows, columns = (torch.arange(cells, **options) + 0.5 for cells in level.shape[2:])
+            dtype, device = level.dtype, level.device
+            rows, columns = (torch.arange(cells, dtype=dtype, device=device) + 0.5 for cells in level.shape[2:])
             points.append(torch.cartesian_prod(rows, columns).flip(1))
             strides.append(rows.new_full((len(points[-1]), 1), stride))
         centres = torch.cat(points)

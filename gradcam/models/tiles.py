@@ -122,12 +122,13 @@ class _BlendedSum:
     def __init__(self, explanation: Explanation, tiles: Tiles) -> None:
         classes, grid = explanation.maps.shape[1], explanation.maps.shape[2:]
         axes = zip(tiles.canvas, grid, tiles.preprocess.size)
-        options: dict[str, Any] = {"dtype": torch.float32, "device": explanation.maps.device}
-        positions = [torch.arange(length, **options) + 0.5 for length in grid]
+        device = explanation.maps.device
+        positions = [torch.arange(length, dtype=torch.float32, device=device) + 0.5 for length in grid]
         # Weights are highest in the middle of a tile and lowest at its border.
         down, across = (torch.minimum(position, length - position) for position, length in zip(positions, grid))
-        self.weights = torch.zeros([round(length * cells / side) for length, cells, side in axes], **options)
-        self.maps = torch.zeros(classes, *self.weights.shape, **options)
+        shape = [round(length * cells / side) for length, cells, side in axes]
+        self.weights = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.maps = torch.zeros(classes, *shape, dtype=torch.float32, device=device)
         self.window, self.lengths = down[:, None] * across, tiles.preprocess.size
         self.scores, self.count = torch.zeros_like(explanation.scores[0]), 0
 
