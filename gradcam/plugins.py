@@ -186,7 +186,7 @@ def _import_file(path: Path) -> ModuleType:
     module.__file__ = str(path)
     with _importable_folder(str(path)), _translate_errors(f"{path} cannot be imported:"):
         # Python's cache of compiled files would confuse two versions of equal length saved in the same second.
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
     return module
 
 

@@ -98,3 +98,10 @@ def test_a_changed_file_of_the_same_size_and_second_is_read_again(
         actual.append(plugins.load_plugin("targets", f"{file}:number")())
     assert actual == [1, 2]
     assert not (tmp_path / "__pycache__").exists()  # Nothing is written beside the user's file.
+
+
+def test_a_users_file_is_compiled_without_the_packages_future_imports(tmp_path: Path) -> None:
+    file = tmp_path / "typed.py"
+    file.write_text("def score(output: int) -> float:\n    return output\n")
+    annotations = plugins.load_plugin("targets", f"{file}:score").__annotations__
+    assert annotations == {"output": int, "return": float}
