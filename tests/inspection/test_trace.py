@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from torchvision import models, ops
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks.pytorch import VERSION
 from gradcam.inspection.tracing import Call, Trace, trace
-from tests.helpers import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, FunctionModule, assert_same, tiny_model, traces
 
 
 def trace_on_meta(name: str, side: int = 224) -> Trace:
@@ -29,19 +28,6 @@ def trace_on_meta(name: str, side: int = 224) -> Trace:
 def find_call(trace_: Trace, name: str) -> Call:
     (call,) = (call for call in trace_.calls if call.name == name)
     return call
-
-
-class FunctionModule(nn.Module):
-    """A model that runs its parts by any function."""
-
-    def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
 
 
 def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
