@@ -100,8 +100,9 @@ def test_a_changed_file_of_the_same_size_and_second_is_read_again(
     assert not (tmp_path / "__pycache__").exists()  # Nothing is written beside the user's file.
 
 
-def test_a_users_file_is_compiled_without_the_packages_future_imports(tmp_path: Path) -> None:
+def test_a_users_file_runs_as_any_module(tmp_path: Path) -> None:
     file = tmp_path / "typed.py"
-    file.write_text("def score(output: int) -> float:\n    return output\n")
-    annotations = plugins.load_plugin("targets", f"{file}:score").__annotations__
-    assert annotations == {"output": int, "return": float}
+    file.write_text("HERE = __file__\n\n\ndef score(output: int) -> float:\n    return output\n")
+    # The package's own `from __future__ import annotations` must not apply.
+    assert plugins.load_plugin("targets", f"{file}:score").__annotations__ == {"output": int, "return": float}
+    assert plugins.load_plugin("targets", f"{file}:HERE") == str(file)

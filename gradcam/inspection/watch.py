@@ -74,8 +74,8 @@ class Discovery:
     >>> with warnings.catch_warnings(), inspection.watch_gradients(model) as watch:
     ...     warnings.simplefilter("ignore")
     ...     (model(torch.ones(1, 2)) * float("nan")).sum().backward()
-    >>> found: inspection.Discovery = watch.discoveries[0]
-    >>> found.step, found.tensor, found.kind
+    >>> discovery: inspection.Discovery = watch.discoveries[0]
+    >>> discovery.step, discovery.tensor, discovery.kind
     (1, 'output', 'NaN')
     """
 

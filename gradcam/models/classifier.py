@@ -341,8 +341,8 @@ class Classifier:
         Examples
         --------
         >>> import gradcam
-        >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "xgradcam"])
-        >>> list(found)
+        >>> explanations = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "xgradcam"])
+        >>> list(explanations)
         [('layer4', 'gradcam'), ('head.0', 'xgradcam')]
         """
         return self._fitted(fit).run_plan(images, layers, Plan.of(find_methods(methods), target, options, "compare"))
@@ -485,8 +485,8 @@ class Classifier:
         Examples
         --------
         >>> import gradcam
-        >>> found = gradcam.load_classifier().attribute("photo.jpg", "input-gradients", target="espresso")
-        >>> found.values.shape, found.draw().shape
+        >>> attribution = gradcam.load_classifier().attribute("photo.jpg", "input-gradients", target="espresso")
+        >>> attribution.values.shape, attribution.draw().shape
         (torch.Size([1, 1, 3, 224, 224]), (640, 800, 3))
         """
         attribution = method if isinstance(method, AttributionMethod) else find_attribution(method)

@@ -342,8 +342,8 @@ def load_matcher(name: str | nn.Module, **options: Any) -> Matcher:
     >>> import gradcam, torch, torchvision
     >>> model = torchvision.models.resnet18(weights=None)
     >>> model.fc = torch.nn.Identity()
-    >>> found = gradcam.load_matcher(model).explain("photo.jpg", target=gradcam.targets.Like("photo.jpg"))
-    >>> round(found.scores.item(), 3)
+    >>> explanation = gradcam.load_matcher(model).explain("photo.jpg", target=gradcam.targets.Like("photo.jpg"))
+    >>> round(explanation.scores.item(), 3)
     1.0
     """
     return cast("Matcher", load_model(name, task="matching", **options))

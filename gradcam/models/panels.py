@@ -57,8 +57,8 @@ def panel(
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "layercam"], target="espresso")
-    >>> image = gradcam.panel(found, height=160)
+    >>> explanations = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "layercam"], target="espresso")
+    >>> image = gradcam.panel(explanations, height=160)
     >>> image.shape
     (278, ..., 3)
     >>> gradcam.write_image("panel.png", image)

@@ -507,14 +507,14 @@ class ImageAttribution(ImageResult, Attribution):
     --------
     >>> import gradcam
     >>> classifier = gradcam.load_classifier()
-    >>> found = classifier.attribute(["photo.jpg", "other.png"], "input-gradients", target=[["espresso"], ["tripod"]])
-    >>> found.caption(), found.name_class(1)
+    >>> attribution = classifier.attribute(["photo.jpg", "other.png"], "input-gradients", target=[["espresso"], ["tripod"]])
+    >>> attribution.caption(), attribution.name_class(1)
     ('espresso (967), 11 %, by input-gradients', 'tripod (872)')
-    >>> found.label(1), round(found.probability(1), 1), found.probabilities().shape
+    >>> attribution.label(1), round(attribution.probability(1), 1), attribution.probabilities().shape
     ('tripod', 0.9, torch.Size([2, 1000]))
-    >>> found.draw(0).shape, found.regions[0]
+    >>> attribution.draw(0).shape, attribution.regions[0]
     ((640, 800, 3), (40, 120, 560, 560))
-    >>> found.select(1).cpu().save("tripod.png")
+    >>> attribution.select(1).cpu().save("tripod.png")
     """
 
     __repr__ = Attribution.__repr__

@@ -22,13 +22,13 @@ from tests.drawn.pictures import SHAPES, Scene, draw_scenes
 LABELS = ["dark", "bright"]
 
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SEGFORMER = {"num_labels": 3, "hidden_sizes": [8, 8, 8, 16], "depths": [1] * 4, "decoder_hidden_size": 8}
-YOLOS = SMALL | {"num_labels": 3, "intermediate_size": 16, "image_size": [64, 64], "num_detection_tokens": 4}
+YOLOS = SMALL_CONFIG | {"num_labels": 3, "intermediate_size": 16, "image_size": [64, 64], "num_detection_tokens": 4}
 FOLDERS = [
     ("SegformerForSemanticSegmentation", SEGFORMER, Segmenter),
     ("YolosForObjectDetection", YOLOS, Detector),
-    ("Dinov2Model", SMALL | {"image_size": 28}, Matcher),
+    ("Dinov2Model", SMALL_CONFIG | {"image_size": 28}, Matcher),
     ("BlipForConditionalGeneration", None, Captioner),
     ("VitPoseForPoseEstimation", None, PoseFinder),
 ]
@@ -91,7 +91,7 @@ class TestLoading:
     def test_a_folder_of_hugging_face(self, kind: str, config: Any, expected: type, tmp_path: Path) -> None:
         library = pytest.importorskip("transformers")
         model_class = getattr(library, kind)
-        small = SMALL | {"intermediate_size": 16}
+        small = SMALL_CONFIG | {"intermediate_size": 16}
         if kind.startswith("Blip"):
             text, vision = small | {"vocab_size": 20}, small | {"image_size": 32}
             settings = library.BlipConfig(text_config=text, vision_config=vision)
