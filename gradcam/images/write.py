@@ -71,7 +71,7 @@ def encode_png(image: Pixels) -> bytes:
 
 
 def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
-    """Encode an RGB image, uint8 (H,W,3), in the format of this suffix, and return the bytes of the file.
+    """Encode an image, uint8 (H,W,3) RGB or (H,W,4) RGBA, in the format of this suffix, and return the bytes of the file.
 
     `quality`, 1 to 100, applies to JPEG and WebP. Raises `ImageError` if the image is too large for the format.
     """
@@ -80,7 +80,8 @@ def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
     flags = {".webp": cv2.IMWRITE_WEBP_QUALITY, ".jpg": cv2.IMWRITE_JPEG_QUALITY, ".jpeg": cv2.IMWRITE_JPEG_QUALITY}
     options = [flags[suffix], quality] if suffix in flags else []
     with contextlib.suppress(cv2.error):
-        encoded, data = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
+        order = cv2.COLOR_RGBA2BGRA if image.shape[2] == 4 else cv2.COLOR_RGB2BGR
+        encoded, data = cv2.imencode(suffix, cv2.cvtColor(image, order), options)
         if encoded:
             return data.tobytes()
     # WebP allows 16383 pixels per side, JPEG 65500.

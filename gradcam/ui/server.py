@@ -21,10 +21,10 @@ from gradcam.errors import GradcamError, describe_unexpected
 from gradcam.ui.explainer import Explainer, Question
 from gradcam.ui.guard import ALIVE_PATH, MAX_UPLOAD_BYTES, Guard, UploadTooLarge
 from gradcam.ui.jobs import JobQueue, JobStopped
-from gradcam.web.page import COLORMAPS, STYLES, encode_colormap
+from gradcam.web.page import COLORMAPS, PAGE_SCRIPTS, STYLES, VERBS, encode_colormap
 from gradcam.web.render import render_standalone
 
-SCRIPTS = {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js", "ask.js", "cover.js", "ui.js")}
+SCRIPTS = {"script": ("theme.js",), "own": (*PAGE_SCRIPTS, "ask.js", "cover.js", "ui.js")}
 
 
 class Server:
@@ -57,8 +57,10 @@ class Server:
 
     async def show_page(self, request: Request) -> Response:
         """Return the page."""
-        page_data = {"token": self.token, "largest": MAX_UPLOAD_BYTES, "model": self.model, "version": __version__}
+        page_data: dict[str, Any] = {"token": self.token, "largest": MAX_UPLOAD_BYTES, "model": self.model, "version": __version__}
+        page_data |= {"models": [], "starters": []}
         contents: Any = {"start": page_data, "tables": {name: encode_colormap(name) for name in COLORMAPS}}
+        contents |= {"verbs": VERBS, "headline": ("", "", ""), "facts": "", "rows": (), "source": None, "first_map": None}
         styles = (*STYLES, "ui.css")
         return HTMLResponse(
             render_standalone("ui.html.j2", styles=styles, scripts=SCRIPTS, title="gradcam ui", **contents)

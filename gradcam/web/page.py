@@ -27,7 +27,14 @@ SCHEMA = 2
 MAX_IMAGE_SIDE = 1600  # maximum of the longer side of the embedded image, in pixels
 QUALITY = 88
 COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey suit people with colour blindness.
-STYLES, SCRIPTS = ("style.css", "page.css"), {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js")}
+STYLES = ("style.css", "page.css")
+PAGE_SCRIPTS = ("common.js", "maps.js", "list.js", "place.js", "page.js")
+FIRST_MAP_SIDE = 160  # pixels of the heatmap that is visible without JavaScript
+MAX_FIRST_ROWS = 12  # names that are listed without JavaScript
+VERBS = {
+    "class": "to say", "box": "to find", "missed": "for a box it missed:", "mask": "to segment", "text": "to match",
+    "like": "to match", "word": "to write", "keypoint": "to locate", "score": "for",
+}  # fmt: skip
 NOTEBOOK_HEIGHT = 760  # height of a page in a notebook, in pixels
 
 Floats = NDArray[np.float32]
@@ -112,6 +119,25 @@ class MapSet:
 
     __repr__ = format_fields
 
+    def find_map(self, position: int) -> Floats | None:
+        """Return the map (h,w) of the target at this position of `Page.targets`; None if it has no map."""
+        rows = None if self.targets is None else list(self.targets)
+        if rows is not None and position not in rows:
+            return None
+        row = position if rows is None else rows.index(position)
+        if self.maps is not None:
+            return self.maps[row]
+        assert self.weights is not None and self.channels is not None
+        return np.tensordot(self.weights[row], self.channels, 1)
+
+    def find_strongest(self) -> float:
+        """Return the largest value in all maps."""
+        if self.maps is not None:
+            return float(self.maps.max(initial=0))
+        assert self.weights is not None and self.channels is not None
+        cells = self.channels.reshape(len(self.channels), -1)
+        return max(float((self.weights @ part).max()) for part in np.array_split(cells, max(1, cells.shape[1] // 256), 1))
+
     def to_data(self, total: int) -> dict[str, Any]:
         """Convert the maps to quantised JSON values. Weighted sums are replaced by values if that takes fewer bytes.
 
@@ -126,6 +152,7 @@ class MapSet:
             An entry of "maps", as described in `docs/reference/page.md`.
         """
         data: dict[str, Any] = {"layer": self.layer, "method": self.method, "evidence": self.evidence}
+        data["strongest"] = float(f"{self.find_strongest():.6g}")
         maps, weights, channels = self.maps, self.weights, self.channels
         if weights is not None and channels is not None:
             data["grid"] = list(channels.shape[1:])
@@ -273,9 +300,39 @@ class Page:
         str
             The whole document, including styles, scripts, image and maps.
         """
-        values = {"data": self.to_data(), "tables": {name: encode_colormap(name) for name in COLORMAPS}}
+        data = self.to_data()
+        source = data["image"].pop("source")  # The image is embedded once, where it is visible without JavaScript.
+        names, scores = data["targets"]["names"], [_to_percent(share) for share in data["targets"]["shares"]]
+        rows = [f"{name} {score}" for name, score in zip(names[:MAX_FIRST_ROWS], scores)]
+        amount = scores[self.first] and f" ({scores[self.first]})"
+        verb = VERBS.get(self.targets.kind, VERBS["score"])
+        headline = (f"The network looked mostly here {verb} ", names[self.first], f"{amount}.")
+        facts = f"{self.maps[0].method} at {self.maps[0].layer}"
+        first = {"source": source, "first_map": self._draw_first_map(), "headline": headline, "facts": facts, "rows": rows}
+        colours = {name: encode_colormap(name) for name in COLORMAPS}
+        values: dict[str, Any] = {"data": data, "tables": colours, "verbs": VERBS, "url": None, "image_url": None} | first
         title = escape_controls(os.path.basename(self.name))
-        return render_standalone("page.html.j2", styles=STYLES, scripts=SCRIPTS, title=title, **values)
+        scripts = {"script": ("theme.js",), "own": PAGE_SCRIPTS}
+        return render_standalone("page.html.j2", styles=STYLES, scripts=scripts, title=title, **values)
+
+    def _draw_first_map(self) -> str | None:
+        """Return the first heatmap as a data URL of a transparent PNG that covers the image; None if it is blank."""
+        from gradcam.images.draw import compute_colours, resize
+
+        values = self.maps[0].find_map(self.first)
+        if values is None or not (values > 0).any():
+            return None
+        height, width = self.image.shape[:2]
+        scale = FIRST_MAP_SIDE / max(height, width)
+        top, left, rows, columns = (round(side * scale) for side in self.region)
+        heatmap = resize(np.maximum(values, 0), max(1, rows), max(1, columns)).clip(0)
+        levels = np.rint(heatmap * (255 / heatmap.max())).astype(np.uint8)
+        colours, opacity = compute_colours(COLORMAPS[0], signed=False)
+        table = np.concatenate([colours, 127.5 * opacity], 1).round().astype(np.uint8)
+        canvas = np.zeros((max(1, round(height * scale)), max(1, round(width * scale)), 4), np.uint8)
+        part = canvas[top : top + len(levels), left : left + levels.shape[1]]
+        part[...] = table[levels][: part.shape[0], : part.shape[1]]
+        return to_data_url(encode_image(canvas, ".png"), "image/png")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file. A failed write leaves no partial file.
@@ -305,6 +362,14 @@ class Page:
             f'allow="clipboard-write" title="{html.escape(escape_controls(self.name))}" loading="lazy" '
             f'style="width: 100%; height: {NOTEBOOK_HEIGHT}px; border: 0; border-radius: 8px"></iframe>'
         )
+
+
+def _to_percent(share: float | None) -> str:
+    """Return a share as the page's script formats it, such as "58 %"; "" for None."""
+    if share is None:
+        return ""
+    value = 100 * share
+    return "< 0.1 %" if 0 < value < 0.1 else f"{value:.1f} %" if 0 < value < 9.95 else f"{value:.0f} %"
 
 
 def quantise_rows(rows: Floats, kind: str = "int8") -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
         [sys.executable, "-m", "gradcam", *words], capture_output=True, text=True, check=True
     ).stdout
     share = next(load["probability"] for load in json.loads(stdout)["predictions"])
-    top = page.locator("#things li .number").first.inner_text()
+    top = page.locator("#targets li .number").first.inner_text()
     assert abs(float(top.split()[0].replace("<", "")) / 100 - share) < 0.01, (
         "the copied command sees what the page shows"
     )
@@ -317,8 +317,8 @@ def test_hostile_labels_of_the_model(browser: Any, place: Path, photo: Callable[
     with serve(*words, folder=place) as serving:
         visit = Visit(browser)
         visit.page.goto(serving.address)
-        expect(visit.page.locator("#things li")).to_have_count(3)
-        names = visit.page.locator("#things .label").all_inner_texts()
+        expect(visit.page.locator("#targets li")).to_have_count(3)
+        names = visit.page.locator("#targets .label").all_inner_texts()
         assert sorted(names) == sorted(["cat", HOSTILE, "</script><script>alert(2)</script>"])
         assert visit.wrongs == []
         visit.context.close()
@@ -335,7 +335,7 @@ def test_boxes_are_listed_and_drawn(browser: Any, place: Path, tmp_path: Path) -
         page = visit.page
         page.goto(serving.address)
         expect(page.locator("#box")).to_be_visible()
-        page.locator("#things li").nth(1).click()
+        page.locator("#targets li").nth(1).click()
         assert "--box 1" in command(page)
         page.locator("#tools input[value='window']").check(force=True)
         drag(page, (0.5, 0.5))

@@ -121,7 +121,7 @@ def test_the_heatmap_is_drawn_as_the_package_draws_it(
 
 def test_the_list_has_all_classes_the_most_probable_first(go: Callable[..., Any], cat: Page) -> None:
     page = go()
-    options = page.locator("#things [role=option]")
+    options = page.locator("#targets [role=option]")
     assert options.count() == 1000
     assert options.first.inner_text().split("\n") == ["Egyptian cat", "58 %"]
     assert read_target_name(page) == "Egyptian cat"
@@ -132,10 +132,10 @@ def test_the_list_has_all_classes_the_most_probable_first(go: Callable[..., Any]
 def test_a_click_the_arrow_keys_and_a_name_switch_the_class(go: Callable[..., Any]) -> None:
     page = go()
     before = pixels(page)
-    page.locator("#things [role=option]").nth(1).click()
+    page.locator("#targets [role=option]").nth(1).click()
     assert read_target_name(page) == "espresso"
     assert (pixels(page) != before).any()
-    assert page.locator("#things [aria-selected=true]").all_inner_texts()[0].startswith("espresso")
+    assert page.locator("#targets [aria-selected=true]").all_inner_texts()[0].startswith("espresso")
     assert "espresso" in page.locator("#said").inner_text()
     page.keyboard.press("ArrowDown")
     assert read_target_name(page) == "consomme"
@@ -143,7 +143,7 @@ def test_a_click_the_arrow_keys_and_a_name_switch_the_class(go: Callable[..., An
     assert read_target_name(page) == "espresso"
     page.keyboard.press("End")
     last = read_target_name(page)
-    assert page.locator("#things [aria-selected=true]").bounding_box()["y"] < 800  # it is brought into view
+    assert page.locator("#targets [aria-selected=true]").bounding_box()["y"] < 800  # it is brought into view
     page.keyboard.press("Home")
     assert read_target_name(page) == "Egyptian cat" != last
     page.keyboard.press("/")
@@ -152,8 +152,8 @@ def test_a_click_the_arrow_keys_and_a_name_switch_the_class(go: Callable[..., An
     assert page.locator("#counted").inner_text() == "1 of 1,000"
     page.keyboard.press("Escape")
     assert page.locator("#search").input_value() == ""
-    assert page.locator("#things [role=option]:visible").count() == 1000
-    page.locator("#things").focus()
+    assert page.locator("#targets [role=option]:visible").count() == 1000
+    page.locator("#targets").focus()
     page.keyboard.type("cup")  # Typing in the list continues in the search field.
     assert read_target_name(page) == "cup"
     page.fill("#search", "967")
@@ -174,10 +174,10 @@ def test_layers_and_methods_are_tabs(go: Callable[..., Any]) -> None:
     assert "layercam at head.0" in facts(page)
     assert page.locator("#evidence input[value=signed]").is_disabled()  # it has no signs
     assert page.locator("#counted").inner_text() == "1,000 classes, 6 with heatmaps"
-    page.locator("#things [role=option]").nth(500).click()
+    page.locator("#targets [role=option]").nth(500).click()
     assert "has no heatmap of" in page.locator("#blank").inner_text()
     assert not pixels(page)[..., 3].any()
-    page.locator("#things").focus()
+    page.locator("#targets").focus()
     page.keyboard.press("Home")
     page.keyboard.press("[")
     assert "layercam at layer4" in facts(page)
@@ -244,12 +244,12 @@ def test_two_classes_are_compared(go: Callable[..., Any], classifier: gradcam.Cl
     score = "--score contrast --against 967"
     assert command.endswith(f"--class 285 {score} --layer layer4 --method gradcam --evidence signed")
     assert page.locator("#legend-high").inner_text() == "for Egyptian cat"
-    page.locator("#things [role=option]").nth(4).click()  # The list selects the second class.
+    page.locator("#targets [role=option]").nth(4).click()  # The list selects the second class.
     assert read_target_name(page) == "Egyptian cat against soup bowl"
     page.locator("#swap").click()
     assert read_target_name(page) == "soup bowl against Egyptian cat"
     page.locator("input[name=side][value=a]").check(force=True)
-    page.locator("#things [role=option]").nth(0).click()
+    page.locator("#targets [role=option]").nth(0).click()
     assert "The two heatmaps are equal." in page.locator("#blank").inner_text()
     page.locator("#against").uncheck()
     assert read_target_name(page) == "Egyptian cat"
@@ -279,7 +279,7 @@ def test_opacity_colours_cells_and_outline(go: Callable[..., Any]) -> None:
 
 def test_the_heatmap_lies_on_what_the_network_saw(go: Callable[..., Any], cat: Page) -> None:
     page = go()
-    picture, heat = (page.locator(item).bounding_box() for item in ("#picture", "#heatmap"))
+    picture, heat = (page.locator(item).bounding_box() for item in ("#image", "#heatmap"))
     y0, x0, height, width = cat.region
     scale = picture["width"] / 800
     for length, expected in (
@@ -371,7 +371,7 @@ def test_nothing_is_wider_than_the_screen(go: Callable[..., Any], viewport: dict
     page.locator("#against").check()
     page.mouse.click(*at(page, 0.3, 0.3))
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-    for name in ("#stage", "#things", "#controls", "#place", "#command"):
+    for name in ("#stage", "#targets", "#controls", "#place", "#command"):
         box = page.locator(name).bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= viewport["width"]
@@ -382,7 +382,7 @@ def test_a_phone_is_touched(go: Callable[..., Any]) -> None:
     page.touchscreen.tap(*at(page, 0.2, 0.3))
     assert page.locator("#place li").count() == 8
     assert page.locator("#release").is_visible()
-    page.locator("#things [role=option]").nth(1).tap()
+    page.locator("#targets [role=option]").nth(1).tap()
     assert read_target_name(page) == "espresso"
 
 
@@ -391,7 +391,7 @@ def test_the_page_lives_in_a_notebook_without_a_kernel(cat: Page, visit: Callabl
     page = visit().page
     page.goto((tmp_path / "viewer.html").as_uri())
     inside = page.frame_locator("iframe")
-    inside.locator("#things [role=option]").nth(1).click()
+    inside.locator("#targets [role=option]").nth(1).click()
     assert inside.locator("#shown-name").inner_text() == "espresso"
     inside.locator("#copy-command").click()
     expect(inside.locator("#copy-command")).to_have_text("Copied")
@@ -405,14 +405,14 @@ def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], ca
     page_of = replace(cat, targets=targets, maps=[maps], verdict=None, first=0, **texts)
     page_of.save(tmp_path / "hostile.html")
     page = go(tmp_path / "hostile.html")
-    assert page.locator("#things [role=option]").count() == 2
+    assert page.locator("#targets [role=option]").count() == 2
     assert page.locator("#counted").inner_text() == "2 boxes"
     assert HOSTILE in read_target_name(page)
     box, stage = (page.locator(item).bounding_box() for item in ("#box", "#stage"))
     assert abs(box["width"] - stage["width"] * 320 / 800) < 6
     assert """--box 'it'\\''s'""" in page.locator("#command").inner_text()
     assert page.locator("img").count() == 2
-    page.locator("#things [role=option]").nth(1).click()
+    page.locator("#targets [role=option]").nth(1).click()
     assert page.locator("#box").is_hidden()
     assert page.locator("#command").inner_text().startswith("#")
 

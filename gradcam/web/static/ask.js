@@ -1,38 +1,43 @@
 "use strict";
-// What the local page asks of its server, of which the newest question alone is answered.
+// The requests of the local page to its server. Only the newest question is answered.
 
 const opened = JSON.parse(element("start").textContent);
 const tab = crypto.getRandomValues(new Uint32Array(2)).join("-");
+let aborter = null; // of the newest question
 
-async function fetchJson(path, settings = {}) {
-  let answer;
+async function request(path, settings = {}) {
   try {
-    answer = await fetch(path, { ...settings, headers: { "X-Gradcam-Token": opened.token, ...settings.headers } });
-  } catch {
+    return await fetch(path, { ...settings, headers: { "X-Gradcam-Token": opened.token, ...settings.headers } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer. Check that gradcam ui is still running.");
   }
-  const found = await answer.json().catch(() => ({ error: `The server failed (${answer.status}).` }));
-  if (found.error) throw new Error(found.error);
-  return found;
 }
 
-const troubles = { files: [], answer: null }; // what was not taken, and why the newest question has no answer
+async function fetchJson(path, settings = {}) {
+  const response = await request(path, settings);
+  const answer = await response.json().catch(() => ({ error: `The server failed (${response.status}).` }));
+  if (answer.error) throw new Error(answer.error);
+  return answer;
+}
 
-function tell(changed) {
-  Object.assign(troubles, changed);
+const troubles = { files: [], answer: null }; // errors of dropped files, and of the newest question
+
+function showTroubles(changes) {
+  Object.assign(troubles, changes);
   const { files, answer } = troubles;
   const lines = [...files.slice(0, 3), files.length > 3 ? `And ${files.length - 3} more.` : null, answer].filter(Boolean);
   element("trouble").textContent = lines.join("\n");
   element("trouble").hidden = !lines.length;
 }
 
-let waits = 0;
+let questions = 0;
 
-async function watch(number) { // how far it is, where that takes a while
+async function showProgress(number) { // if the answer takes a while
   await new Promise((resolve) => setTimeout(resolve, 400));
-  while (number === waits) {
+  while (number === questions) {
     const { done, total: count } = await fetchJson(`progress?tab=${tab}`).catch(() => ({ done: 0, total: 0 }));
-    if (number !== waits) break;
+    if (number !== questions) break;
     const bar = element("progress");
     element("waiting").hidden = false;
     if (count) [bar.max, bar.value] = [count, done];
@@ -42,15 +47,19 @@ async function watch(number) { // how far it is, where that takes a while
   }
 }
 
-async function ask(question) { // null where a newer question took its place
-  const number = ++waits;
-  if (!question.quick) watch(number);
+async function ask(question) { // null if a newer question replaced it, or if the user cancelled it
+  const number = ++questions;
+  if (!question.quick) showProgress(number);
+  aborter = new AbortController();
   try {
-    const found = await fetchJson("ask", { method: "POST", body: JSON.stringify({ tab, ...question }) });
-    return found.stopped ? null : found;
+    const answer = await fetchJson("ask", { method: "POST", body: JSON.stringify({ tab, ...question }), signal: aborter.signal });
+    return answer.stopped ? null : answer;
+  } catch (error) {
+    if (error.name === "AbortError") return null;
+    throw error;
   } finally {
-    if (number === waits) {
-      waits++;
+    if (number === questions) {
+      questions++;
       element("waiting").hidden = true;
     }
   }

@@ -1,5 +1,5 @@
 "use strict";
-// What the gallery and the page of one picture share: elements, numbers in words, and the button for dark and light.
+// Functions for both the gallery and the page of one image: elements, percentages, and the switch to dark or light.
 
 const collator = new Intl.Collator(undefined, { numeric: true, sensitivity: "base" });
 const integer = new Intl.NumberFormat("en-US");

@@ -1,14 +1,14 @@
 "use strict";
-// The brush and the window: what is taken away from the picture, in its pixels.
+// The brush and the window, which edit the image. Positions are in pixels of the image.
 
 const cover = { tool: "look", kind: "blur", stroke: null, at: null, changed: null, ended: null };
 
-const sizeOf = () => Math.max(1, Math.round((Number(element("size").value) / 200) * Math.max(picture.width, picture.height))); // a radius
+const sizeOf = () => Math.max(1, Math.round((Number(element("size").value) / 200) * Math.max(image.width, image.height))); // a radius
 const round = (value) => Math.round(10 * value) / 10;
 
 function pointAt(event) {
-  const box = element("stage").getBoundingClientRect();
-  return [round(((event.clientX - box.left) / box.width) * picture.width), round(((event.clientY - box.top) / box.height) * picture.height)];
+  const box = element("zoomed").getBoundingClientRect();
+  return [round(((event.clientX - box.left) / box.width) * image.width), round(((event.clientY - box.top) / box.height) * image.height)];
 }
 
 function writeStroke(points) {
@@ -17,30 +17,30 @@ function writeStroke(points) {
 
 function writeWindow([x, y]) {
   const side = sizeOf();
-  const left = Math.min(Math.max(0, Math.round(x - side)), picture.width - 1), top = Math.min(Math.max(0, Math.round(y - side)), picture.height - 1);
-  return `${cover.kind}:${left},${top},${Math.max(left + 1, Math.min(picture.width, Math.round(x + side)))},${Math.max(top + 1, Math.min(picture.height, Math.round(y + side)))}`;
+  const left = Math.min(Math.max(0, Math.round(x - side)), image.width - 1), top = Math.min(Math.max(0, Math.round(y - side)), image.height - 1);
+  return `${cover.kind}:${left},${top},${Math.max(left + 1, Math.min(image.width, Math.round(x + side)))},${Math.max(top + 1, Math.min(image.height, Math.round(y + side)))}`;
 }
 
-function pending() { // what is being done, and is not kept yet
+function pending() { // the edits that are not applied yet
   if (cover.stroke) return [writeStroke(cover.stroke)];
   return cover.tool === "window" && cover.at ? [writeWindow(cover.at)] : [];
 }
 
 function drawCover() {
-  const canvas = element("cover"), scale = 600 / Math.max(picture.width, picture.height);
-  [canvas.width, canvas.height] = [picture.width * scale, picture.height * scale];
+  const canvas = element("cover"), scale = 600 / Math.max(image.width, image.height);
+  [canvas.width, canvas.height] = [image.width * scale, image.height * scale];
   const context = canvas.getContext("2d"), side = sizeOf() * scale;
   context.lineCap = context.lineJoin = "round";
   context.strokeStyle = context.fillStyle = "rgb(255 255 255 / 55%)";
   if (cover.stroke) {
     context.lineWidth = 2 * side;
     context.beginPath();
-    context.moveTo(...cover.stroke[0].map((each) => each * scale));
-    for (const point of cover.stroke) context.lineTo(...point.map((each) => each * scale));
+    context.moveTo(...cover.stroke[0].map((length) => length * scale));
+    for (const point of cover.stroke) context.lineTo(...point.map((length) => length * scale));
     context.stroke();
   }
   if (!cover.at || cover.tool === "look") return;
-  const [x, y] = cover.at.map((each) => each * scale);
+  const [x, y] = cover.at.map((length) => length * scale);
   context.lineWidth = 2;
   for (const colour of ["#000", "#fff"]) {
     context.strokeStyle = colour;
@@ -52,10 +52,10 @@ function drawCover() {
   }
 }
 
-function keepPending() {
-  const made = pending();
+function applyPending() {
+  const applied = pending();
   cover.stroke = null;
-  if (made.length) cover.ended(made);
+  if (applied.length) cover.ended(applied);
 }
 
 function moveTo(point) {
@@ -65,16 +65,16 @@ function moveTo(point) {
   if (cover.stroke || cover.tool === "window") cover.changed();
 }
 
-function pressCover(event) { // on the picture, before the page's own keys
+function pressCover(event) { // before the page's other keys
   const steps = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
   if (cover.tool === "look" || event.target !== element("stage") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key in steps) {
-    const from = cover.at ?? [picture.width / 2, picture.height / 2];
-    moveTo(from.map((each, i) => round(Math.min(Math.max(each + steps[event.key][i] * sizeOf(), 0), i ? picture.height : picture.width))));
+    const from = cover.at ?? [image.width / 2, image.height / 2];
+    moveTo(from.map((length, i) => round(Math.min(Math.max(length + steps[event.key][i] * sizeOf(), 0), i ? image.height : image.width))));
   } else if (event.key === "Enter" || event.key === " ") {
-    cover.at ??= [picture.width / 2, picture.height / 2];
+    cover.at ??= [image.width / 2, image.height / 2];
     if (cover.tool === "brush") cover.stroke = [cover.at];
-    keepPending();
+    applyPending();
   } else return;
   event.preventDefault();
   event.stopImmediatePropagation();
@@ -93,10 +93,10 @@ function bindCover({ changed, ended, left }) {
     changed();
   });
   canvas.addEventListener("pointermove", (event) => {
-    event.stopPropagation(); // the page would list what this place speaks for
+    event.stopPropagation(); // Otherwise the page would list the evidence in this cell.
     moveTo(pointAt(event));
   });
-  canvas.addEventListener("pointerup", keepPending);
+  canvas.addEventListener("pointerup", applyPending);
   canvas.addEventListener("pointercancel", () => { cover.stroke = null; left(); });
   canvas.addEventListener("pointerleave", () => {
     if (cover.stroke) return;

@@ -1,13 +1,13 @@
 "use strict";
-// From the page's data to numbers, and from numbers to colours, as the package draws them: cubic between the cells, the
-// largest value full, and less opaque the less there is.
+// Decode the maps of a page, and draw them like the package: cubic interpolation, divided by the largest value, and more
+// transparent where there is less evidence.
 
 const READ = { int8: Int8Array, int16: Int16Array };
 
 function readBytes(text) {
-  const found = atob(text);
-  const bytes = new Uint8Array(found.length);
-  for (let i = 0; i < found.length; i++) bytes[i] = found.charCodeAt(i);
+  const characters = atob(text);
+  const bytes = new Uint8Array(characters.length);
+  for (let i = 0; i < characters.length; i++) bytes[i] = characters.charCodeAt(i);
   return bytes;
 }
 
@@ -17,53 +17,53 @@ function readRows({ type, shape, data, scales }) { // whole numbers in rows, eac
 
 class MapSet { // by one method at one layer
   constructor(data, total) {
-    Object.assign(this, { layer: data.layer, method: data.method, evidence: data.evidence, grid: data.grid });
+    Object.assign(this, { layer: data.layer, method: data.method, evidence: data.evidence, grid: data.grid, strongest: data.strongest });
     [this.rows, this.columns] = data.grid;
     this.targets = data.targets; // positions, or null for all of them
-    this.row = data.targets && new Map(data.targets.map((thing, row) => [thing, row]));
+    this.row = data.targets && new Map(data.targets.map((target, row) => [target, row]));
     this.maps = data.maps ? readRows(data.maps) : null;
     this.weights = data.weights ? readRows(data.weights) : null;
     this.channels = data.channels ? readRows(data.channels) : null;
     this.count = data.targets ? data.targets.length : total;
   }
 
-  has(thing) {
-    return !this.row || this.row.has(thing);
+  has(target) {
+    return !this.row || this.row.has(target);
   }
 
-  map(thing) { // signed values of all cells
-    const row = this.row ? this.row.get(thing) : thing;
+  map(target) { // signed values of all cells
+    const row = this.row ? this.row.get(target) : target;
     const cells = this.rows * this.columns;
-    const found = new Float32Array(cells);
+    const result = new Float32Array(cells);
     if (this.maps) {
       const { values, scales } = this.maps;
-      for (let i = 0, at = row * cells; i < cells; i++) found[i] = values[at + i] * scales[row];
-      return found;
+      for (let i = 0, at = row * cells; i < cells; i++) result[i] = values[at + i] * scales[row];
+      return result;
     }
     const { values, scales, width } = this.weights;
     for (let c = 0; c < width; c++) {
       const weight = values[row * width + c] * scales[row] * this.channels.scales[c];
-      for (let i = 0, at = c * cells; i < cells; i++) found[i] += weight * this.channels.values[at + i];
+      for (let i = 0, at = c * cells; i < cells; i++) result[i] += weight * this.channels.values[at + i];
     }
-    return found;
+    return result;
   }
 
-  at(cell) { // the values of all things in one cell, in the order of `things`
-    const found = new Float32Array(this.count);
+  at(cell) { // the values of all targets in one cell
+    const result = new Float32Array(this.count);
     const cells = this.rows * this.columns;
     if (this.maps) {
       const { values, scales } = this.maps;
-      for (let k = 0, at = cell; k < found.length; k++, at += cells) found[k] = values[at] * scales[k];
-      return found;
+      for (let k = 0, at = cell; k < result.length; k++, at += cells) result[k] = values[at] * scales[k];
+      return result;
     }
     const { values, scales, width } = this.weights;
     const here = Float32Array.from({ length: width }, (_, c) => this.channels.values[c * cells + cell] * this.channels.scales[c]);
-    for (let k = 0, at = 0; k < found.length; k++) {
+    for (let k = 0, at = 0; k < result.length; k++) {
       let sum = 0;
       for (let c = 0; c < width; c++, at++) sum += values[at] * here[c];
-      found[k] = sum * scales[k];
+      result[k] = sum * scales[k];
     }
-    return found;
+    return result;
   }
 }
 
@@ -92,7 +92,7 @@ function findTaps(cells, pixels) {
 
 function enlarge(values, rows, columns, height, width) { // of values that are not negative; clamped at zero
   const down = findTaps(rows, height), across = findTaps(columns, width);
-  const wide = new Float32Array(rows * width), found = new Float32Array(height * width);
+  const wide = new Float32Array(rows * width), large = new Float32Array(height * width);
   for (let y = 0; y < rows; y++) {
     for (let x = 0; x < width; x++) {
       let sum = 0;
@@ -104,10 +104,10 @@ function enlarge(values, rows, columns, height, width) { // of values that are n
     const [p, q, r, s] = down.at.subarray(4 * y, 4 * y + 4), [a, b, c, d] = down.weights.subarray(4 * y, 4 * y + 4);
     for (let x = 0; x < width; x++) {
       const sum = a * wide[p * width + x] + b * wide[q * width + x] + c * wide[r * width + x] + d * wide[s * width + x];
-      found[y * width + x] = sum > 0 ? sum : 0;
+      large[y * width + x] = sum > 0 ? sum : 0;
     }
   }
-  return found;
+  return large;
 }
 
 function choose(values, evidence) { // what is shown of signed values
@@ -115,22 +115,22 @@ function choose(values, evidence) { // what is shown of signed values
   return values.map(evidence === "negative" ? (value) => (value < 0 ? -value : 0) : (value) => (value > 0 ? value : 0));
 }
 
-function toHeatmap(values, set, evidence, height, width) { // from 0 to 1, or from -1 to 1; null where there is nothing
-  let found = choose(values, evidence);
+function toHeatmap(values, set, evidence, height, width) { // from 0 to 1, or from -1 to 1; null if all values are 0
+  let heatmap = choose(values, evidence);
   if (height !== set.rows || width !== set.columns) {
     const grow = (part) => enlarge(part, set.rows, set.columns, height, width);
     if (evidence === "signed") {
-      const above = grow(choose(found, "positive")), below = grow(choose(found, "negative"));
-      found = above.map((value, i) => value - below[i]);
+      const above = grow(choose(heatmap, "positive")), below = grow(choose(heatmap, "negative"));
+      heatmap = above.map((value, i) => value - below[i]);
     } else {
-      found = grow(found);
+      heatmap = grow(heatmap);
     }
   }
   let largest = 0;
-  for (let i = 0; i < found.length; i++) largest = Math.max(largest, Math.abs(found[i]));
+  for (let i = 0; i < heatmap.length; i++) largest = Math.max(largest, Math.abs(heatmap[i]));
   if (!(largest > 0)) return null;
-  for (let i = 0; i < found.length; i++) found[i] /= largest;
-  return found;
+  for (let i = 0; i < heatmap.length; i++) heatmap[i] /= largest;
+  return heatmap;
 }
 
 // Signed evidence, from a little to the most: warm for it, cold against it. As images/draw.py has them.

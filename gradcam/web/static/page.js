@@ -1,62 +1,67 @@
 "use strict";
-// The page of one picture. What it shows follows from `state` alone; every text from outside goes in as text.
+// The page of one image. Everything on it follows from `state`. Text from outside is inserted as text, never as HTML.
 
 const element = (id) => document.getElementById(id);
 const tables = Object.fromEntries(Object.entries(JSON.parse(element("tables").textContent)).map(([name, text]) => [name, readBytes(text)]));
-let data, things, picture, region, model, total, sets; // of the page that is shown; see `show`
-let edits = []; // what was taken away from the picture, as gradcam run is told
-const SIDE = 256; // pixels of a smooth heatmap's longer side; the browser stretches it over the picture
-const LISTED = 8;
-const WORDS = { positive: "for", negative: "against", signed: "for and against" };
+let data, targets, image, region, model, total, sets; // of the page on screen; see `show`
+let edits = []; // the edits of the image, as arguments of gradcam run --edit
+const SIDE = 256; // pixels of a smooth heatmap's longer side; the browser stretches it over the image
+const EVIDENCE = { positive: "for", negative: "against", signed: "for and against" };
 
 const state = {
   a: 0, b: null, side: "a", set: 0, evidence: "positive", cells: "smooth", colours: "turbo", opacity: 0.5,
-  kept: null, hovered: null, beside: false, outline: true,
+  pinned: null, hovered: null, isBeside: false, isOutlined: true, areObjectsShown: true,
 };
 
-const name = (thing) => things.names[thing];
-const twin = new Map(); // names that several things have, which are then told apart by their numbers
-const label = (thing) => (twin.get(name(thing)) > 1 && things.indices[thing] !== null ? `${name(thing)} (${things.indices[thing]})` : name(thing));
+const name = (target) => targets.names[target];
+let repeated = new Set(); // names of several targets, which are distinguished by their class numbers
+const label = (target) => (repeated.has(name(target)) && targets.indices[target] !== null ? `${name(target)} (${targets.indices[target]})` : name(target));
 
-// ---- What is shown
-
-function current() {
-  return sets[state.set];
+function score(page, target) { // as text, and as a length of the bar from 0 to 1
+  const share = page.targets.shares[target], value = page.targets.values?.[target], area = page.targets.areas?.[target];
+  if (share !== null && share !== undefined) return [percent(share), share];
+  if (value !== null && value !== undefined) return [value.toFixed(3), value];
+  return area === null || area === undefined ? ["", 0] : [percent(area), area];
 }
 
-function isPair() {
-  return state.b !== null;
-}
+// ---- The heatmap
 
-function evidence() { // of what is drawn: a difference has both signs, and some methods have one only
+const current = () => sets[state.set];
+const isPair = () => state.b !== null;
+
+function evidence() { // A difference has both signs, and some methods have only positive evidence.
   return isPair() ? "signed" : current().evidence === "signed" ? state.evidence : "positive";
 }
 
-let live = null; // a map that is newer than the page's, while something is changed
+let live = null; // the map of the image that is being edited, which is newer than the page's
 
-function values() { // of the cells; null where there is no map
+function readValues() { // of the cells; null without a map
   const set = current();
   if (live && !isPair()) return live.map(0);
   if (!set.has(state.a) || (isPair() && !set.has(state.b))) return null;
-  const found = set.map(state.a);
-  if (isPair()) set.map(state.b).forEach((value, i) => { found[i] -= value; });
-  return found;
+  const values = set.map(state.a);
+  if (isPair()) set.map(state.b).forEach((value, cell) => { values[cell] -= value; });
+  return values;
+}
+
+function paintMap(canvas, values, set, kind, box, isRaw = false) {
+  const scale = SIDE / Math.max(box[2], box[3]);
+  const [height, width] = isRaw ? set.grid : [Math.max(1, Math.round(box[2] * scale)), Math.max(1, Math.round(box[3] * scale))];
+  const heatmap = values && toHeatmap(values, set, kind, height, width);
+  paint(canvas, heatmap, height, width, makePalette(tables[state.colours], state.opacity, kind === "signed"), kind === "signed");
+  return Boolean(heatmap);
 }
 
 function draw() {
-  const set = current(), canvas = element("heatmap");
-  const found = values(), kind = evidence(), isSigned = kind === "signed";
-  const isRaw = state.cells === "raw";
-  const scale = SIDE / Math.max(region[2], region[3]);
-  const [height, width] = isRaw ? set.grid : [Math.max(1, Math.round(region[2] * scale)), Math.max(1, Math.round(region[3] * scale))];
-  const heatmap = found && toHeatmap(found, set, kind, height, width);
-  paint(canvas, heatmap, height, width, makePalette(tables[state.colours], state.opacity, isSigned), isSigned);
+  const set = current(), canvas = element("heatmap"), isRaw = state.cells === "raw";
+  const values = readValues(), kind = evidence();
+  const isPainted = paintMap(canvas, values, set, kind, region, isRaw);
   canvas.classList.toggle("raw", isRaw);
-  canvas.dataset.blank = !heatmap;
+  canvas.dataset.blank = !isPainted;
   const blank = element("blank");
-  blank.hidden = Boolean(heatmap);
-  blank.textContent = found
-    ? isPair() ? "The two heatmaps are equal." : `No evidence ${WORDS[kind]} ${name(state.a)} at this layer.`
+  blank.hidden = isPainted;
+  blank.textContent = values
+    ? isPair() ? "The two heatmaps are equal." : `No evidence ${EVIDENCE[kind]} ${name(state.a)} at this layer.`
     : `This page has no heatmap of ${isPair() && set.has(state.a) ? name(state.b) : name(state.a)} by ${set.method} at ${set.layer}.`;
 }
 
@@ -71,233 +76,64 @@ function drawLegend() {
   element("legend-high").textContent = high;
 }
 
-function say() {
-  const set = current(), share = things.shares[state.a];
-  element("shown-name").textContent = isPair() ? `${name(state.a)} against ${name(state.b)}` : name(state.a);
-  const facts = [
-    isPair() || share === null ? null : percent(share),
-    isPair() ? "difference of the two heatmaps" : `evidence ${WORDS[evidence()]}`,
-    `${set.method} at ${set.layer}`,
-    `${set.rows} × ${set.columns} cells`,
-  ];
-  element("shown-facts").textContent = facts.filter(Boolean).join(" · ");
-  element("said").textContent = `${element("shown").textContent}${element("blank").hidden ? "" : `. ${element("blank").textContent}`}`;
+const VERBS = JSON.parse(element("shown").dataset.verbs);
+
+function describe() { // what one sees, in one sentence
+  const kind = evidence(), [amount] = score(data, state.a);
+  const [before, after] = isPair() ? ["Warm parts are evidence for ", `, cold parts for ${name(state.b)}.`]
+    : kind === "negative" ? ["The network took these parts as evidence against ", amount && ` (${amount})`]
+    : kind === "signed" ? ["Warm parts are evidence for ", `${amount && ` (${amount})`}, cold parts against it.`]
+    : [`The network looked mostly here ${VERBS[targets.kind] ?? VERBS.score} `, `${amount && ` (${amount})`}.`];
+  element("shown-before").textContent = before;
+  element("shown-name").textContent = name(state.a);
+  element("shown-after").textContent = after;
+  const set = current();
+  const facts = [isPair() ? "difference of the two heatmaps" : `evidence ${EVIDENCE[kind]}`, `${set.method} at ${set.layer}`, `${set.rows} × ${set.columns} cells`];
+  element("shown-facts").textContent = facts.join(" · ");
+  element("said").textContent = `${element("shown").textContent}${element("blank").hidden ? "" : ` ${element("blank").textContent}`}`;
 }
 
-function showBox() {
-  const box = things.boxes?.[state.a], mark = element("box");
-  mark.hidden = !box;
-  if (!box) return;
-  place(mark, box[1], box[0], box[3] - box[1], box[2] - box[0]);
-}
-
-function place(mark, top, left, height, width) { // in pixels of the picture
+function setBox(mark, top, left, height, width) { // in pixels of the image
   Object.assign(mark.style, {
-    top: `${(100 * top) / picture.height}%`, left: `${(100 * left) / picture.width}%`,
-    height: `${(100 * height) / picture.height}%`, width: `${(100 * width) / picture.width}%`,
+    top: `${(100 * top) / image.height}%`, left: `${(100 * left) / image.width}%`,
+    height: `${(100 * height) / image.height}%`, width: `${(100 * width) / image.width}%`,
   });
 }
 
-let follow = () => {}; // what a page with more on it shows of the same
+// The local page redefines these.
+let follow = () => {};
+let findChange = () => null; // of a target's probability, since the image was edited
+let showSecondPlace = () => {};
 
 function refresh() {
   draw();
   drawLegend();
-  say();
-  showBox();
+  describe();
+  drawObjects();
+  drawMultiples();
   showPlace();
-  writeAgain();
-  mark();
+  writeCommands();
+  drawRows();
   follow();
+  writeHash();
 }
 
-// ---- The list
-
-let options = [];
-
-function makeList() {
-  const list = element("things");
-  options = [];
-  things.names.forEach((_, thing) => {
-    const share = things.shares[thing];
-    const row = makeVerdict(label(thing), share ?? 0);
-    if (share === null) row.querySelector(".number").textContent = "";
-    const option = make("li", { id: `thing-${thing}`, role: "option", "aria-selected": "false", "data-thing": thing }, row);
-    if (things.indices[thing] !== null) option.title = `class ${things.indices[thing]}`;
-    options.push(option);
-  });
-  list.replaceChildren(...options);
-}
-
-let lower = [], fitting = [];
-
-function filter() {
-  const words = element("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  fitting = [];
-  const starts = [];
-  lower.forEach((text, thing) => {
-    const fits = words.every((word) => text.includes(word));
-    options[thing].hidden = !fits;
-    if (fits) fitting.push(thing);
-    if (fits && text.startsWith(words[0] ?? "")) starts.push(thing);
-  });
-  element("counted").textContent = words.length
-    ? fitting.length ? `${integer.format(fitting.length)} of ${integer.format(total)}` : "No matches."
-    : sayAll();
-  return starts[0] ?? fitting[0];
-}
-
-function sayAll() {
-  const kinds = { class: ["class", "classes"], box: ["box", "boxes"], missed: ["missed box", "missed boxes"], mask: ["mask", "masks"], text: ["sentence", "sentences"], like: ["similarity", "similarities"], word: ["word", "words"], keypoint: ["keypoint", "keypoints"] };
-  const [one, several] = kinds[things.kind] ?? ["score", "scores"];
-  const mapped = options.filter((option) => !option.classList.contains("unmapped")).length;
-  const all = `${integer.format(total)} ${total === 1 ? one : several}`;
-  return mapped < total ? `${all}, ${integer.format(mapped)} with heatmaps` : all;
-}
-
-let marked = [null, null];
-
-function mark() { // of the list, no more than what changed
-  const [a, b] = marked;
-  if (a !== state.a) {
-    if (a !== null) options[a].setAttribute("aria-selected", "false");
-    options[state.a].setAttribute("aria-selected", "true");
-  }
-  if (b !== state.b) {
-    if (b !== null) options[b].classList.remove("other");
-    if (state.b !== null) options[state.b].classList.add("other");
-  }
-  marked = [state.a, state.b];
-  element("things").setAttribute("aria-activedescendant", `thing-${state[state.side]}`);
-  element("name-a").textContent = name(state.a);
-  element("name-b").textContent = isPair() ? name(state.b) : "";
-}
-
-function markMapped() { // which have a map here
-  const set = current();
-  options.forEach((option, thing) => option.classList.toggle("unmapped", !set.has(thing)));
-  if (!element("search").value) element("counted").textContent = sayAll();
-}
-
-function select(thing, { scrolls = true } = {}) {
-  if (thing === undefined) return;
-  state[isPair() ? state.side : "a"] = thing;
-  refresh();
-  if (scrolls) reveal(thing);
-}
-
-function reveal(thing) {
-  const list = element("things"), option = options[thing];
-  const top = option.offsetTop, bottom = top + option.offsetHeight;
-  if (top < list.scrollTop + 4) list.scrollTop = top - 4;
-  else if (bottom > list.scrollTop + list.clientHeight - 4) list.scrollTop = bottom - list.clientHeight + 4;
-}
-
-function step(by) {
-  const here = fitting.indexOf(state[isPair() ? state.side : "a"]);
-  select(fitting[Math.min(Math.max(here < 0 ? 0 : here + by, 0), fitting.length - 1)]);
-}
-
-// ---- A place in the picture
-
-function cellAt(event) { // of the map under the pointer; null outside of what the network saw
-  const box = element("stage").getBoundingClientRect(), set = current();
-  const y = ((event.clientY - box.top) / box.height) * picture.height - region[0];
-  const x = ((event.clientX - box.left) / box.width) * picture.width - region[1];
-  if (y < 0 || x < 0 || y >= region[2] || x >= region[3]) return null;
-  return [Math.floor((y / region[2]) * set.rows), Math.floor((x / region[3]) * set.columns)];
-}
-
-function toShare([row, column]) { // where a cell's middle is, whatever the layer
-  return [(row + 0.5) / current().rows, (column + 0.5) / current().columns];
-}
-
-function toCell([down, across]) {
-  return [Math.min(Math.floor(down * current().rows), current().rows - 1), Math.min(Math.floor(across * current().columns), current().columns - 1)];
-}
-
-function showPlace() {
-  const where = state.kept ?? state.hovered, square = element("cell"), list = element("place"), set = current();
-  square.hidden = !where;
-  element("release").hidden = !state.kept;
-  element("place-hint").textContent = state.kept ? "This cell is pinned." : where ? "Click to pin this cell." : "Move over the image, or tap it. Click to pin a cell.";
-  if (!where) {
-    list.replaceChildren();
-    return;
-  }
-  const [row, column] = toCell(where);
-  place(square, region[0] + (row * region[2]) / set.rows, region[1] + (column * region[3]) / set.columns, region[2] / set.rows, region[3] / set.columns);
-  square.classList.toggle("kept", Boolean(state.kept));
-  const found = set.at(row * set.columns + column);
-  const best = findBest(found, LISTED);
-  if (!best.length) {
-    element("place-hint").textContent = "No positive evidence in this cell.";
-    list.replaceChildren();
-    return;
-  }
-  const most = found[best[0]];
-  while (list.children.length > best.length) list.lastChild.remove();
-  while (list.children.length < best.length) {
-    const row = makeVerdict("", 0);
-    list.append(make("li", {}, make("button", { type: "button", className: "pick" }, row)));
-  }
-  best.forEach((at, i) => {
-    const thing = set.targets ? set.targets[at] : at;
-    const button = list.children[i].firstChild, row = button.firstChild;
-    button.dataset.thing = thing;
-    row.children[0].textContent = label(thing);
-    row.children[1].textContent = `${Math.round((100 * found[at]) / most)}`;
-    row.children[2].style.setProperty("--share", found[at] / most);
-  });
-}
-
-function findBest(found, count) { // the largest positive ones, the largest first
-  const best = [];
-  for (let i = 0; i < found.length; i++) {
-    if (!(found[i] > 0) || (best.length === count && found[i] <= found[best[count - 1]])) continue;
-    let at = best.length;
-    while (at > 0 && found[best[at - 1]] < found[i]) at--;
-    best.splice(at, 0, i);
-    if (best.length > count) best.pop();
-  }
-  return best;
-}
-
-function hover(cell) {
-  const where = cell && toShare(cell);
-  if (String(where) === String(state.hovered)) return;
-  state.hovered = where;
-  if (!state.kept) showPlace();
-}
-
-function keep(cell) {
-  const where = cell && toShare(cell);
-  state.kept = where && String(where) !== String(state.kept) ? where : null;
-  state.hovered = where;
-  showPlace();
-  sayPlace();
-}
-
-function sayPlace() {
-  const names = [...element("place").querySelectorAll(".label")].slice(0, 3).map((each) => each.textContent);
-  if (names.length) element("said").textContent = `Strongest evidence in this cell: ${names.join(", ")}`;
-}
-
-// ---- How to make it again
+// ---- The code that reproduces the heatmap
 
 const quote = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 const python = (text) => JSON.stringify(text);
 
 const UNNAMED = "# No single command reproduces this heatmap.";
 const isLayer = (set) => !["input", "attention"].includes(set.layer);
-const isNamed = (page, thing) => page.targets.kind === "class" || Boolean(page.targets.words?.[thing]);
+const isNamed = (page, target) => page.targets.kind === "class" || Boolean(page.targets.words?.[target]);
 const isColoured = (kind) => kind !== "signed" && !["turbo", "grey"].includes(state.colours);
+const fileName = () => image.path ?? (/\.\w+$/.test(image.name) ? image.name : "image.png"); // an image without a file was saved first
 
-function writeCommand(page, thing, set, kind, more = []) { // of this page's model, for the picture that is shown
-  if (!isNamed(page, thing)) return UNNAMED;
-  const file = picture.path ?? picture.name;
-  const words = ["gradcam", "run", file.startsWith("-") ? `./${file}` : file, ...page.model.words, ...edits.flatMap((each) => ["--edit", each])];
-  words.push(...(page.targets.kind === "class" ? ["--class", String(page.targets.indices[thing])] : page.targets.words[thing]), ...more);
+function writeCommand(page, target, set, kind, more = []) {
+  if (!isNamed(page, target)) return UNNAMED;
+  const file = fileName();
+  const words = ["gradcam", "run", file.startsWith("-") ? `./${file}` : file, ...page.model.words, ...edits.flatMap((edit) => ["--edit", edit])];
+  words.push(...(page.targets.kind === "class" ? ["--class", String(page.targets.indices[target])] : page.targets.words[target]), ...more);
   if (isLayer(set)) words.push("--layer", set.layer);
   if (isLayer(set) && page.model.reshape) words.push("--reshape", [page.model.reshape].flat().join("x"));
   words.push("--method", set.method);
@@ -307,38 +143,43 @@ function writeCommand(page, thing, set, kind, more = []) { // of this page's mod
   return words.map(quote).join(" ");
 }
 
-function writeAgain() {
-  const set = current(), kind = evidence(), isClass = things.kind === "class";
+function writeCommands() {
+  const set = current(), kind = evidence(), isClass = targets.kind === "class";
   const isLinear = ["gradcam", "hirescam"].includes(set.method);
+  element("no-file").hidden = fileName() === (image.path ?? image.name);
   if (!isNamed(data, state.a) || (isPair() && !(isClass && isLinear))) {
     element("command").textContent = element("python").textContent = isPair() ? "# This difference needs two heatmaps: reproduce each one separately." : UNNAMED;
     return;
   }
-  element("command").textContent = writeCommand(data, state.a, set, kind, isPair() ? ["--score", "contrast", "--against", String(things.indices[state.b])] : []);
-  const wanted = isPair()
-    ? `gradcam.targets.ClassTarget(${things.indices[state.a]}, score="contrast", against=[${things.indices[state.b]}])`
-    : isClass ? things.indices[state.a] : things.code[state.a];
-  const file = python(picture.path ?? picture.name), reshape = isLayer(set) && model.reshape;
+  element("command").textContent = writeCommand(data, state.a, set, kind, isPair() ? ["--score", "contrast", "--against", String(targets.indices[state.b])] : []);
+  const target = isPair()
+    ? `gradcam.targets.ClassTarget(${targets.indices[state.a]}, score="contrast", against=[${targets.indices[state.b]}])`
+    : isClass ? targets.indices[state.a] : targets.code[state.a];
+  const file = python(fileName()), reshape = isLayer(set) && model.reshape;
   const source = edits.length ? "image" : file;
   const more = (kind === "positive" ? "" : `, evidence="${kind}"`) + (reshape ? `, reshape=${Array.isArray(reshape) ? `(${reshape.join(", ")})` : python(reshape)}` : "");
-  const look = [isColoured(kind) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
+  const style = [isColoured(kind) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
   element("python").textContent = [
     "import gradcam",
     "",
     `model = ${model.code}`,
     ...(edits.length ? [`image = gradcam.images.edit.edit_image(gradcam.read_image(${file}), ${JSON.stringify(edits)})`] : []),
-    `explanation = model.explain(${source}, ${isLayer(set) ? `${python(set.layer)}, ` : ""}method=${python(set.method)}, target=${wanted}${more})`,
-    `explanation.save(${["\"map.png\"", ...look.filter(Boolean)].join(", ")})`,
+    `explanation = model.explain(${source}, ${isLayer(set) ? `${python(set.layer)}, ` : ""}method=${python(set.method)}, target=${target}${more})`,
+    `explanation.save(${["\"map.png\"", ...style.filter(Boolean)].join(", ")})`,
   ].join("\n");
 }
 
-async function copy(id, button) {
-  const text = element(id).textContent;
+async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // a page inside another one may not
-    getSelection().selectAllChildren(element(id));
+  } catch { // A page inside another one has no access to the clipboard.
+    const area = make("textarea", { "aria-hidden": "true" });
+    area.value = text;
+    button.after(area);
+    area.select();
     document.execCommand("copy");
+    area.remove();
+    button.focus();
   }
   const before = button.innerHTML;
   button.textContent = "Copied";
@@ -347,45 +188,40 @@ async function copy(id, button) {
 }
 
 function download() {
-  const image = element("picture"), canvas = document.createElement("canvas");
-  canvas.width = image.naturalWidth;
-  canvas.height = image.naturalHeight;
-  const context = canvas.getContext("2d"), scale = canvas.width / picture.width;
-  context.drawImage(image, 0, 0);
+  const photo = element("image"), canvas = document.createElement("canvas");
+  canvas.width = photo.naturalWidth;
+  canvas.height = photo.naturalHeight;
+  const context = canvas.getContext("2d"), scale = canvas.width / image.width;
+  context.drawImage(photo, 0, 0);
   context.imageSmoothingEnabled = state.cells === "smooth";
   context.imageSmoothingQuality = "high";
   const [top, left, height, width] = region.map((side) => side * scale);
   if (element("heatmap").dataset.blank === "false") context.drawImage(element("heatmap"), left, top, width, height);
-  const isPart = region[2] < picture.height || region[3] < picture.width;
-  if (state.outline && isPart) {
+  if (state.isOutlined && isPart()) {
     context.strokeStyle = "rgb(255 255 255 / 75%)";
     context.strokeRect(left + 0.5, top + 0.5, width - 1, height - 1);
   }
   const plain = (text) => text.replace(/[^\p{L}\p{N}.-]+/gu, "_").slice(0, 60);
-  const stem = picture.name.replace(/^.*[\\/]/, "").replace(/\.[^.]*$/, "");
+  const stem = image.name.replace(/^.*[\\/]/, "").replace(/\.[^.]*$/, "");
   const parts = [stem, current().method, name(state.a), ...(isPair() ? ["against", name(state.b)] : []), current().layer];
-  const link = make("a", { href: canvas.toDataURL("image/png"), download: `${parts.map(plain).join("-")}.png` });
-  link.click();
+  make("a", { href: canvas.toDataURL("image/png"), download: `${parts.map(plain).join("-")}.png` }).click();
 }
 
 // ---- Controls
 
-const unique = (key) => [...new Set(sets.map((set) => set[key]))];
+const isPart = () => region[2] < image.height || region[3] < image.width; // whether the model saw only a part of the image
 
 function makeTabs(id, key) {
-  const names = unique(key);
+  const names = [...new Set(sets.map((set) => set[key]))];
   element(id).hidden = names.length < 2;
-  for (const each of element(id).querySelectorAll("label")) each.remove();
-  for (const each of names) {
-    const input = make("input", { type: "radio", name: id, value: each });
-    element(id).append(make("label", {}, input, make("span", { text: each })));
-  }
+  for (const tab of element(id).querySelectorAll("label")) tab.remove();
+  for (const value of names) element(id).append(make("label", {}, make("input", { type: "radio", name: id, value }), make("span", { text: value })));
 }
 
-function chooseSet(key, value) { // by layer or method; the other stays, where there is such a map
+function chooseSet(key, value) { // by layer or method; the other one stays if there is such a map
   const other = key === "layer" ? "method" : "layer";
-  const found = sets.findIndex((set) => set[key] === value && set[other] === current()[other]);
-  state.set = found >= 0 ? found : sets.findIndex((set) => set[key] === value);
+  const index = sets.findIndex((set) => set[key] === value && set[other] === current()[other]);
+  state.set = index >= 0 ? index : sets.findIndex((set) => set[key] === value);
   showSet();
   refresh();
 }
@@ -395,7 +231,7 @@ function showSet() {
   for (const [id, key] of [["layers", "layer"], ["methods", "method"]]) {
     for (const input of element(id).querySelectorAll("input")) input.checked = input.value === set[key];
   }
-  markMapped();
+  if (!element("search").value) element("counted").textContent = countTargets();
   showEvidence();
 }
 
@@ -409,78 +245,68 @@ function showEvidence() {
 function cycle(id, by) {
   const inputs = [...element(id).querySelectorAll("input:not(:disabled)")];
   if (inputs.length < 2 || element(id).hidden) return;
-  const here = inputs.findIndex((input) => input.checked);
-  inputs[(here + by + inputs.length) % inputs.length].click();
+  const index = inputs.findIndex((input) => input.checked);
+  inputs[(index + by + inputs.length) % inputs.length].click();
 }
 
-function pair(isOn) {
-  if (isOn && total > 1) {
-    state.b = [...Array(total).keys()].find((thing) => thing !== state.a && current().has(thing)) ?? (state.a ? 0 : 1);
-    state.side = "b";
-  } else {
-    state.b = null;
-    state.side = "a";
-  }
+function pair(target) { // compares with a target; null ends the comparison
+  state.b = target;
+  state.side = target === null ? "a" : "b";
+  element("against").checked = isPair();
   element("sides").hidden = element("chosen").hidden = !isPair();
   document.querySelector(`input[name=side][value=${state.side}]`).checked = true;
   showEvidence();
   refresh();
 }
 
+const findOther = () => [...Array(total).keys()].find((target) => target !== state.a && current().has(target)) ?? (state.a ? 0 : 1);
+
 function showBeside() {
-  element("frames").classList.toggle("beside", state.beside);
-  element("plain").hidden = !state.beside;
+  element("frames").classList.toggle("beside", state.isBeside);
+  element("plain").hidden = !state.isBeside;
 }
+
+function showOutline() {
+  element("outline-row").hidden = !isPart();
+  element("seen").hidden = !isPart() || !state.isOutlined;
+}
+
+// ---- Keys
+
+let hasLetters = true; // whether single letters are shortcuts; some people use voice control, which types letters
 
 function press(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || element("help").open) return;
-  const at = event.target, isSearch = at === element("search");
+  const at = event.target, isSearch = at === element("search"), isList = at === element("targets");
   const isControl = at.matches?.("input, select, textarea") && !isSearch;
-  const isStage = at === element("stage");
-  if (event.key === "Escape") {
+  const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 };
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  if (key === "Escape") {
     if (isSearch && at.value) {
       at.value = "";
       filter();
     }
-    state.kept = state.hovered = null;
+    state.pinned = state.hovered = null;
     showPlace();
   } else if (isControl) return;
-  else if (isStage && moveCell(event.key)) { /* it moved */ }
-  else if (event.key === "ArrowDown") step(1);
-  else if (event.key === "ArrowUp") step(-1);
-  else if (event.key === "PageDown") step(10);
-  else if (event.key === "PageUp") step(-10);
+  else if (at === element("stage") && moveCell(key)) { /* the cell has moved */ }
+  else if (key in steps && (isList || isSearch)) step(steps[key]);
   else if (isSearch) return;
-  else if (event.key === "Home" && at === element("things")) select(fitting[0]);
-  else if (event.key === "End" && at === element("things")) select(fitting[fitting.length - 1]);
-  else if (event.key === "/") element("search").focus();
-  else if (event.key === "?") openHelp();
-  else if (event.key === "[" || event.key === "]") cycle("layers", event.key === "]" ? 1 : -1);
-  else if (at === element("things") && /^[\p{L}\p{N}]$/u.test(event.key)) { // typing in the list goes on in the search
+  else if (key === "Home" && isList) select(fitting[0]);
+  else if (key === "End" && isList) select(fitting[fitting.length - 1]);
+  else if (!hasLetters) return;
+  else if (key === "/") element("search").focus();
+  else if (key === "?") openHelp();
+  else if (key === "[" || key === "]") cycle("layers", key === "]" ? 1 : -1);
+  else if (isList && /^[\p{L}\p{N}]$/u.test(key)) { // The rest of the word goes to the search.
     element("search").value = "";
     element("search").focus();
     return;
   }
-  else if (event.key === "e") cycle("evidence", 1);
-  else if (event.key === "s") element("beside").click();
+  else if (key === "e") cycle("evidence", 1);
+  else if (key === "s") element("beside").click();
   else return;
   event.preventDefault();
-}
-
-function moveCell(key) {
-  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  const set = current(), where = state.hovered ?? state.kept;
-  if (key === "Enter" || key === " ") {
-    if (where) keep(toCell(where));
-    return Boolean(where);
-  }
-  if (!(key in steps)) return false;
-  const [row, column] = where ? toCell(where) : [set.rows >> 1, set.columns >> 1];
-  const by = where ? steps[key] : [0, 0];
-  state.kept = null;
-  hover([Math.min(Math.max(row + by[0], 0), set.rows - 1), Math.min(Math.max(column + by[1], 0), set.columns - 1)]);
-  sayPlace();
-  return true;
 }
 
 function openHelp() {
@@ -490,75 +316,133 @@ function openHelp() {
 
 function bind() {
   const on = (id, kind, act) => element(id).addEventListener(kind, act);
-  on("things", "click", (event) => {
-    const option = event.target.closest("li");
-    if (option) select(Number(option.dataset.thing), { scrolls: false });
-  });
-  on("search", "input", () => {
-    const first = filter();
-    if (element("search").value.trim()) select(first);
-  });
-  on("stage", "pointermove", (event) => hover(cellAt(event)));
-  on("stage", "pointerleave", () => hover(null));
-  on("stage", "click", (event) => keep(cellAt(event)));
-  on("release", "click", () => {
-    state.kept = null;
-    showPlace();
-    element("stage").focus();
-  });
-  on("place", "click", (event) => {
-    const pick = event.target.closest(".pick");
-    if (pick) select(Number(pick.dataset.thing));
-  });
+  bindList(on);
+  bindPlace(on);
   on("layers", "change", (event) => chooseSet("layer", event.target.value));
   on("methods", "change", (event) => chooseSet("method", event.target.value));
   on("evidence", "change", (event) => { state.evidence = event.target.value; refresh(); });
   on("cells", "change", (event) => { state.cells = event.target.value; refresh(); });
   on("colours", "change", (event) => { state.colours = event.target.value; refresh(); });
-  on("opacity", "input", (event) => { state.opacity = Number(event.target.value) / 100; draw(); writeAgain(); follow(); });
-  on("beside", "change", (event) => { state.beside = event.target.checked; showBeside(); });
-  on("outline", "change", (event) => { state.outline = event.target.checked; element("seen").hidden = !state.outline; });
-  on("against", "change", (event) => pair(event.target.checked));
-  on("sides", "change", (event) => { state.side = event.target.value; mark(); reveal(state[state.side]); });
+  on("opacity", "input", (event) => { state.opacity = Number(event.target.value) / 100; draw(); writeCommands(); follow(); writeHash(); });
+  on("beside", "change", (event) => { state.isBeside = event.target.checked; showBeside(); });
+  on("outline", "change", (event) => { state.isOutlined = event.target.checked; showOutline(); });
+  on("against", "change", (event) => pair(event.target.checked && total > 1 ? findOther() : null));
+  on("sides", "change", (event) => { state.side = event.target.value; reveal(state[state.side]); });
   on("swap", "click", () => { [state.a, state.b] = [state.b, state.a]; refresh(); });
-  on("copy-command", "click", () => copy("command", element("copy-command")));
-  on("copy-python", "click", () => copy("python", element("copy-python")));
+  on("copy-command", "click", () => copy(element("command").textContent, element("copy-command")));
+  on("copy-python", "click", () => copy(element("python").textContent, element("copy-python")));
+  on("copy-this", "click", () => copy(element("command").textContent, element("copy-this")));
+  on("copy-link", "click", () => copy(location.href, element("copy-link")));
   on("download", "click", download);
   on("help-button", "click", openHelp);
+  on("letters", "change", (event) => { hasLetters = event.target.checked; store("gradcam-letters", hasLetters ? "" : "off"); });
+  on("tabs", "change", (event) => { element("explorer").dataset.sheet = event.target.value; drawRows(); });
+  element("letters").checked = hasLetters = recall("gradcam-letters") !== "off";
+  element("copy-link").hidden = !location.protocol.startsWith("http") || /^(127\.|localhost$|\[::1\]$)/.test(location.hostname);
   addEventListener("keydown", press);
+  addEventListener("hashchange", readHash);
+  new ResizeObserver(drawRows).observe(element("targets"));
   bindTheme(element("theme-button"));
 }
 
-function show(page) { // a page's data
+function store(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch { /* Without storage, the setting is lost when the page is closed. */ }
+}
+
+function recall(key) {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+// ---- The view in the address, so that a link opens it again
+
+let hashTimer = null;
+
+function writeHash() {
+  clearTimeout(hashTimer);
+  hashTimer = setTimeout(() => {
+    const view = new URLSearchParams();
+    const number = (target) => targets.indices[target] ?? target;
+    const add = (key, value, start) => { if (value !== start) view.set(key, value); };
+    const isFirst = state.a === data.first && !isPair();
+    if (!isFirst) view.set("target", targets.kind === "class" ? number(state.a) : state.a);
+    if (isPair()) view.set("against", targets.kind === "class" ? number(state.b) : state.b);
+    add("layer", current().layer, sets[0].layer);
+    add("method", current().method, sets[0].method);
+    add("evidence", state.evidence, "positive");
+    add("cells", state.cells, "smooth");
+    add("colours", state.colours, "turbo");
+    add("opacity", Math.round(100 * state.opacity), 50);
+    if (state.pinned) view.set("place", state.pinned.map((share) => share.toFixed(4)).join(","));
+    const hash = view.toString().replaceAll("%2C", ",");
+    try {
+      if (hash !== location.hash.slice(1)) history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+    } catch { /* A page inside another one has no address of its own. */ }
+  }, 250);
+}
+
+function readHash() {
+  const view = new URLSearchParams(location.hash.slice(1));
+  const find = (key) => {
+    if (!view.has(key)) return null;
+    const number = Number(view.get(key));
+    const target = targets.kind === "class" ? targets.indices.indexOf(number) : number;
+    return Number.isInteger(target) && target >= 0 && target < total ? target : null;
+  };
+  const among = (key, values, start) => (values.includes(view.get(key)) ? view.get(key) : start);
+  const set = sets.findIndex((entry) => entry.layer === (view.get("layer") ?? sets[0].layer) && entry.method === (view.get("method") ?? sets[0].method));
+  const place = (view.get("place") ?? "").split(",").map(Number);
+  const opacity = view.has("opacity") ? Number(view.get("opacity")) : 50;
+  Object.assign(state, {
+    a: find("target") ?? data.first, set: Math.max(set, 0),
+    evidence: among("evidence", Object.keys(EVIDENCE), "positive"), cells: among("cells", ["smooth", "raw"], "smooth"),
+    colours: among("colours", Object.keys(tables), "turbo"), opacity: opacity >= 0 && opacity <= 100 ? opacity / 100 : 0.5,
+    pinned: place.length === 2 && place.every((share) => share > 0 && share < 1) ? place : null,
+  });
+  element("colours").value = state.colours;
+  element("opacity").value = 100 * state.opacity;
+  document.querySelector(`input[name=cells][value=${state.cells}]`).checked = true;
+  const other = find("against");
+  showSet();
+  pair(other === state.a ? null : other);
+  reveal(state.a);
+}
+
+function show(page) { // the data of a page
   data = page;
-  ({ targets: things, image: picture, region, model } = data);
-  total = things.names.length;
-  sets = data.maps.map((each) => new MapSet(each, total));
+  ({ targets, image, region, model } = data);
+  total = targets.names.length;
+  sets = data.maps.map((entry) => new MapSet(entry, total));
   live = null;
-  marked = [null, null];
-  twin.clear();
-  for (const each of things.names) twin.set(each, (twin.get(each) ?? 0) + 1);
-  lower = things.names.map((each, i) => `${each.toLowerCase()} ${things.indices[i] ?? ""}`);
-  Object.assign(state, { a: data.first, b: null, side: "a", set: 0, kept: null, hovered: null });
-  document.documentElement.style.setProperty("--ratio", picture.width / picture.height);
-  for (const id of ["heatmap", "seen"]) place(element(id), ...region);
-  const isPart = region[2] < picture.height || region[3] < picture.width;
-  element("outline-row").hidden = element("seen").hidden = !isPart;
-  state.outline = isPart && element("outline").checked;
-  element("seen").hidden = !state.outline;
+  const seen = new Set();
+  repeated = new Set(targets.names.filter((text) => seen.has(text) || !seen.add(text)));
+  const hasPair = total > 1;
+  Object.assign(state, { a: data.first, b: null, side: "a", set: 0, pinned: null, hovered: null });
+  document.documentElement.style.setProperty("--ratio", image.width / image.height);
+  for (const id of ["heatmap", "seen"]) setBox(element(id), ...region);
+  const source = image.source ?? element("image").src;
+  for (const photo of document.querySelectorAll(".frame img")) if (photo.src !== source) photo.src = source;
+  showOutline();
   makeTabs("layers", "layer");
   makeTabs("methods", "method");
+  element("pair").hidden = !hasPair;
+  showObjects();
   makeList();
-  element("pair").hidden = total < 2;
-  element("against").checked = false;
-  element("sides").hidden = element("chosen").hidden = true;
-  for (const image of document.querySelectorAll(".frame img")) image.src = picture.source; // once in the file, twice in sight
-  filter();
+  makeMultiples();
   showSet();
-  refresh();
+  pair(null);
   reveal(state.a);
 }
 
 element("needs").remove();
+element("first-map")?.remove();
 bind();
-if (element("data")) show(JSON.parse(element("data").textContent));
+if (element("data")) {
+  show(JSON.parse(element("data").textContent));
+  if (location.hash) readHash();
+}

@@ -1,99 +1,105 @@
 "use strict";
-// The local page. A question is made of what is chosen; its answer is shown as a page of one picture is.
+// The local page. Each question to the server consists of an image, its edits, a model and a target. The answer is shown
+// like the page of one image.
 
-// What the next question is of, and what the answer that is shown is of: the same, but while one is waited for. `edits` of
-// page.js are those that are shown. `first`: the class that somebody chose.
-let wanted = { picture: null, edits: [], first: null };
-let shown = { of: wanted, by: null, found: null };
-const strip = new Map(); // by the picture's number: its button
-let whole = new Map(); // by class: its probability in the whole picture
-let isStale = false; // a quick answer was shown, whose page is to come
+// `wanted` belongs to the newest question, and `shown` to the answer on screen. `edits` of page.js belong to `shown`.
+let wanted = { image: null, edits: [], first: null };
+let shown = { wanted, source: null, answer: null };
+const buttons = new Map(); // of the strip, by the image's number
+let unedited = new Map(); // the probability of each class in the unedited image
+let isStale = false; // whether the heatmap is newer than the rest of the page, because the user is brushing
 
-function question(more = {}) {
+function makeQuestion(more = {}) {
   const value = (id) => element(id).value.trim() || null;
   const texts = element("texts").value.split("\n").filter((line) => line.trim());
   const other = element("is-compared").checked ? { model: value("other-model") ?? value("model"), weights: value("other-weights") } : null;
-  return { model: value("model"), weights: value("weights"), layer: value("layer"), method: value("method"), texts, other, ...more };
+  const { image: picture, ...rest } = wanted; // The server calls the image "picture".
+  return { picture, ...rest, model: value("model"), weights: value("weights"), layer: value("layer"), method: value("method"), texts, other, ...more };
 }
 
-async function explain(changed = {}) { // all of it; what is changed stands once the answer is there
-  const of = wanted = { ...wanted, ...changed };
-  if (of.picture === null) return;
-  const all = question(of), by = JSON.stringify([all.picture, all.model, all.weights, all.texts]);
-  tell(takings ? { answer: null } : { files: [], answer: null });
-  wholes++;
+async function explain(changes = {}) { // The changes become part of `shown` with the answer.
+  const request = wanted = { ...wanted, ...changes };
+  if (request.image === null) return;
+  const question = makeQuestion(), source = JSON.stringify([question.picture, question.model, question.weights, question.texts]);
+  showTroubles(drops ? { answer: null } : { files: [], answer: null });
+  pages++;
   try {
-    const found = await ask(all);
-    if (found) showAnswer({ of, by, found });
+    const answer = await ask(question);
+    if (answer) showAnswer({ wanted: request, source, answer });
+    else if (wanted === request) wanted = shown.wanted; // cancelled
   } catch (error) {
-    if (wanted === of) giveUp(error.message);
+    if (wanted === request) giveUp(error.message);
   }
-  wholes--;
+  pages--;
   goOn();
 }
 
-function giveUp(why) { // what was shown before stays, with what belongs to it
-  wanted = shown.of;
-  if (isStale && shown.found) {
-    const thing = state.a;
+function giveUp(reason) { // The last answer stays on screen.
+  wanted = shown.wanted;
+  if (isStale && shown.answer) {
+    const target = state.a;
     showAnswer(shown);
-    select(thing);
+    select(target);
   }
-  tell({ answer: why });
+  showTroubles({ answer: reason });
 }
 
-function showAnswer(answer) {
-  const { found } = answer;
+function showAnswer(result) {
+  const { answer } = result;
   isStale = false;
-  if (answer.by !== shown.by) whole = new Map(); // of another picture or model
-  shown = answer;
-  edits = shown.of.edits;
-  const had = { evidence: state.evidence, search: element("search").value };
-  element("explorer").hidden = false;
+  if (result.source !== shown.source) unedited = new Map();
+  const isFirst = !shown.answer;
+  shown = result;
+  edits = shown.wanted.edits;
+  const { evidence: lastEvidence } = state;
+  element("explorer").hidden = element("strip-bar").hidden = false;
+  element("start-screen").hidden = true;
   second = null;
-  show(found.page);
-  if (!edits.length) whole = new Map(things.indices.map((index, thing) => [index, things.shares[thing]]));
-  Object.assign(state, { evidence: had.evidence });
+  show(answer.page);
+  if (!edits.length) unedited = new Map(targets.indices.map((index, target) => [index, targets.shares[target]]));
+  state.evidence = lastEvidence;
   showEvidence();
-  refresh();
+  if (isFirst && location.hash) readHash();
+  else refresh();
   drawCover();
-  element("title").textContent = picture.name;
-  element("stages").replaceChildren(...found.layers.map((each) => make("option", { value: each })));
-  const chosen = element("method").value;
-  if (element("method").options.length < 2) element("method").append(...found.methods.map((each) => make("option", { value: each, text: each })));
-  element("method").value = chosen;
-  const notes = [...new Set([...found.notes, ...found.page.notes])];
-  element("notes").textContent = notes.join(" ");
+  element("title").textContent = element("title").title = image.name;
+  element("stages").replaceChildren(...answer.layers.map((layer) => make("option", { value: layer })));
+  const method = element("method").value, names = answer.methods.includes(method) || !method ? answer.methods : [method, ...answer.methods];
+  element("method").replaceChildren(make("option", { value: "", text: "default" }), ...names.map((value) => make("option", { value, text: value })));
+  element("method").value = method;
+  const notes = [...new Set([...answer.notes, ...answer.page.notes])];
+  element("notes-text").textContent = notes.join("\n");
   element("notes").hidden = !notes.length;
   element("undo").disabled = element("restore").disabled = !edits.length;
-  for (const [number, button] of strip) button.setAttribute("aria-pressed", String(number === shown.of.picture));
-  showSecond(found.other);
+  for (const [number, button] of buttons) button.setAttribute("aria-pressed", String(number === shown.wanted.image));
+  showSecond(answer.other);
+  if (element("model").value.trim()) addRecent(element("model").value.trim());
 }
 
-// ---- Under the brush
+// ---- While the user brushes
 
 let isAsking = false, isWaiting = false;
-let wholes = 0; // questions for all of it, which no quick one takes the place of
+let pages = 0; // unanswered questions for the whole page, which questions for one heatmap must not replace
 
 function goOn() {
-  if (!isWaiting || isAsking || wholes) return;
+  if (!isWaiting || isAsking || pages) return;
   isWaiting = false;
   if (pending().length) explainQuickly();
 }
 
-async function explainQuickly() { // one question at a time; the newest state is what the next one asks
-  if (isAsking || wholes) {
+async function explainQuickly() { // one question at a time; the next one has the newest edits
+  if (isAsking || pages) {
     isWaiting = true;
     return;
   }
   isAsking = true;
-  const before = shown, number = shown.of.picture, first = things.indices[state.a];
+  const before = shown, first = targets.indices[state.a];
   try {
-    const found = await ask(question({ picture: number, edits: [...edits, ...pending()], quick: true, first, other: null }));
-    if (found?.quick && shown === before) showQuick(found.quick);
-    tell({ answer: null });
+    const answer = await ask(makeQuestion({ picture: shown.wanted.image, edits: [...edits, ...pending()], quick: true, first, other: null }));
+    if (answer?.quick && shown === before) showQuick(answer.quick);
+    showTroubles({ answer: null });
   } catch (error) {
-    tell({ answer: error.message });
+    showTroubles({ answer: error.message });
   }
   isAsking = false;
   goOn();
@@ -101,111 +107,115 @@ async function explainQuickly() { // one question at a time; the newest state is
 
 function showQuick({ shares, map }) {
   isStale = true;
-  things = { ...things, shares: things.indices.map((index) => shares[index]) };
-  things.shares.forEach((share, thing) => {
-    const row = options[thing].firstChild, text = percent(share);
-    if (row.children[1].textContent === text) return; // most are next to nothing, and stay so: drawing them all takes long
-    row.children[1].textContent = text;
-    row.children[2].style.setProperty("--share", share);
-  });
+  targets = data.targets = { ...targets, shares: targets.indices.map((index) => shares[index]) };
   live = new MapSet(map, 1);
   draw();
-  say();
-  sayBrushed();
+  describe();
+  drawRows();
+  showScores();
 }
 
 const HINT = element("brushed").textContent;
 
-function sayBrushed() {
+function showScores() {
   if (!isClasses() || !(edits.length || isStale)) {
     element("brushed").textContent = HINT;
     return;
   }
-  const best = things.shares.indexOf(Math.max(...things.shares));
-  const before = whole.get(things.indices[state.a]);
-  const was = before === undefined ? "" : `, ${percent(before)} in the unedited image`;
-  element("brushed").textContent = `${name(state.a)}: ${percent(things.shares[state.a])}${was}. Top class: ${name(best)}, ${percent(things.shares[best])}.`;
+  const best = targets.shares.indexOf(Math.max(...targets.shares));
+  const before = unedited.get(targets.indices[state.a]);
+  const change = before === undefined ? "" : `, ${percent(before)} in the unedited image`;
+  element("brushed").textContent = `${name(state.a)}: ${percent(targets.shares[state.a])}${change}. Top class: ${name(best)}, ${percent(targets.shares[best])}.`;
 }
 
-const isClasses = () => things.kind === "class";
+findChange = (target) => { // of the probability, since the image was edited
+  const before = isClasses() && (edits.length || isStale) ? unedited.get(targets.indices[target]) : undefined;
+  return before === undefined ? null : targets.shares[target] - before;
+};
 
-function change() { // of what a brush or a window covers
+const isClasses = () => targets.kind === "class";
+
+function change() { // while a brush or a window moves
   if (isClasses()) explainQuickly();
 }
 
-function edit(change) { // of the picture that is shown, whatever else was asked for meanwhile
-  const number = shown.of.picture, before = wanted.picture === number ? wanted.edits : edits;
-  explain({ picture: number, edits: change(before), first: isClasses() ? things.indices[state.a] : null });
+function edit(revise) { // of the image on screen, even if another question is waiting
+  const number = shown.wanted.image, before = wanted.image === number ? wanted.edits : edits;
+  explain({ image: number, edits: revise(before), first: isClasses() ? targets.indices[state.a] : null });
 }
-
-const end = (made) => edit((before) => [...before, ...made]);
 
 // ---- Two models
 
-let second = null;
+let second = null; // the page data of the second model
 
 function showSecond(page) {
   second = page;
-  element("second").hidden = !page;
+  element("second").hidden = element("compared").hidden = !page;
   if (!page) return;
-  element("second-picture").src = page.image.source;
+  element("second-image").src = page.image.source;
   drawSecond();
-  const top = (each) => each.targets.names.slice(0, 5).map((text, i) => `${text}${each.targets.shares[i] === null ? "" : `, ${percent(each.targets.shares[i])}`}`);
-  const [first, other] = [top(data), top(page)];
+  const list = (entry) => entry.targets.names.slice(0, 5).map((text, target) => [text, score(entry, target)[0]].filter(Boolean).join(", "));
+  const [first, other] = [list(data), list(page)];
   element("both").replaceChildren(...Array.from({ length: Math.max(first.length, other.length) }, (_, i) => make("tr", {}, make("td", { text: first[i] ?? "" }), make("td", { text: other[i] ?? "" }))));
 }
 
-function drawSecond() { // the map of what is shown, where the second model has it
+function drawSecond() { // the second model's heatmap of the same target, if there is one
   if (!second) return;
-  const names = second.targets.names, same = second.targets.indices.indexOf(things.indices[state.a]);
-  let thing = names[same] === name(state.a) ? same : names.indexOf(name(state.a)); // several classes may have one name
-  if (thing < 0) thing = second.first;
-  const set = new MapSet(second.maps[0], names.length), box = second.region;
-  const kind = set.evidence === "signed" ? state.evidence : "positive", scale = SIDE / Math.max(box[2], box[3]);
-  const size = [Math.max(1, Math.round(box[2] * scale)), Math.max(1, Math.round(box[3] * scale))];
-  const canvas = element("second-map");
-  paint(canvas, set.has(thing) ? toHeatmap(set.map(thing), set, kind, ...size) : null, ...size, makePalette(tables[state.colours], state.opacity, kind === "signed"), kind === "signed");
-  place(canvas, ...box);
-  element("second-name").textContent = names[thing];
-  const share = second.targets.shares[thing];
-  element("second-facts").textContent = [share === null ? null : percent(share), second.model.name, `${set.method} at ${set.layer}`, set.has(thing) ? null : "no heatmap"].filter(Boolean).join(" · ");
-  element("second-command").textContent = writeCommand(second, thing, set, kind);
+  const names = second.targets.names, same = second.targets.indices.indexOf(targets.indices[state.a]);
+  let target = names[same] === name(state.a) ? same : names.indexOf(name(state.a)); // Several classes may have one name.
+  if (target < 0) target = second.first;
+  const set = new MapSet(second.maps[0], names.length), box = second.region, canvas = element("second-map");
+  const kind = set.evidence === "signed" ? state.evidence : "positive";
+  paintMap(canvas, set.has(target) ? set.map(target) : null, set, kind, box, state.cells === "raw");
+  setBox(canvas, ...box);
+  element("second-name").textContent = names[target];
+  element("second-facts").textContent = [score(second, target)[0], second.model.name, `${set.method} at ${set.layer}`, set.has(target) ? null : "no heatmap"].filter(Boolean).join(" · ");
+  element("second-command").textContent = writeCommand(second, target, set, kind);
 }
 
-// ---- Pictures
+showSecondPlace = (where) => { // the same place on the second image
+  element("second-cell").hidden = !where || !second;
+  if (!where || !second) return;
+  const [rows, columns] = second.maps[0].grid, [top, left, height, width] = second.region;
+  const row = Math.floor(where[0] * rows), column = Math.floor(where[1] * columns);
+  setBox(element("second-cell"), top + (row * height) / rows, left + (column * width) / columns, height / rows, width / columns);
+};
+
+// ---- Images
 
 function addToStrip({ id, name: text }, isFirst = false) {
-  const image = make("img", { src: `view/${id}?token=${opened.token}`, alt: "", loading: "lazy" });
-  image.addEventListener("error", () => image.remove());
-  const button = make("button", { type: "button", "aria-pressed": "false", title: text }, image, make("span", { text }));
-  button.addEventListener("click", () => openPicture(id));
-  strip.set(id, button);
+  const photo = make("img", { src: `view/${id}?token=${opened.token}`, alt: "", loading: "lazy" });
+  photo.addEventListener("error", () => photo.remove());
+  const button = make("button", { type: "button", "aria-pressed": "false", title: text }, photo, make("span", { text }));
+  button.addEventListener("click", () => openImage(id));
+  buttons.set(id, button);
   const item = make("li", {}, button);
   if (isFirst) element("strip").prepend(item);
   else element("strip").append(item);
+  element("strip-bar").hidden = false;
 }
 
-const openPicture = (id) => explain({ picture: id, edits: [], first: null });
+const openImage = (id) => explain({ image: id, edits: [], first: null });
 
-let takings = 0; // drops whose files are being taken: what they tell stays until the next drop or question after them
+let drops = 0; // groups of files that are being sent; their errors stay on screen until all are sent
 
 async function take(files) {
-  if (!takings++) tell({ files: [] });
+  if (!drops++) showTroubles({ files: [] });
   let isFirst = true;
   for (const file of files) {
     try {
-      const found = await drop(file);
-      addToStrip(found, true);
-      if (isFirst) await openPicture(found.id);
+      const entry = await drop(file);
+      addToStrip(entry, true);
+      if (isFirst) await openImage(entry.id);
       isFirst = false;
     } catch (error) {
-      tell({ files: [...troubles.files, error.message] });
+      showTroubles({ files: [...troubles.files, error.message] });
     }
   }
-  takings--;
+  drops--;
 }
 
-function bindPictures() {
+function bindImages() {
   const over = (isOver) => document.body.classList.toggle("over", isOver);
   addEventListener("dragover", (event) => { event.preventDefault(); over(true); });
   addEventListener("dragleave", (event) => { if (!event.relatedTarget) over(false); });
@@ -218,30 +228,78 @@ function bindPictures() {
     const files = [...(event.clipboardData?.files ?? [])];
     if (files.length) take(files);
   });
-  element("file").addEventListener("change", (event) => {
-    take([...event.target.files]);
-    event.target.value = "";
+  for (const input of document.querySelectorAll("input.file")) {
+    input.addEventListener("change", () => {
+      take([...input.files]);
+      input.value = "";
+    });
+  }
+  element("example").addEventListener("click", async () => {
+    try {
+      const entry = await fetchJson("example", { method: "POST" });
+      addToStrip(entry, true);
+      openImage(entry.id);
+    } catch (error) {
+      showTroubles({ answer: error.message });
+    }
   });
+  element("starters").addEventListener("change", (event) => { element("model").value = event.target.value; });
+}
+
+// ---- Models used before, and the page as a file
+
+const RECENT = "gradcam-models", MAX_RECENT = 8;
+const listRecent = () => (recall(RECENT) ?? "").split("\n").filter(Boolean);
+
+function addRecent(model) {
+  const names = [model, ...listRecent().filter((text) => text !== model)].slice(0, MAX_RECENT);
+  store(RECENT, names.join("\n"));
+  showRecent();
+}
+
+function showRecent() {
+  const list = element("models"), names = listRecent();
+  for (const option of [...list.children]) if (names.includes(option.value)) option.remove();
+  list.prepend(...names.map((value) => make("option", { value })));
+}
+
+async function savePage() {
+  try {
+    const response = await request("save", { method: "POST", body: JSON.stringify({ tab, ...makeQuestion({ picture: shown.wanted.image, edits, other: null }) }) });
+    if (!response.ok) throw new Error((await response.json()).error);
+    const link = make("a", { href: URL.createObjectURL(await response.blob()), download: `${image.name.replace(/\.[^.]*$/, "")}.html` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  } catch (error) {
+    showTroubles({ answer: error.message });
+  }
 }
 
 async function begin() {
   element("explorer").hidden = true;
-  bindPictures();
-  bindCover({ changed: change, ended: end, left: () => { if (isStale) explain(); } });
+  showRecent();
+  bindImages();
+  bindCover({ changed: change, ended: (applied) => edit((before) => [...before, ...applied]), left: () => { if (isStale) explain(); } });
   element("asking").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
   for (const id of ["model", "weights"]) element(id).addEventListener("change", () => { element("layer").value = ""; wanted = { ...wanted, first: null }; });
   for (const id of ["model", "weights", "layer", "method", "texts", "is-compared", "other-model", "other-weights"]) element(id).addEventListener("change", () => explain());
   element("undo").addEventListener("click", () => edit((before) => before.slice(0, -1)));
   element("restore").addEventListener("click", () => edit(() => []));
-  element("copy-second").addEventListener("click", () => copy("second-command", element("copy-second")));
-  follow = () => { drawSecond(); if (shown.found) sayBrushed(); };
-  element("things").addEventListener("click", () => { if (isStale) explain({ first: things.indices[state.a] }); });
+  element("cancel").addEventListener("click", () => aborter?.abort());
+  element("save-page").addEventListener("click", savePage);
+  element("copy-second").addEventListener("click", () => copy(element("second-command").textContent, element("copy-second")));
+  follow = () => { drawSecond(); if (shown.answer) showScores(); };
+  element("targets").addEventListener("click", () => { if (isStale) explain({ first: targets.indices[state.a] }); });
+  try { // Without the token in the address, it is in no history and no screenshot; a reload finds it here.
+    sessionStorage.setItem("gradcam-token", opened.token);
+    history.replaceState(null, "", `/${location.hash}`);
+  } catch { /* Without storage, the token stays in the address. */ }
   try {
-    for (const each of await fetchJson("strip")) addToStrip(each);
+    for (const entry of await fetchJson("strip")) addToStrip(entry);
   } catch (error) {
-    tell({ answer: error.message });
+    showTroubles({ answer: error.message });
   }
-  if (strip.size) openPicture(strip.keys().next().value);
+  if (buttons.size) openImage(buttons.keys().next().value);
 }
 
 begin();
