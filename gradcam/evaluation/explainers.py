@@ -1,4 +1,4 @@
-"""Methods and control maps as functions of a model, images and classes, so that an evaluation can vary all three."""
+"""Turn methods and control maps into functions of a model, images and classes. Evaluations can vary all three."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from gradcam.layers.find import unwrap
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
-CENTRE_DEVIATION = 0.25  # standard deviation of the central blob, as a share of the height and of the width
-RANDOM_MAP_CELLS = 7  # height and width of the noise before it is enlarged, as in most networks' last feature maps
+CENTRE_DEVIATION = 0.25  # The central blob has this standard deviation, times the image's height or width.
+RANDOM_MAP_CELLS = 7  # The noise has 7 x 7 cells before upsampling, like the last feature map of most CNNs.
 
 
 def run_explain(explain: ExplainFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
-    """Call the function with the model in evaluation mode, because custom functions often do not set the mode."""
+    """Call a function with the model in evaluation mode, because many custom functions do not set the mode."""
     with preserve_state(unwrap(model)):
         return explain(model, images, classes)
 
 
 @dataclass(frozen=True)
 class Explainer:
-    """Methods and control maps under the same conditions: one layer, one score, and heatmaps at the images' size.
+    """A set of methods and control maps that share the layer, the score and the size of the heatmaps.
 
     Parameters
     ----------
     names : sequence of str, Method or callable
-        Each is a key of `METHODS` or `CONTROLS`, a method, or a function with the signature that `check` describes.
+        Keys of `METHODS` or `CONTROLS`, methods, or custom functions as in `check`.
     layer : str, mapping of str to str, or None
         A dotted layer name, or a mapping from method to layer name; None if no method uses a layer.
     score : str, default "logit"
-        As in `targets.ClassTarget`. Methods with their own score keep it.
+        As in `targets.ClassTarget`. Methods with a fixed score ignore this parameter.
     activation : str, default "auto"
         How logits become probabilities, as in `targets.ClassTarget`.
     reshape : tuple, str or callable, default None
@@ -98,8 +98,7 @@ class Explainer:
         Raises
         ------
         GradcamError
-            As in `gradcam.compare`, and if a custom function fails. A custom function's `RuntimeError` is passed on
-            unchanged.
+            As in `gradcam.compare`. Also if a custom function fails, except with a `RuntimeError`, which is passed on.
         ImageError
             If a custom function does not return heatmaps of the images' size.
         """
@@ -143,7 +142,7 @@ class Explainer:
         return lambda model, images, classes: explainer.explain(model, images, classes[:, None])[name][:, 0]
 
     def _compare(self, model: nn.Module, images: Tensor, target: Any, methods: Sequence[Method]) -> dict[str, Tensor]:
-        # Methods without a layer run together with the methods of the first layer, to share forward passes.
+        # Methods without a layer run together with the methods of the first layer, to share the forward passes.
         by_layer: dict[str | None, list[Method]] = {}
         for method in sorted(methods, key=lambda method: method.place != "layer"):
             layer = self.layer.get(method.name) if isinstance(self.layer, Mapping) else self.layer
@@ -184,7 +183,7 @@ def make_centre(images: Tensor, seed: int = 0) -> Tensor:
 
 
 def make_random(images: Tensor, seed: int = 0) -> Tensor:
-    """Return noise on a coarse grid, enlarged by bicubic interpolation so that it is as smooth as a CAM."""
+    """Return noise on a coarse grid, upsampled by bicubic interpolation. The result is as smooth as a CAM."""
     shape, generator = (len(images), 1, RANDOM_MAP_CELLS, RANDOM_MAP_CELLS), make_generator(seed, "random map")
     noise = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images.device)
     enlarged = nn.functional.interpolate(noise, size=images.shape[2:], mode="bicubic", align_corners=False)
@@ -201,7 +200,7 @@ def make_edges(images: Tensor, seed: int = 0) -> Tensor:
 
 @dataclass
 class StepCounter:
-    """Counts finished steps, and reports them to the progress callback."""
+    """Counts finished steps, and reports the count to the progress callback."""
 
     progress: Progress | None
     total: int = 0

@@ -1,6 +1,6 @@
 """Sources of heatmaps to evaluate: CAM methods, custom functions, and control maps, which ignore the model."""
 
-# This module does not import torch, so that the command line can list its choices without delay.
+# The command line lists these methods in its help. This module does not import torch, because that takes seconds.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ExplainFunction = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
 
 @dataclass(frozen=True)
 class Control:
-    """A control map: a heatmap that explains nothing, made without the model.
+    """A control map: a heatmap that is computed without the model, to compare explanations with.
 
     Attributes
     ----------
@@ -32,7 +32,8 @@ class Control:
     summary : str
         A one-line description.
     function : str or callable
-        A function from images (N,C,H,W) and a seed to heatmaps (N,H,W). "module:name" is imported when first used.
+        A function from images (N,C,H,W) and a seed to heatmaps (N,H,W). A string "module:name" is imported on first
+        use.
 
     Examples
     --------
@@ -76,10 +77,10 @@ Explainable = Method | Control | CustomFunction
 
 
 def find_explainable(source: Any, *other_names: str) -> Explainable:
-    """Return a method or control map by name; wrap any other function in `CustomFunction`.
+    """Find a method or control map by name, or wrap a custom function in `CustomFunction`.
 
-    A name may also be `FILE.py:NAME`, or come from an installed package. Raise `GradcamError` if the name is unknown.
-    The message suggests similar names, including `other_names`.
+    A name may also be `FILE.py:NAME`, or an entry point of an installed package. Raise `GradcamError` if the name is
+    unknown. The message suggests similar names, including `other_names`.
     """
     name = source.strip() if isinstance(source, str) else ""
     if name.lower() in CONTROLS:

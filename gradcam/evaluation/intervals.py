@@ -1,14 +1,14 @@
 """Confidence intervals of means over images, and tests for significant differences between methods.
 
 The intervals were chosen by simulation (tests/evaluation/test_intervals.py). With 8 or more images, a 95 % interval
-contains the true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. With 8 exponentially
-distributed numbers, Student's t would reach only 89 cases, and BCa 86. There are two exceptions. If nearly all numbers
-are 0 or 1, the interval contains the true mean too often (98 cases). With 8 lognormal numbers (sigma 1), the interval
-contains the true mean too seldom (89 cases). Differences between methods are roughly symmetric, so Student's t is
-accurate for them.
+contains the true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. There are two exceptions. If
+nearly all numbers are 0 or 1, the interval contains the true mean too often (98 cases). With 8 lognormal numbers (sigma
+1), the interval contains the true mean too seldom (89 cases). Simpler intervals are worse: for 8 exponentially
+distributed numbers, Student's t reaches only 89 cases, and BCa only 86. Differences between methods are roughly
+symmetric. For such differences, Student's t is accurate.
 
-Mosaics share images, so the numbers of mosaics are correlated. The variance is therefore split into a part that comes
-from the images and a part that comes from the mosaics.
+If two mosaics share an image, their numbers are correlated. The variance is therefore split into a part that comes from
+the images and a part that comes from the mosaics.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gradcam.options import accept_old_parameters, argument_error
 CONFIDENCE = 0.95
 ROUNDING_LIMIT = 1e-6  # A smaller standard deviation or skewness counts as zero.
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadrature
-# With five images, no paired test can find a significant difference. With fewer than eight, the intervals of skewed
-# numbers contain the true mean too seldom.
+# With five images, no paired test can find a significant difference. With fewer than eight images, the intervals of
+# skewed numbers contain the true mean too seldom.
 MIN_IMAGES_FOR_INTERVAL, MIN_IMAGES_TO_COMPARE = 6, 8
-ImageGroups = Sequence[Sequence[Hashable]]  # the images that each number depends on
+ImageGroups = Sequence[Sequence[Hashable]]  # for each number, the images that the number depends on
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Interval:
     def excludes(self, value: float = 0.0) -> bool:
         """Return whether a value is outside the interval.
 
-        A difference whose interval excludes zero is significant. With too few images, the interval excludes nothing.
+        If the interval of a difference excludes zero, the difference is significant. With too few images, the interval
+        is infinite and excludes no value.
 
         Parameters
         ----------
@@ -106,20 +107,21 @@ class Interval:
 def mean_interval(values: Iterable[Any], *, level: float = CONFIDENCE, images: ImageGroups | None = None) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
-    Overlaps and probabilities have skewed distributions, and so do their means over few images. The interval is
-    therefore Student's t, corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such as hits,
-    Wilson's interval is used: 8 hits in 8 images give 0.68 to 1.
+    Metrics such as IoU and probabilities have skewed distributions. Means over few images are skewed as well. The
+    interval is therefore Student's t, corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such
+    as hits, the interval is Wilson's. For example, 8 hits in 8 images give 0.68 to 1.
 
     Parameters
     ----------
     values : iterable of float, array or Tensor (N,)
-        One number per image. None and NaN mean that an image has no number, and are left out.
+        One number per image. None and NaN are left out: such an image has no number.
     level : float, default 0.95
         The confidence level, between 0 and 1.
     images : sequence of sequences, default None
-        The images that each number depends on, if there are several, such as the four images of a mosaic. Numbers that
-        share images are correlated. A least-squares fit over all pairs of numbers therefore splits the variance into a
-        part that comes from the images and an individual part of each number, and the interval is Student's t.
+        For each number, the images that the number depends on, such as the four images of a mosaic. None means one
+        image per number. If numbers share images, the numbers are correlated. The variance is therefore split, by least
+        squares over all pairs of numbers, into a part that comes from the images and an individual part of each number.
+        The interval is then Student's t.
 
     Returns
     -------
@@ -165,7 +167,7 @@ def _to_interval(values: Sequence[float], level: float, images: ImageGroups | No
 
 
 def wilson_interval(share: float, n: int, z: float) -> tuple[float, float]:
-    """Return Wilson's interval (equation 1) for a share of n cases; z is a quantile of the normal distribution."""
+    """Return Wilson's confidence interval for a proportion `share` of n cases; z is a normal quantile."""
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half_width = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return max(0.0, centre - half_width), min(1.0, centre + half_width)
@@ -175,7 +177,7 @@ def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, fl
     """Return Hall's interval of a mean.
 
     Let W be the error of the mean, divided by the standard deviation of the numbers, and let g be the skewness of the
-    numbers. The cubic W + g W^2 / 3 + g^2 W^3 / 27 + g / 6n has nearly the distribution of Student's t divided by
+    numbers. The cubic W + g W^2 / 3 + g^2 W^3 / 27 + g / (6 n) is distributed nearly like Student's t divided by
     sqrt(n). The cubic is solved for W at both quantiles of t.
     """
     mean, n, deviations = float(numbers.mean()), len(numbers), numbers - numbers.mean()
@@ -237,10 +239,10 @@ def paired_difference(
 def find_distinguished_pairs(rows: Mapping[str, Sequence[Any]], images: ImageGroups | None) -> set[frozenset[str]]:
     """Return the pairs of methods whose means over the same images differ significantly.
 
-    The numbers that are tested also decide which method is the best. All pairs are therefore tested with Holm's
-    correction: if all methods are equally good, the probability that a method differs significantly from the best one
-    is at most 5 %. For pairs without the best method, the probability can be higher if the numbers of a method are
-    skewed and have a much larger spread. It is 20 % for eight methods with exponentially distributed numbers and
+    The best method is chosen by the same numbers that are tested. The tests of all pairs therefore have Holm's
+    correction. If all methods are equally good, some method differs significantly from the best method in at most 5 %
+    of cases. For pairs without the best method, this error can be more frequent if the numbers of a method are skewed
+    and have a much larger spread. The error rate is 20 % for eight methods with exponentially distributed numbers and
     spreads from 1 to 10.
     """
     p_values = {}
@@ -279,10 +281,10 @@ def _estimate_mean(values: Sequence[float], images: ImageGroups | None) -> tuple
 def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
     """Return the variance of the images' contributions and the variance of the individual parts, by least squares.
 
-    Each number is modelled as the sum of its images' contributions and an individual part. For a pair of numbers, let d
-    be half the count of images that only one number of the pair uses. Half of the squared difference of the pair then
-    has an expected value of d times the first variance, plus the second variance. A line fitted to all pairs gives both
-    variances.
+    The model: each number is the sum of its images' contributions and an individual part. For a pair of numbers, let d
+    be half the count of images that only one number of the pair uses. The expected value of half the squared difference
+    is then d times the first variance, plus the second variance. A line is fitted to all pairs: the slope is the first
+    variance, and the intercept is the second.
     """
     first, second = np.triu_indices(len(numbers), 1)
     squares = (numbers[first] - numbers[second]) ** 2 / 2
@@ -298,7 +300,7 @@ def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_t_quantile(level: float, freedom: int) -> float:
-    """Return the two-sided quantile of Student's t: |t| does not exceed this value with probability `level`."""
+    """Return the two-sided quantile q of Student's t: t lies between -q and q with probability `level`."""
     low, high = 0.0, 1.0
     while _find_t_probability(high, freedom) < level:
         high *= 2
@@ -309,7 +311,7 @@ def _find_t_quantile(level: float, freedom: int) -> float:
 
 
 def _find_t_probability(ratio: float, freedom: int) -> float:
-    """Return the probability that |t| does not exceed `ratio`, for Student's t.
+    """Return the probability that Student's t lies between -`ratio` and `ratio`.
 
     With the substitution t = sqrt(freedom) * tan(angle), the density is a power of the angle's cosine (Abramowitz and
     Stegun, Handbook of Mathematical Functions, 26.7.1).

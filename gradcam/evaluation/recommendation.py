@@ -36,12 +36,12 @@ from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
 
 DEFAULT_MOSAICS = 12
-SHORTLIST_SIZE = 5  # combinations per question for which ROAD is computed, in addition to the default
+SHORTLIST_SIZE = 5  # For each question, ROAD is computed for this many combinations and for the default.
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)  # fractions of the pixels that ROAD imputes
 ROAD_BATCH_SIZE = 4
 TOLERANCE = 1e-4  # Smaller differences count as zero.
-MAX_COARSE_LAYERS = 4  # candidates with the coarsest grid, counted from the end
-MAX_BLOCKS = 3  # blocks to consider in a model with a single grid size, such as a transformer
+MAX_COARSE_LAYERS = 4  # largest number of candidates with the coarsest grid, the last layers first
+MAX_BLOCKS = 3  # number of blocks to compare if all layers have the same grid size, as in a transformer
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ Objects = Mapping[str, Mapping[int, Any]]  # masks, bool (H,W), by image name an
 class Row:
     """The results of one combination: means over images, with intervals.
 
-    `order_behind` and `road_behind` are differences from the best combination. Values that were not computed are None.
+    `order_behind` and `road_behind` are differences: this combination minus the best. None marks uncomputed values.
     """
 
     combination: Combination
@@ -94,10 +94,10 @@ class Answer:
     measure : str
         The measure: "order" in mosaics, "road", or "objects".
     gain : Interval or None
-        The mean over images of leader minus default. The confidence level is 95 % for all combinations together,
-        because the leader was chosen among these. None if the default cannot be used.
+        The mean difference in `measure` over images, leader minus default. The confidence level is 95 % for all
+        combinations together, because the leader is the best of all. None if the default cannot be used.
     road_gain : Interval or None
-        The mean over images of the difference in ROAD, leader minus default, with a confidence level of 95 %.
+        The mean difference in ROAD over images, leader minus default. The confidence level is 95 %.
 
     Examples
     --------
@@ -147,14 +147,14 @@ class Recommendation:
     model : str
         The classifier's name.
     rows : tuple of Row
-        All combinations. The combinations with a ROAD score come first, sorted by ROAD. The rest are sorted by `order`.
+        All combinations. Combinations with a ROAD score come first, sorted by ROAD. The others are sorted by `order`.
         The highest values come first.
     single_object : Answer
         Where is the object? The measure is `objects` if there are enough annotations, otherwise ROAD.
     several_objects : Answer
         Which of several objects belongs to the class? The measure is `order` in mosaics.
     default : Row or None
-        The default combination; None if it cannot be used.
+        The default combination; None if the default cannot be used.
     images : tuple of str
         The names of the used images.
     mosaics : int
@@ -233,15 +233,15 @@ def recommend(
 
     *Which of several objects belongs to the class?* In mosaics of four images, `order` measures how often the heatmap
     is higher at a pixel of the class's image than at a pixel of the other images. *Where is the object?* In single
-    images, ROAD measures how much the marked pixels matter to the model. ROAD is computed for the five best
-    combinations of the first question. With annotations, `objects` replaces ROAD: it measures how often the heatmap is
-    higher at a pixel of the object than outside it. `mass` is reported but not used, because sharpening a heatmap
-    increases `mass`.
+    images, ROAD measures how much the model depends on the pixels with the highest heatmap values. ROAD is computed for
+    the five best combinations of the first question. With annotations, `objects` replaces ROAD. `objects` measures how
+    often the heatmap is higher on the object than outside the object. `mass` is reported but not used, because
+    sharpening a heatmap increases its mass in the class's image.
 
-    Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
-    layer, is therefore kept unless the leader is significantly better in a paired comparison. The test is at 5 %, with
-    Bonferroni's correction for all combinations. The default is also kept if the leader's ROAD is significantly lower,
-    or if there are fewer than 8 images. Combinations with the same heatmaps share their numbers.
+    The best of many combinations is best partly by chance. Another combination replaces the default (Grad-CAM of the
+    logit at the classifier's layer) only if it is significantly better in a paired test at 5 %, with Bonferroni's
+    correction for all combinations. The default is also kept if the other combination has a significantly lower ROAD,
+    or if there are fewer than 8 images. Combinations with equal heatmaps get equal numbers.
 
     Parameters
     ----------
@@ -256,9 +256,8 @@ def recommend(
     layers : sequence of str, default None
         Layer names. None selects the classifier's layer and a few deep layers that may be better.
     objects : mapping of str to mappings of int to Tensor or array (H,W), default None
-        Annotated objects: a mapping from image name to a mapping from class index to a bool mask. The mask covers the
-        part of the image that the model sees. An image is left out of this measure if no object in it belongs to its top
-        class.
+        Annotated objects: a mapping from image name to a mapping from class index to a bool mask. The mask has the
+        height and width of the preprocessed image. `objects` leaves out images without an object of their top class.
     mosaics : int, default 12
         The largest number of mosaics.
     min_probability : float, default 0.5
@@ -297,7 +296,7 @@ def recommend(
     default = Combination("gradcam", "logit", resolve_layer_names(model, [classifier.layer])[0])
     layer_names = None if layers is None else resolve_layer_names(model, layers)
     names = list_single_pass_methods() if methods is None else methods
-    combine(names, scores, [default.layer])  # Raise for wrong arguments before the computation starts.
+    combine(names, scores, [default.layer])  # Invalid arguments raise an error before the computation starts.
     tiles = to_tiles(classifier, images, least=min_probability)
     mosaic_list = arrange_tiles(model, tiles, limit=mosaics, seed=seed)
     candidates = layer_names or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
@@ -310,9 +309,9 @@ def recommend(
 
 
 def decide(benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects) -> Recommendation:
-    """Return the best combinations for a single object and for several objects; the first combination is the default.
+    """Measure combinations, and recommend one for each question; the first combination is the default.
 
-    Raises `LayerError` if no combination has a heatmap.
+    Raise `LayerError` if no combination has a heatmap.
     """
     default, left_out = combinations[0], benchmark.explainer.left_out
     scores = benchmark.score_mosaics(combinations)
@@ -360,7 +359,7 @@ def list_single_pass_methods() -> list[str]:
 
 
 def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequence[str]) -> list[Combination]:
-    """List all combinations. Raise `GradcamError` for unknown methods and scores, or methods without a target layer."""
+    """List all combinations. Raise `GradcamError` for unknown names, and for methods without a target layer."""
     resolved = find_methods(methods)
     for method in resolved:
         if method.place != "layer":
@@ -384,8 +383,8 @@ class CombinationExplainer:
     def explain(self, images: Tensor, classes: Tensor, combinations: Iterable[Combination]) -> Maps:
         """Yield the heatmaps (N,K,H,W) in [0,1] of each combination, for images (N,C,H,W) and classes (N,K).
 
-        Each score has its own pass, and only the heatmaps of one pass are in memory. A heatmap is blank if the gradient
-        at its layer is exactly zero. A combination without a heatmap is added to `left_out`, and later calls skip it.
+        Each score has a separate pass, so that only the heatmaps of one pass are in memory. If the gradient at a layer
+        is exactly zero, the heatmap is blank. If a combination fails, it is added to `left_out`, and not tried again.
         """
         requested = [combo for combo in combinations if combo not in self.left_out]
         for score in SCORES:
@@ -399,11 +398,11 @@ class CombinationExplainer:
         target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GradcamWarning)  # The measurements make warnings unnecessary.
+                warnings.simplefilter("ignore", GradcamWarning)  # Low scores already show unsuitable combinations.
                 model, reshape = self.classifier.model, self.reshape
                 explanations = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:
-            if len(requested) > 1:  # Retry one by one, to find the cause.
+            if len(requested) > 1:  # Run each combination alone, to find the combinations that fail.
                 for combo in requested:
                     yield from self._explain(images, classes, score, [combo])
             elif isinstance(error, BlindLayerError):
@@ -454,7 +453,7 @@ class Benchmark:
         return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
     def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
-        """Return `order` on the objects, NaN for images without an object; {} if too few images have objects."""
+        """Return `order` for the annotated objects, NaN for images without one; {} if too few images have objects."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
         if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_TO_COMPARE:
             return {}
@@ -493,7 +492,7 @@ def subtract(values: Tensor, reference: Tensor, *, level: float = CONFIDENCE) ->
 
 
 def find_first_equal(scores: MosaicScores) -> dict[Combination, Combination]:
-    """Map each combination to the first one with equal results, because several methods can give equal heatmaps."""
+    """Map each combination to the first combination with equal results. Several methods can give equal heatmaps."""
     first_of: dict[Combination, Combination] = {}
     numbers = {key: torch.cat([scores.order[key], scores.mass[key], scores.hits[key]]) for key in scores.order}
     for key, values in numbers.items():
@@ -508,12 +507,12 @@ def find_best(values: Values, default: Combination) -> Combination:
 
 
 def list_best(values: Values) -> list[Combination]:
-    """Return the combinations with the highest means, the highest first."""
+    """Return up to five combinations with the highest means, the highest first."""
     return sorted(values, key=lambda key: -float(values[key].nanmean()))[:SHORTLIST_SIZE]
 
 
 def to_rows(scores: MosaicScores, objects: Values, roads: Values) -> list[Row]:
-    """Return the rows of all combinations: first those with ROAD, sorted by ROAD, then the others, sorted by order."""
+    """Return one row per combination: first the rows with ROAD, sorted by ROAD, then the others, sorted by `order`."""
     best_by_order = max(scores.order, key=lambda key: float(scores.order[key].mean()))
     best_by_road = max(roads, key=lambda key: float(roads[key].mean()), default=best_by_order)
 
@@ -539,12 +538,12 @@ def to_rows(scores: MosaicScores, objects: Values, roads: Values) -> list[Row]:
 def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     """List up to seven layers: `default`, then candidates whose heatmaps may be better.
 
-    The layers are sorted by the order in which they finish in a pass of `image` (1,C,H,W). The candidates are:
-    - with the coarsest grid, the last four layers outside of branches (children of the model or of an `nn.Sequential`),
-      but none in the first quarter of the layers: for example the last block, or a ReLU with its norm and convolution;
-    - with the next finer grid, the last of the least nested layers: a whole block, not a part of a block;
+    "Last" refers to the order in which the layers return in a forward pass of `image` (1,C,H,W). The candidates are:
+    - with the coarsest grid, the last four layers outside branches (children of the model or of an `nn.Sequential`).
+      Layers in the first quarter of the model are left out. Example: the last block, or a ReLU, norm and convolution;
+    - with the next finer grid, the least nested layer (a block rather than its parts), the last if there are several;
     - in a model with a single grid size, such as a transformer, the counterparts of `default` in two earlier blocks.
-    If a block returns the output of its last part, only the block is listed. Raise `LayerError` if the default is
+    If a block returns the output of its last part, only the block is listed. Raise `LayerError` if `default` is
     unknown, or if no layer has a grid.
     """
     model = unwrap(model)
@@ -579,7 +578,7 @@ def resolve_layer_names(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def _list_by_finish(model: nn.Module, image: Tensor) -> list[str]:
-    """List layers in the order in which they finish. A block that returns its last part's output replaces that part."""
+    """List layers in the order in which they return. A block that returns its last part's output replaces the part."""
     names = {module: name for name, module in model.named_modules() if name}
     order: list[str] = []
     last_output: Tensor | None = None

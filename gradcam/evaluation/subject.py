@@ -21,7 +21,7 @@ from gradcam.options import check_count
 from gradcam.targets.classes import check_classes
 
 BASELINES = ("blur", "mean", "zero")
-BLUR_RADIUS_PIXELS = 5  # for an image whose shorter side is `BLUR_IMAGE_PIXELS`, as in RISE's code
+BLUR_RADIUS_PIXELS = 5  # radius for images with a shorter side of `BLUR_IMAGE_PIXELS`, as in RISE's code
 BLUR_IMAGE_PIXELS = 224
 TRUNCATE_DEVIATIONS = 4  # The Gaussian is cut off at this many standard deviations, as in SciPy.
 # Batches are smaller on a CPU, because the activations of larger batches do not fit in its caches.
@@ -46,7 +46,7 @@ class Subject:
     activation : str, default "auto"
         How logits become probabilities, as in `targets.ClassTarget`.
     batch_size : int, default None
-        Batch size; None chooses one that suits the image size. If memory runs out, the batch size is halved.
+        Batch size; None chooses a batch size that suits the image size. If memory runs out, the batch size is halved.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class Subject:
         return self._baselines[kind]
 
     def baseline_probabilities(self, kind: str) -> Tensor:
-        """Return the probability of each image's class for the baseline. The probabilities are computed only once.
+        """Return the probability of each image's class for the image's baseline, computed only once.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class Subject:
         return _require_finite(torch.cat(parts or [self.probabilities[:0]])).reshape(-1, len(self.images))
 
     def _run(self, variants: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the probabilities of all classes, batch by batch. A batch may contain rows of several variants."""
+        """Yield the probabilities of all classes, batch by batch. A batch may contain images of several variants."""
 
         def iterate_rows() -> Iterator[Tensor]:
             for variant in variants:
@@ -226,7 +226,7 @@ def _require_finite(probabilities: Tensor) -> Tensor:
 
 
 def describe_tensor(value: Any, *kinds: Any) -> str:
-    """Describe a value for a message: dtype and shape of an instance of `kinds` (default Tensor), or a short text."""
+    """Return the dtype and shape of an instance of `kinds` (default Tensor), for a message; else a short text."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
@@ -235,10 +235,10 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
 
     "blur" is the blurred image. If the shorter side has 224 pixels, the kernel equals the kernel in RISE's code
     (Petsiuk et al., BMVC 2018). RISE applies `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, to an
-    11x11 array with a single non-zero pixel. This filter mirrors the parts of the Gaussian that lie outside the array
-    back into the array, so the kernel is nearly a box filter. For other image sizes, the kernel size is proportional to
-    the shorter side, and at least 3 x 3. The image is padded with zeros, as in RISE's code. "mean" is each image's mean
-    per channel. "zero" is zero, which after the usual preprocessing is the mean colour of the training images, or grey.
+    11x11 array with a single non-zero pixel. SciPy reflects the tails of the Gaussian at the array's edges, so the
+    kernel is nearly a box filter. For other image sizes, the kernel size is proportional to the shorter side, and at
+    least 3 x 3. The image is padded with zeros, as in RISE's code. "mean" is each image's mean per channel. "zero" is 0.
+    After the usual normalisation, 0 is the mean colour of the training images, or grey.
     """
     if not isinstance(kind, str) or kind not in BASELINES:
         offers = find_similar_names(kind, BASELINES) if isinstance(kind, str) else []
@@ -264,7 +264,7 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
 
 
 def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
-    """Return heatmaps as float32 (N,H,W) on `device`, with values of any sign and scale.
+    """Validate heatmaps and convert to float32 (N,H,W) on `device`. Values may have any sign and scale.
 
     Valid inputs are tensors and arrays (N,H,W) or (N,1,H,W), and an `Explanation` of one class. `size` is the required
     shape (N,H,W); None allows any size. Raise `ImageError` for other shapes, and for NaN and infinite values.
@@ -289,7 +289,7 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
 
 
 def to_tensor(values: Any) -> Tensor:
-    """Return a detached tensor. Arrays and nested sequences go to the CPU, whatever PyTorch's default device is."""
+    """Return a detached tensor. Arrays and nested sequences go to the CPU, not to PyTorch's default device."""
     return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
 
 
@@ -301,7 +301,7 @@ def scale_to_unit(heatmaps: Tensor) -> Tensor:
 
 
 def make_generator(seed: int, *names: object) -> torch.Generator:
-    """Return a generator for one seed and one purpose, on the CPU, so that all devices get the same random numbers."""
+    """Return a CPU generator for one seed and one purpose. All devices then get the same random numbers."""
     return torch.Generator("cpu").manual_seed(derive_seed(seed, *names))
 
 
@@ -314,8 +314,8 @@ def derive_seed(seed: int, *names: object) -> int:
 def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
     """Return the rank of each pixel in heatmaps (N,H,W), int64 (N,H,W); 0 is the most relevant pixel.
 
-    Pixels of equal value are in a random order that depends only on the seed. In row order, a constant heatmap would
-    mark the top of the image.
+    Pixels of equal value are in a random order that depends only on the seed. Otherwise, a constant heatmap would rank
+    the top rows of the image first.
     """
     values = heatmaps.flatten(1)
     generator = make_generator(seed, "ties")

@@ -115,12 +115,12 @@ class Annotations:
         index : int, default None
             The class. Class-agnostic objects count for every class. None selects the objects of all classes.
         image_size : (int, int), default None
-            Height and width of the upright image. If you give them, an annotation of a different size raises an error.
+            Height and width of the upright image. If given, an annotation of a different size raises an error.
 
         Returns
         -------
         Truth or None
-            The objects; None if the model sees none of them.
+            The objects; None if the model sees no object of the class.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class Annotations:
         Returns
         -------
         list of int
-            The class indices; class-agnostic objects have none.
+            The class indices. Class-agnostic objects are left out.
 
         Raises
         ------
@@ -177,7 +177,7 @@ def read_annotations(
           optionally class (or label, target). Other columns are ignored. An object without a class is class-agnostic:
           it counts for every explained class.
         - A folder of label masks, each named like its image, with any image suffix. Masks contain palette indices or grey
-          integers. 0 is background. 255 is ignored, unless it has a class or is the only value besides 0. Each
+          integers. 0 is background. 255 is ignored, unless 255 has a class or is the only value besides 0. Each
           remaining value is a class-agnostic object. A ``classes.csv`` in the folder, with the columns value and class,
           assigns classes to values.
         - A ``.json`` file of COCO instances. A category is matched with the class of the same name. Categories that are
@@ -186,7 +186,7 @@ def read_annotations(
 
     names : iterable of str or path
         All images to evaluate. The annotations may use longer or shorter paths: two paths match if the longer path ends
-        in the shorter path. Masks and COCO images that match none of these images are left out.
+        in the shorter path. Masks and COCO images that do not match a name are left out.
     find_class : callable
         A function that takes a label, or an index written in digits, and returns the class index, such as
         `Classifier.find_class`.
@@ -199,8 +199,8 @@ def read_annotations(
     Raises
     ------
     InputError
-        If the path is none of these, if a file is broken, if a name is duplicate or ambiguous, or if no annotation
-        remains. For a table, also if an image is not in `names` or a class is unknown.
+        If the format of the path is unknown, if a file is broken, if a name is duplicate or ambiguous, or if no
+        annotation remains. For a table, also if an image is not in `names` or a class is unknown.
 
     Examples
     --------

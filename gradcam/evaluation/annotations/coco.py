@@ -23,10 +23,10 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
     """Read the objects of a COCO instances file.
 
     A category is matched with the class of the same name. Categories without a class are left out, because most models
-    do not have COCO's 80 classes. Images that are not evaluated and crowd annotations are left out as well. An object
-    is read from its `segmentation` (polygons, or RLE with or without compression). An object without a `segmentation`
-    is read from its `bbox`. Raise `InputError` if the file is invalid, or if no object remains. The message names the
-    annotation.
+    do not have COCO's 80 classes. Crowd annotations, and images that are not evaluated, are left out as well. An object
+    is read from its `segmentation` (polygons, or RLE with or without compression). If there is no `segmentation`, the
+    object is read from its `bbox`. Raise `InputError` if the file is invalid, or if no object remains. The message
+    names the annotation.
     """
     content = _load(path)
     images = _by_id(path, "images", content)
@@ -137,8 +137,8 @@ def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
     """Return a mask (H,W) of the pixels whose centres are inside a polygon.
 
     Each polygon is a list x, y, x, y, ... in pixels. A pixel is inside if an odd number of edges lies to the left of
-    its centre. pycocotools draws polygons on a grid that is five times as fine, so its masks differ by a few pixels
-    along the outline.
+    its centre (even-odd rule). The masks differ from the masks of pycocotools by a few pixels along the outline, because
+    pycocotools draws polygons on a grid that is five times as fine.
     """
     rows, columns = size
     mask = np.zeros(size, dtype=bool)
@@ -156,7 +156,7 @@ def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
 
 
 def fill_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
-    """Return the mask (H,W) of an RLE, in which background and object runs alternate, column by column.
+    """Return the mask (H,W) of a run-length encoding. Runs of background and object alternate, column by column.
 
     Raise `ValueError` if the runs do not fill the image.
     """
@@ -170,8 +170,8 @@ def fill_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
 def unpack_runs(text: str) -> list[int]:
     """Return the runs of COCO's compressed RLE; raise `ValueError` if the text is invalid.
 
-    Each character holds five bits, the lowest bits first. From the fourth run onwards, the text holds the difference
-    from the run two positions earlier.
+    Each character holds five bits of a number, the lowest bits first. The first three numbers are runs. Each further
+    number is the difference from the run two positions earlier.
     """
     counts: list[int] = []
     value = shift = 0

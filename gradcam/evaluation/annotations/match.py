@@ -16,12 +16,12 @@ from gradcam.images.read import Region, crop
 Mask = NDArray[np.bool_]
 Box = tuple[float, float, float, float]  # left, top, right, bottom: positions of edges, in pixels
 PathParts = tuple[str, ...]
-MAX_OVERHANG_PIXELS = 1.0  # A box may exceed its image by this much, because some tools round, and some count from 1.
+MAX_OVERHANG_PIXELS = 1.0  # Some tools round coordinates or count from 1, so a box may exceed its image by this much.
 
 
 @dataclass(frozen=True)
 class ModelView:
-    """The part of an image that the model sees: `region`, resized to `size`. `image_size` is (H,W) if it is known."""
+    """The part of an image that the model sees: `region`, resized to `size`. `image_size` is (H,W); None if unknown."""
 
     region: Region
     size: tuple[int, int]
@@ -46,8 +46,8 @@ class AnnotatedObject:
     def project(self, view: ModelView) -> tuple[Mask, Box] | None:
         """Return the object's mask and box in the model's input; None if the model sees no part of the object.
 
-        Raise `InputError` if the box is not inside the image, or if the mask or `image_size` has a different size from
-        the image.
+        Raise `InputError` if the box is not inside the image, or if the size of the mask, or `image_size`, differs from
+        the image's size.
         """
         self._check_size(self.image_size, view)
         if self.draw is not None:
@@ -93,8 +93,8 @@ def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:
 def project_mask(mask: Mask, view: ModelView) -> tuple[Mask, Box] | None:
     """Return the mask in the model's input, and the box around its visible part; None if no part is visible.
 
-    The mask is sampled at the centre of each input pixel. If the object contains no centre, the mask marks the pixels
-    that the object touches.
+    The mask is sampled at the centres of the input's pixels. If the object contains no such centre, the returned mask
+    marks the pixels that the object touches.
     """
     (_, _, height, width), (rows, columns) = view.region, view.size
     visible = crop(mask, view.region)
@@ -111,9 +111,9 @@ def project_mask(mask: Mask, view: ModelView) -> tuple[Mask, Box] | None:
 
 
 def _cover(start: float, end: float, length: int) -> Mask:
-    """Return a mask of the pixels whose centres are between `start` and `end`.
+    """Return a mask of the pixels with a centre between `start` and `end`.
 
-    If the interval contains no centre, the mask marks the pixels that the interval touches.
+    If no centre is in this interval, the mask marks the pixels that the interval touches.
     """
     pixels = np.arange(length)
     inside = (pixels + 0.5 >= start) & (pixels + 0.5 < end)

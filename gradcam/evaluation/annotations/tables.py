@@ -17,13 +17,13 @@ from gradcam.images.read import read_label_mask
 from gradcam.sources.folders import has_image_suffix, walk_folder
 from gradcam.sources.list_files import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
-XYWH = ("x", "y", "width", "height")  # All four are required, because width and height alone may be the image's.
+XYWH = ("x", "y", "width", "height")  # Without x and y, width and height may be the size of the image.
 BOX_KINDS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"), XYWH)
 CLASS_FILE = "classes.csv"
 IGNORED_VALUE = 255  # the value of the outlines in PASCAL VOC masks
 
 FindClass = Callable[[str], int]  # takes a label, or an index written in digits
-Columns = tuple[int, list[int], bool, int | None]  # (image column, box columns, True if these are XYWH, class column)
+Columns = tuple[int, list[int], bool, int | None]  # (image column, box columns, True for XYWH columns, class column)
 
 
 def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> Mapping[str, Sequence[AnnotatedObject]]:
@@ -118,12 +118,12 @@ def check_box(location: str, box: Box) -> Box:
 def find_masks(
     folder: str, image_names: ImageNames, find_class: FindClass
 ) -> tuple[Mapping[str, Callable[[], Sequence[AnnotatedObject]]], int]:
-    """Find the masks in a folder and its subfolders, as `read_annotations` describes them.
+    """Find the masks in a folder and its subfolders. `read_annotations` describes the format.
 
-    Return one function per image, which reads the objects from the image's mask, and the number of masks that are left
-    out. Masks of images that are not evaluated are left out, because the folder often contains the masks of a complete
-    data set. A mask has the name of its image, with any image suffix: `cats/a.png` for `cats/a.jpg`. Raise `InputError`
-    if no mask remains, if an image has two masks, or if `classes.csv` is invalid.
+    Return a mapping and the number of masks that are left out. For each image, the mapping has a function that reads the
+    objects from the mask. Masks of images that are not evaluated are left out, because the folder often contains the
+    masks of a complete data set. A mask has the name of its image, with any image suffix: `cats/a.png` for `cats/a.jpg`.
+    Raise `InputError` if no mask remains, if an image has two masks, or if `classes.csv` is invalid.
     """
     paths: dict[str, str] = {}
     left_out = 0
@@ -147,7 +147,7 @@ def find_masks(
 def _read_mask(path: str, classes: Mapping[int, int] | None) -> Sequence[AnnotatedObject]:
     """Return the objects of a mask, one per value. Raise `InputError` if the mask cannot be read.
 
-    `classes` is None if the folder has no `classes.csv`. 0 is background. 255 is ignored, unless it has a class or is
+    `classes` is None if the folder has no `classes.csv`. 0 is background. 255 is ignored, unless 255 has a class or is
     the only value besides 0, as in a black and white mask.
     """
     try:

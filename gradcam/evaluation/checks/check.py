@@ -59,17 +59,17 @@ from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
 RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers
-RANDOM_CLASSES = 3  # in addition to the rival class
+RANDOM_CLASSES = 3  # number of random classes to compare, in addition to the rival class
 NOISE_SAMPLES = 4
 LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
-MIN_EVIDENCE = 0.2  # smallest drop in probability if pixels are covered; smallest share of the evidence
-MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # smallest lead over chance (1 / classes) of a recognised class
+MIN_EVIDENCE = 0.2  # A smaller drop in probability, or a smaller share of the evidence, is inconclusive.
+MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # A recognised class exceeds chance (1 / classes) by at least this much.
 RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine others in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
 RANDOM_POSITIONS = 19  # By chance, the original position is the best of twenty in one of twenty cases.
 SIGNIFICANCE_LEVEL = 0.05
-# The terms count the heatmaps of the image, noisy images, other classes, other weights, another image, the grid, five
+# One term for each kind of heatmap: the image, noisy images, other classes, other weights, another image, the grid, five
 # views, and the control maps.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
@@ -90,23 +90,23 @@ def check(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Test whether a heatmap can be trusted, and compare it with control maps that explain nothing.
+    """Test whether a heatmap can be trusted, and compare the heatmap with control maps that do not explain the class.
 
     - stability: does the heatmap stay the same under a little noise?
     - classes: does the heatmap differ between classes? The test fails if a little noise changes the heatmap as much as
-      three random classes do.
+      a different class does, for each of three random classes.
     - randomisation: does the heatmap change when the weights are re-initialised (a sanity check)? The test fails if a
       little noise changes the heatmap as much as new weights do.
     - placement: does the heatmap follow the image? The image is placed in each cell of a 2 x 2 grid with three other
-      images, and the heatmap has to mark that cell. The value is the area under the ROC curve.
-    - covering: do the marked pixels matter for the class? The value is the share of the class's evidence on these
-      pixels. Evidence is the difference in log-odds between the image with only these pixels and the image without
-      these pixels. Missing pixels are filled in four ways: mean colour, blur, another image, inpainting.
+      images, and the heatmap has to mark the image's cell. The value is the area under the ROC curve.
+    - covering: do the marked pixels matter for the class? The value is the share of the class's evidence on the marked
+      pixels. Evidence is the difference in log-odds between the image with only the marked pixels and the image without
+      the marked pixels. Missing pixels are filled in four ways: mean colour, blur, another image, inpainting.
 
     There are eight control maps. Two are copies of the heatmap, mirrored and shifted. Three explain something else: a
     different image, the rival class (the most probable of the other classes), or a network with random weights. Three
-    are made without the model: noise with the heatmap's spectrum, a central blob, and the image's edges. To pass, the
-    heatmap must be distinguished from every control map except the heatmap of the rival class. That heatmap may be the
+    are computed without the model: noise with the heatmap's spectrum, a central blob, and the image's edges. To pass,
+    the heatmap must be distinguished from every control map except the rival's heatmap. The rival's heatmap may be the
     same, because similar classes can depend on the same pixels. All numbers are measured on this image and this model.
 
     The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
@@ -134,7 +134,7 @@ def check(
     score : str, default "logit"
         As in `targets.ClassTarget`. Custom functions ignore the score.
     reshape : tuple, str or callable, default None
-        As in `gradcam.explain`. Custom functions ignore it.
+        As in `gradcam.explain`. Custom functions ignore this parameter.
     other_images : sequence of images, default ()
         Three or more comparison images. The tests use the three images with the lowest probability of the class. If you
         pass fewer than three images, the package's five photographs replace them.
@@ -146,8 +146,8 @@ def check(
     Returns
     -------
     Verdict
-        Its `outcome` is "passed", "undecided" or "failed"; `distinguished_from` names the control maps that
-        the heatmap beats.
+        The results. `outcome` is "passed", "undecided" or "failed". `distinguished_from` names the control maps that the
+        heatmap beats.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def check(
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
-    ClassTarget(score=score)  # An unknown score raises an error that lists the valid ones.
+    ClassTarget(score=score)  # An unknown score raises an error that lists the valid scores.
     prepared = classifier.prepare(image)
     comparison_images = other_images if len(other_images) >= CELLS - 1 else read_bundled_images()
     requested_target = target
@@ -221,7 +221,7 @@ def check(
 def _measure_preference(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
     """Return a class's probability for the first image, minus its mean probability for three of the other images.
 
-    The three images are those with the lowest probability of the class. If `index` is None, the class is the top class
+    The three images with the lowest probability of the class are used. If `index` is None, the class is the top class
     of the first image.
     """
     probabilities = Subject(model, images, activation=activation).all_probabilities
@@ -245,8 +245,8 @@ class SanityChecks:
     """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
 
     `has_fixed_place` is True if the target has a fixed position in the image, such as a box. Such a target does not
-    exist in other images or in grids. The tests put their data into `artifacts`, and report in `notes` what could not
-    be compared.
+    exist in other images or in grids. The tests store their data in `artifacts`. `notes` report the control maps that
+    could not be compared.
     """
 
     subject: Subject
@@ -270,7 +270,7 @@ class SanityChecks:
         results = [self._test_stability(heatmap)]
         if too_little:
             limit = MAX_SAME_CORRELATION
-            # Every method returns rounding errors and noise here, so instability is not the method's fault.
+            # With too little evidence, all heatmaps are rounding errors and noise, so instability is not the method's fault.
             results = [replace(results[0], outcome="undecided") if results[0].outcome == "failed" else results[0]]
         for test in (self._test_classes, self._test_randomisation, self._test_other_image):
             if results[-1].outcome != "failed":
@@ -322,8 +322,9 @@ class SanityChecks:
     def _describe_untrained(self) -> str | None:
         """Return a sentence that says why the model appears to be untrained; None if it appears to be trained.
 
-        Re-initialised copies of an untrained model behave like the model. For its own top class, such a copy prefers
-        this image to the other images about as clearly as the model does for the explained class.
+        A model prefers this image if the class is more probable in this image than in the other images. A trained model
+        prefers the image more clearly than re-initialised copies of the model, which are measured on their own top class.
+        For an untrained model, some copies prefer the image at least as clearly.
         """
         subject = self.subject
         images = torch.cat([subject.images, self.other_images])
@@ -403,7 +404,7 @@ class SanityChecks:
         return [TestResult("randomisation", outcome, float(correlations.mean()), f"{reason}.")]
 
     def _test_other_image(self, heatmap: Tensor, limit: float) -> list[TestResult]:
-        """Fail the placement test early if another image has the same heatmap."""
+        """Return a failed placement test if another image has the same heatmap, otherwise an empty list."""
         if self.has_fixed_place:
             return []
         other_heatmap = self.compute_heatmaps(self._choose_other_images()[:1])
@@ -475,7 +476,7 @@ class SanityChecks:
         return _evaluate_covering(effect, controls, control_effects[len(maps) :]), tuple(controls)
 
     def _list_makers(self, grid: PlacementGrid, other_images: Tensor) -> dict[str, Callable[[], Tensor]]:
-        """Return the control maps that need the model, as functions that compute them."""
+        """Return the functions that compute the control maps that need the model, by name."""
 
         def explain_other_image() -> Tensor:
             return self.compute_heatmaps(resize(other_images[:1], grid.images.shape[2:])).expand(CELLS, -1, -1)
@@ -516,7 +517,7 @@ def _evaluate_placement(order: Tensor) -> TestResult:
 
 
 def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
-    # Similar classes may depend on the same pixels. So the test does not fail if only the rival's heatmap is better.
+    # If only the rival's heatmap is better, the test does not fail: similar classes may depend on the same pixels.
     strict_controls = [control for control in controls if control.name != RIVAL]
     best = max(strict_controls, key=lambda control: control.effect)
     reason = (

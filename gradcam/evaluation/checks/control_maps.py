@@ -1,4 +1,4 @@
-"""Control maps of a check: heatmaps that explain nothing, or something else. The checked heatmap has to beat them."""
+"""Control maps of a check: heatmaps that do not explain the class. The checked heatmap has to do better."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CONTROL_DESCRIPTIONS = {
     "centre": "a blob in the centre",
     "edges": "the image's edges",
 }
-MIN_ORDER_GAIN = 0.1  # smallest lead in the area under the ROC curve that counts as better
-MIN_EFFECT_GAIN = 0.2  # smallest lead in the share of the evidence that counts as better
+MIN_ORDER_GAIN = 0.1  # smallest difference in the area under the ROC curve that counts as better
+MIN_EFFECT_GAIN = 0.2  # smallest difference in the share of the evidence that counts as better
 
 
 @keep_old_names
@@ -45,9 +45,10 @@ class ControlMap:
     alike : float
         The rank correlation of the control map with the checked heatmap, from -1 to 1.
     is_distinguished : bool
-        True if the checked heatmap does better than the control map: by 0.1 in `order` or by 0.2 in `effect`.
+        True if the checked heatmap is better than the control map: by 0.1 in `order` or by 0.2 in `effect`.
     is_better : bool
-        True if the control map does better than the checked heatmap: by 0.2 in `effect`, and its `order` is not lower.
+        True if the control map is better than the checked heatmap: by 0.2 in `effect`, with an `order` that is not
+        lower.
     heatmap : Tensor (H,W)
         The control map of the first test image.
 
@@ -93,7 +94,7 @@ def make_control_maps(
 ) -> tuple[dict[str, Tensor], dict[str, Exception]]:
     """Return the control maps (4,H,W) for heatmaps of images (4,C,H,W), and the exceptions of failed makers, by name.
 
-    `makers` compute the control maps that need the model. One failure does not prevent the other comparisons.
+    `makers` compute the control maps that need the model. If a maker fails, the other control maps are still returned.
     """
     controls = {
         "mirrored": heatmaps.flip(2),

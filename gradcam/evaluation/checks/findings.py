@@ -42,7 +42,7 @@ class TestResult:
 
 @dataclass(frozen=True, eq=False)
 class CheckArtifacts:
-    """The data behind a verdict. Fields of tests that did not run are None or empty.
+    """The data that the tests of a verdict compared. Fields of tests that did not run are None or empty.
 
     `noisy_maps` (S,H,W) are heatmaps of noisy images. `noisy_correlations` (S,) are the rank correlations of
     `noisy_maps` with `heatmap`. `rivals` are the rival class and random classes, and `rival_names` are their names.

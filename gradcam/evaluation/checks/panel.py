@@ -42,7 +42,7 @@ class PanelData:
 
 
 def draw_verdict(data: PanelData, outcome: Outcome, title: str, summary: str, *, height: int) -> Pixels:
-    """Draw a panel with cells of this height; raise `ImageError` if the height is not a number of pixels."""
+    """Draw a panel with images of a height in pixels. Raise `ImageError` if the height is invalid."""
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     image = scale_to_height(data.image, height)
     width = max(MIN_WIDTH_PIXELS, COLUMNS * (image.shape[1] + GAP_PIXELS) - GAP_PIXELS)
@@ -69,7 +69,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
     compared: Iterable[tuple[Tensor, Tensor, str]] = ()
     if test.name == "stability":
         if artifacts.uncertainty is not None:
-            # The largest possible deviation has the colour of a heatmap's maximum.
+            # The largest possible deviation is drawn in the colour of a heatmap's maximum.
             deviations = (artifacts.uncertainty / MAX_DEVIATION).clamp(0, 1)
             yield overlay(image, deviations, region=(0, 0, *image.shape[:2])), "uncertainty"
         compared = zip(artifacts.noisy_maps, artifacts.noisy_correlations, repeat("with noise"))
@@ -83,7 +83,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
 
 
 def to_pixels(image: Tensor, height: int) -> Pixels:
-    """Return a preprocessed image (C,H,W) as RGB pixels of this height; stretch its values from black to white."""
+    """Return a preprocessed image (C,H,W) as RGB pixels, resized to `height`. Values are stretched to [0,255]."""
     values = image.detach().float().cpu()
     values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # RGB, or grey
     low, high = values.amin(), values.amax()

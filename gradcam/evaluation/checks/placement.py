@@ -1,7 +1,7 @@
 """Test images of a check: the image in each cell of a 2 x 2 grid with three other images, or the image alone.
 
 In a grid, the evidence for the class is known to lie in the cell that contains the image. The four cells are exchangeable:
-a heatmap that ignores the image marks each of them equally often. All measurements use the checked model only.
+a heatmap that ignores the image marks each cell equally often. All measurements use the checked model only.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CELLS = 4
 MIN_CELL_PIXELS = 8  # height and width of the smallest cell
 GRID_SHARES = (1 / CELLS,) * CELLS  # Masks in a grid have the size of a cell.
 SINGLE_IMAGE_SHARES = (0.1, 0.2, 0.35, 0.5)
-BLUR_CELLS = 8  # height and width to which an image is reduced for the blurred filling
+BLUR_CELLS = 8  # For the blurred filling, an image is first reduced to this height and width.
 INPAINT_RADIUS_PIXELS = 3
-EPSILON = 1e-6  # Probabilities are clamped to [EPSILON, 1 - EPSILON]. Scores that are this close count as equal.
+EPSILON = 1e-6  # Probabilities are clamped to [EPSILON, 1 - EPSILON]. Scores that differ by less count as equal.
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +54,10 @@ class PlacementGrid:
         """Return the evidence (M,4) on each of M masks, bool (4,H,W), in each test image.
 
         Evidence is the difference in the class's log-odds between the image with only the marked pixels and the image
-        without them.
+        without the marked pixels.
         """
         variants = itertools.chain.from_iterable(self.cover(mask) for mask in masks)
-        # Log-odds do not saturate near 0 and 1, as probabilities do.
+        # Probabilities saturate near 0 and 1. Log-odds do not.
         log_odds = torch.logit(self.subject.score(variants).cpu().double(), eps=EPSILON)
         only_marked, without_marked = log_odds.unflatten(0, (-1, 2)).unbind(1)
         return only_marked - without_marked
@@ -68,7 +68,7 @@ class PlacementGrid:
         return torch.stack([rank < count_pixels(share, pixels) for rank, share in zip(ranks, self.shares)])
 
     def order(self, heatmaps: Tensor) -> Tensor:
-        """Return (4,4): the area under the ROC curve of heatmap i as a detector of cell j; chance is 1/2."""
+        """Return the area under the ROC curve (4,4) of heatmap i as a detector of cell j; chance is 1/2."""
         return torch.stack([measure_order(heatmaps, cell.expand_as(heatmaps)) for cell in self.cells], 1)
 
     def mean_order(self, heatmaps: Tensor) -> float | None:
@@ -76,7 +76,7 @@ class PlacementGrid:
         return None if self.is_alone else float(measure_order(heatmaps, self.cells).mean())
 
     def cover(self, marked: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images with only the marked pixels, and the images without them; missing pixels are filled in."""
+        """Return the images with only the marked pixels, then without the marked pixels; fill in missing pixels."""
         variants = []
         for holes in (~marked, marked):
             filled = [fill(image, hole, self.patch) for fill, image, hole in zip(FILLINGS, self.images, holes)]
@@ -85,7 +85,7 @@ class PlacementGrid:
 
 
 def compute_placement_chance(order: Tensor) -> float:
-    """Return the probability of this score, or a better score, for a heatmap that ignores the image.
+    """Return the probability that a heatmap that ignores the image reaches this score (a permutation test).
 
     `order` (4,4) is the result of `PlacementGrid.order`. If a heatmap ignores the image, the four positions are
     exchangeable. The result is therefore the share of the 24 permutations of positions that score at least as well as
@@ -121,7 +121,7 @@ def fill_inpainted(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
     span = (high - low).clamp(min=1e-12)
     bytes_ = ((image.float() - low) / span * 255).round().to("cpu", torch.uint8).numpy()
     mask = hole.to("cpu", torch.uint8).numpy()
-    # OpenCV inpaints images of one or three channels.
+    # OpenCV inpaints only images of one or three channels.
     parts = [np.moveaxis(part, 0, 2).copy() for part in ([bytes_] if len(bytes_) == 3 else bytes_[:, None])]
     inpainted = [cv2.inpaint(part, mask, INPAINT_RADIUS_PIXELS, cv2.INPAINT_NS) for part in parts]
     filled = np.concatenate([np.atleast_3d(part).transpose(2, 0, 1) for part in inpainted])
@@ -169,11 +169,11 @@ def replace_images(subject: Subject, images: Tensor) -> Subject:
 
 
 def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGrid | None:
-    """Return grids in which the model recognises the class; None if there are none.
+    """Return grids in which the model recognises the class; None if the model does not recognise the class.
 
     Grids with small cells are tried first, then grids with large cells. The class is recognised if, in all four grids,
-    the cell with the checked image has positive evidence, and more evidence than every other cell. A network that
-    ignores the image meets this condition once in 256 cases.
+    the cell with the checked image has positive evidence, and more evidence than every other cell. For a network that
+    ignores the image, the probability of this result is at most 1/256.
     """
     if min(subject.images.shape[2:]) < 2 * MIN_CELL_PIXELS:
         return None
@@ -184,7 +184,7 @@ def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGri
             if is_out_of_memory(error) or not is_large:
                 raise
             return None
-        # The first mask of each test image is the cell with the checked image.
+        # In each test image, the first mask is the cell with the checked image, and the others are the other cells.
         evidence, *other_evidence = grid.measure(*(grid.cells.roll(i, 0) for i in range(CELLS)))
         if bool((evidence > torch.stack([torch.zeros_like(evidence), *other_evidence]).amax(0)).all()):
             return grid

@@ -1,4 +1,4 @@
-"""The uncertainty of a heatmap: how much it varies over shifted, mirrored and noisy views of the image."""
+"""Measure the uncertainty of a heatmap: the variation over shifted, mirrored and noisy views of the image."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def uncertainty(
 ) -> Tensor:
     """Measure how much a heatmap varies at each pixel over shifted, mirrored and noisy views of the image.
 
-    Each image is explained unchanged, shifted in four directions by a sixteenth of its sides, mirrored, and with noise
-    of up to 2 % of the image's range of values. The heatmaps are moved back into place, and each is divided by its
-    maximum. The result is their standard deviation at each pixel.
+    Each image is explained several times: unchanged, shifted in four directions by a sixteenth of the height or width,
+    mirrored, and with noise of up to 2 % of the image's range of values. Each heatmap is moved back into place, and
+    divided by its maximum. The result is the standard deviation of the heatmaps at each pixel.
 
     Parameters
     ----------

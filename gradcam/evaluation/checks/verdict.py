@@ -25,14 +25,14 @@ class Verdict:
 
     - "passed": the heatmap beats every control map, except perhaps the rival class's heatmap. A passed test does not
       prove that the heatmap is right.
-    - "undecided": a control map does as well as the heatmap, or there is too little to explain.
-    - "failed": a control map does better than the heatmap, or the heatmap ignores the weights, the class or the image.
+    - "undecided": a control map is as good as the heatmap, or there is too little evidence to explain.
+    - "failed": a control map is better than the heatmap, or the heatmap ignores the weights, the class or the image.
 
     Attributes
     ----------
     tests : tuple of TestResult
-        The tests that were run, in order; each has a `name`, `outcome`, `value` and `reason`. Once one test has failed,
-        the remaining ones are not run.
+        The tests that were run, in order. Each test has a `name`, `outcome`, `value` and `reason`. After a failed test,
+        the remaining tests are not run.
     controls : tuple of ControlMap
         The control maps and their results. Empty if a failed test, or too little evidence, prevented the comparison.
     model : str
@@ -56,7 +56,7 @@ class Verdict:
     image : array (H,W,3)
         The part of the image that the model sees: RGB, uint8.
     artifacts : CheckArtifacts
-        The data behind the panel.
+        The data that the tests compared, such as heatmaps of noisy images.
     doubt : str or None
         A sentence that says why the heatmap may be misplaced on the image; None if there is no sign of a misplacement.
     notes : tuple of str
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def rival(self) -> str | None:
-        """Return the rival class and both heatmaps' rank correlation; None if the correlation is below 0.9."""
+        """Return the rival class, with the rank correlation of its heatmap; None if the correlation is below 0.9."""
         correlations = self.artifacts.rival_correlations
         if correlations is None or float(correlations[0]) < MIN_SAME_CORRELATION:
             return None

@@ -1,6 +1,6 @@
 """The table of metrics, with the meaning, the better direction, the source and the function of each metric."""
 
-# This module does not import torch, so that the command line can list its choices without delay.
+# The command line lists these metrics in its help. This module does not import torch, because that takes seconds.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Metric:
         The paper; None if there is none.
     function : str or callable
         A function that returns one number per image, (N,), or several numbers per image, (N,...), which are averaged. A
-        string "module:name" names a function of this package, which is imported when it is first used.
+        string "module:name" names a function of this package. The function is imported on first use.
     needs : tuple of str
         The function's arguments, in order. "subject" is the `Subject`. "heatmaps" are float32 (N,H,W) in [0,1].
         "explain" is the method as a function of a model, images and classes. "masks" and "boxes" come from the
@@ -50,9 +50,9 @@ class Metric:
     reruns : int
         How many times the metric runs the method again for each heatmap.
     by_order : bool
-        True if only the order of the heatmap's values counts. Sharpening the heatmap, for example raising it to the
-        eighth power, then does not change the result. `scripts/measure_sharpening` measures how much sharpening changes
-        the other metrics.
+        True if only the order of the heatmap's values counts. Sharpening a heatmap, for example raising it to the eighth
+        power, does not change such a metric. `scripts/measure_sharpening` measures how much sharpening changes the
+        other metrics.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class Metric:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a key that is equal for metrics that are computed by the same call."""
+        """Return a key. If two metrics have the same key, one call computes both metrics."""
         return (self.function if isinstance(self.function, str) else id(self.function), self.needs)
 
     @property
@@ -115,7 +115,7 @@ class Metric:
         return self.compute(*args, **options)
 
 
-RANKING_NEEDS = ("subject", "heatmaps", "seed")  # The seed orders pixels of equal value.
+RANKING_NEEDS = ("subject", "heatmaps", "seed")  # Pixels of equal value are in a random order, set by the seed.
 # fmt: off
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -194,10 +194,10 @@ def metric(
     Returns
     -------
     callable
-        A decorator. With the default `needs`, the decorated function takes two arguments. The first one is the `Subject`,
-        which has N images, their classes and the model. The second one is the heatmaps, float32 (N,H,W) in [0,1] on the
-        images' device. The function returns a floating tensor or array (N,). `evaluate` passes one image at a time, so N
-        is 1.
+        A decorator. With the default `needs`, the decorated function takes two arguments. The first argument is the
+        `Subject`, which has N images, their classes and the model. The second argument is the heatmaps, float32 (N,H,W)
+        in [0,1] on the images' device. The function returns a floating tensor or array (N,). `evaluate` passes one image
+        at a time, so N is 1.
 
     Raises
     ------
@@ -249,10 +249,10 @@ def _is_of_mosaics(need: str) -> bool:
 
 
 def find_metrics(metrics: Iterable[str | Metric]) -> list[Metric]:
-    """Return metrics by name, group, "all" or `FILE.py:NAME`, without duplicates. `Metric` objects are accepted too.
+    """Find metrics by name, group, "all" or `FILE.py:NAME`, without duplicates. `Metric` objects are accepted too.
 
-    Metrics in `METRICS` come first, in the order of this table. Raise `GradcamError` for unknown names, and for two
-    different metrics of the same name.
+    Metrics in `METRICS` come first, in the table's order. Raise `GradcamError` for unknown names, and for two different
+    metrics of the same name.
     """
     selected: dict[str, Metric] = {}
     for choice in metrics:

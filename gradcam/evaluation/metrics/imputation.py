@@ -1,17 +1,17 @@
 """Noisy linear imputation: unknown pixels become weighted means of their neighbours, by a multigrid solver.
 
-Let B be the binomial filter (1 2 1) x (1 2 1) / 16. The mean of a pixel's neighbours, with weights of 1/6 for direct
-and 1/12 for diagonal ones, is (4 B x - x) / 3. A pixel therefore equals this mean if x = B x. At the border, where
-neighbours are missing, the condition is x = B x / B 1, where 1 is an image of ones. The equations therefore need only
-B, which is a few additions of shifted images.
+The weights are 1/6 for direct neighbours and 1/12 for diagonal neighbours. Let B be the binomial filter
+(1 2 1) x (1 2 1) / 16. The weighted mean is then (4 B x - x) / 3, and a pixel equals this mean if x = B x. At the border,
+some neighbours are missing. There, the condition is x = B x / B 1, where 1 is an image of ones. The solver therefore
+needs only B, which is a few additions of shifted images.
 
 The solver is conjugate gradients, preconditioned by a multigrid V-cycle. Each grid has half the height and width of the
-previous one. A coarse cell is unknown if all of its four pixels are unknown. Unknown pixels next to known ones are
-solved on the finer grid, where smoothing converges fast.
+previous grid. A coarse cell is unknown if all of its four pixels are unknown. The other unknown pixels are next to known
+pixels. These pixels are solved on the finer grid only, where smoothing converges fast.
 
-Simpler solvers do not suffice. A direct sparse solver would need SciPy, which is not a dependency and runs on the CPU only.
-Without the coarser grids, conjugate gradients need a number of steps that is proportional to the width of the unknown
-areas; with them, 4 to 7 steps are enough.
+Simpler solvers do not suffice. A direct sparse solver would need SciPy, which is not a dependency and runs on the CPU
+only. Without coarser grids, the number of conjugate gradient steps would grow with the width of the unknown areas. With
+coarser grids, 4 to 7 steps are enough.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gradcam.options import check_number
 
 TOLERANCE = 5e-4  # The solver stops when no pixel changes by more than this share of the image's range.
 MAX_STEPS = 200  # Most images need 4 to 7 steps.
-# The coarser grid cannot represent errors with eigenvalues of 1 - B in [1/2, 1]. These two step sizes (Chebyshev) are
-# optimal for such errors.
+# The coarser grid cannot represent errors with eigenvalues of 1 - B in [1/2, 1], so smoothing has to remove such errors.
+# These two Chebyshev step sizes are optimal for this purpose.
 SMOOTHING_STEPS = (1.0790085735592718, 1.744520838205434)
 NOISE = 0.01
 # Batches are small on a CPU, because the grids of larger batches do not fit in its cache.
@@ -41,9 +41,9 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     Each unknown pixel becomes the weighted mean of its eight neighbours, which may be known or unknown. The weights are
     1/6 for direct and 1/12 for diagonal neighbours. At the border, the weights of the existing neighbours are
     normalised. All equations are solved together, with an error of at most 1/1000 of the known values' range. For
-    images from -1 to 1, that error is at most a fifth of the default noise, and usually a hundredth. Then normally
-    distributed noise is added to each unknown pixel. The input values of unknown pixels are ignored. In an image
-    without known pixels, all pixels become zero plus noise.
+    images from -1 to 1, the error is at most a fifth of the default noise, and usually a hundredth. Finally, normally
+    distributed noise is added to each unknown pixel. The input values of unknown pixels are ignored. If an image has no
+    known pixels, all pixels become zero plus noise.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     Returns
     -------
     Tensor (N,C,H,W)
-        The filled images, of the same type and device. They are computed in float32, or in float64 for float64 images.
+        The filled images, of the same type and device. The computation is in float32, or in float64 for float64 images.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class _Grid:
         self.weights = self.inverse_sums / 16
 
     def coarser(self) -> _Grid:
-        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # With odd lengths, the last cells have fewer pixels.
+        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # If a length is odd, the last cells have fewer pixels.
         return _Grid((_add_fours(self.unknown) == pixels).to(self.unknown))
 
     def residual(self, values: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def fill(images: Tensor, unknown: Tensor) -> Tensor:
         step = torch.where(is_active, _divide(gain, -_dot(direction, change, finest)), 0)
         values.addcmul_(direction, step)
         residual.addcmul_(change, step)
-        # Each image stops on its own, so that its result does not depend on the other images of the batch.
+        # Each image stops separately, so that the result does not depend on the other images of the batch.
         is_active &= (direction.abs().amax((2, 3), keepdim=True) * step).amax(1, keepdim=True) > min_change
         if not is_active.any():
             break
@@ -173,7 +173,7 @@ def _interpolate(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
     values = means.pop()
     for level, grid in reversed([*enumerate(grids[:-1])]):
         values = torch.addcmul(means[level] * (1 - grid.unknown), _enlarge(values, grid.unknown), grid.unknown)
-        if level:  # The first V-cycle smooths the finest grid.
+        if level:  # The finest grid (level 0) is smoothed by the first V-cycle.
             grid.smooth(values)
     return values
 
@@ -185,7 +185,8 @@ def _run_v_cycle(grids: Sequence[_Grid], residual: Tensor) -> Tensor:
     values.add_(grid.residual(values).add_(residual), alpha=SMOOTHING_STEPS[0])
     if len(grids) > 1:
         remaining = grid.residual(values).add_(residual).mul_(grid.filter_sums)
-        # Four pixels are added, not averaged: on the coarser grid, the same slope gives four times the residual.
+        # Four pixels are added, not averaged. The residual is a second difference: the same curvature gives four times
+        # the residual on a grid with twice the spacing.
         correction = _run_v_cycle(grids[1:], _add_fours(remaining).mul_(grids[1].inverse_sums))
         values.addcmul_(_enlarge(correction, grid.unknown), grid.unknown)
     grid.smooth(values, residual)
@@ -225,5 +226,5 @@ def _dot(a: Tensor, b: Tensor, grid: _Grid) -> Tensor:
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
-    """Return a / b, or zero if b is not positive, so that the solver leaves an exact solution unchanged."""
+    """Return a / b, or zero if b is not positive. With an exact solution, b is zero, and the step is zero as well."""
     return torch.where(b > 0, a / b, 0)

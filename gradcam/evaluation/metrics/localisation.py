@@ -56,9 +56,10 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     """Find the box around the largest connected part of each heatmap, and measure its overlap with objects.
 
     A pixel belongs to a part if its value exceeds `share` times the heatmap's maximum. Pixels are connected to their
-    eight neighbours. If several parts are equally large, the topmost of these parts is used, or the leftmost if they
-    are equally high. The overlap is intersection over union. If there are several objects, the best overlap counts, as
-    in ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap has no box, and its overlap is 0.
+    eight neighbours. If several parts are equally large, the part that begins nearest the top is used, or else the part
+    that begins nearest the left. The overlap is intersection over union. If there are several objects, the best overlap
+    counts, as in ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap has no box, and its overlap
+    is 0.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
         raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, as an array (B,4).")
     objects = [_check_boxes(image_boxes, number) for number, image_boxes in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
-    # There must be one heatmap per entry in `boxes`; the heatmaps may have any height and width.
+    # The number of heatmaps must be the length of `boxes`. Any height and width is allowed.
     units = scale_to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
     main_boxes = np.stack([_bound_largest(mask) for mask in (units > share).cpu().numpy().astype(np.uint8)])
     overlaps = [float(measure_overlap(box, image_boxes).max()) for box, image_boxes in zip(main_boxes, objects)]
@@ -111,7 +112,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
 
 
 def measure_overlap(box: Values, objects: Values) -> Values:
-    """Return the intersection over union of one box (4,) with each of several boxes (B,4): (B,) in [0,1]."""
+    """Return the intersection over union, (B,) in [0,1], of one box (4,) with each of B boxes (B,4)."""
     starts, ends = np.maximum(box[:2], objects[:, :2]), np.minimum(box[2:], objects[:, 2:])
     common = (ends - starts).clip(min=0).prod(1)
     return np.asarray(common / ((box[2:] - box[:2]).prod() + (objects[:, 2:] - objects[:, :2]).prod(1) - common))
@@ -144,10 +145,10 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE_PIX
     """Measure whether the heatmap's maximum is on or near the object; higher is better.
 
     An image scores 1 if the maximum is on or near the object, else 0. If there are several equal maxima, the score is
-    the share of the maxima that are on or near the object. A constant heatmap therefore scores the share of the image's
-    pixels that are on or near the object, which is chance. A blank heatmap scores 0. The mean over images is the paper's
-    Hits / (Hits + Misses) for one class. TorchRay uses only the first maximum, and counts a distance of exactly
-    `tolerance` as a miss.
+    the share of the maxima that are on or near the object. In a constant heatmap, every pixel is a maximum, so the score
+    is the share of the image's pixels on or near the object. This is chance. A blank heatmap scores 0. The mean over
+    images is the paper's Hits / (Hits + Misses) for one class. TorchRay uses only the first maximum, and counts a
+    distance of exactly `tolerance` as a miss.
 
     Parameters
     ----------
@@ -194,8 +195,8 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE_PIX
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     """Measure the share of the heatmap's mass that is on the object; higher is better.
 
-    This is the heatmap's sum on the object divided by the heatmap's sum over the image. A constant heatmap scores the
-    object's share of the image, which is chance. A blank heatmap scores 0.
+    The score is the heatmap's sum on the object divided by the heatmap's sum over the image. A constant heatmap scores
+    the object's share of the image, which is chance. A blank heatmap scores 0.
 
     Parameters
     ----------
@@ -233,14 +234,14 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
 
 
 def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
-    """Measure how often the heatmap is higher on the object than outside it; higher is better.
+    """Measure how often the heatmap is higher on the object than outside the object; higher is better.
 
-    This is the probability that a random pixel of the object has a larger value than a random pixel outside; equal
-    values count half. The score is the area under the ROC curve if the heatmap is used as a detector of the object's
-    pixels. Only the order of the values counts: raising a heatmap to a power moves its mass to its peak, but does not
-    change the score. Constant and blank heatmaps score 1/2, which is chance. If the object fills the image, every
-    heatmap scores 1/2. Objects are often near the centre, so even a blob in the centre scores above chance. Compare
-    with the control map "centre".
+    The score is the probability that a random pixel of the object has a larger value than a random pixel outside; equal
+    values count half. This probability is the area under the ROC curve of the heatmap as a detector of the object's
+    pixels. Only the order of the values counts. For example, raising a heatmap to a power does not change the score.
+    Constant and blank heatmaps score 1/2, which is chance. If the object fills the image, every heatmap scores 1/2.
+    Objects are often near the centre, so even a blob in the centre scores above chance. Compare with the control map
+    "centre".
 
     Parameters
     ----------
@@ -278,7 +279,7 @@ def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
 
 
 def measure_share(maps: Tensor, masks: Tensor) -> Tensor:
-    """Return the share of each non-negative map's sum inside its mask: (N,), 0 if the map is zero everywhere."""
+    """Return the share of each non-negative map's sum inside the mask, (N,). The share of a blank map is 0."""
     total = maps.sum((1, 2))
     return (maps * masks).sum((1, 2)) / torch.where(total > 0, total, 1.0)
 
@@ -286,12 +287,12 @@ def measure_share(maps: Tensor, masks: Tensor) -> Tensor:
 def measure_order(maps: Tensor, inside: Tensor) -> Tensor:
     """Return how often a pixel inside the mask has a larger value than a pixel outside: float32 (N,); ties count half.
 
-    The result is 1/2 if the mask is empty or covers the whole map.
+    If the mask is empty, or covers the whole map, the result is 1/2.
     """
     scores = []
     for values, mask in zip(maps.cpu().numpy(), inside.cpu().numpy()):  # NumPy sorts several times faster than PyTorch.
         inner, outer = np.sort(values[mask]), np.sort(values[~mask])
-        # A pair with the larger value inside counts two, and a tie counts one. The sum of these integers is exact.
+        # A pair counts two if the value inside is larger, and a tie counts one. Integer sums are exact.
         pairs = sum(int(np.searchsorted(outer, inner, side=side).sum()) for side in ("left", "right"))
         max_pairs = 2 * len(inner) * len(outer)
         scores.append(pairs / max_pairs if max_pairs else 0.5)
@@ -311,7 +312,7 @@ def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
 
 
 def _dilate(masks: Tensor, tolerance: float) -> Tensor:
-    """Dilate masks (N,H,W) by a disk of radius `tolerance`: widen each row, and copy it to the rows above and below."""
+    """Dilate masks (N,H,W) by a disk: widen each row, and copy the widened row to the rows above and below."""
     rows, columns = masks.shape[1:]
     values, dilated = masks[:, None].float(), masks.clone()
     for shift in range(min(math.floor(tolerance), rows - 1) + 1):

@@ -25,8 +25,8 @@ from gradcam.options import accept_old_parameters, check_count, check_number
 
 CELLS = 4  # cells of a mosaic: top left, top right, bottom left, bottom right
 DEFAULT_MOSAICS = 64
-MIN_PROBABILITY = 0.5  # An image is used only if the probability of its class is at least this.
-MAX_ATTEMPTS = 50  # attempts to sample four images that do not form a mosaic yet
+MIN_PROBABILITY = 0.5  # Images are left out if the probability of their top class is smaller.
+MAX_ATTEMPTS = 50  # largest number of attempts to sample four images that are not already a mosaic
 MAX_IMAGES_IN_MESSAGE = 12
 
 
@@ -64,14 +64,14 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     """Measure whether the heatmaps of a mosaic's four classes mark the images of these classes.
 
     Let A be the heatmap of class k with negative values set to zero, and G_k the pixels of the cell of class k. "mass"
-    is the sum of A over G_k divided by the sum of A: the paper's L_k. "hits" is 1 if the maximum is in G_k, otherwise
-    0. If there are several equal maxima, "hits" is the share of these maxima in G_k. A constant heatmap scores 1/4 in
-    mass and hits, which is chance. A blank heatmap scores 0 in both.
+    is the sum of A over G_k divided by the sum of A (L_k in the paper). "hits" is 1 if the maximum is in G_k, otherwise
+    0. If there are several equal maxima, "hits" is the share of these maxima in G_k. A constant heatmap has a mass and
+    hits of 1/4, which is chance. A blank heatmap has a mass and hits of 0.
 
     "order" is the probability that a random pixel of G_k has a larger value than a random pixel of the other three cells;
-    equal values count half. Constant and blank heatmaps score 1/2, which is chance. Sharpening a heatmap, such as raising
-    it to the eighth power, increases its mass but not its order. Resizing lowers the mass slightly: a 14 x 14 heatmap that
-    is 1 in G_k and 0 elsewhere has a mass of 0.967 and an order of 1 after it is resized as in `explain`.
+    equal values count half. Constant and blank heatmaps have an order of 1/2, which is chance. Sharpening a heatmap, such
+    as raising it to the eighth power, increases its mass but not its order. Resizing lowers the mass slightly: if a
+    14 x 14 heatmap is 1 in G_k and 0 elsewhere, resizing as in `explain` gives a mass of 0.967 and an order of 1.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """An image for mosaics and its most probable class. `image` (C,H,W) is preprocessed, and on the CPU."""
+    """An image for mosaics, and the image's top class. `image` (C,H,W) is preprocessed, and on the CPU."""
 
     name: str
     image: Tensor
@@ -134,14 +134,14 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Mosaic:
-    """Four images in a 2 x 2 grid. Each cell is H x W and shows the part of its image that the model sees.
+    """Four preprocessed images (C,H,W) in a 2 x 2 grid.
 
     Attributes
     ----------
     names : tuple of str
         The names of the four images, row by row from the top left.
     image : Tensor (C,2H,2W)
-        The mosaic, preprocessed, on the CPU. It is (C,H,W) if the model does not accept a larger input.
+        The mosaic, preprocessed, on the CPU. If the model does not accept larger inputs, the mosaic is (C,H,W).
     classes : tuple of int
         The classes of the four images, in the order of the names.
 
@@ -177,8 +177,8 @@ def make_mosaics(
     """Make mosaics of confidently classified images, for the grid pointing game.
 
     Each mosaic has four images of four classes, in random cells. No mosaic occurs twice, and each image is used about
-    equally often. A cell has the model's input size, and a mosaic has twice that height and width. If the model does
-    not accept the larger size, the mosaic has the model's input size, and each image is resized to half its height and
+    equally often. A cell has the model's input size, and a mosaic has twice the height and width. If the model does not
+    accept larger inputs, the mosaic has the model's input size. Each image is then resized to half its height and
     width, which may lower the probabilities.
 
     Parameters
@@ -190,8 +190,8 @@ def make_mosaics(
     limit : int, default 64
         The largest number of mosaics.
     min_probability : float, default 0.5
-        The smallest probability of the top class. Images with a lower probability are not used. The top class counts as
-        the image's class.
+        The smallest probability of the top class, which counts as the image's class. Images with a lower probability
+        are not used.
     seed : int, default 0
         Random seed for choosing the images of each mosaic and their cells.
 
@@ -226,12 +226,12 @@ def make_mosaics(
 
 
 def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float = MIN_PROBABILITY) -> list[Tile]:
-    """Return the confidently classified images, in order; raise `InputError` or `ImageError` as in `make_mosaics`."""
+    """Return the images with a top class of high probability. Raise the errors of `make_mosaics`."""
     check_number(least, "min_probability", "a probability from 0 to 1, such as 0.5.", most=1)
     if not isinstance(images, Mapping):
         raise ImageError(f"The images are {shorten(images)}, expected a mapping from names to images.")
     tiles = []
-    for name, source in images.items():  # Run one image at a time: results can vary with the batch.
+    for name, source in images.items():  # Each image runs alone, because results can depend slightly on the batch.
         is_prepared = isinstance(source, Tensor) and source.is_floating_point()
         image = source if is_prepared else classifier.prepare(source).image
         batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
@@ -276,13 +276,13 @@ def arrange_tiles(
 
 
 def _choose_quartets(tiles: Sequence[Tile], limit: int, seed: int) -> list[list[Tile]]:
-    """Return different sets of four tiles of different classes, shuffled; prefer the least used tiles."""
+    """Choose sets of four tiles of different classes, each set once. Prefer the least used tiles; shuffle each set."""
     generator = make_generator(seed, "mosaics")
     uses = torch.zeros(len(tiles), dtype=torch.float32, device="cpu")
     quartets: dict[frozenset[int], list[Tile]] = {}
     for _ in range(limit):
         for attempt in range(MAX_ATTEMPTS):
-            # The noise breaks ties between equally used tiles. It grows with each attempt, to reach new sets of four.
+            # Noise breaks ties between equally used tiles. With each attempt, more noise makes a new set more likely.
             noise = torch.rand(len(tiles), generator=generator, dtype=torch.float32, device="cpu")
             number_of_class: dict[int, int] = {}
             for number in (uses + noise * (1 + attempt / 10)).argsort().tolist():
@@ -305,7 +305,7 @@ def _join(images: Sequence[Tensor]) -> Tensor:
 def _to_mosaic(tiles: Sequence[Tile], *, is_large: bool) -> Mosaic:
     images = [tile.image for tile in tiles]
     if not is_large:
-        # If a length is odd, the second part gets the extra pixel, as in `grid_pointing_game`.
+        # If a length is odd, the second row or column of cells gets the extra pixel, as in `grid_pointing_game`.
         rows, columns = ((length // 2, length - length // 2) for length in images[0].shape[1:])
         halve = partial(nn.functional.interpolate, mode="bilinear", antialias=True, align_corners=False)
         images = [halve(image[None].float(), size=size)[0] for image, size in zip(images, product(rows, columns))]

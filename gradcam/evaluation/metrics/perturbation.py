@@ -23,7 +23,7 @@ ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # shares of the pix
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The probability of each image's class as more and more pixels of the image are changed.
+    """The probability of each image's class while more and more pixels of the image are changed.
 
     Attributes
     ----------
@@ -60,8 +60,8 @@ class Curve:
 def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
     """Measure the class's probability as pixels are inserted into a baseline, highest first; a larger area is better.
 
-    RISE's own code changes 224 pixels per step in images of 224 x 224. With `steps=224`, this function gives the same
-    numbers.
+    The code of RISE changes 224 pixels per step in images of 224 x 224, which is 224 steps. With `steps=224`, this
+    function gives the same numbers.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
     steps : int, default 50
         Number of steps. Each step changes the same number of pixels, up to rounding. The curve has `steps` + 1 points.
     seed : int, default 0
-        Random seed for the order of pixels of equal value, such as those of a blank heatmap.
+        Random seed for the order of pixels of equal value, such as all pixels of a blank heatmap.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
 def sufficiency(
     subject: Subject, heatmaps: Any, *, share: float = 0.2, baseline: str = "blur", seed: int = 0
 ) -> Tensor:
-    """Measure the probability that is lost if only the pixels with the highest values are kept; lower is better.
+    """Measure how much the class's probability drops if only the most relevant pixels are kept; lower is better.
 
     Parameters
     ----------
@@ -215,13 +215,13 @@ def sufficiency(
 
 
 def _rank(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
-    """Return the rank of each pixel (N,1,H,W), as int32 because comparisons are twice as fast as with int64."""
+    """Return the rank of each pixel, int32 (N,1,H,W). Comparisons take half the time that they take with int64."""
     return rank_pixels(check_heatmaps(heatmaps, subject.size, subject.images.device), seed)[:, None].int()
 
 
 def _replace(before: Tensor, after: Tensor, ranks: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
-    """Yield one copy of `before` per count, with the `count` highest-ranked pixels replaced by those of `after`."""
-    for count in counts:  # With weights of 0 and 1, `lerp` is exact, and ten times faster than `torch.where` on a CPU.
+    """Yield `before` once per count, with that number of the most relevant pixels replaced by pixels of `after`."""
+    for count in counts:  # With weights 0 and 1, `lerp` is exact. On a CPU, it is ten times faster than `torch.where`.
         yield torch.lerp(before, after, (ranks < count).to(before.dtype))
 
 
@@ -242,12 +242,13 @@ class ConfidenceChange:
     Attributes
     ----------
     drop : Tensor (N,)
-        The share of the probability that is lost, float32 in [0,1]. Its mean is the average drop; lower is better.
+        The share of the probability that is lost, float32 in [0,1]. The mean over images is the average drop; lower is
+        better.
     increase : Tensor (N,)
-        1 if the probability rose, else 0, float32. Its mean is the increase in confidence; higher is better.
+        1 if the probability rose, else 0, float32. The mean over images is the increase in confidence; higher is better.
     gain : Tensor (N,)
-        The rise of the probability p, divided by the largest possible rise, 1 - p; float32 in [0,1]. Its mean is the
-        average gain; higher is better.
+        The rise of the probability p, divided by the largest possible rise, 1 - p; float32 in [0,1]. The mean over
+        images is the average gain; higher is better.
 
     Examples
     --------
@@ -326,10 +327,10 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 def coherency(subject: Subject, heatmaps: Any, explain: ExplainFunction) -> Tensor:
     """Measure how similar a class's heatmap remains when the image is multiplied by the heatmap; higher is better.
 
-    The second heatmap explains the same class for the multiplied image. The result is (1 + r) / 2. Here r is Pearson's
-    correlation of the two heatmaps, both scaled to [0,1] as in `confidence_change`. The result is 0 if either heatmap is
-    constant, or if computing the second heatmap raises `BlindLayerError`. Images whose first heatmap is constant are not
-    explained again.
+    The second heatmap explains the same class for the multiplied image. The result is (1 + r) / 2, where r is Pearson's
+    correlation of the two heatmaps, both scaled to [0,1] as in `confidence_change`. If either heatmap is constant, or if
+    computing the second heatmap raises `BlindLayerError`, r is 0 and the result is 1/2. If the first heatmap is
+    constant, the second heatmap is not computed.
 
     Parameters
     ----------
@@ -338,7 +339,7 @@ def coherency(subject: Subject, heatmaps: Any, explain: ExplainFunction) -> Tens
     heatmaps : Tensor, array or Explanation (N,H,W)
         One heatmap per image, at the images' size.
     explain : callable
-        The method that made the heatmaps: a function of the model, images (N,C,H,W) and classes (N,) that returns
+        The method that computed `heatmaps`: a function of the model, images (N,C,H,W) and classes (N,) that returns
         heatmaps (N,H,W). The model is in evaluation mode during the call.
 
     Returns
@@ -423,14 +424,16 @@ class Road:
 def road(
     subject: Subject, heatmaps: Any, *, shares: Sequence[float] = ROAD_SHARES, noise: float = NOISE, seed: int = 0
 ) -> Road:
-    """Compute the combined ROAD score: how much more the most relevant pixels matter than the least relevant ones.
+    """Compute the combined ROAD score: how much more the most relevant pixels matter than the least relevant pixels.
 
-    For each share, pixels are removed twice: first the most relevant pixels (MoRF), then the least relevant (LeRF).
-    `impute` fills in the removed pixels, so that the model cannot see the mask. The class's probabilities are then p_most
-    and p_least, and the score is the mean of (p_least - p_most) / 2 over the shares. The package grad-cam uses the same
-    formula; its percentile is 100 x (1 - share). Here, exactly the given share is removed, rounded to whole pixels. Pixels
-    of equal value are in a random order, which is the same for MoRF and LeRF, so a constant heatmap scores about 0. By
-    contrast, grad-cam removes all pixels that reach the percentile, possibly the whole image.
+    Each share of the pixels is removed from the image twice: once the most relevant pixels (MoRF), and once the least
+    relevant pixels (LeRF). `impute` fills in the removed pixels, so that the model cannot see the mask. The class's
+    probabilities are then p_most and p_least. The score is the mean of (p_least - p_most) / 2 over the shares. Pixels of
+    equal value are in a random order, which is the same for MoRF and LeRF. A constant heatmap therefore scores about 0.
+
+    The package grad-cam uses the same formula, with a percentile of 100 x (1 - share). This function removes exactly the
+    given share, rounded to whole pixels. By contrast, grad-cam removes all pixels that reach the percentile. If many
+    pixels have equal values, these can be all pixels of the image.
 
     Parameters
     ----------
@@ -450,7 +453,7 @@ def road(
     Returns
     -------
     Road
-        The score of each image, `combined`, and the probabilities behind it. Higher is better; about 0 is chance.
+        The score of each image, `combined`, and the probabilities for each share. Higher is better; about 0 is chance.
 
     Raises
     ------
@@ -488,7 +491,7 @@ def road(
 
 
 def _remove(images: Tensor, ranks: Tensor, shares: Sequence[float], noise: float, seed: int) -> Iterator[Tensor]:
-    """Yield the images (N,C,H,W) without the most relevant pixels, then without the least relevant, for each share."""
+    """Yield the images (N,C,H,W) for each share: without the most relevant pixels, then without the least relevant."""
     pixels, image_pairs = ranks[0].numel(), torch.cat([images, images])
     for share in shares:
         count = count_pixels(share, pixels)
@@ -498,9 +501,9 @@ def _remove(images: Tensor, ranks: Tensor, shares: Sequence[float], noise: float
 
 
 def complexity(heatmaps: Any) -> Tensor:
-    """Measure how much of the image a heatmap marks: its mean, in [0,1]; lower is better.
+    """Measure how much of the image a heatmap marks, by the heatmap's mean in [0,1]; lower is better.
 
-    This is the L1 norm of the heatmap divided by the number of its pixels. The heatmap is scaled to [0,1] first:
+    The mean equals the L1 norm of the heatmap divided by the number of pixels. The heatmap is scaled to [0,1] first:
     negative values become zero, and all values are divided by the maximum. The complexity of a blank heatmap is 0, and
     the complexity of a constant heatmap is 1.
 
@@ -536,8 +539,8 @@ def complexity(heatmaps: Any) -> Tensor:
 def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
     """Compute the harmonic mean of coherency, 1 - complexity and 1 - drop for each image; higher is better.
 
-    The result is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), and zero if one of the three parts is
-    zero.
+    The result is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)). If coherency, 1 - complexity or 1 - drop
+    is zero, the result is zero.
 
     Parameters
     ----------

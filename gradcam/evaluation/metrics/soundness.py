@@ -23,9 +23,9 @@ from gradcam.options import check_count, check_number
 def rank_correlation(a: Any, b: Any) -> Tensor:
     """Return Spearman's rank correlation of heatmaps (N,H,W) from any library: float32 (N,) in [-1,1].
 
-    Pixels of equal value share the mean of their ranks. The correlation is not defined for constant heatmaps. Here, the
-    correlation is 1 if both heatmaps are constant, because they agree everywhere, and 0 if only one heatmap is
-    constant. Raise `ImageError` if the heatmaps are invalid, contain NaN, or differ in size.
+    Pixels of equal value share the mean of their ranks. Spearman's correlation is not defined for constant heatmaps.
+    This function returns 1 if both heatmaps are constant, because the heatmaps agree everywhere. If only one heatmap is
+    constant, the function returns 0. Raise `ImageError` if the heatmaps are invalid, contain NaN, or differ in size.
     """
     size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
@@ -43,16 +43,16 @@ def _rank(values: Tensor) -> Tensor:
     ordered = values.sort(dim=1).values
     before, through = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
     dtype = torch.float32 if values.device.type == "mps" else torch.float64  # MPS does not support float64.
-    # The mean of the ranks 0 to P - 1 does not depend on ties.
+    # The mean rank, (P - 1) / 2, does not depend on ties.
     return (before + through - 1).to(dtype) / 2 - (values.shape[1] - 1) / 2
 
 
 def class_difference(subject: Subject, explain: ExplainFunction, heatmaps: Any = None) -> Tensor:
     """Measure how different the heatmaps of a class and its strongest rival are: 1 minus their rank correlation.
 
-    The rival is the most probable of the other classes. 0 means that both heatmaps are the same, and 1 means that they
-    are uncorrelated. A small difference can be right, since the evidence for similar classes, such as two dog breeds, is
-    in the same place. No difference at all means that the heatmap ignores the class. The difference of two constant
+    The rival is the most probable of the other classes. 0 means that both heatmaps are the same, and 1 means that the
+    heatmaps are uncorrelated. A small difference can be right: the evidence for similar classes, such as two dog breeds,
+    is in the same place. If there is no difference at all, the heatmap ignores the class. The difference of two constant
     heatmaps is 0. The difference of a constant and a varying heatmap is 1.
 
     Parameters
@@ -122,8 +122,8 @@ def max_sensitivity(
 ) -> Tensor:
     """Measure the largest change of a heatmap under noise; 0 is best.
 
-    The result is the maximum of ``|E(x + e) - E(x)| / |E(x)|`` over random e, with the Euclidean norm. Dividing by the
-    heatmap's norm makes heatmaps of any scale comparable. If the heatmap is blank, the change is not divided.
+    The result is the maximum of ``|E(x + e) - E(x)| / |E(x)|`` over random e, with the Euclidean norm. The division by
+    the heatmap's norm makes heatmaps of any scale comparable. For a blank heatmap, the change is not divided.
 
     Parameters
     ----------
@@ -190,12 +190,12 @@ class Randomisation:
     Attributes
     ----------
     layers : tuple of str
-        The dotted names of the L layers, from the output to the input. For each of these layers, the weights of the
-        layer itself and of all layers after it are randomised.
+        The dotted names of the L layers, from the output to the input. For each of these layers, the model's weights
+        are randomised from the output down to this layer.
     correlations : Tensor (N,L)
         Rank correlation with the original heatmaps, float32 in [-1,1].
     heatmaps : Tensor (N,L,H,W)
-        The heatmaps of the randomised model for each of these layers, float32.
+        The heatmaps of the partly randomised model for each layer in `layers`, float32.
 
     Examples
     --------
@@ -223,11 +223,12 @@ def randomisation(
 
     A heatmap that explains the model must change with the weights. Correlations near 0 are good; 1 means that the
     heatmap does not depend on the weights. A copy of the model is re-initialised layer by layer, from the output to the
-    input (cascading randomisation). Each parameter's values are shuffled, which keeps their scale. With a different
-    scale, the signal could vanish and all heatmaps would be blank. Batch norm statistics are unchanged. Layers are the
-    modules that own parameters, in reverse order of execution. If the gradient is zero, the heatmap counts as blank.
-    Values that overflow count as zero. The correlation of two constant heatmaps is 1. The correlation of a constant and
-    a varying heatmap is 0.
+    input (cascading randomisation). The layers are the modules that own parameters, in reverse order of execution. The
+    values of each parameter are shuffled, which keeps their scale. With a different scale, the signal could vanish and
+    all heatmaps would be blank. Batch norm statistics are unchanged.
+
+    If the gradient is zero, the heatmap counts as blank. Heatmap values that overflow count as zero. The correlation of
+    two constant heatmaps is 1. The correlation of a constant and a varying heatmap is 0.
 
     Parameters
     ----------
@@ -238,8 +239,9 @@ def randomisation(
     heatmaps : Tensor, array or Explanation (N,H,W), default None
         The original heatmaps; None computes them with `explain`.
     stages : int, default 8
-        Number of layers at which heatmaps are compared. The first layer is nearest the output, and the last layer is
-        nearest the input, where all weights are randomised. The other layers are evenly spaced between these two.
+        Number of layers at which heatmaps are compared, evenly spaced from the layer nearest the output to the layer
+        nearest the input. At the last of these layers, all weights are randomised. With one stage, only that layer is
+        used.
     seed : int, default 0
         Random seed.
 
@@ -286,8 +288,8 @@ def randomisation(
 def randomise_in_stages(subject: Subject, stages: int, seed: int) -> Iterator[tuple[str, nn.Module]]:
     """Re-initialise a copy of the subject's model from the output to the input.
 
-    Yield the name of the last re-initialised layer, and the copy, at each stage. All stages share one copy. Raise
-    `ModelError` as in `randomisation`.
+    At each stage, yield the name of the last re-initialised layer, and the copy. All stages yield the same copy, which
+    the next stage changes. Raise `ModelError` as in `randomisation`.
     """
     model = _copy(subject.model)
     layers = _list_layers(model, subject.images[:1])
@@ -308,8 +310,9 @@ def randomise_in_stages(subject: Subject, stages: int, seed: int) -> Iterator[tu
 def make_random_networks(subject: Subject, count: int, seed: int) -> Iterator[nn.Module]:
     """Yield a copy of the subject's model `count` times, each time with all weights re-initialised.
 
-    All networks share one copy. The first network shuffles each parameter. Later networks only roll the shuffled values by
-    a random number of positions, which is faster. Raise `ModelError` if the model cannot be copied.
+    All networks are the same copy, which is changed in place. For the first network, each parameter is shuffled. For later
+    networks, the shuffled values are only rolled by a random number of positions, which is faster. Raise `ModelError` if
+    the model cannot be copied.
     """
     model = _copy(subject.model)
     for number in range(count):
@@ -319,7 +322,7 @@ def make_random_networks(subject: Subject, count: int, seed: int) -> Iterator[nn
                 _shuffle(parameter, generator)
             elif size := parameter.numel():
                 shift = int(torch.randint(size, (1,), generator=generator, dtype=torch.int64, device="cpu"))
-                parameter.data.copy_(parameter.data.roll(shift))  # Without dimensions, `roll` flattens the parameter.
+                parameter.data.copy_(parameter.data.roll(shift))  # Without `dims`, `roll` rolls the flattened values.
         yield model
 
 
@@ -351,8 +354,7 @@ def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
 def _list_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple[str, Tensor]]]]:
     """Return the modules that own parameters, in reverse order of execution, each with its named parameters.
 
-    If a parent computes with the parameters of a module without calling the module, the parameters count as the
-    parent's.
+    If a parent uses the parameters of a module without calling the module, the parameters are listed under the parent.
     """
     execution_order: dict[str, int] = {}
     with torch.no_grad(), Hooks() as hooks, preserve_state(model):

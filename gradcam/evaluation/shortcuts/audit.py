@@ -1,4 +1,4 @@
-"""Find shortcuts: evidence that some images of one class have, and images of other classes do not have."""
+"""Find shortcuts: cues, such as a watermark, that some images of one class have and other classes lack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gradcam.options import Progress
 from gradcam.sources.collect import Inputs, list_inputs
 from gradcam.sources.contents import InputImage
 
-MAX_LISTED = 8  # class names in a note
+MAX_LISTED = 8  # largest number of class names in a note
 
 
 def audit(
@@ -40,13 +40,13 @@ def audit(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Find shortcuts: cluster the evidence for each class, and rank clusters by how rare they are in other classes.
+    """Find shortcuts: cluster the heatmaps of each class, and rank clusters by how rare they are in other classes.
 
-    If a model has learnt a cue for a class, such as a watermark, the images with this cue form a cluster: the evidence
-    in these images lies in the same place and looks alike, and images of other classes have no evidence there. A
-    cluster is a reason to look at the images, not a proof. An audit can also miss shortcuts: post-hoc explanations
-    often do not reveal unknown cues (Adebayo et al. 2022). docs/howto/audit.md reports how often this audit finds
-    planted cues.
+    If a model has learnt a cue for a class, such as a watermark, the images with this cue form a cluster. In these
+    images, the evidence has the same position and similar features. Images of other classes have no evidence at this
+    position. A cluster is a reason to inspect the images, not a proof. An audit can also miss shortcuts, because
+    post-hoc explanations often do not reveal unknown cues (Adebayo et al. 2022). docs/howto/audit.md reports how often
+    this audit finds planted cues.
 
     Parameters
     ----------
@@ -55,10 +55,9 @@ def audit(
     classifier : Classifier
         The model. Choose the target layer with `load_classifier(layer=...)`.
     labels : path or mapping of str to str, default None
-        The class to explain in each image: a table with the columns image and class, a mapping from image names to
-        classes, "folders" or "predicted". "folders" is the name of each image's folder, and "predicted" is the class
-        that the model predicts. None means "folders" if folders are named like classes of the model, otherwise
-        "predicted".
+        The classes to explain: a table with the columns image and class, a mapping from image names to classes,
+        "folders" or "predicted". "folders" uses the name of each image's folder, and "predicted" uses the top class of
+        each image. None means "folders" if folders are named like classes of the model, otherwise "predicted".
     method : str or Method, default None
         As in `gradcam.explain`.
     score : str, default "logit"
@@ -75,7 +74,7 @@ def audit(
     Returns
     -------
     Audit
-        The clusters, the most suspicious first, and a line in `failures` for each image that was left out.
+        The clusters, the most suspicious first. `failures` has a line for each image that was left out.
 
     Raises
     ------
@@ -109,7 +108,7 @@ def audit_items(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Audit:
-    """Audit images that are already listed, as `audit` does."""
+    """Audit a list of images, with the options of `audit`."""
     check_installed()
     explainer = ItemExplainer.create(classifier, **settings)
     if classifier.fit != "crop":
@@ -117,7 +116,7 @@ def audit_items(
     items, source, failures = find_labels(labels, items, classifier)
     evidence, blank = collect_evidence(explainer, items, failures, StepCounter(progress, total=len(items)).step)
     sizes = Counts(image.class_index for image in evidence)
-    # Two classes may have the same name.
+    # Images are counted by class index, because two classes may have the same name.
     counts = [(name_class(index, classifier.label(index)), count) for index, count in sorted(sizes.items())]
     _check_classes(counts, failures)
     classes = np.array([image.class_index for image in evidence], np.int64)
@@ -130,7 +129,7 @@ def audit_items(
 
 
 def _check_classes(counts: Sequence[tuple[str, int]], failures: Mapping[str, str]) -> None:
-    """Raise `InputError` if there is no other class to compare with, or no class with enough images to cluster."""
+    """Raise `InputError` for fewer than two classes, or if no class has enough images to cluster."""
     if not counts:
         first = f" The first of {len(failures)} failures: {shorten(next(iter(failures.values())))}" if failures else ""
         raise InputError(f"No image has positive evidence for its class.{first}")

@@ -1,9 +1,8 @@
 """Cluster the explanations of each class, and measure how rare each cluster's evidence is in other images.
 
-This follows spectral relevance analysis (Lapuschkin et al. 2019, "Unmasking Clever Hans predictors and assessing what
-machines really learn"), except for the choice of clusters. Average linkage joins the images of a class into a tree of
-clusters of every size. The audit selects those clusters of the tree whose position and appearance are rarest in other
-images.
+The method is spectral relevance analysis (Lapuschkin et al. 2019, "Unmasking Clever Hans predictors and assessing what
+machines really learn"), with a different choice of clusters. Average linkage joins the images of a class into a tree of
+clusters of every size. From this tree, the audit selects the clusters with the rarest position and appearance.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Array = NDArray[np.floating[Any]]
 
 MIN_IMAGES_PER_CLASS = 10
 MIN_IMAGES_PER_CLUSTER = 5
-MIN_CLUSTER_FRACTION = 0.01  # smallest fraction of a class's images
+MIN_CLUSTER_FRACTION = 0.01  # A cluster has at least this fraction of its class's images.
 MAX_JOINED_IMAGES = 5000  # Linkage needs the distances of all pairs. Larger classes are subsampled evenly.
-SPLIT_MARGIN = 0.05  # A cluster is split only if the suspicion of a part exceeds the cluster's by more than this.
-MISFIT_FRACTION = 0.2  # An image has a cluster's evidence if it reaches this quantile of the members' values.
-MAIN_FRACTION = 0.5  # A larger cluster is typical of its class, so it is suspicious only in a rare position.
-PARTS_PER_BATCH = 250  # Limits the memory: each part is compared with all images.
+SPLIT_MARGIN = 0.05  # A cluster is split only if a part is more suspicious by more than this.
+MISFIT_FRACTION = 0.2  # If an image's value reaches this quantile of the members' values, the image has the evidence.
+MAIN_FRACTION = 0.5  # A larger cluster is typical of its class, and is suspicious only in a rare position.
+PARTS_PER_BATCH = 250  # This limits memory, because each part is compared with all images.
 Z = 1.645  # one-sided 95 % quantile of the normal distribution
 ROUNDING_TOLERANCE = 1e-6  # Smaller differences are rounding errors.
 TINY = float(np.finfo(np.float64).tiny)
@@ -47,8 +46,9 @@ class Cluster:
 
     `members` are indices into the evidence, the most typical first. `share` is the members' fraction of the class.
     `map` (h,w) is the members' mean map; its sum is 1. `place` and `apart` are from 0 to 1, as in `build_clusters`.
-    Other classes have `other_count` images. `elsewhere` is how many of these images reach the amount of evidence at the
-    cluster's position that 80 % of the members reach. `is_rest` marks the images of a class that fit no cluster.
+    `other_count` is the number of images of other classes. At the cluster's position, 80 % of the members reach a
+    certain amount of evidence. `elsewhere` counts the images of other classes that reach this amount as well. `is_rest`
+    marks the images of a class that fit no cluster.
     """
 
     class_: int
@@ -66,8 +66,8 @@ class Cluster:
         """Return the suspicion, from 0 to 1.
 
         A unique appearance (`apart`) gives a suspicion of up to one half. A position that is rare in other classes
-        (`place`) can double the suspicion. If the cluster contains most images of its class, or is the rest, the
-        suspicion is `apart` times `place`: a unique appearance counts only together with a rare position.
+        (`place`) can double the suspicion. If the cluster contains most images of its class, or the images that fit no
+        cluster, the suspicion is `apart` times `place`. A unique appearance alone then does not count.
         """
         is_main = self.is_rest or self.share > MAIN_FRACTION
         return self.apart * (self.place if is_main else (1 + self.place) / 2)
@@ -77,8 +77,8 @@ class Cluster:
 class Evidence:
     """The evidence in N images: their classes (N,), maps with the sum 1, and features with the norm 1.
 
-    `places` (N,h*w) are the flattened maps: where the evidence is. `looks` (N,C) are the features: what the evidence
-    looks like.
+    `places` (N,h*w) are the flattened maps, which hold the position of the evidence. `looks` (N,C) are the features,
+    which describe the appearance of the evidence.
     """
 
     classes: NDArray[np.int64]
@@ -88,7 +88,7 @@ class Evidence:
 
     @classmethod
     def from_maps(cls, classes: NDArray[np.int64], maps: Array, features: Array) -> Evidence:
-        """Normalise maps (N,h,w) and features (N,C). The maps must be non-negative and not blank."""
+        """Normalise maps (N,h,w) and features (N,C), and return the evidence. No map may be negative or blank."""
         places = maps.reshape(len(maps), -1).astype(np.float64)
         places /= places.sum(1, keepdims=True)
         return cls(classes, maps.shape[1:], places, _to_unit(features.astype(np.float64)))
@@ -109,17 +109,17 @@ def cluster(evidence: Evidence) -> list[Cluster]:
 
 
 def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cluster]:
-    """Yield disjoint clusters of a class's images, and at the end the images that fit no cluster."""
+    """Yield disjoint clusters of a class's images. The last cluster holds the images that fit no other cluster."""
     sample = members[:: -(-len(members) // MAX_JOINED_IMAGES)]
-    # The distance between the square roots of two maps is their Hellinger distance. Cells with little evidence
-    # contribute to this distance as well.
+    # The distance between the square roots of two maps is the Hellinger distance. In this distance, cells with little
+    # evidence count as well.
     points = np.concatenate([_scale(np.sqrt(evidence.places[sample])), _scale(evidence.looks[sample])], 1)
     pairs, order, slices = _join(points)
     min_size = max(MIN_IMAGES_PER_CLUSTER, round(MIN_CLUSTER_FRACTION * len(sample)))
     nodes = [node for node, span in enumerate(slices) if span.stop - span.start >= min_size]
     clusters = dict(zip(nodes, build_clusters(evidence, [sample[order[slices[node]]] for node in nodes])))
     best: dict[int, tuple[float, list[int]]] = {}
-    for node in nodes:  # A node comes after its children.
+    for node in nodes:  # Children come before their parents.
         children = [best[child] for child in pairs[node - len(sample)] if child in best]
         highest = max((suspicion for suspicion, _ in children), default=0.0)
         if clusters[node].suspicion >= highest - SPLIT_MARGIN:
@@ -147,8 +147,9 @@ def _scale(values: Array) -> Array:
 def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice]]:
     """Build a linkage tree over points.
 
-    Return the two children of each inner node, an order of the points in which each node is a slice, and these slices.
-    Points are the nodes 0 to N - 1, inner nodes follow, and the root is the last.
+    Return the two children of each inner node, an order of the points, and one slice per node. In this order, the
+    points below a node are contiguous, and the slice selects them. The points are nodes 0 to N - 1. Inner nodes follow,
+    and the root is last.
     """
     from sklearn.cluster import AgglomerativeClustering
 
@@ -168,10 +169,10 @@ def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice
 def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Iterator[Cluster]:
     """Yield a cluster from each part of one class, and measure how rare its evidence is in other images.
 
-    An image counts as having the evidence if its value reaches the threshold that 80 % of the part's members reach. For
-    `place`, the value is the amount of evidence at the part's position, and images of other classes are compared with
-    images of the part's class. For `apart`, the value is the similarity to the part's mean features, and images outside
-    the part are compared with members of the part. A member's similarity is measured to the mean of the other members.
+    An image has the evidence if its value reaches a threshold, which 80 % of the part's members reach. For `place`, the
+    value is the amount of evidence at the part's position. Images of other classes are compared with images of the
+    part's class. For `apart`, the value is the similarity to the part's mean features. Images outside the part are
+    compared with members of the part. Each member is compared with the mean features of the other members.
     """
     class_ = int(evidence.classes[parts[0][0]])
     in_class = evidence.classes == class_
@@ -214,8 +215,8 @@ def _to_unit(vectors: Array) -> Array:
 def estimate_rarity(outside: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
     """Return 1 - (rate outside) / (rate inside), at least 0. Near 1, the evidence hardly ever occurs outside.
 
-    Each rate is replaced by the conservative end of its Wilson score interval (Wilson 1927), so that few images prove
-    little.
+    The outside rate is the upper end of its Wilson score interval (Wilson 1927), and the inside rate is the lower end.
+    With few images, the intervals are wide, and the rarity is low.
     """
     highest = wilson_interval(float(outside.mean()), len(outside), Z)[1] if len(outside) else 1.0
     lowest = wilson_interval(float(inside.mean()), len(inside), Z)[0] if len(inside) else 0.0

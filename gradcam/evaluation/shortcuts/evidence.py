@@ -32,9 +32,9 @@ from gradcam.sources.contents import InputImage
 class ImageEvidence:
     """The evidence in one image.
 
-    `map` (float32, (h,w)) is the heatmap of class `class_index` on the layer's grid. It covers `region` of the image.
-    `features` (float32, (C,)) is the mean of the layer's features over the grid, weighted by the map. It describes the
-    appearance of the evidence.
+    `map` (float32, (h,w)) is the heatmap of class `class_index` on the layer's grid. The map covers `region` of the
+    image. `features` (float32, (C,)) is the mean of the layer's features over the grid, weighted by the map. The
+    features describe the appearance of the evidence.
     """
 
     item: InputImage
@@ -78,7 +78,7 @@ def _explain(
 
     def record_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tensor = find_floating_tensor(output)
-        # Some methods run the model several times. The first pass receives the unchanged image.
+        # If a method runs the model several times, only the first pass receives the unchanged image.
         if tensor is not None and not outputs:
             outputs.append(tensor.detach().clone())  # The next layer may change the tensor in place.
 
@@ -100,7 +100,7 @@ def _to_grid(explainer: ItemExplainer, outputs: Sequence[Tensor], prepared: Sequ
     if layout is None or len(outputs[0]) != len(prepared):
         raise LayerError(f"Layer '{explainer.layer}' has no grid of features for each image: choose another --layer.")
     grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(explainer.classifier.preprocess, prepared)
-    # Crop the features of padded images to the image, because heatmaps are cropped as well.
+    # The features of padded images are cropped to the image, because heatmaps are cropped as well.
     return grid if windows is None else crop_to_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
 
 

@@ -23,8 +23,9 @@ def find_labels(
 ) -> tuple[Sequence[InputImage], str, dict[str, str]]:
     """Find the class of each image. Raise `InputError` if the labels cannot be read, or if no image has a class.
 
-    Return the images that have a class, the origin of the classes for messages, and the reason for each image, table line
-    or class that is left out. Each image's `wanted` is its class, or None if the model's prediction is used.
+    Return three values: the images that have a class, the origin of the classes (for messages), and the failures. The
+    failures give the reason for each image, table line or class that is left out. In the returned images, `wanted` is
+    the class, or None if the model's prediction is used.
     """
     folders = {item.name: PurePosixPath(item.name).parent.name for item in items}
     failures: dict[str, str] = {}

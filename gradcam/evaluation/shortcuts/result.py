@@ -22,9 +22,9 @@ from gradcam.renames import AUDIT, add_old_keys
 
 SCHEMA = 1
 KIND = "gradcam audit"
-TYPICAL_IMAGES = 5  # per cluster, on a sheet
+TYPICAL_IMAGES = 5  # largest number of typical images to draw for each cluster
 MAX_SHEET_CLUSTERS = 10
-MEAN_MAP_PIXELS = 224  # side of the image of a mean heatmap
+MEAN_MAP_PIXELS = 224  # height and width of the image of a mean heatmap
 MAX_HEATMAP_PIXELS = 448  # largest side to which a heatmap is resized
 MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # smallest fractions of the evidence
 ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
@@ -34,11 +34,11 @@ BANDS = {"top": "at the top", "bottom": "at the bottom", "left": "on the left", 
 def describe_place(mean: NDArray[np.floating[Any]]) -> str:
     """Describe the position of the evidence in a map (h,w).
 
-    The image is divided into 3 x 3 parts. The position is the part that holds at least 50 % of the evidence. If there is
-    none, it is the row or column of parts that holds at least 60 %, else the border if it holds at least 75 %, else the
-    whole image.
+    The image is divided into 3 x 3 parts. If one part holds at least 50 % of the evidence, the position is this part.
+    If not, the position is an outer row or column of parts that holds at least 60 %. If there is no such row or column,
+    the position is the border if the border holds at least 75 %, and otherwise the whole image.
     """
-    # `rows` and `columns` hold, for each cell, the third of the image that contains the cell's centre.
+    # `rows` and `columns` hold 0, 1 or 2 for each row and column of cells: the third of the image that contains it.
     rows, columns = (np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(int) for length in mean.shape)
     fractions = mean / mean.sum()
     ninths = np.array([[fractions[rows == i][:, columns == j].sum() for j in range(3)] for i in range(3)])
@@ -59,7 +59,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
-    """Images of one class whose evidence lies in the same place and looks alike.
+    """Images of one class, with evidence at the same position and of similar appearance.
 
     Attributes
     ----------
@@ -74,18 +74,18 @@ class EvidenceCluster:
     where : str
         The position of the mean heatmap in words, such as "in the top left corner".
     suspicion : float
-        From 0 to 1, computed from `place` and `apart`. Near 1, the evidence lies where other classes have none, and
-        does not look like evidence outside the cluster.
+        From 0 to 1, computed from `place` and `apart`. Near 1, other classes have no evidence at this position, and no
+        image outside the cluster has evidence of similar appearance.
     place : float
-        From 0 to 1: how much less often other classes have evidence in this place than the cluster's class. 0 means
-        equally often, and 1 means that other classes have no evidence there. Each of the two rates is the conservative
-        end of its 95 % interval.
+        How rare evidence at this position is in other classes, compared with the cluster's class. 0 means equally
+        frequent, and 1 means that other classes have no evidence at this position. Both rates are estimated
+        conservatively, by 95 % bounds.
     apart : float
-        From 0 to 1, computed like `place`: how much less often similar evidence occurs in images outside the cluster
-        than in images inside it.
+        How rare evidence of similar appearance is outside the cluster, compared with images in the cluster. The value
+        is from 0 to 1, and is computed like `place`.
     elsewhere : int
-        The number of images of other classes that reach the amount of evidence in this place that 80 % of the members
-        reach.
+        The number of images of other classes with at least a certain amount of evidence at this position. 80 % of the
+        members have at least this amount.
     other_image_count : int
         The number of images of other classes.
     is_rest : bool
@@ -132,7 +132,7 @@ class EvidenceCluster:
         return name_class(self.index, self.label)
 
     def describe(self) -> str:
-        """Describe where the evidence lies, and how many images of this class and of other classes have it there."""
+        """Describe the position of the evidence, and count the images with such evidence in this class and others."""
         verb = "has" if self.elsewhere in (0, 1) else "have"
         return (
             f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; "
@@ -155,7 +155,7 @@ class EvidenceCluster:
         grey = np.full((MEAN_MAP_PIXELS, MEAN_MAP_PIXELS, 3), 128, np.uint8)
         images = {"mean map": draw_heatmap(grey, self.map, (0, 0, *grey.shape[:2]))}
         for name in self.members[:count]:
-            with contextlib.suppress(GradcamError):  # The file may be gone. Draw the other images.
+            with contextlib.suppress(GradcamError):  # If a file was deleted, the other images are still drawn.
                 images[name] = self.draw_member(name)
         return images
 

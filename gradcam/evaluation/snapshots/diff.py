@@ -38,8 +38,8 @@ def diff(
     """Compare the predictions and heatmaps of two models on the same images.
 
     The models may be two checkpoints, two precisions, or a model and its quantised version. Both heatmaps explain the
-    class that the old model predicts, and are compared on the region that both models see. Heatmaps are rounded to 16
-    bits, as in a snapshot, so that a model and its snapshot give the same numbers.
+    old model's top class, and are compared on the region that both models see. Heatmaps are rounded to 16 bits, as in a
+    snapshot. A model and its snapshot therefore give the same numbers.
 
     Parameters
     ----------
@@ -62,12 +62,12 @@ def diff(
     workers : int, default None
         As in `gradcam.explain_files`.
     progress : callable, default None
-        Called with the number of finished images and the total. An image counts once for each model that runs.
+        Called with the number of finished images and the total. If both models run, each image counts twice.
 
     Returns
     -------
     Diff
-        One row per image, and a line in `failures` for each image that could not be compared.
+        One row per image. `failures` has a line for each image that could not be compared.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def _check_classes(old: Origin, new: Origin) -> None:
 
 
 def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[InputImage]) -> Snapshot:
-    """Find the snapshot's entry for each image by hash, and give each entry the name of its image.
+    """Find the snapshot's entry for each image by hash. Each entry gets the present name of its image.
 
     An image that cannot be read, or is not in the snapshot, becomes a failure.
     """

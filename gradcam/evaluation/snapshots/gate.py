@@ -27,7 +27,7 @@ SUITE = "gradcam diff"
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition under which the gate fails: a value of an image, or a mean over images, is below or above a limit."""
+    """A limit on a value of each image, or on the mean over images. If the limit is crossed, the gate fails."""
 
     text: str
     name: str
@@ -55,7 +55,7 @@ def parse_condition(text: str) -> Condition:
 
 @dataclass(frozen=True)
 class Case:
-    """The values of one image, or of the mean over images, and the conditions that these values meet."""
+    """The values of one image, or the means over images, and the conditions that the values meet."""
 
     name: str
     values: Mapping[str, float]
@@ -74,9 +74,9 @@ class Gate:
     conditions : tuple of str
         The conditions.
     cases : tuple of Case
-        One case per image, in the order of the comparison's images, and a further case for the mean if a condition
-        concerns the mean. Each case has a `name`, its `values`, the conditions that are `met`, and an `error` if the
-        image could not be compared.
+        One case per image, in the order of `Diff.rows`, followed by the images that failed. If a condition concerns the
+        mean, the last case is the mean. Each case has a `name`, its `values`, the conditions that are `met`, and an
+        `error` if the image could not be compared.
 
     Examples
     --------

@@ -27,7 +27,7 @@ from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
 POINTS_PER_SIDE = 224  # Heatmaps are compared on a grid of this size over the region that both models see.
-TOP_FRACTION = 0.3  # The overlap is measured on this fraction of each heatmap's pixels, highest first.
+TOP_FRACTION = 0.3  # The overlap compares this fraction of each heatmap's pixels: the pixels with the highest values.
 CHANGES = ("map", "class", "none")  # the most important change first
 
 
@@ -47,16 +47,16 @@ class ImageDiff:
     old_class_probability : float
         The new model's probability of the old model's top class, from 0 to 1.
     correlation : float
-        The rank correlation of the two heatmaps, from -1 to 1. It is 1 for two constant heatmaps, and 0 for a constant
-        and a varying heatmap.
+        The rank correlation of the two heatmaps, from -1 to 1. The correlation of two constant heatmaps is 1. The
+        correlation of a constant and a varying heatmap is 0.
     overlap : float
         The overlap of the two heatmaps' top 30 % of pixels, from 0 to 1. Chance is 0.3.
     moved : float
         The distance between the centres of mass, as a share of the diagonal of the common region, from 0 to 1. The centre
         of mass of a blank heatmap is the middle of the region.
     change : str
-        "map" if the predictions agree and the correlation is below `alike`, "class" if the predictions differ, otherwise
-        "none".
+        "class" if the predictions differ; "map" if the predictions agree, but the correlation is below `alike`;
+        otherwise "none".
     entries : (SnapshotEntry, SnapshotEntry)
         The result of each model, with its heatmap on the layer's grid.
     read : callable
@@ -92,7 +92,7 @@ class ImageDiff:
 
     @property
     def drop(self) -> float:
-        """Return the probability of the old model's top class, old model minus new model, from -1 to 1."""
+        """Return how much the probability of the old model's top class drops in the new model, from -1 to 1."""
         return self.old.probability - self.old_class_probability
 
     @property
@@ -182,7 +182,7 @@ class Diff:
     notes : tuple of str
         Notes on the comparison as a whole.
     alike : float
-        The smallest correlation at which two heatmaps count as alike.
+        Two heatmaps count as alike if their correlation is at least this number.
 
     Examples
     --------
@@ -212,7 +212,7 @@ class Diff:
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean of each number over images, by name; {} without images. The mean of "agree" is a share."""
+        """Return the mean of each number over images, by name; {} without images."""
         values = [row.values for row in self.rows]
         return {name: sum(numbers[name] for numbers in values) / len(values) for name in values[0]} if values else {}
 
@@ -298,7 +298,7 @@ def compare_entries(
 def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
     """Resample both heatmaps to the region that both models see; return the heatmaps (2,P,P) and the region.
 
-    Raise `ImageError` if the regions do not overlap, or if the image was read in two sizes.
+    Raise `ImageError` if the regions do not overlap, or if the image had different sizes for the two models.
     """
     if old.size != new.size:
         (old_height, old_width), (height, width) = old.size, new.size
@@ -313,7 +313,7 @@ def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
 
 
 def _resample(entry: SnapshotEntry, region: Region) -> Tensor:
-    """Return the heatmap (1,P,P), resampled to a part of the region that the model saw."""
+    """Return the heatmap (1,P,P) of `region`, which is a part of the region that the model saw."""
     values, size = torch.from_numpy(entry.map.astype(np.float32))[None, None], (POINTS_PER_SIDE, POINTS_PER_SIDE)
     if region == entry.region:
         return resize(values, size)[0]

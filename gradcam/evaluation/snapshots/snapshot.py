@@ -81,8 +81,8 @@ class SnapshotEntry:
 
     `predicted` is the most probable class, and `probability` its probability. The heatmap explains `explained_class`,
     which has `explained_probability`. `size` is the image's height and width. `region` is the part of the image that
-    the model saw: top, left, height and width. `map`, float16 (h,w), is the heatmap of this part on the layer's grid,
-    divided by the maximum.
+    the model saw: top, left, height and width. `map`, float16 (h,w), is the heatmap of the region on the layer's grid,
+    divided by the heatmap's maximum.
     """
 
     name: str
@@ -103,7 +103,7 @@ class SnapshotEntry:
 class Snapshot:
     """A model's results on images: the predicted class, its probability, and a heatmap on the layer's grid.
 
-    `take_snapshot` takes a snapshot, `read_snapshot` reads it from a file, and `diff` compares a new model with it.
+    `take_snapshot` takes a snapshot, `read_snapshot` reads a saved snapshot, and `diff` compares it with a new model.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         raise OutputError(f"{path}: does not exist. Take a snapshot{TAKE_SNAPSHOT}") from None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read ({describe_os_error(error)})") from error
-    except Exception as error:  # ValueError, BadZipFile, zlib.error or EOFError. A plain .npy is no context manager.
+    except Exception as error:  # A damaged archive may raise many errors. For a plain .npy file, `with` fails.
         raise OutputError(f"{path}: is not a snapshot, or is damaged ({type(error).__name__})") from error
     header = load_fields(str(arrays.pop("about", "")).encode("utf-8", "replace")) or {}
     if header.pop("kind", None) != KIND:
@@ -230,7 +230,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Yield descriptions of faults in the contents. Use only the first: later checks rely on earlier checks."""
+    """Yield descriptions of faults in the contents. Use only the first, because later checks rely on earlier checks."""
     texts = {"model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score"}
     are_texts = all(isinstance(header.get(name), str) for name in texts)
     are_complete = header.keys() == texts | {"classes", "labels", "versions"}
@@ -307,7 +307,7 @@ class ItemExplainer:
     def origin(self) -> Origin:
         classifier, labels = self.classifier, self.classifier.labels
         target, preprocess = cast(Any, self.request.target), cast(Any, classifier.preprocess)
-        # These libraries read images and compute. torchvision is left out, because its import takes seconds.
+        # These libraries affect the numbers. torchvision is left out, because its import takes seconds.
         versions = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
         versions |= {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
         dtype = str(find_input_dtype(classifier.model)).removeprefix("torch.")
@@ -332,7 +332,7 @@ class ItemExplainer:
     def run(
         self, explain: Any, items: Sequence[InputImage], step: Any, failures: dict[str, str], **options: Any
     ) -> Iterator[Any]:
-        """Yield the results of `finish`, and call `step` after each image. String results go to `failures`."""
+        """Explain images, yield the results of `finish`, and call `step`. Error texts go to `failures` instead."""
         options |= {"batch_size": self.batch_size, "workers": self.workers}
         for name, result in compute_items(self.classifier, explain, items, **options):
             step()
@@ -356,7 +356,7 @@ def _to_entry(fetched: HashedItem, result: ExplainedImage | GradcamError) -> tup
     (explanation,) = result.maps.values()
     values, prediction = explanation.maps[0, 0].float(), result.predictions[0]
     top = prediction.index, prediction.probability
-    # The target is a class.
+    # The target is a class, so `classes` is not None.
     explained = int(explanation.classes[0, 0]), float(explanation.probability() or 0)  # type: ignore[index]
     map_ = (values / (float(values.max()) or 1.0)).numpy().astype(np.float16)
     size = result.picture.shape[:2]
@@ -421,7 +421,7 @@ def take_snapshot(
 
 
 def read_pixels(classifier: Classifier, item: InputImage) -> Pixels:
-    """Read an image again, for drawing. Raise `ImageError` if it can no longer be read."""
+    """Read an image again, for drawing. Raise `ImageError` if the image can no longer be read."""
     prepared = read_item(classifier, replace(item, wanted=None)).picture
     if isinstance(prepared, Prepared):
         return prepared.reading.picture

@@ -16,7 +16,7 @@ from gradcam.images.files import open_file, write_atomically
 from gradcam.storage.disk import LineFile, acquire_lock, translate_disk_errors
 from gradcam.storage.run_file import SCHEMA, describe_invalid_field, list_differences, list_resume_notes, load_fields
 
-FIELDS = ("gradcam", "versions", "device", "model", "settings", "images")  # the fields of a run that a journal needs
+FIELDS = ("gradcam", "versions", "device", "model", "settings", "images")  # the required fields of the first line
 Entries = dict[tuple[str, str], StudyEntry]  # by (image name, SHA-256)
 Mode = Literal["new", "resume", "overwrite"]
 
@@ -24,7 +24,8 @@ Mode = Literal["new", "resume", "overwrite"]
 class Journal(AbstractContextManager["Journal"]):
     """A file of JSON lines, locked by one study. `notes` are for the user who resumes the study.
 
-    A study appends each entry before it yields the entry. An incomplete last line is cut off when the study is resumed.
+    A study appends each entry before it yields the entry. If the process was stopped while writing, the incomplete last
+    line is removed when the study is resumed.
     """
 
     def __init__(self, path: Path, entries: Entries, notes: list[str], release: Callable[[], None]) -> None:
@@ -37,7 +38,8 @@ class Journal(AbstractContextManager["Journal"]):
 
         `run`, from `Conditions.to_run`, has everything that the numbers depend on. The mode "new" requires that the
         file does not exist, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise
-        `OutputError` if the file does not suit the mode, if it cannot be written, or if another process uses it.
+        `OutputError` if the mode does not allow the existing file, if the file cannot be written, or if another process
+        uses the file.
         """
         with translate_disk_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +59,7 @@ class Journal(AbstractContextManager["Journal"]):
         return None if sha256 is None else self._entries.get((image, sha256))
 
     def append(self, entry: StudyEntry) -> None:
-        """Append an entry. After an `OutputError`, no part of the entry is in the file."""
+        """Append an entry. If this raises `OutputError`, no part of the entry is in the file."""
         with translate_disk_errors(self.path.parent):
             self._lines.append(entry.to_json().encode() + b"\n")
 
@@ -67,7 +69,7 @@ class Journal(AbstractContextManager["Journal"]):
 
 
 def check_journal(path: Path, mode: Mode) -> None:
-    """Raise `OutputError` for an existing journal in the mode "new", before anything is computed."""
+    """Raise `OutputError` if the mode is "new" and the journal exists. Call this before anything is computed."""
     if mode == "new" and path.exists():
         options = "--resume to continue it, --overwrite to replace it, or another --output"
         raise OutputError(f"{path}: belongs to an earlier study. Give {options}")

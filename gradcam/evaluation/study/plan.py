@@ -1,6 +1,6 @@
 """The plan of a study: the methods to compare, and the metrics."""
 
-# This module does not import torch, so that the command line can check its arguments at once.
+# The command line checks its arguments with this module. The module does not import torch, because that takes seconds.
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class StudyPlan:
     """The names of methods, controls and metrics: built-in names in the order of their tables, then user-defined names.
 
     `requested_methods` are the methods that the user named individually. `requested_metrics` are the metrics that the
-    user requested by name or by group. A requested method or metric that cannot be used is an error; other unusable
-    methods and metrics are left out. `custom_methods` and `custom_metrics` are user-defined.
+    user requested by name or by group. If a requested method or metric cannot be used, the study raises an error. Other
+    unusable methods and metrics are left out. `custom_methods` and `custom_metrics` are user-defined.
     """
 
     methods: tuple[str, ...]
@@ -147,12 +147,12 @@ def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explainable], froze
 
 
 def count_passes(plan: StudyPlan) -> int:
-    """Estimate the forward passes of all metrics for one heatmap, without the passes of repeated explanations."""
+    """Estimate the number of forward passes that all metrics of one heatmap need, without repeated explanations."""
     return sum({metric.key: metric.passes for metric in _list_computed_metrics(plan)}.values())
 
 
 def count_explanations(plan: StudyPlan) -> int:
-    """Count how often each method explains an image or a variant of it."""
+    """Count the heatmaps of each method for one image, including variants of the image."""
     return 1 + sum({metric.key: metric.reruns for metric in _list_computed_metrics(plan)}.values())
 
 
@@ -162,7 +162,7 @@ def _list_computed_metrics(plan: StudyPlan) -> list[Metric]:
 
 
 def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
-    """Describe the amount of computation and the most expensive methods, to help the user decide whether to wait."""
+    """Describe the amount of computation and the expensive methods. The user can then decide whether to wait."""
     maps, passes, runs = len(plan.names), count_passes(plan), _count(count_explanations(plan), "run")
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
     reruns = f"{runs} of each method per image{f' and 1 per mosaic ({mosaics})' if mosaics else ''}"

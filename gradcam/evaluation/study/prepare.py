@@ -37,7 +37,7 @@ from gradcam.sources.contents import InputImage
 from gradcam.targets.classes import check_class_range
 
 MAX_MOSAIC_CANDIDATES = 512  # largest number of images for mosaics; all are in memory at once
-MAX_TRIAL_IMAGES = 8  # largest number of images to try until an image has a target, such as a detection
+MAX_TRIAL_IMAGES = 8  # largest number of images to search for a first image with a target, such as a detection
 HALVED_NOTE = "The model does not accept larger inputs, so each image in a mosaic has half its height and width."
 
 
@@ -72,23 +72,23 @@ def evaluate(
         Files, folders, globs, lists, archives and images, as in `gradcam.explain_files`.
     methods : sequence of str, Method or callable
         Keys of `gradcam.METHODS`, "single-pass" or "all"; methods such as ``METHODS["rise"].using(masks=500)``; or
-        functions, as in `check`. Names may also be `FILE.py:NAME`, or come from installed packages. The default is six
-        methods that need one forward pass each.
+        functions, as in `check`. Names may also be `FILE.py:NAME`, or entry points of installed packages. The default is
+        six methods that need one forward pass each.
     metrics : sequence of str or Metric, default None
         Keys of `METRICS`, names of groups, "all", or functions decorated with `metric`. Names may also be
-        `FILE.py:NAME`, or come from installed packages. If None, all groups that need only images are used, except the
-        costly soundness group. If annotations are given, the annotations group is used as well.
+        `FILE.py:NAME`, or entry points of installed packages. None selects all groups that need only images, except the
+        costly soundness group. If annotations are given, None selects the annotations group as well.
     controls : sequence of str, default None
         Control maps to compare with, keys of `CONTROLS`; None for all.
     layer : str, default None
         The target layer's dotted name. None uses `classifier.layer_for(method)` for each method.
     target : str or int, default None
-        The class to explain in all images, by label or index. If None, the explained class of each image is its class
-        in the input list. Without a class in the list, it is the most probable annotated class; without annotations, it
-        is the top class. For models of other tasks, such as detectors: a target as in `explain`, or None for the
+        The class to explain in all images, by label or index. If None, the class of each image is taken from the input
+        list, if the list has classes. Otherwise, the class is the most probable annotated class, or without annotations
+        the top class. For models of other tasks, such as detectors: a target as in `explain`, or None for the
         highest-scoring detection of each image.
     score : str, default "logit"
-        As in `targets.ClassTarget`. Methods with their own score keep it.
+        As in `targets.ClassTarget`. Methods with a fixed score ignore this parameter.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
     annotations : str or path, default None
@@ -136,7 +136,7 @@ def evaluate(
 
 
 def prepare_study(classifier: Classifier, items: Sequence[InputImage], plan: StudyPlan, options: StudyOptions) -> Study:
-    """Prepare a study of these images. Mosaics need one run of the model per image. Raise the errors of `evaluate`."""
+    """Prepare a study. If metrics need mosaics, the model runs once per image. Raise the errors of `evaluate`."""
     if options.score not in SCORES:
         raise argument_error(options.score, "score", f"one of {', '.join(SCORES)}.")
     for name, value, minimum in (("limit", options.limit, 1), ("seed", options.seed, 0)):
@@ -170,7 +170,7 @@ def prepare_study(classifier: Classifier, items: Sequence[InputImage], plan: Stu
 
 
 def _describe_target(target: Any) -> str:
-    """Describe a target by its class and its fields (arrays by their hash), or a function by its name."""
+    """Describe a target by its type and its fields (arrays by their hash), or a target function by its name."""
     if not is_dataclass(target) or isinstance(target, type):
         return name_target_function(target)
     values = {field.name: getattr(target, field.name) for field in fields(target)}
@@ -182,7 +182,7 @@ def _describe_target(target: Any) -> str:
 
 
 def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage]) -> int | None:
-    """Return the target's class index, or None without a target. Raise `GradcamError` if a target or class is wrong."""
+    """Return the target's class index; None without a target. Raise `GradcamError` if the target is invalid."""
     class_names = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
     if class_names and target is not None:
         raise GradcamError("The list already contains the classes to explain: leave the target (--class) out.")
@@ -201,7 +201,7 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage
 def choose_items(items: Sequence[InputImage], limit: int | None, seed: int) -> Sequence[InputImage]:
     """Sample at most `limit` images at random, and keep their order.
 
-    The images are sampled because the first images of a folder could all be of one class.
+    If the first images were used instead, all of these could be of one class.
     """
     if limit is None or limit >= len(items):
         return items
@@ -267,10 +267,10 @@ def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> st
 
 
 def _add_mosaics(evaluator: Evaluator, items: Sequence[InputImage]) -> tuple[Evaluator, list[NamedMosaic], list[str]]:
-    """Make the mosaics that the metrics need. If that fails, remove these metrics, and return the reason as a note.
+    """Make the mosaics that metrics need. On failure, remove these metrics, and return the reason as a note.
 
-    The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. Raise
-    `GradcamError` if a requested metric needs mosaics, or if no other metric is left.
+    The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. On
+    failure, raise `GradcamError` if the user requested such a metric, or if no other metric is left.
     """
     plan, classifier, seed = evaluator.plan, evaluator.classifier, evaluator.seed
     metric_names = [metric.name for metric in plan.mosaic_metrics]

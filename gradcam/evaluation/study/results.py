@@ -25,7 +25,8 @@ from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
-# New journals use the texts of earlier versions, so that journals of earlier versions can be resumed.
+# A journal can be resumed only if its texts are equal to the new texts. For journals of earlier versions, these texts are
+# therefore still written as in earlier versions.
 EARLIER_TARGETS = {
     "the highest-scoring detection": "the surest of what was found",
     "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
@@ -43,8 +44,8 @@ class Conditions:
     """The conditions of a study: everything that the numbers depend on.
 
     `weights` and `annotations` are SHA-256 hashes. `target` (the explained class) and `resizing` are descriptions in
-    words. `versions` has the versions of the libraries that affect the numbers. `resolved` has the layouts and the
-    output that the package chose.
+    words. `versions` has the versions of the libraries that affect the numbers. `resolved` has the layouts of the layers
+    and the model's output, as the package determined them.
     """
 
     model: str
@@ -67,7 +68,7 @@ class Conditions:
         return {name: value for name, value in asdict(self).items() if name not in ("settings", "resolved")}
 
     def to_run(self, image_count: int) -> dict[str, Any]:
-        """Return the first line of a journal, in the format of a batch's run.json. Equal runs give equal numbers."""
+        """Return the first line of a journal, in the format of run.json. Runs with equal lines give equal numbers."""
         names, versions = ("layer", "score", "target", "seed", "annotations", "precision"), dict(self.versions)
         settings = {**{name: getattr(self, name) for name in names}, **self.settings}
         settings["target"] = EARLIER_TARGETS.get(self.target, self.target)
@@ -89,7 +90,7 @@ def list_conditions(
     request = ExplainRequest.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
     resolved = resolve_settings(classifier, request)
     settings = {
-        # Earlier versions wrote "none" for "applied". Their runs must resume.
+        # Earlier versions wrote "none" for "applied". Studies of earlier versions must remain resumable.
         "activation": classifier.activation.replace("applied", "none"),
         "preprocessing": describe_preprocess(classifier.preprocess),
         "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
@@ -204,7 +205,7 @@ class StudyEntry:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a study: the entries of the images in order, then of the mosaics, and notes for the user."""
+    """The results of a study: the entries of the images and then of the mosaics, and notes for the user."""
 
     plan: StudyPlan
     conditions: Conditions
@@ -233,7 +234,7 @@ class Results:
 
     @property
     def data(self) -> str:
-        """Return the SHA-256 of the images' sorted hashes, which does not depend on their names."""
+        """Return the SHA-256 of the images' sorted hashes. The names of the images do not change the result."""
         return hashlib.sha256("\n".join(sorted(entry.sha256 or "" for entry in self.judged())).encode()).hexdigest()
 
     def judged(self, kind: Kind = "image") -> list[StudyEntry]:
@@ -245,7 +246,7 @@ class Results:
         return [entry.values.get(method, {}).get(metric) for entry in self._entries_with(metric)]
 
     def mosaic_images(self, metric: str) -> list[Sequence[str]] | None:
-        """Return the image names in each mosaic that has this metric; None if the metric does not use mosaics."""
+        """Return the image names of each mosaic with a value of the metric; None if the metric is not of mosaics."""
         entries = self._entries_with(metric)
         is_of_mosaics = any(entry.kind == "mosaic" for entry in entries)
         return [entry.image.split(NAME_SEPARATOR) for entry in entries] if is_of_mosaics else None
@@ -261,13 +262,14 @@ class Results:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The position of one method or control by one metric. With fewer than 8 images, there is no best method.
+    """The comparison of one method or control with the best method, by one metric.
 
-    `interval` is the mean over images or mosaics, with its confidence interval. `difference` is the paired difference
-    from the best method; None for the best method itself, and if there is no best method. The interval of `difference`
-    is not corrected for multiple comparisons. `is_level` marks a method that does not differ significantly from the
-    best method. In this test, `find_distinguished_pairs` corrects for the comparison of all pairs. `is_control` marks a
-    control, which is never the best. `beats_all` marks a control that is at least as good as the best method.
+    The method with the best mean over at least 8 images is the best. `interval` is the mean over images or mosaics, with
+    a confidence interval. `difference` is the paired difference from the best method; None for the best method itself,
+    and if there is no best method. The interval of `difference` is not corrected for multiple comparisons. `is_level`
+    marks a method that does not differ significantly from the best method. This test is corrected for the comparison of
+    all pairs by `find_distinguished_pairs`. `is_control` marks a control, which is never the best. `beats_all` marks a
+    control that is at least as good as the best method.
     """
 
     method: str
@@ -295,7 +297,7 @@ def _is_enough(interval: Interval) -> bool:
 
 
 def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
-    """Rank each method and control by each metric that has values, and return the rankings by (method, metric)."""
+    """Compare methods and controls by each metric that has values, and return the rankings by (method, metric)."""
     rankings, plan = {}, results.plan
     for metric in plan.metrics:
         values = {name: results.values(name, metric) for name in plan.names}

@@ -34,7 +34,7 @@ from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress
 from gradcam.sources.contents import InputImage
 
-MAX_EXAMPLES = 5  # images whose heatmaps are cached for the examples
+MAX_EXAMPLES = 5  # The heatmaps of this many images are cached, to draw examples.
 NamedMosaic = tuple[str, Mosaic, str]  # (the joined names of its images, mosaic, SHA-256 of the images' hashes)
 
 
@@ -42,10 +42,9 @@ NamedMosaic = tuple[str, Mosaic, str]  # (the joined names of its images, mosaic
 class Study:
     """A study that is ready to run.
 
-    `index` is the class to explain in all images. If `index` is None, the class of each image is its class in the input
-    list. Without a class in the list, it is the most probable annotated class; without annotations, it is the top
-    class. `notes` report what was left out. `example_heatmaps` caches the heatmaps (1,H,W) of the first images, by
-    image name and method, if they were computed in this run.
+    `index` is the class to explain in all images. If `index` is None, `make_subject` chooses the class of each image.
+    `notes` report what was left out. `example_heatmaps` caches the heatmaps (1,H,W) of the first images, by image name
+    and method, unless the images' entries came from the journal.
     """
 
     evaluator: Evaluator
@@ -73,7 +72,7 @@ class Study:
         """Yield the entry of each image in order, then of each mosaic. An image that fails has an entry with an error.
 
         Entries in the journal are not computed again. Other entries are written to the journal before they are yielded.
-        `progress` counts heatmaps.
+        `progress` receives the number of heatmaps.
         """
         counter = StepCounter(progress, self.total)
         image_entries = (self._evaluate_item(item, journal, counter) for item in self.items)
@@ -113,11 +112,11 @@ class Study:
     def make_subject(
         self, item: InputImage, prepared: Prepared, class_index: int | None
     ) -> tuple[Evaluator, Subject, int | None]:
-        """Return the evaluator and the subject for an image, and the class whose annotations are used.
+        """Return the evaluator and the subject for an image, and the class for selecting annotations.
 
-        The class is the first that is known of: the class in the list, the study's class, the most probable annotated
-        class, and the top class. A detector or segmenter uses the class of the highest-scoring detection, and prefers
-        detections of annotated classes.
+        The class in the input list comes first, then the study's class, then the most probable annotated class, then
+        the top class. A detector or segmenter uses the class of the highest-scoring detection, and prefers detections
+        of annotated classes.
         """
         index = self.index if class_index is None else class_index
         annotated = [] if self.annotations is None or index is not None else self.annotations.classes(item.name)
@@ -175,7 +174,7 @@ class Evaluator:
         at_layers = [method for method in map(self.plan.method, self.plan.methods) if method.place == "layer"]
         to_scores = partial(to_instance_classifier, self.classifier, prepared, methods=at_layers[:1])
         target, scores = self.target if index is None else index, None
-        if target is None and self.classifier.list_all() is None:  # Without a class, the model detects nothing.
+        if target is None and self.classifier.list_all() is None:  # The model only detects requested classes.
             for class_index in annotated:
                 with suppress(TargetError):
                     scores = to_scores(class_index)
@@ -237,7 +236,7 @@ class MetricInputs:
         self._computed: dict[Any, Any] = {}  # results by `Metric.key`
 
     def measure(self, metrics: Iterable[Metric]) -> dict[str, float]:
-        """Compute the metrics; if there are no annotations, leave out the metrics that need them.
+        """Compute the metrics. Without annotations, leave out the metrics that need annotations.
 
         Raise `GradcamError` if a value is NaN or infinite. Errors of the metrics are passed on.
         """
@@ -252,7 +251,7 @@ class MetricInputs:
         return values
 
     def curves(self, metrics: Iterable[Metric]) -> dict[str, list[float]]:
-        """Return the curves, as lists of probabilities, of the computed metrics that are the area under a curve."""
+        """Return a curve (a list of probabilities) for each computed metric that is the area under a curve."""
         computed = {metric.name: self._computed.get(metric.key) for metric in metrics}
         return {name: curve.probabilities[0].tolist() for name, curve in computed.items() if isinstance(curve, Curve)}
 

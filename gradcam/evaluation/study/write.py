@@ -42,7 +42,7 @@ ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 EXAMPLE_HEIGHT_PIXELS = 168
 CURVES = {"insertion": "pixels inserted, highest first", "deletion": "pixels deleted, highest first"}
 COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
-LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # Each style is used with all colours before the next style.
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # The second style is used only after all colours of the first.
 CONTROL_LINE_STYLES = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
 INK, MUTED = "#1f2937", "#9ca3af"
 PLOT_DPI, PLOT_HEIGHT_INCHES, PLOT_WIDTH_INCHES = 110, 4.6, 6.6  # The size includes the legend.
@@ -127,7 +127,7 @@ def escape(text: object) -> str:
 
 
 def _to_part(results: Results, rankings: Mapping[tuple[str, str], Ranking], metrics: Sequence[str]) -> dict[str, Any]:
-    """Return one table's column titles and image counts, and the rows of methods and controls."""
+    """Return the contents of one LaTeX table: column titles, image counts, and the rows of methods and controls."""
     rows = {name: [_to_cell(rankings[name, metric]) for metric in metrics] for name in results.plan.names}
     return {
         "titles": [f"{escape(name)} {ARROWS[results.plan.metric(name).better]}" for name in metrics],
@@ -148,7 +148,7 @@ def _to_cell(ranking: Ranking) -> str:
 
 
 def draw_examples(study: Study, results: Results) -> Pixels:
-    """Draw up to five images in rows, each with the heatmaps of all methods: RGB, uint8 (H,W,3).
+    """Draw up to five images, each in a row with the heatmaps of all methods: RGB, uint8 (H,W,3).
 
     Heatmaps cover the part of the image that the model saw. Heatmaps that were not computed in this run are computed
     again. Raise `GradcamError` if no image was evaluated, or if an image can no longer be read.
@@ -184,10 +184,10 @@ def list_curves(results: Results) -> list[str]:
 def draw_curves(results: Results) -> Pixels:
     """Plot the mean probability along insertion and deletion, with controls in grey: RGB, uint8 (H,W,3).
 
-    The band is the 95 % interval of the best method's mean. The legend lists the areas with their intervals, the best
-    first. With too few images, there are no intervals. Only the best method has a band, because the bands of all
-    methods would overlap: images differ more than methods. Raise `GradcamError` if matplotlib is missing, or if neither
-    metric was measured.
+    The band is the 95 % interval of the best method's mean. Only the best method has a band. Images differ more than
+    methods, so the bands of several methods would overlap. The legend lists the areas with their intervals, the best
+    area first. With too few images, there are no intervals. Raise `GradcamError` if matplotlib is missing, or if
+    neither metric was measured.
     """
     metrics = list_curves(results)
     if not metrics:
@@ -198,7 +198,7 @@ def draw_curves(results: Results) -> Pixels:
     except ImportError as error:
         raise GradcamError(f"Drawing curves needs matplotlib: {to_pip_command('plots')}") from error
     count = len(metrics)
-    # This does not use pyplot, which would keep a reference to the figure, and choose a display.
+    # pyplot is not used, because it would keep a reference to the figure, and select a display backend.
     size = PLOT_WIDTH_INCHES * count, PLOT_HEIGHT_INCHES
     figure = Figure(figsize=size, dpi=PLOT_DPI, facecolor="white", layout="constrained")
     for position, metric in enumerate(metrics, 1):
