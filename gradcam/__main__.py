@@ -1,11 +1,11 @@
-"""Start the command for `gradcam` and `python -m gradcam`. The process ends with the command."""
+"""Define the entry point of `gradcam` and `python -m gradcam`."""
 
 from gradcam.cli import main
 from gradcam.cli._process import run_and_exit
 
 
 def start() -> None:
-    """Run the command, and end the process."""
+    """Run the command `gradcam`, and end the process."""
     run_and_exit(main)
 
 

@@ -1,4 +1,4 @@
-"""Define the errors that a user can cause. Each message says what came, what was expected, and what to do."""
+"""Define the errors that a user can cause. Each message states the given value, the expected values, and a remedy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any
 
 MAX_VALUE_CHARACTERS = 60  # The maximum length of a user's value in a message.
 MAX_REPR_CHARACTERS = 180  # The maximum length of a result's repr at a Python prompt.
-# Matches characters that move a terminal's cursor, change its state or reverse the text. Also matches surrogates, which
-# stand for bytes of file names that are not text.
+# This pattern matches characters that move a terminal's cursor, change its state or reverse the text. It also matches
+# surrogates, with which Python represents undecodable bytes of file names.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escape_controls(text: str) -> str:
-    """Return the text in one line, with control characters escaped as in Python. File names can contain them."""
+    """Escape control characters, which file names can contain, as Python does. The result is one line."""
     return CONTROL_CHARACTERS.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
     character, code = match.group(), ord(match.group())
-    if 0xDC80 <= code <= 0xDCFF:  # a surrogate, which stands for a byte that is not text
+    if 0xDC80 <= code <= 0xDCFF:  # a surrogate, which stands for an undecodable byte
         return f"\\x{code - 0xDC00:02x}"
     return repr(character)[1:-1] if code < 0x80 else f"\\u{code:04x}"
 
@@ -77,7 +77,7 @@ class LayerError(GradcamError):
 
 
 class BlindLayerError(LayerError):
-    """The score does not depend on the layer, or its gradient there is exactly zero.
+    """The score does not depend on the layer, or the score's gradient at the layer is exactly zero.
 
     Examples
     --------
@@ -200,7 +200,7 @@ class GradcamWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Issue a warning that points to the user's code: the nearest caller outside this package."""
+    """Issue a `GradcamWarning` that points to the nearest caller outside this package."""
     frame, level = sys._getframe(1), 2
     ours = ("gradcam", "contextlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
@@ -219,7 +219,7 @@ def find_similar_names(name: str, names: Iterable[str], count: int = 5) -> list[
 
 
 class _ShortRepr(reprlib.Repr):
-    """A repr of limited length: the full repr of nested lists can have billions of characters."""
+    """A repr of limited length, because the full repr of nested lists can have billions of characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class _ShortRepr(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = 4 * MAX_VALUE_CHARACTERS
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """Keep the order of the dict, which `reprlib` would sort."""
+        """Return the repr of a dict in its own order. `reprlib` would sort the keys."""
         if level <= 0:
             return "{...}" if x else "{}"
         cells = (f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in x.items())
@@ -247,7 +247,7 @@ def shorten(value: object) -> str:
 
 
 def format_fields(result: object) -> str:
-    """Return the repr of a dataclass in one short line, with the dtype and shape instead of each array."""
+    """Return the repr of a dataclass in one short line. Arrays are replaced by their dtype and shape."""
     # Every caller passes a dataclass.
     names = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]
     text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in names)
@@ -264,7 +264,7 @@ def _show_value(value: object) -> str:
 
 
 def to_pip_command(extra: str) -> str:
-    """Return the command that installs an extra. You run it in a clone, because the package is not published."""
+    """Return the pip command for an extra. The command needs a clone, because the package is not published."""
     return f'pip install ".[{extra}]" in a clone of gradcam'
 
 
@@ -276,7 +276,7 @@ def join_names(names: Iterable[str]) -> str:
 def describe_failure(name: str, error: BaseException) -> str:
     """Return one line with the name of an image and the reason for its failure.
 
-    If the reason begins with the name, the name is not repeated. GRADCAM_TRACEBACK=1 prints the traceback.
+    If the reason begins with the name, the name is not repeated. With GRADCAM_TRACEBACK=1, also print the traceback.
     """
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)

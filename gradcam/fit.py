@@ -1,4 +1,4 @@
-"""The part of an image that is explained: the centre crop, the whole image, or tiles."""
+"""Define the parts of an image that can be explained: the centre crop, the whole image, or tiles."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from gradcam.options import FIT_KINDS, MAX_MAGNITUDE, argument_error
 
 @dataclass(frozen=True)
 class Fit:
-    """A part of the image to explain: one of `FIT_KINDS` and, for tiles, the side of a tile.
+    """The part of an image to explain. `kind` is one of `FIT_KINDS`.
 
-    `side` is in image pixels; None stands for the size of the network's input.
+    For tiles, `side` is the side of a tile in image pixels. If `side` is None, a tile has the size of the network's
+    input.
     """
 
     kind: str

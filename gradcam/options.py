@@ -1,6 +1,6 @@
-"""Define the options of an explanation with their choices, and check arguments, for Python and the command line.
+"""Define the options of an explanation and their choices, and check the values of arguments.
 
-This module does not import torch, so that the command line can print help and check options without waiting for it.
+This module does not import torch, so that the command line can print help and check options before torch is loaded.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ SMOOTHINGS = ("none", "eigen")
 # The kinds of class scores that can be explained: see `gradcam.targets.ClassTarget`.
 SCORES = ("logit", "probability", "contrast")
 
-# The dtype of the model's computations: the name of the option's value, and PyTorch's name.
+# The values of `precision`, and the names of PyTorch's dtypes for the model's computations.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-# Layouts of a layer's output: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
+# The layouts of a layer's output. In this order, they are (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
 LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 
-# The functions that convert logits to probabilities. "none" and "applied" leave the model's values unchanged: "none" is
-# for probabilities of several classes and for regression values, "applied" for a single probability. "auto" is sigmoid
-# for a single logit, and otherwise softmax.
+# The functions that convert logits to probabilities. "auto" is sigmoid for a single logit, and otherwise softmax.
+# "none" and "applied" leave the model's outputs unchanged. "none" is for regression values, and for outputs that are
+# already the probabilities of several classes. "applied" is for an output that is already a single probability.
 ACTIVATIONS = ("auto", "softmax", "sigmoid", "none", "applied")
 
-# The views of an image that are explained together. A view is (factor for all values, whether the image is mirrored).
-# The first view is the image itself.
+# The views of an image that are explained together. Each view is a pair: the factor that multiplies all values, and
+# whether the image is mirrored. The first view is the image itself.
 AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "none": ((1.0, False),),
     "flip": ((1.0, False), (1.0, True)),
     "flip-scale": tuple((factor, mirrored) for mirrored in (False, True) for factor in (1.0, 0.9, 1.1)),
 }
 
-# The tasks of models; "auto" detects the task.
+# The tasks of models. The option `task` can also be "auto", which detects the task.
 TASKS = ("classification", "regression", "detection", "segmentation", "matching", "captioning", "pose")
 
-# Upper limits of options. More threads would hang the machine; larger seeds do not fit into PyTorch's generators.
+# The upper limits of options. More threads would hang the machine. PyTorch's generators accept no larger seeds.
 MAX_WORKERS, MAX_BATCH_SIZE, MAX_COUNT, MAX_SEED = 1024, 2**16, 10**9, 2**63 - 1
 MAX_MAGNITUDE = 10**6  # The limit for sides and coordinates in pixels, and for means and standard deviations.
 
 EDGES = ("left", "top", "right", "bottom")  # The edges of a box.
 AXES = ("x", "y")  # The coordinates of a keypoint.
 
-# An edit fills a part of an image with a strong blur, the mean colour or black. `EDIT_FORM` shows how users write it.
+# An edit fills a part of an image with a strong blur, the mean colour or black. `EDIT_FORM` shows how users
+# write an edit.
 EDITS = ("blur", "mean", "erase")
 EDIT_SHAPES = "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window)"
 EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
@@ -65,8 +66,8 @@ EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
 FIT_KINDS = ("crop", "whole", "tiles")
 PREDICTIONS = ("own", "seen")
 
-# The orders in which a layer's channels can be drawn, and the maximum to which each channel is scaled: its own, or the
-# layer's.
+# The orders in which a layer's channels can be drawn. The colours of a channel are scaled to the maximum of the
+# channel, or to the maximum of the layer.
 CHANNEL_ORDERS = ("strongest", "index")
 CHANNEL_SCALES = ("channel", "layer")
 
@@ -74,7 +75,7 @@ CHANNEL_SCALES = ("channel", "layer")
 # is limited instead. The option `--max-pixels` sets the variable.
 MAX_PIXELS = "GRADCAM_MAX_PIXELS"
 
-# The kinds of output that `gradcam batch` can write for an image, and the file formats.
+# The kinds of output that `gradcam batch` can write for an image, and the formats of the image files.
 OUTPUT_KINDS = {
     "overlay": "the heatmap over the image",
     "heatmap": "the heatmap alone",
@@ -94,7 +95,7 @@ Progress = Callable[[int, int], None]  # called with the number of finished pass
 class ExplainOptions(TypedDict, total=False):
     """The options of all explanations, documented as keyword arguments of `gradcam.explain`.
 
-    To add an option, add it here, with its default below, to the command line's options, and to the docs.
+    A new option must be added here, to `DEFAULTS`, to the options of the command line, and to the docs.
     """
 
     join: str | None
@@ -176,7 +177,7 @@ def check_choice(value: Any, name: str, choices: Iterable[str], error: ErrorType
 
 
 def import_function(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
-    """Return the function. If it is given as "module:name", import it from the package."""
+    """Return the function. If `function` is a text "module:name", import the function from the package."""
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
@@ -195,18 +196,18 @@ def count_cores(root: Path = Path("/")) -> int:
 
 
 def _list_quotas(root: Path) -> Iterator[float]:
-    """Yield the limits of the control groups that this process is in, as numbers of cores."""
+    """Yield the CPU quota of each control group of this process, as a number of cores."""
     mounts = root / "sys/fs/cgroup"
     groups = root / "proc/self/cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # In the line of a version 2 group, the list of controllers is empty. A machine may use both versions.
+        # Control groups have two versions, and a machine may use both. Lines of version 2 have no controllers.
         files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controllers else ["cpu.max"]
         mount_points = (mounts / controllers, mounts / ("cpu" if controllers else "unified"))
-        # A group is also limited by its parent groups. In a container, the path may be valid on the host only. Then
-        # only the mount point exists.
+        # A group is also limited by its parent groups. If the process is in a container, the path may be valid only on
+        # the host. In this case, only the mount point exists.
         group_path = PurePosixPath(path.lstrip("/"))
         names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
         for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):
@@ -217,7 +218,7 @@ def _list_quotas(root: Path) -> Iterator[float]:
 
 
 def accept_old_parameters(function: F) -> F:
-    """Let a function accept its old parameter names as keywords."""
+    """Return the function with support for its old parameter names as keywords."""
     from gradcam.renames import find_renamed, warn_of_old_name
 
     names = find_renamed("parameter", function.__qualname__)

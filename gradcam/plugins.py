@@ -1,7 +1,8 @@
-"""Load what users add to gradcam: `FILE.py:NAME`, `PACKAGE.MODULE:NAME`, or the name of an installed entry point.
+"""Load users' extensions: `FILE.py:NAME`, `PACKAGE.MODULE:NAME`, or the name of an installed entry point.
 
 A package extends gradcam by entry points in its pyproject.toml, in the groups `gradcam.methods`, `gradcam.metrics`,
-`gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`. Each is imported at its first use.
+`gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`. Each entry point is imported at its first
+use.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PluginKind = Literal["methods", "metrics", "targets", "models", "formats", "comm
 
 @functools.cache
 def list_entry_points(kind: PluginKind) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by their names, without importing them."""
+    """Map the names of a kind's entry points to the entry points. Nothing is imported."""
     entries = _read_entry_points().select(group=f"gradcam.{kind}")
     return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
@@ -54,7 +55,7 @@ def has_loaded_custom_code() -> bool:
 def load_plugin(kind: PluginKind, name: str) -> Any:
     """Return the named object from a file, a module, or an installed package.
 
-    A file is run again only if it has changed, so that the same name gives the same object.
+    A file is run again only if the file or the current folder has changed. Otherwise, the cached object is returned.
 
     Raises
     ------
@@ -180,12 +181,13 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
-    # The stem alone may also be the name of an installed module, or of a file in another folder.
+    # The name contains a hash of the path, because a file in another folder may have the same stem.
     name = f"{USER_MODULE_PREFIX}{path.stem}_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]}"
     module = sys.modules[name] = ModuleType(name)  # Dataclasses look up their module in sys.modules.
     module.__file__ = str(path)
     with _importable_folder(str(path)), _translate_errors(f"{path} cannot be imported:"):
-        # Python's cache of compiled files would confuse two versions of equal length saved in the same second.
+        # Do not use Python's cache of compiled files. If a file is saved twice in one second with the same length,
+        # the cache would return the first version.
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
     return module
 
@@ -207,7 +209,7 @@ def _importable_folder(location: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _translate_errors(subject: str) -> Iterator[None]:
-    """Turn any error of the user's code, and `sys.exit`, into a `ModelError` with the line that raised it."""
+    """Turn any error of the user's code, and `sys.exit`, into a `ModelError` with the line of the error."""
     try:
         yield
     except (ModelError, KeyboardInterrupt):

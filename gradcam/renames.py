@@ -27,7 +27,7 @@ RUN, PAGE, DRAWN_DIFF = "run.json", "the data of an HTML page", "ImageDiff.draw(
 class Rename(NamedTuple):
     """One old name and its replacement.
 
-    `owner` is what the name belongs to: a module, a function or class with its module, or a kind of record.
+    The name belongs to `owner`: a module, a function or class with its module, or a kind of record.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ def _rename(kind: Kind, owner: str, **names: str) -> list[Rename]:
 
 
 def _rename_in_code(kind: Kind, owners: str, **names: str) -> list[Rename]:
-    """Return the rows for the same names in several modules, functions or classes of the package."""
+    """Return the renames of the same names in several modules, functions or classes of the package."""
     return [row for owner in owners.split() for row in _rename(kind, f"gradcam.{owner}", **names)]
 
 
@@ -103,9 +103,9 @@ RENAMES: tuple[Rename, ...] = (
 
 
 def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """Return a module's `__getattr__` that finds its old names.
+    """Return a `__getattr__` for a module that finds the module's old names.
 
-    A lazy module passes `get`, which finds all other names.
+    If the module exports its names lazily, `get` finds all other names.
     """
     names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
 
@@ -121,7 +121,7 @@ def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Call
 
 
 class OldKeys(dict[str, Any]):
-    """A dict that also returns a value for its old key. Iteration yields only the new keys."""
+    """A dict that also accepts the old keys of its values. Iteration yields only the new keys."""
 
     def __init__(self, owner: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -134,7 +134,7 @@ class OldKeys(dict[str, Any]):
 
 
 def add_old_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with both the old and the new keys. The value of an old key uses only old keys and values."""
+    """Return a record with both the old and the new keys. Below an old key, all keys and values are old."""
     keys, values = ({row.new: row.old for row in _select_rows(owner, kind)} for kind in ("key", "value"))
     old_fields = {keys[key]: _replace(value, keys, values) for key, value in record.items() if key in keys}
     return {**record, **old_fields}
@@ -167,18 +167,18 @@ def _replace(value: Any, keys: Mapping[str, str], values: Mapping[str, str]) -> 
 
 
 def find_renamed(kind: Kind, qualname: str) -> dict[str, Rename]:
-    """Return the rows of one kind for a function or class, by old name."""
+    """Return the renames of one kind in a function or class, by old name."""
     return {row.old: row for row in RENAMES if row.kind == kind and row.owner.endswith(f".{qualname}")}
 
 
 def warn_of_old_name(old: str, new: str, row: Rename, *, level: int = 3) -> None:
-    """Issue a `FutureWarning` at the caller's line, `level` calls above."""
+    """Issue a `FutureWarning`. `level` is the stack level of the line to which the warning points."""
     message = f"{old} is now {new}. The old name will be removed in gradcam {row.removed_in}."
     warnings.warn(message, FutureWarning, stacklevel=level)
 
 
 def read_old_attribute(owner: object, name: str, level: int = 4) -> Any:
-    """Return the attribute that replaces an old one, with a warning at the caller's line, `level` calls above."""
+    """Return the attribute that replaces an old attribute, and issue a warning with the stack level `level`."""
     for kind in type(owner).__mro__:
         if (row := find_renamed("attribute", kind.__qualname__).get(name)) is not None:
             warn_of_old_name(f"{type(owner).__name__}.{name}", row.new, row, level=level)

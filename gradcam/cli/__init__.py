@@ -1,4 +1,4 @@
-"""The command `gradcam`. Each command has a module (`run` and `compare` share one, as do `batch` and `report`)."""
+"""Define the command `gradcam`. Its subcommands are in the modules of this package."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command and exit. Status 0: success; 1: something failed; 2: wrong usage; 128 + N: ended by signal N."""
+    """Run the command and exit. Status 0: success; 1: failure; 2: wrong usage; 128 + N: ended by signal N."""
     color = _colour()
     try:
         with handle_signals():
@@ -88,7 +88,7 @@ def main() -> NoReturn:
     except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
         _discard_output()
         sys.exit(1)
-    except OSError as error:  # Errors that concern an image have been reported with the image.
+    except OSError as error:  # The errors of images have already been reported.
         if error.filename is not None:
             _show(error, f"{error.filename}: cannot be used ({error.strerror}).")
         else:
@@ -97,7 +97,7 @@ def main() -> NoReturn:
         sys.exit(1)
     except SystemExit:
         raise
-    except BaseException as error:  # MemoryError, or whatever a custom model raises
+    except BaseException as error:  # MemoryError, or any error of a custom model
         _show(error, describe_unexpected(error))
         sys.exit(1)
     finally:
@@ -111,7 +111,7 @@ def _discard_output() -> None:
 
 
 def _colour() -> bool | None:
-    """Return False if the environment forbids colours (no-color.org), else None: click then looks for a terminal."""
+    """Return False if the environment forbids colours (no-color.org), else None, which lets click decide."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 

@@ -1,4 +1,4 @@
-"""Commands and groups: short and long help, parsing of option values, and suggestions for mistyped commands."""
+"""Define commands and groups with short and long help, parse option values, and suggest commands after typos."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradcam.options import LAYOUTS, MAX_MAGNITUDE
 if TYPE_CHECKING:
     from gradcam.storage.store import Store
 
-# Sections of the long help, in this order, and their options. All other options come first, in the section "Options".
+# The sections of the long help, and their options. All other options are listed first, in the section "Options".
 SECTIONS = {
     "Target": (
         *("--task", "--box", "--edge", "--missed", "--threshold", "--mask", "--text", "--like"),
@@ -52,9 +52,9 @@ COLUMN = 24  # width of the option column in help, in characters
 MAX_DEFAULT = 40  # characters; longer default values are only in the long help
 MAX_ALIGNED = 60  # characters; defaults after longer texts are not aligned
 SETTINGS = {
-    "help_option_names": ["--help"],  # -h is the short help: see `add_short_help`
+    "help_option_names": ["--help"],  # `add_short_help` adds -h, the short help.
     "max_content_width": 110,
-    # Accept some option names in the plural.
+    # Accept the plural of some option names, such as --methods.
     "token_normalize_func": partial(re.compile("^(?:(method|metric|score|layer)s|(class)es)$").sub, r"\1\2"),
 }
 
@@ -89,7 +89,7 @@ def to_real(text: str, *, minimum: float, maximum: float, above: bool) -> float:
 
 
 def to_size(text: str) -> int | tuple[int, ...]:
-    """Return one side length, or several. Raise `GradcamError` if the text is not a size."""
+    """Return one side, or a tuple of two or three sides. Raise `GradcamError` if the text is not a size."""
     sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
     if sides is None:
         raise GradcamError(
@@ -168,12 +168,12 @@ def to_sentence(text: str) -> str:
 
 
 def store_verbose(context: click.Context, _: click.Parameter, is_verbose: bool) -> None:
-    """Store `--verbose` for `show_version`, which may run before or after this callback."""
+    """Store `--verbose` for `show_version`, which runs after this callback, because `--verbose` is eager."""
     context.meta["verbose"] = is_verbose
 
 
 def show_version(context: click.Context, _: click.Parameter, is_requested: bool) -> None:
-    """Print the version and exit. With `--verbose`, also print what a bug report should contain."""
+    """Print the version and exit. With `--verbose`, also print the facts that a bug report needs."""
     if not is_requested or context.resilient_parsing:
         return
     click.echo(f"gradcam, version {__version__}")
@@ -216,7 +216,7 @@ def format_short_help(context: click.Context) -> list[str]:
 
 
 def _list_common_options(context: click.Context) -> list[tuple[str, str]]:
-    """Return the options of the short help, each with the first sentence of its text and its default."""
+    """Return each option of the short help, with the first sentence of its help text and its default."""
     from gradcam.cli._help import OPTIONS
 
     records = list_records(context)
@@ -269,7 +269,7 @@ def add_short_help(command: click.Command) -> None:
 class Command(click.Command):
     """A command with a short help (-h) and a long help (--help), which shows its options in sections.
 
-    `main_options` have a special meaning in this command, and therefore stay in the first section.
+    `main_options` are listed in the first section, because they have a special meaning in this command.
     """
 
     def __init__(self, *arguments: Any, main_options: Sequence[str] = (), **settings: Any) -> None:
@@ -292,10 +292,10 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands, which are imported when they are used.
+    """A group of commands. Each command is imported when it is used.
 
-    `places` maps the name of each command to "module:attribute" and a help line. A mistyped command is answered with
-    suggestions.
+    `places` maps the name of each command to "module:attribute" and a help line. If a command is mistyped, the error
+    suggests similar commands.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ def _suggest_command(args: list[str], commands: list[str], context: click.Contex
 
 
 def show_usage_error(error: click.UsageError) -> None:
-    """Print two lines on standard error: the error, and what to type."""
+    """Print the error on standard error. Add a line with a command to type, unless the error contains one."""
     click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
     if error.ctx is None or "Did you mean: " in error.message:
         return

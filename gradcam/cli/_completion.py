@@ -1,4 +1,4 @@
-"""Shell completion. This module must not import torch, because the import takes seconds."""
+"""Complete names in the shell. This module must not import torch, because the import takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 TORCHVISION_FOLDERS = (".", "detection", "segmentation")  # in torchvision.models
-MODEL_PREFIXES = ("timm:", "hf:", "open_clip:", "smp:", "yolo:")  # prefixes of the models of other libraries
+MODEL_PREFIXES = ("timm:", "hf:", "open_clip:", "smp:", "yolo:")  # prefixes of model names of other libraries
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -45,7 +45,7 @@ def list_models(context: click.Context) -> list[str]:
 
 
 def list_layers(context: click.Context) -> list[str]:
-    """List the layers that have weights, from the embedded model or a .safetensors file; none for other models."""
+    """List the layers with weights in a .safetensors file. For models without such a file, list nothing."""
     weights, model = context.params.get("weights"), context.params.get("model")
     file = _embedded("*.safetensors")
     if weights is not None:
@@ -61,7 +61,7 @@ def list_layers(context: click.Context) -> list[str]:
 
 
 def list_classes(context: click.Context) -> list[str]:
-    """List the labels of the embedded model or of a .txt file, with underscores so that they need no quotes."""
+    """List the labels of the embedded model or of a .txt file. Underscores replace spaces, which need quotes."""
     labels, model = context.params.get("labels"), context.params.get("model")
     if labels is None and model not in (None, _embedded("*.safetensors").stem):
         return []

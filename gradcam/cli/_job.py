@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-MAX_SUGGESTED_FILES = 1000  # files that are compared with a misspelt name
+MAX_SUGGESTED_FILES = 1000  # number of files to compare with a misspelt name
 
 ChooseMethods = Callable[["Classifier"], Sequence[Method]]  # returns the default methods for a model
 
 
-# The fields of an image's JSON record, and a function that formats the text.
+# The fields of an image's JSON record, and a function that returns the text to print.
 ImageResult = tuple[dict[str, Any], Callable[[], str]]
 
 
@@ -63,7 +63,7 @@ def process_images(
     model: str,
     empty: dict[str, Any],
 ) -> int:
-    """Process and print each image, and return the exit status. After an error, the record has the fields `empty`."""
+    """Process and print each image, and return the exit status. `empty` are the fields of failed images."""
     status = 0
     for attempt in map(Attempt, images):
         result: ImageResult = (empty, str)
@@ -93,7 +93,7 @@ def _replace_non_finite(value: Any) -> Any:
 def print_outcome(
     error: str | None, to_json: Callable[[], str], to_lines: Callable[[], str], output: OutputMode
 ) -> None:
-    """Print an outcome: the error if there is one, and a line of JSON or text as requested."""
+    """Print the error if there is one, and the JSON record or the text, as `output` requests."""
     if error is not None:
         click.echo(error, err=True)
     if output.as_json:
@@ -104,7 +104,7 @@ def print_outcome(
 
 @dataclass
 class Attempt:
-    """The work on one of several images. An exception is stored as `error`, so that the other images are processed."""
+    """An attempt to process an image. An exception is stored as `error`, so that other images are still processed."""
 
     image: Path
     error: str | None = None
@@ -112,7 +112,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def catch_errors(self) -> Iterator[None]:
-        """Turn exceptions of the enclosed work into the `error`, and redirect what custom models print to stderr."""
+        """Store an exception as `error`, and redirect the prints of custom models to standard error."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield
@@ -131,14 +131,14 @@ def _suggest_files(image: Path) -> str:
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """The folder for results. `file` is the path of a single result whose name the user has chosen, or None."""
+    """The folder for results. If the user has chosen the name of a single result, `file` is its path."""
 
     folder: Path
     file: Path | None
     names: OutputNames
 
     def claim(self, image: Path, ending: str) -> Path:
-        """Create the folder, and return the path for the result of an image, whose name has this ending."""
+        """Create the folder. Return the chosen file, or an unused path: the image's stem plus `ending`."""
         make_folder(self.folder)
         return self.file or self.names.claim([join_name(image.stem, ending)])[0]
 
@@ -147,7 +147,7 @@ class OutputLocation:
 class ExplainJob:
     """The plan for each image: the explanations to compute, and the files to write.
 
-    `suffix` is the end of output names, and `panel` the key of a panel's path in records.
+    `suffix` is the end of each output name. `panel` is the key of a panel's path in records.
     """
 
     classifier: Classifier
@@ -194,7 +194,7 @@ def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) 
 
 
 def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, str]]:
-    """Write the files of an image. Return the paths by kind, for each result."""
+    """Write the results of an image. Return a dict for each result, from the kind of file to the path."""
     from gradcam.batch.result_names import name_files, panel_suffix
     from gradcam.models.panels import panel
 
@@ -248,8 +248,8 @@ def find_destination(
 ) -> OutputLocation:
     """Return the folder or file for the results.
 
-    A single output file can have one of the `suffixes`. Raise `click.UsageError` if a single file is given for several
-    results, has another suffix, or is an input image.
+    If `output` is a file, it must have one of the `suffixes`, hold a single result, and differ from the input images.
+    Otherwise, raise `click.UsageError`.
     """
     path = Path(output)
     is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
@@ -266,7 +266,7 @@ def find_destination(
 
 
 def find_suffix(choice: ModelChoice) -> str:
-    """Return the end of an output file's name: the model, its weights and the fit if they are not the defaults."""
+    """Return the end of output names: `.png` after the model, weights and fit that are not the defaults."""
     from gradcam.models.providers import DEFAULT_MODEL
 
     parts = [] if choice.model in (None, DEFAULT_MODEL) else [str(choice.model).rpartition("/")[2]]
@@ -276,13 +276,13 @@ def find_suffix(choice: ModelChoice) -> str:
 
 
 def list_input_files(images: Sequence[Path], target_choice: TargetChoice) -> list[Path]:
-    """List the images and the files of other options. They must not be overwritten."""
+    """List the images and the files of other options, which must not be overwritten."""
     return [*images, *(path for path in (target_choice.like, target_choice.mask) if isinstance(path, Path))]
 
 
 def is_same_file(first: Path, second: Path) -> bool:
     """Return whether two paths lead to the same file."""
-    with contextlib.suppress(OSError):  # A file may be missing or unreadable; then the resolved paths are compared.
+    with contextlib.suppress(OSError):  # If a file is missing or unreadable, compare the resolved paths.
         return os.path.samefile(first, second)
     return os.path.realpath(first) == os.path.realpath(second)
 
@@ -292,7 +292,8 @@ def prepare_job(
 ) -> ExplainJob:
     """Load the model and check all options before the first image is read.
 
-    If no method is given, `choose_methods` chooses the methods. Without `choose_methods`, the model's default is used.
+    If no method is given, `choose_methods` chooses the methods. Without `choose_methods`, the model's default
+    method is used.
     """
     from gradcam.batch.result_names import MAP_SUFFIX, OutputOptions, check_panel
 
@@ -310,9 +311,9 @@ def prepare_job(
 
 
 def require_images(images: Sequence[Path], output: OutputMode) -> None:
-    """Exit with status 1 before PyTorch is loaded if none of the images exists.
+    """If none of the images exists, exit with status 1 before PyTorch is loaded.
 
-    With `--json`, the run goes on, because every image must have a record.
+    With `--json`, do not exit, because every image must have a record.
     """
     if output.as_json or any(map(os.path.lexists, images)):
         return
@@ -327,7 +328,7 @@ def require_images(images: Sequence[Path], output: OutputMode) -> None:
 def prepare_request(
     settings: Settings, output: OutputMode, choose_methods: ChooseMethods | None = None
 ) -> tuple[Classifier, ExplainRequest]:
-    """Load the model and print its notes. Return the model, and the checked request for each image."""
+    """Load the model, check the options, and print the model's notes. Return the model and the request."""
     request = None
     if settings.methods:  # Refuse unsuitable options before the model is loaded.
         import_torch()
@@ -348,7 +349,7 @@ def prepare_request(
 
 
 def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> ExplainRequest:
-    """Return the request for these methods. Raise `GradcamError` for options that they do not support."""
+    """Return the request for these methods. Raise `GradcamError` if a method does not support an option."""
     from gradcam.batch.image_results import ExplainRequest
 
     attributions = [method for method in methods if isinstance(method, AttributionMethod)]
@@ -371,12 +372,12 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
-    """Load the chosen model. A custom model can be imported from the current folder; its prints go to stderr."""
+    """Load the chosen model. Custom models are also imported from the current folder, and print to stderr."""
     check_model_name(choice.model)
     unused = TASK_FIELDS if choice.task is None else ()
     options = {name: value for name, value in vars(choice).items() if name not in unused}
     name = options.pop("model")
-    if not str(name).startswith("hf:"):  # Only these models take text prompts. `check_task` reports the error.
+    if not str(name).startswith("hf:"):  # Other models take no prompts: `check_task` reports the error.
         options.pop("prompts", None)
     import_torch()
     from gradcam.models import load

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Define the arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Parser(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click
-    """A parameter type that converts text with a function, and reports its `GradcamError` as wrong usage."""
+    """A parameter type that converts text with a function. The function's `GradcamError` is reported as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -77,10 +77,10 @@ def _find_numbers_or_all(names: Sequence[str]) -> Sequence[int | str]:
     return [ALL]
 
 
-LARGE_FOLDER_IMAGES = 100  # for larger folders, a note recommends `gradcam batch`
+LARGE_FOLDER_IMAGES = 100  # If a folder has more images, a note recommends `gradcam batch`.
 FOLDER = Parser("folder", parse.to_folder)
 FAILURE_LIMIT = Parser("limit", parse_failure_limit)  # a number of images, or a percentage
-SHARD = Parser("share", parse_shard)  # I/N: part I of N parts of the images
+SHARD = Parser("share", parse_shard)  # I/N stands for part I of N parts of the images.
 
 
 def real(minimum: float, maximum: float, *, above: bool = False) -> Parser:
@@ -94,7 +94,10 @@ def integer(minimum: int, maximum: int) -> Parser:
 
 
 def find_images(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> tuple[Path, ...]:
-    """List files, and the images in folders. Raise `click.UsageError` for URLs, and `InputError` without images."""
+    """List the given files, and the images in the given folders.
+
+    Raise `click.UsageError` for a URL, and `InputError` if there are only folders without images.
+    """
     images, empty = list[Path](), list[InputError]()
     for text in map(os.fsdecode, texts):
         if "://" in text and is_url(text):
@@ -127,7 +130,7 @@ def _list_images(folder: Path, context: click.Context) -> list[Path]:
 
 
 def _is_result(stem: str, stems: set[str]) -> bool:
-    """Return whether a file is a result for another image of its folder. A second run must not explain them."""
+    """Return whether a file is the result of an image in the same folder. A second run must not explain results."""
     from gradcam.batch.result_names import COMPARISON_NAME
     from gradcam.evaluation.heatmap_sources import CONTROLS
 
@@ -136,7 +139,7 @@ def _is_result(stem: str, stems: set[str]) -> bool:
     cuts = (("-".join(parts[:i]), "-".join(parts[i:])) for i in range(1, len(parts)))
     if any(start in stems and any(end == name or end.startswith(f"{name}-") for name in names) for start, end in cuts):
         return True
-    # With --like, a result on the second image has the name of the first image after `-like-`.
+    # If --like was used, the name of a heatmap on the second image contains `-like-` and the name of the first image.
     start, like, end = stem.rpartition("-like-")
     if not (like and start.endswith(tuple(f"-{name}" for name in names))):
         return False
@@ -189,7 +192,7 @@ def class_(name: str, text: str, **settings: Any) -> Callable[[Command], Command
 
 
 def against(text: str, metavar: str) -> Callable[[Command], Command]:
-    """Return the option for the classes or sentences to contrast with."""
+    """Return the option for classes or sentences with which the target is contrasted."""
     return option(f"--against {metavar}", text, multiple=True, shell_complete=complete(list_classes))
 
 
@@ -436,13 +439,13 @@ _OTHER_TARGETS = (
 
 
 def layers(text: str, *, default: str) -> Callable[[Command], Command]:
-    """Return the option for several layers, by names and patterns. `default` names the default in the help."""
+    """Return the option for several layers, by names or patterns. The help mentions `default` as the default."""
     full_text = f"{text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
     return layer(full_text, "-l --layer NAME|PATTERN", name="layers", multiple=True)
 
 
 def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) -> Callable[[Command], Command]:
-    """Return the option for methods, which `find` returns by name. `built_in` are the names of built-in methods."""
+    """Return the option for methods. `find` returns a method by its name. `built_in` lists the built-in names."""
 
     def find_all(names: Sequence[str]) -> list[Any]:
         with contextlib.nullcontext() if set(names) <= set(built_in) else custom_code_context(*names):
@@ -461,7 +464,7 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
 def explain_options(
     *, default: str = " Some tasks have a different default.  [default: gradcam]"
 ) -> Callable[[Command], Command]:
-    """Return the options for the model, layers, methods and target. `default` names the default method in the help."""
+    """Return the options for the model, layers, methods and target. `default` ends the help of --method."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any_method, [*METHODS, *ATTRIBUTIONS], default)
     return combine(*_MODEL, layer(text, name="layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)
@@ -515,7 +518,8 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 model = combine(*_MODEL)
-# In `gradcam audit`, --labels gives the class of each image, so --class-names gives the names of the model's classes.
+# In `gradcam audit`, --labels gives the class of each image. Therefore, --class-names gives the names of the model's
+# classes.
 audit_model = combine(
     *(option for option in _MODEL if option is not _LABELS),
     option("--class-names FILE", *_LABELS_SETTINGS, name="labels"),

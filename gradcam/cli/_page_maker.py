@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from gradcam.options import Progress
     from gradcam.web.page import Page
 
-TOP = 50  # classes with heatmaps, if heatmaps of all classes would cost too much
+TOP = 50  # number of classes with heatmaps, if heatmaps of all classes would cost too much
 
 
 @dataclass(frozen=True)
 class PageMaker:
     """A function that makes the page of an image.
 
-    If `is_whole`, a page without --layer shows several layers. If `is_checked`, the first heatmap is tested.
+    If `is_whole` is set and --layer is not given, the page shows several layers. If `is_checked` is set, the first
+    heatmap is tested.
     """
 
     settings: Settings
@@ -72,7 +73,7 @@ def _has_default_target(settings: Settings) -> bool:
 
 
 def _to_public_choice(choice: ModelChoice) -> ModelChoice:
-    """Return the model options to show on the page, which may be published: without prompts and absolute paths."""
+    """Return the model options without prompts and absolute paths, because the page may be published."""
     files = {name: getattr(choice, name) for name in ("weights", "labels")}
     file_names: Any = {name: Path(file.name) for name, file in files.items() if file is not None and file.is_absolute()}
     return replace(choice, prompts=(), task=None if choice.task == "auto" else choice.task, **file_names)

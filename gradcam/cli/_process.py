@@ -1,4 +1,7 @@
-"""Settings of the command's own process: memory, threads, exit. Programs that import the package are not affected."""
+"""Configure the memory, threads and exit of the command's process.
+
+Programs that import the package are not affected.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,20 @@ from typing import Any
 from gradcam.options import count_cores
 from gradcam.plugins import has_loaded_custom_code
 
-# From the GNU C library's malloc.h.
+# Parameters of the function `mallopt`, from the GNU C library's malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MEGABYTE = 2**20
-# By default, the C library returns the memory of a layer to the system, and takes it back for the next layer, page by
-# page: 30,000 times in a pass of ResNet-50. With these limits, in bytes, the library caches freed memory.
+# By default, the C library returns freed memory to the system after each layer, and requests new memory for the next
+# layer. In a pass of ResNet-50, this causes 30,000 page faults. The library caches freed memory up to these limits.
 MAX_CACHED_BYTES, MAX_CACHED_BLOCK_BYTES = 1024 * MEGABYTE, 256 * MEGABYTE
-OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions before 2.35 refuse larger values.
+OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions of the C library before 2.35 refuse larger values.
 # PyTorch's threads wait for each other many times in each layer, and spin while they wait. By default, GNU OpenMP spins
 # for milliseconds. If the machine is busy, a spinning thread takes the core from the thread that it waits for. 5000
-# spins last about 50 microseconds. If all cores are free, most waits are shorter.
+# spins last about 50 microseconds. If all cores are free, most waits are shorter than 50 microseconds.
 SPINS = "5000"
-# `gradcam batch` also decodes and draws images in threads, and spinning threads would take their cores. With 0 spins, a
-# batch of 16 large images took 12 % longer; with 5000 spins, a folder of 632 photographs took 3 % longer.
+# `gradcam batch` also decodes and draws images in threads, from which spinning threads of PyTorch take cores.
+# In comparison with 2000 spins, a batch of 16 large images took 12 % longer with 0 spins. A folder of 632 photographs
+# took 3 % longer with 5000 spins.
 BATCH_SPINS = "2000"
 COMPILER_MODULE = "torch._dynamo.utils"
 
@@ -36,8 +40,8 @@ COMPILER_MODULE = "torch._dynamo.utils"
 def configure_process() -> None:
     """Cache freed memory, limit spinning and the number of threads, and delay the import of PyTorch's compiler.
 
-    Environment variables for these settings take precedence. Importing the compiler takes as long as importing torch,
-    but torchvision only asks whether the compiler is supported.
+    Environment variables for memory and threads take precedence. The compiler takes as long to import as torch itself.
+    torchvision imports the compiler only to check whether it is supported.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
         cache_freed_memory()
@@ -51,7 +55,7 @@ def configure_process() -> None:
 
 
 def cache_freed_memory() -> None:
-    """Let the GNU C library cache freed memory, up to the limits. Other C libraries are left as they are."""
+    """Let the GNU C library cache freed memory, up to the limits. Other C libraries are not changed."""
     if set_allocator({TRIM_THRESHOLD: MAX_CACHED_BYTES}) and not set_allocator(
         {MMAP_THRESHOLD: MAX_CACHED_BLOCK_BYTES}
     ):
@@ -67,7 +71,7 @@ def set_allocator(parameters: dict[int, int]) -> bool:
 
 
 class _LazyModule(ModuleType):
-    """A module that is imported on first use: when `function` is called, or another attribute is read."""
+    """A module that is imported when `function` is called, or when another attribute is read."""
 
     def __init__(self, name: str, function: str) -> None:
         super().__init__(name)
@@ -91,8 +95,8 @@ class _LazyModule(ModuleType):
 def run_and_exit(command: Callable[[], object]) -> None:
     """Run the command, run the exit handlers, and end the process without the usual cleanup.
 
-    Python's cleanup of all PyTorch objects would take a tenth of the time that explaining an image takes, and read 100
-    MB of libraries.
+    The usual cleanup would delete all PyTorch objects and read 100 MB of libraries. This would take a tenth of the time
+    that is needed to explain an image.
     """
     try:
         command()
@@ -110,7 +114,7 @@ def run_and_exit(command: Callable[[], object]) -> None:
 
 
 def _can_skip_cleanup() -> bool:
-    """Return False after custom code, which may have open files, and under a debugger, profiler or monitor."""
+    """Return False if custom code, which may have open files, has run, or if a debugger or profiler is active."""
     monitoring = getattr(sys, "monitoring", None)
     tools = () if monitoring is None else map(monitoring.get_tool, range(6))
     is_monitored = sys.gettrace() is not None or sys.getprofile() is not None or any(tools)

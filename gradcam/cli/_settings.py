@@ -1,4 +1,4 @@
-"""Settings: the values of the command-line options, and the checks of options that depend on each other."""
+"""Collect the values of command-line options, and check options that depend on each other."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TargetChoice:
 
     @property
     def task(self) -> str | None:
-        """Return the task that the options imply, for models that support several tasks; None if they imply none."""
+        """Return the task that the options imply, or None. A model can support several tasks."""
         return "matching" if self.like is not None else "pose" if self.keypoints or self.axis else None
 
     def describe(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class TargetChoice:
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of all options that say what to explain, how, and where to write."""
+    """The values of the options for the model, target, methods, drawing and output."""
 
     model: ModelChoice
     options: ExplainOptions
@@ -145,7 +145,7 @@ def to_word(value: object) -> str:
 
 
 def to_model_choice(params: dict[str, Any]) -> ModelChoice:
-    """Return the model options among all options of a command."""
+    """Select the model options from all options of a command."""
     return ModelChoice(**{field.name: params[field.name] for field in fields(ModelChoice) if field.name in params})
 
 
@@ -222,8 +222,8 @@ def to_target(settings: Settings, model: Classifier) -> Any:
 def to_single_target(settings: Settings, model: Classifier) -> Any:
     """Return the target of a command that evaluates heatmaps.
 
-    The target is a class index, None for the top class, or a target of another task. Raise `click.UsageError` as
-    `check_task` and `to_target` do.
+    The target is a class index, None for the top class, or a target of another task. Raise `click.UsageError` if
+    an option does not fit the model.
     """
     check_task(settings, model)
     if model.task != "classification":

@@ -1,4 +1,4 @@
-"""The terminal: signals, safe output streams, the text report of an image, progress bars, and notes about waits."""
+"""Handle signals, and print to the terminal: safe streams, reports of images, progress bars and notes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ TERMINATION_SIGNALS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIG
 
 
 class TerminationSignal(BaseException):
-    """Raised by SIGTERM and SIGHUP, so that no file is left half written. Models cannot catch it as an `Exception`."""
+    """The exception that SIGTERM and SIGHUP raise, so that no file is left half written.
+
+    The class does not derive from `Exception`, so that models do not catch it by accident.
+    """
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)
@@ -46,10 +49,11 @@ class TerminationSignal(BaseException):
 
 
 class InterruptSignal(KeyboardInterrupt):
-    """Raised by SIGINT. Unlike its base class, it supports weak references."""
+    """The exception that SIGINT raises. Unlike `KeyboardInterrupt`, it supports weak references."""
 
 
-# Exceptions raised by signals. If an exception is deleted before `acknowledge_signals`, Python has swallowed it.
+# Weak references to exceptions that signals raised. If an exception is deleted while its reference is in this list,
+# Python has swallowed the exception.
 _signal_exceptions: list[weakref.ref[BaseException]] = []
 
 
@@ -76,7 +80,7 @@ def handle_signals() -> Iterator[None]:
                 os.write(stream, b"")
             except OSError:  # noqa: PERF203  (only this stream is redirected)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        raise _watch(number)  # A variable would keep the exception alive, even if Python has swallowed it.
+        raise _watch(number)  # A variable would keep alive an exception that Python has swallowed.
 
     def show_other_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, (InterruptSignal, TerminationSignal)):
@@ -110,7 +114,7 @@ def _watch(number: int) -> BaseException:
 
 
 def _send_again(number: int) -> None:
-    time.sleep(0.01)  # By then, the main thread has probably left the code that swallowed the exception.
+    time.sleep(0.01)  # Meanwhile, the main thread leaves the code that swallowed the exception.
     if not _signal_exceptions:
         return
     if hasattr(signal, "pthread_kill"):
@@ -123,7 +127,8 @@ def _send_again(number: int) -> None:
 def restore_default_signals() -> None:
     """Let signals end the process at once, because an exception during shutdown would only print a traceback.
 
-    Signals are blocked while the handlers are removed: Python prints an error if a removed handler has yet to run.
+    Signals are blocked while the handlers are removed. Otherwise, the handler of a signal could be removed
+    after the signal has arrived, and Python would print an error.
     """
     signals = (signal.SIGINT, *TERMINATION_SIGNALS)
     numbers = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
@@ -136,13 +141,13 @@ def restore_default_signals() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-# Replacements for encodings without these characters, such as cp1252 on Windows. A partial block becomes # or a space.
+# Replacements for characters that some encodings lack, such as cp1252 on Windows. A partial block becomes # or a space.
 ASCII = {"→": "->", "↑": "^", "…": "...", "±": "+-", "×": "x"} | dict.fromkeys("█▉▊▋▌", "#") | dict.fromkeys("▍▎▏", " ")
 ASCII_ERROR_HANDLER = "gradcam-ascii"
 
 
 def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Codec error handler: return the replacement of the failed characters, and the position at which to continue."""
+    """Return the replacement of the failed characters and the position after them, as a codec error handler."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
@@ -178,9 +183,9 @@ def configure_warnings() -> None:
 
 BAR_LENGTH = 24  # characters for 100 %
 MAX_LISTED_DETECTIONS = 10  # also the limit for words, keypoints, ...
-COSINE_KINDS = ("text", "like")  # kinds of targets whose score is printed
+COSINE_KINDS = ("text", "like")  # kinds of targets whose score, a cosine similarity, is printed
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-MAX_TABLE_ROWS = 32  # if --depth is not given
+MAX_TABLE_ROWS = 32  # number of rows in a table without --depth
 
 
 def format_report(report: ImageOutcome) -> str:
@@ -222,7 +227,7 @@ def _format_classes(record: Record) -> list[str]:
 
 
 def _format_detections(predictions: Sequence[Prediction], task: str) -> list[str]:
-    """Format the detections: the number to type, the class and the score."""
+    """Format a line for each detection: the number that users type, the class and the score."""
     share_of = " of the image" if task == "segmentation" else ""
     rows = []
     for prediction in predictions[:MAX_LISTED_DETECTIONS]:
@@ -274,7 +279,7 @@ def _quote(word: str) -> str:
     return f"$'{escaped}'"  # ANSI-C quoting, which bash, zsh and ksh understand
 
 
-# Control sequences that this package prints itself: line ends, colours, and the sequences of the progress bar.
+# The package itself prints these control sequences: line ends, colours, and the sequences of the progress bar.
 OWN_SEQUENCES = r"\n|\r|\t|\x1b\[(?:[0-9;]*m|[AK]|\?25[lh])"
 CONTROL_PATTERN = re.compile(f"({OWN_SEQUENCES})|({CONTROL_CHARACTERS.pattern})")
 
@@ -319,21 +324,21 @@ def _format_view(record: Record, *, has_fit: bool = True) -> str:
     return f"{sentence} Use --fit whole to explain the whole image." if has_fit else sentence
 
 
-SECONDS_BETWEEN_DRAWINGS = 0.1  # of a progress bar
+SECONDS_BETWEEN_DRAWINGS = 0.1  # the minimum time between two updates of a progress bar
 DEFAULT_COLUMNS = 80  # if the terminal's width is unknown
-MAX_LISTED_FAILURES = 20  # printed at the end; the manifest lists all failures
+MAX_LISTED_FAILURES = 20  # number of failures printed at the end; the manifest lists all failures
 
 
 class Display:
     """The terminal output of a batch: a progress bar, a record per image with `--json`, and failures at the end.
 
-    `total` is the number of images. An earlier run has finished `done_before` of them.
+    `total` is the number of all images. `done_before` is the number of images that an earlier run has finished.
     """
 
     def __init__(self, output: OutputMode, total: int, done_before: int) -> None:
         self._output = output
         self._total, self._done_before = total, done_before
-        self._out: TextIO = sys.stdout  # Save it now, because sys.stdout is redirected while models run.
+        self._out: TextIO = sys.stdout  # Save the stream, because sys.stdout is redirected while models run.
         self._errors: list[str] = []  # The list has a maximum length, because a million images may be broken.
         self.failed = self._explained = 0
         self._start = time.perf_counter()
@@ -382,8 +387,8 @@ def plural(number: int, noun: str, irregular: str | None = None) -> str:
 
 
 def describe_resume() -> str:
-    """Return two lines that explain how to resume the run; the second is the command."""
-    is_piped = "-" in sys.argv[2:]  # The list of images comes from standard input.
+    """Return two lines that explain how to resume the run. The second line is the command."""
+    is_piped = "-" in sys.argv[2:]  # "-" stands for a list on standard input.
     return f"To resume{', with the same list on standard input' if is_piped else ''}:\n  {format_resume(sys.argv[1:])}"
 
 
@@ -397,7 +402,7 @@ class ProgressBar:
     """A line on the terminal that shows the finished share, the rate and the remaining time."""
 
     current: ClassVar[ProgressBar | None] = None  # the bar that is visible
-    lock = threading.RLock()  # Other threads print above the bar.
+    lock = threading.RLock()  # The bar needs a lock, because other threads print above it.
 
     def __init__(self, unit: str, total: int, completed: int, *, is_hidden: bool) -> None:
         self.unit, self.total, self.completed, self.failed = unit, total, completed, 0
@@ -405,7 +410,7 @@ class ProgressBar:
         self._last_drawn = -math.inf
 
     def update(self, completed: int, total: int | None = None) -> None:
-        """Set the progress, and draw the bar unless it was drawn a moment ago. A new total is always drawn."""
+        """Set the progress. Draw the bar if the total is new, or if the last drawing is long enough ago."""
         has_new_total = total not in (None, self.total)
         self.completed, self.total = completed, self.total if total is None else total
         if has_new_total or time.monotonic() - self._last_drawn >= SECONDS_BETWEEN_DRAWINGS:
@@ -456,7 +461,7 @@ def print_above_bar(text: str) -> None:
 
 @contextlib.contextmanager
 def show_progress_bar(output: OutputMode, unit: str, total: int, done_before: int = 0) -> Iterator[ProgressBar]:
-    """Show a progress bar on a terminal, unless `--quiet` is given. Redirect what models print to standard error."""
+    """Show a progress bar on a terminal, unless `--quiet` is given. Models print to standard error meanwhile."""
     bar = ProgressBar(unit, total, done_before, is_hidden=output.quiet or not sys.stderr.isatty())
     ProgressBar.current = bar
     try:
@@ -484,7 +489,7 @@ def align(rows: Sequence[Sequence[str]], gap: str = "   ", right: Collection[int
 
 
 def shorten_name(name: str, max_length: int) -> str:
-    """Shorten a name to `max_length` characters. Layer names are never shortened, because users copy them."""
+    """Shorten a name to `max_length` characters. Do not shorten layer names, because users copy them."""
     return name if len(name) <= max_length else name[: max_length - 1] + "…"
 
 
@@ -494,7 +499,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def find_fitting_depth(depths: Sequence[int]) -> int:
-    """Return the greatest depth at which a table has at most `MAX_TABLE_ROWS` rows, from the `depths` of all rows."""
+    """Return the greatest depth limit that leaves at most `MAX_TABLE_ROWS` of the rows with these depths."""
     return max((limit for limit in set(depths) if sum(depth <= limit for depth in depths) <= MAX_TABLE_ROWS), default=1)
 
 
@@ -551,9 +556,9 @@ class _PrintAboveBarHandler(logging.Handler):
 
 @contextlib.contextmanager
 def custom_code_context(*names: str | None) -> Iterator[None]:
-    """Run custom code, such as FILE.py:NAME: allow imports from the current folder, and redirect prints to stderr."""
+    """Allow custom code, such as FILE.py:NAME, to import from the current folder. Redirect prints to stderr."""
     if any(name is not None and ":" in name for name in names) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+        sys.path.insert(0, os.getcwd())  # `python -m` does the same.
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

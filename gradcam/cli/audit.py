@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster
     from gradcam.report.cards import Card
 
-MAX_ROWS = 10  # of the table on the terminal; --json has all clusters
+MAX_ROWS = 10  # number of clusters in the printed table; --json lists all clusters
 MAX_PAGE_CLUSTERS = 50
 MAX_LISTED_FAILURES = 10
 SHEET_NAME = "audit.png"

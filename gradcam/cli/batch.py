@@ -52,7 +52,7 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
 
     classifier, request = work.classifier, work.request
     target = cast(Any, request.target)
-    reshape, name = settings.options.get("reshape"), name_target_function(target)  # as given, not as detected
+    reshape, name = settings.options.get("reshape"), name_target_function(target)  # --reshape as the user gave it
     target_settings = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
@@ -60,11 +60,11 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
         "against": [int(index) for index in target.against or ()],
     } if classifier.task == "classification" else _describe_targets(settings, classifier)  # fmt: skip
     task = "regression" if (classifier.classes, classifier.activation) == (1, "none") else classifier.task
-    if task != "classification":  # Earlier versions stored no task for classifiers; their runs can be resumed.
+    if task != "classification":  # Earlier versions stored no task for classifiers. Their runs must stay resumable.
         target_settings["task"] = task
-    # Store only options of the command line, as earlier versions did, so that their runs can be resumed.
+    # Store only options of the command line, as earlier versions did, so that runs of earlier versions can be resumed.
     options = {name: value for name, value in request.options.items() if name in settings.options and name != "reshape"}
-    # For the same reason, store the fit only if it is not the default.
+    # Earlier versions stored no fit. Store the fit only if it is not the default, so that their runs can be resumed.
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
     return {
         "model": classifier.name,
@@ -94,7 +94,7 @@ def _describe_targets(settings: Settings, model: Classifier) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """The inputs, the explanation settings, the options of a batch, and how to print the results."""
+    """The inputs of a batch, the settings of the explanations, and the options of the batch."""
 
     inputs: Sequence[str]
     settings: Settings
@@ -122,7 +122,7 @@ class BatchOptions:
 
     @property
     def destination(self) -> Destination:
-        """Return where to write the results, and what to do with the results of an earlier run."""
+        """Return the destination of the results, with the mode for an earlier run: resume, overwrite or new."""
         mode: ExistingRunMode = "resume" if self.resume else "overwrite" if self.overwrite else "new"
         return Destination(self.folder, mode, self.shard, self.report)
 
@@ -149,7 +149,10 @@ def _check_options(batch: BatchOptions) -> None:
 
 
 def run_batch(batch: BatchOptions) -> int:
-    """Explain the images, print a summary, and return the exit status. Raise errors only before the first image."""
+    """Explain the images, print a summary, and return the exit status.
+
+    Errors are raised only before the first image is explained. A later error is printed, and the status is 1.
+    """
     from gradcam.batch.result_names import OutputOptions, check_outputs, check_panel, plan_stems
     from gradcam.batch.save import Saver
     from gradcam.report import draw_views
@@ -182,9 +185,9 @@ def run_batch(batch: BatchOptions) -> int:
 
 
 def _start_engine(batch: BatchOptions, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
-    """Return the engine and the device of its models, or None for models in this process. The stack ends the engine.
+    """Return the engine, and the device type of its models. The type is None if the model runs in this process.
 
-    If models run in other processes, the model of this process only prepares the request.
+    If models run in other processes, the model of this process only prepares the request. `stack` ends the engine.
     """
     model, layers = batch.settings.model, batch.settings.layers
     load = partial(load_on, model, layers[0] if layers else None)
@@ -214,7 +217,7 @@ def _start_engine(batch: BatchOptions, stack: contextlib.ExitStack) -> tuple[Eng
 
 
 def _find_work(batch: BatchOptions, listing: InputListing, device: str | None) -> BatchWork:
-    """Load the model and collect the images of this shard. Raise `click.UsageError` if options contradict the list."""
+    """Load the model and collect this shard's images. Raise `click.UsageError` if options contradict the inputs."""
     from gradcam.batch.engine import BatchWork
     from gradcam.batch.pool import choose_batch_size
     from gradcam.options import count_cores
@@ -252,7 +255,7 @@ def _find_work(batch: BatchOptions, listing: InputListing, device: str | None) -
 
 
 def _find_codec(batch: BatchOptions, model: Classifier, request: ExplainRequest, device: str | None) -> Codec | None:
-    """Return the codec that processes images on the device; None for the CPU. Ray's actors always decode on the CPU."""
+    """Return the codec that processes images on the device, or None on the CPU. Ray's actors decode on the CPU."""
     from gradcam.batch.device import find_device_codec
 
     return find_device_codec("cpu" if batch.engine == "ray" else batch.pixels, model, request, device)
@@ -293,7 +296,7 @@ def _open_results(
     extras |= {"method_options": changed} if changed else {}
     extras |= {"pages": True} if batch.pages else {}
     codec = _find_codec(batch, work.classifier, work.request, work.device)
-    # On the CPU, store no "pixels", as earlier versions did, so that their runs can be resumed.
+    # Earlier versions stored no "pixels". Store "pixels" only for a device, so that earlier runs can be resumed.
     extras |= {} if codec is None else {"pixels": describe_image_processing(codec, saving)}
     run = RunSettings(
         device=str(work.device or work.classifier.device),
@@ -322,13 +325,14 @@ def _explain(
 
     def stop(reason: str) -> None:
         click.echo(escape_controls(reason), err=True)  # Print this first, because closing a store may take long.
-        with contextlib.suppress(OutputError, StoreError):  # The error of this folder or store is already printed.
+        with contextlib.suppress(OutputError, StoreError):  # The store's error is already printed.
             results.close()
         display.print_stop(results.recorded)
 
     try:
         records = explain_to_run(results, saver, work, batch.limit, engine=engine)
-        # Close the generator here. A traceback would keep its threads alive while another run uses the folder.
+        # Close the generator, which ends its threads. Otherwise, a traceback would keep the generator and its threads
+        # alive while another run uses the folder.
         bar = terminal.show_progress_bar(batch.output, "images", total, done_before)
         with contextlib.closing(records), bar as display.bar:
             for record in records:

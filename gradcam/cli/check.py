@@ -140,7 +140,7 @@ def check_command(
         title = terminal.format_title(str(image), size, verdict.model, classifier.device, seconds)
         return {**verdict.to_record(), "panel": str(path)}, partial(_format, title, verdict, str(path))
 
-    processes = [partial(process, method) for method in methods or [None]]  # None: the model's default method
+    processes = [partial(process, method) for method in methods or [None]]  # None means the default method.
     status = max(process_images(images, function, output, classifier.name, {}) for function in processes)
     return status or int(fail_on is not None and not {fail_on, "failed"}.isdisjoint(outcomes))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gradcam.report.cards import Card
     from gradcam.storage.records import Prediction
 
-ROWS = 10  # length of the table on the terminal; --json has all images
+ROWS = 10  # number of images in the printed table; --json lists all images
 MAX_PAGE_IMAGES = 100
 MAX_NAME = 28  # characters of a name in the table
 CHANGE_LABELS = {"map": ("different heatmap", "red"), "class": ("different class", "yellow"), "none": ("alike", None)}
@@ -209,8 +209,8 @@ def _compare(
     try:
         new, new_title = _load("new", models[-1], params, layer)
     except LayerError:
-        # NEW has no layer with the name of OLD's layer: use the default layer of NEW. If --layer names the layer, the
-        # same error is raised again.
+        # NEW has no layer with the name of OLD's layer. Use the default layer of NEW. If --layer was given, this call
+        # uses that layer again, and raises the same error.
         new, new_title = _load("new", models[-1], params)
     print_notes([note for note in new.notes if params["against"] or note not in getattr(old, "notes", ())], output)
     with terminal.custom_code_context(params["method"]), terminal.show_pass_progress(output) as progress:
@@ -241,7 +241,7 @@ def _to_cells(row: ImageDiff) -> tuple[str, ...]:
 
 
 def _shorten_start(name: str) -> str:
-    """Shorten an image's name to its end, which distinguishes it from other images."""
+    """Shorten an image's name at its start, because the end distinguishes the name from other names."""
     plain = escape_controls(name)
     return plain if len(plain) <= MAX_NAME else f"…{plain[1 - MAX_NAME :]}"
 
@@ -318,7 +318,7 @@ def _to_card(row: ImageDiff) -> Card:
 
     try:
         images = row.draw()
-    except GradcamError:  # The image may have been deleted meanwhile, but its numbers are still useful.
+    except GradcamError:  # If the image has been deleted, its numbers are still useful.
         images = {}
     facts = [*zip(("Old", "New", "Correlation", "Top 30 %", "Moved"), _to_cells(row))]
     return Card(row.image, CHANGE_LABELS[row.change][0], facts, images, is_bad=row.change != "none")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gradcam.evaluation.study.run import Study
 
 Rankings = Mapping[tuple[str, str], "Ranking"]
-Cells = Mapping[str, Mapping[str, str]]  # by method and metric
+Cells = Mapping[str, Mapping[str, str]]  # the text of each cell, by method and metric
 
 TABLES = (".csv", ".json", ".tex")
 WIDTH = 120  # characters, if the terminal's width is unknown
@@ -52,13 +52,13 @@ LEGEND = {
     LEVEL: "not distinguished from the best method (Holm correction for all pairs of methods)",
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
-# MARKS maps each mark to an attribute of a ranking, and STYLES maps it to the style of the cell. A cell has the first
-# mark that applies.
+# MARKS maps each mark to the attribute of a ranking that sets the mark. STYLES maps each mark to the style of a cell. A
+# cell shows the first mark that applies.
 MARKS = {BEST: "is_best", LEVEL: "is_level", FOOLED: "beats_all"}
 STYLES: dict[str, dict[str, Any]] = {
     BEST: {"fg": "green", "bold": True}, LEVEL: {"fg": "green"}, FOOLED: {"fg": "yellow"}
 }  # fmt: skip
-MAX_LISTED_METHODS = 3  # in the last printed line
+MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 
 
 @click.command("evaluate", cls=Command)
@@ -142,7 +142,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
             print_notes([] if journal is None else journal.notes, output)
             try:
                 return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
-            except (OutputError, StoreError) as error:  # Results before the error are stored.
+            except (OutputError, StoreError) as error:  # The results before the error are stored.
                 click.echo(escape_controls(str(error)), err=True)
                 return 1
 
@@ -156,9 +156,9 @@ def _prepare(
     classifier = load_model(settings.model, layer=study_options.layer)
     target, target_options = to_single_target(settings, classifier), {*settings.target_choice.option_names}
     if classifier.task == "detection":
-        target_options -= {"--text"}  # text prompts, not a target
+        target_options -= {"--text"}  # These texts are prompts, not a target.
     if classifier.task != "classification" and not target_options:
-        # Explain the best detection of the class, or of any class.
+        # Explain the highest-scoring detection of the chosen class, or of any class if none is chosen.
         target = classifier.find_class(settings.classes[0]) if settings.classes else None
     study_options = replace(study_options, target=target)
     print_notes(classifier.notes, output)
@@ -299,7 +299,7 @@ def _format_tables(title: str, results: Results, rankings: Rankings, cells: Cell
     first, plan = max(map(len, cells)), results.plan
     heads = {}
     for metric in next(iter(cells.values())):
-        first_line, _, second_line = metric.partition("-")  # The heading has two lines; the arrow ends the second.
+        first_line, _, second_line = metric.partition("-")  # A heading has two lines. The arrow ends the second line.
         arrow = plan.metric(metric).arrow
         heads[metric] = (first_line, f"{second_line} {arrow}") if second_line else ("", f"{first_line} {arrow}")
     widths = {name: max(map(len, (*head, *(row[name] for row in cells.values())))) for name, head in heads.items()}
@@ -359,9 +359,9 @@ def _colour(text: str, ranking: Ranking) -> str:
 
 
 def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
-    """Format the methods that are best, or not distinguished from the best method, in the most metrics.
+    """Format the number of metrics in which each method is best, or not distinguished from the best method.
 
-    Metrics in which a control map does as well as the best method do not count.
+    Metrics in which a control map does as well as the best method are left out.
     """
     methods, controls = results.plan.methods, results.plan.controls
     valid_metrics = [metric for metric in metrics if not any(rankings[name, metric].beats_all for name in controls)]

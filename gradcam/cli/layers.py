@@ -34,7 +34,7 @@ MAX_TYPE = 22  # characters of a type; layer names are never shortened, because 
 def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]) -> str:
     """Format the title, the table of layers, notes, and a command for the suggested layer.
 
-    `words` are the model options of that command.
+    `words` are the model options of the suggested command.
     """
     skeleton = survey.skeleton
     size = " x ".join(map(str, (skeleton.channels, *skeleton.size)))

@@ -16,7 +16,7 @@ from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model, or a form of model names. `weights` maps its weights' names to whether they are downloaded."""
+    """A model, or a form of model names. `weights` maps names of weights to True if the weights are downloaded."""
 
     name: str
     summary: str

@@ -70,7 +70,7 @@ def _find_single_image(inputs: tuple[str, ...]) -> Path | None:
     if len(inputs) > 1 or is_url(inputs[0]) or os.path.isdir(inputs[0]):
         return None
     if not os.path.lexists(inputs[0]) and not any(sign in inputs[0] for sign in "*?["):
-        return Path(inputs[0])  # The file does not exist; reading it reports the error.
+        return Path(inputs[0])  # The file does not exist. The error is reported when the file is read.
     listing = list_inputs(inputs)
     path = Path(inputs[0])
     is_single = len(listing.items) == 1 and listing.items[0].content.path is not None

@@ -154,7 +154,7 @@ def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
 
 
 def _sample(items: Sequence[InputImage], limit: int, seed: int) -> list[InputImage]:
-    """Sample images at random, because the first images of a folder may all belong to one class. The order is kept."""
+    """Sample images at random, because the first images of a folder may all belong to one class. Keep the order."""
     import torch
 
     from gradcam.evaluation.subject import make_generator
@@ -174,7 +174,7 @@ def _read(
 
     images, objects, failed = {}, {}, 0
     for item in items:
-        prepared = read_item(classifier, replace(item, wanted=None)).picture  # Ignore the classes in an image list.
+        prepared = read_item(classifier, replace(item, wanted=None)).picture  # Classes in an image list are ignored.
         if isinstance(prepared, GradcamError):
             failed += 1
             terminal.print_above_bar(str(prepared))

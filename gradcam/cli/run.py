@@ -21,7 +21,7 @@ from gradcam.cli._settings import OutputMode, Settings, to_settings
 if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
 
-# The methods that are compared without --method: METHODS for positive evidence, SIGNED otherwise.
+# Without --method, METHODS are compared for positive evidence, and SIGNED for negative or signed evidence.
 METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
 SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 

@@ -107,7 +107,7 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> in
 
     class JobStoppingServer(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            jobs.stop()  # Otherwise, uvicorn would wait for the answers of the jobs.
+            jobs.stop()  # Otherwise, uvicorn would wait for the responses of the jobs.
             super().handle_exit(sig, frame)
 
     status = 0
@@ -118,7 +118,7 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> in
     except TerminationSignal as error:
         status = error.status
     acknowledge_signals()
-    if not jobs.close():  # At exit, Python would wait for the thread, which may be in a long pass.
+    if not jobs.close():  # Python would wait for the jobs' thread, which may be in a long pass.
         sys.stdout.flush()
         os._exit(status)
     return status
@@ -163,7 +163,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _is_gradcam_ui(host: str, port: int) -> bool:
-    """Return whether another `gradcam ui` answers at this address."""
+    """Return whether another `gradcam ui` responds at this address."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         connection = http.client.HTTPConnection(LOCALHOST if host in ("0.0.0.0", "::") else host, port, timeout=2)
         connection.request("GET", "/alive", headers={"Host": f"{LOCALHOST}:{port}"})

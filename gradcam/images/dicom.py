@@ -1,4 +1,4 @@
-"""Read DICOM files through pydicom, as their window displays them."""
+"""Read DICOM files with pydicom, and apply the display window that each file defines."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple
 
     The note says that the file has more frames, or no usable window. `data` is the file's content, if the caller has
     already read the file. Grey values are rescaled by the modality's slope and intercept, or by its LUT. Then the VOI
-    LUT is applied if there is one, and otherwise the first window (PS3.3 C.11.2). Without either, the full range of the
-    values maps to [0,1]. White is 1, also in MONOCHROME1. Raises `ImageError`, which names the file, if the image is
-    incomplete or unreadable, or if pydicom or a plugin is missing.
+    LUT is applied if there is one, and otherwise the first window (PS3.3 C.11.2). If a file has neither a VOI LUT nor
+    a window, the full range of its values maps to [0,1]. White is 1, also in MONOCHROME1.
+
+    Raises `ImageError`, which names the file, if the image is incomplete or unreadable, or if pydicom or a plugin is
+    missing.
     """
     path = read.to_path(path)
     with read.translate_read_errors(path), read.open_content(path, data) as file:
@@ -64,7 +66,7 @@ def _open(file: BinaryIO) -> Dataset:
 
 
 def _check_unpacked_size(file: BinaryIO) -> None:
-    """Raise `ImageError` if the unpacked file would need too much memory: pydicom unpacks the whole file at once."""
+    """Raise `ImageError` if the unpacked file needs too much memory, because pydicom unpacks the whole file."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -160,7 +162,7 @@ def apply_window(values: Floats, center: float, width: float, function: str) -> 
 
 
 def _apply_lut(values: Floats, table: Dataset, order: str) -> Floats:
-    """Map values through a VOI LUT (PS3.3 C.11.2.1.1) whose entries have this byte order.
+    """Map values through a VOI LUT (PS3.3 C.11.2.1.1). `order` is the byte order of the LUT's entries.
 
     Values below the table get its first entry, and values above the table get its last entry.
     """
@@ -177,9 +179,9 @@ def _apply_range(values: Floats, low: float, high: float) -> Floats:
 
 
 def _find_settings(dataset: Dataset, name: str) -> Dataset:
-    """Return the data set that holds the first frame's settings for the sequence `name`.
+    """Return the data set that contains the first frame's settings of the functional group `name`.
 
-    In a multi-frame file, this may be an item of a functional group. Otherwise, it is `dataset` itself.
+    If the file has no such group, return `dataset` itself, which contains the settings of single-frame files.
     """
     for group_name in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
         groups = dataset.get(group_name)

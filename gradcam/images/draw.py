@@ -1,4 +1,4 @@
-"""Draw heatmaps in colour on images, through OpenCV."""
+"""Draw heatmaps in colour on images, with OpenCV."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ GAP_PIXELS = 8  # white pixels between the images of a sheet
 PIXELS_PER_LINE_WIDTH = 640  # An outline is one pixel wide for each 640 pixels of the region's shorter side.
 # The value of an outline pixel is a quarter of the image's value plus one of these tones.
 DARK_TONE, LIGHT_TONE = 20, 180
-# A heatmap does not look distorted if its aspect ratio differs from the image's by at most this factor.
+# A stretched heatmap looks distorted if its aspect ratio differs from the image's by more than this factor.
 MAX_ASPECT_RATIO = 1.05
 PIXELS_PER_BAND = 2**17
-HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV's lookup is twice as fast as NumPy's.
-# Colours of signed heatmaps, from weak to strong: warm for evidence for the class, cold for evidence against it.
+HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV 5's lookup is twice as fast as NumPy's.
+# The colours of signed heatmaps, from weak to strong. Positive evidence is warm, and negative evidence is cold.
 POSITIVE_COLOURS = ((255, 205, 70), (225, 0, 35))
 NEGATIVE_COLOURS = ((90, 225, 255), (25, 25, 205))
 
@@ -86,9 +86,9 @@ def overlay(
     >>> gradcam.overlay("photo.jpg", heatmap, region=region, colormap="viridis").shape
     (640, 800, 3)
     """
-    # turbo has the most hues, so its values are easy to distinguish. It stands out on colour photographs, foliage and
-    # greyscale images, whereas single-hue maps wash out on bright images. The opacity is not uniform, because turbo's
-    # dark blue would then cover all areas with low values, and hide the image there.
+    # The default, turbo, has the most hues, so values are easy to distinguish. It stands out on colour photographs,
+    # foliage and greyscale images, whereas single-hue maps wash out on bright images. The opacity is not uniform. A
+    # uniform opacity would hide the image under turbo's dark blue wherever the heatmap is low.
     pixels, values = read_image(image), to_numpy(heatmap)
     height, width = pixels.shape[:2]
     if region is None:
@@ -121,10 +121,10 @@ def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
 
 
 def list_outline_strips(pixels: Any, sides: Sequence[bool]) -> Iterator[tuple[Any, int]]:
-    """Yield the pixels of each line around an image (...,H,W), and the line's tone.
+    """Yield the pixels of each outline along the sides of an image (...,H,W), and the outline's tone.
 
-    There is a dark line with a light line inside, so that one of the two lines is visible on any image. `sides` contains
-    four bools: whether to draw the lines of the top, left, bottom and right side.
+    Each side has a dark outer line and a light inner line, so that one of the lines is visible on any image. `sides`
+    contains four bools: whether to draw the lines of the top, left, bottom and right side.
     """
     width = max(1, round(min(pixels.shape[-2:]) / PIXELS_PER_LINE_WIDTH))
     for inset, tone in ((width, LIGHT_TONE), (0, DARK_TONE)):
@@ -134,7 +134,7 @@ def list_outline_strips(pixels: Any, sides: Sequence[bool]) -> Iterator[tuple[An
 
 
 def draw_colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """Return a bar of the heatmap colours from minimum to maximum, as `overlay` draws them on white with `alpha=1`."""
+    """Return a bar of the heatmap colours, from minimum to maximum, drawn on white with an opacity of 1."""
     values = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
     white = np.full((height, width, 3), 255, np.uint8)
     return overlay(white, np.tile(values, (height, 1)), alpha=1, colormap=colormap, signed=signed)
@@ -153,7 +153,7 @@ def join_below(strips: Sequence[Pixels]) -> Pixels:
 
 
 def find_colormap(name: str) -> int:
-    """Return OpenCV's number for a colour map, whose name may be in upper or lower case.
+    """Return OpenCV's number for a colour map. Upper and lower case are equivalent.
 
     Raises `GradcamError` for an unknown name; the message suggests similar names.
     """
@@ -173,7 +173,7 @@ def list_colours(colormap: int) -> NDArray[np.float32]:
 
 @functools.lru_cache(maxsize=8)
 def _make_blend_tables(colormap: str, alpha: float, signed: bool) -> NDArray[np.uint8]:
-    """Return one lookup table per channel (3,65536). Entry 256 * level + value is the blended value of a pixel."""
+    """Return a lookup table per channel (3,65536). Entry 256 * level + value blends the level with the value."""
     colours, opacity = compute_colours(colormap, signed=signed)
     opacity = alpha * opacity
     mixed = (colours * opacity).T[..., None] + np.arange(256, dtype=np.float32) * (1 - opacity)
@@ -197,9 +197,9 @@ def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32]
 
 
 def _blend(pixels: Pixels, levels: Pixels, tables: NDArray[np.uint8]) -> None:
-    """Blend the colour of each pixel's level into the pixels, in place, with the tables of `_make_blend_tables`."""
+    """Blend the colours of heatmap levels into pixels, in place, with the tables of `_make_blend_tables`."""
     # Lookups in single-channel tables are seven times faster than in a three-channel table. Only a few rows are blended
-    # at a time, so that the intermediate results stay in the CPU's cache. All of these calls release the GIL.
+    # at a time, so that the intermediate results stay in the CPU's cache. The OpenCV calls release the GIL.
     look_up = cv2.LUT if HAS_16_BIT_LUT else lambda indices, table: table.take(indices)
     height = max(1, PIXELS_PER_BAND // levels.shape[1])
     for start in range(0, len(levels), height):
@@ -217,7 +217,7 @@ def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -
         hint = " (-1 to 1 with signed=True)" if low < 0 and not signed else ""
         raise ImageError(f"The heatmap has values from {low:.4g} to {high:.4g}, expected {minimum} to 1{hint}.")
     levels = _stretch(values, rows, columns)
-    if signed:  # Resize each sign separately: interpolation would give each region a rim of the other sign.
+    if signed:  # Resize each sign separately. Cubic interpolation would add a rim of the opposite sign to each region.
         levels -= _stretch(-values, rows, columns)
     steps, zero = get_level_scale(signed)
     levels *= steps
@@ -254,7 +254,7 @@ def scale_to_height(image: Pixels, height: int) -> Pixels:
 
 
 def resize(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
-    """Resize values (H,W) or (H,W,C), and keep their type: area interpolation if both sides shrink, otherwise cubic."""
+    """Resize values (H,W) or (H,W,C), by area interpolation if both sides shrink, otherwise by cubic."""
     shrinks = rows <= values.shape[0] and columns <= values.shape[1]
     interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
     return np.asarray(cv2.resize(values, (columns, rows), interpolation=interpolation))

@@ -1,4 +1,4 @@
-"""Remove parts of an image with a brush or a rectangular window. The command line takes each edit as one word."""
+"""Remove parts of an image with a brush or a rectangular window. On the command line, each edit is one word."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_LINE_THICKNESS = 32_767  # OpenCV's limit, in pixels
 
 @dataclass(frozen=True)
 class Edit:
-    """A part of an image to remove: a brush stroke, or a window between two corner points if `radius` is None."""
+    """A part of an image to remove: a brush stroke, or if `radius` is None, a window between two corner points."""
 
     kind: str
     points: tuple[tuple[float, float], ...]  # (x, y)

@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
 
-MAX_TEXT_BYTES = 2**32  # A larger text file is neither a list nor annotations, and would fill the memory.
+MAX_TEXT_BYTES = 2**32  # A larger file would fill the memory. No list or annotation file is so large.
 BLOCK_BYTES = 2**20
 FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-TEMPORARY_NAME = ".gradcam-{}.tmp"  # Other programs do not take a hidden .tmp file for an image.
+TEMPORARY_NAME = ".gradcam-{}.tmp"  # Other programs do not mistake a hidden .tmp file for an image.
 WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
-MAX_NAME_BYTES = 240  # File systems allow 255 bytes; the remaining bytes are for a number.
+MAX_NAME_BYTES = 240  # File systems allow 255 bytes. The other 15 bytes are for a number.
 MAX_NAME_PART_BYTES = 80  # for a label or a layer's name in a file name
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 # A protocol has at least two letters, because a single letter is a Windows drive. fsspec chains protocols, as in
-# "simplecache::s3://". Without "://", "a::b.jpg" may be the name of a file.
+# "simplecache::s3://". Without "://", the text may be the name of a file, such as
+# "a::b.jpg".
 URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
 LOCAL_URL_PATTERN = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
@@ -50,7 +51,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 
 def open_nonblocking(path: str, flags: int) -> int:
-    """Open a file without blocking, if the system has O_NONBLOCK: opening a pipe would otherwise wait for a writer."""
+    """Open a file without blocking, if the system supports it. Otherwise, opening a pipe waits for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -99,33 +100,33 @@ def hash_file(file: Path) -> str:
 
 
 def join_name(stem: str, ending: str) -> str:
-    """Return stem plus ending, and cut the stem so that the file name has at most MAX_NAME_BYTES bytes."""
+    """Join stem and ending. If the file name would exceed MAX_NAME_BYTES bytes, cut the stem."""
     return truncate_bytes(stem, MAX_NAME_BYTES - len(os.fsencode(ending))) + ending
 
 
 def to_safe_name(text: str) -> str:
-    """Replace all characters but letters, digits, dots and underscores, and shorten the text for a file name."""
+    """Shorten a text for a file name. Only letters, digits, dots and underscores are kept."""
     return truncate_bytes(re.sub(r"[^\w.]+", "_", text).strip("_."), MAX_NAME_PART_BYTES) or "_"
 
 
 def truncate_bytes(text: str, max_bytes: int) -> str:
-    """Return at most `max_bytes` bytes of the text, without splitting a character."""
+    """Cut a text to at most `max_bytes` bytes, without splitting a character."""
     encoded = os.fsencode(text)
     return text if len(encoded) <= max_bytes else encoded[:max_bytes].decode(errors="ignore")
 
 
 class OutputNames:
-    """The output paths of a command: no two are the same, and none is an input."""
+    """The output paths of a command. The paths differ from each other and from all inputs."""
 
     def __init__(self, folder: Path, inputs: Iterable[Path]) -> None:
         self._folder = folder
         self._used_keys = {key for path in inputs for key in _to_keys(path)}
 
     def claim(self, names: Sequence[str]) -> list[Path]:
-        """Return paths for one image's results.
+        """Return an unused path for each result of an image.
 
-        If the path of one result is in use, all results get the same number, counted from 2. If two results have the
-        same name, the second gets the next free number.
+        If any of the paths is in use, the same number, from 2 upwards, is added to all names. If two results have the
+        same name, the second result gets the next free number.
         """
         first = next(number for number in count(1) if all(self._is_free(name, number) for name in names))
         paths = []
@@ -144,12 +145,12 @@ class OutputNames:
 
 
 def _to_keys(path: Path) -> set[str]:
-    """Return the keys of a path. Paths share a key if they name the same file, through links or regardless of case."""
+    """Return keys to compare paths. Paths to the same file share a key, despite links and differences in case."""
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
 
 
 def may_have_stem(name: str, stem: str) -> bool:
-    """Return whether a result with this stem can have this file name. A name that was possibly cut fits any stem."""
+    """Return whether a result with this stem can have this file name. A name that may have been cut fits any stem."""
     may_be_cut = len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
     return may_be_cut or name.startswith(f"{stem}-")
 
@@ -160,7 +161,7 @@ def is_url(text: str) -> bool:
 
 
 def to_path(text: str) -> str:
-    """Return the path of a `file://` URL; return any other text as it is."""
+    """Return the path of a `file://` URL, and any other text unchanged."""
     match = LOCAL_URL_PATTERN.match(text)
     if match is None:
         return text

@@ -18,7 +18,7 @@ from gradcam.images.read import find_orientation
 
 END_MARKER = b"\xff\xd9"
 EXIF_SIGNATURE, XMP_ORIENTATION = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
-# Supported sampling factors (horizontal, vertical) of the first channel. Those of all other channels must be (1, 1).
+# The supported sampling factors (horizontal, vertical) of the first channel. Other channels must have (1, 1).
 SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 
 
@@ -36,26 +36,26 @@ class JpegHeader:
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-    """Return the header of a JPEG if a device can decode it: 8 bits, grey or YCbCr, sequential, and complete.
+    """Return the header of a JPEG file if a device can decode the file, otherwise None.
 
-    Return None for all other files, which are decoded on the CPU: JPEG that is progressive, 12-bit, CMYK, RGB or cut
-    off; other formats; and files whose orientation is given by XMP or by several EXIF segments.
+    A device can decode complete, sequential JPEG files of 8 bits, in grey or YCbCr. All other files are decoded on the
+    CPU. If XMP or several EXIF segments give the orientation, the file is also decoded on the CPU.
     """
     file = io.BytesIO(data)
     try:
         image = JpegImagePlugin.JpegImageFile(file)
     except Exception:  # Pillow raises many kinds of errors for broken headers.
         return None
-    # Pillow has read the header of the first scan, so the compressed data starts here. The header contains the number
-    # of channels in the scan.
+    # Pillow has read the header of the first scan, so the compressed data starts here. The header contains the scan's
+    # number of channels.
     start = file.tell()
     # In compressed data, each 0xFF is followed by a zero byte or belongs to a restart marker. The first end marker is
     # therefore the end of the image.
     has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
     names, (first, *further) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
     is_supported_sampling = image.layers == 1 or (first in SAMPLINGS and set(further) <= {(1, 1)})
-    # Adobe's marker says whether the channels are YCbCr. The marker is meaningless in grey files, but too rare there to
-    # be handled separately.
+    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning. Such files are
+    # too rare for a special case.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
     is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
     has_usual_orientation = data.count(EXIF_SIGNATURE, 0, start) <= 1 and not XMP_ORIENTATION.search(data, 0, start)
@@ -71,7 +71,7 @@ class Codec:
     `decode(files, is_grey)` takes the bytes of files as uint8 tensors on the CPU, all grey or all in colour. It returns
     RGB images, uint8 (3,H,W), on the device. `turns` says whether `decode` applies the EXIF orientation.
     `encode(images, quality)` returns the bytes of files. Both functions wait for earlier work on the current stream,
-    and return finished results. No other work may be started on the stream while they run.
+    and return finished results. While a function runs, no other work may be started on the stream.
     """
 
     name: str
@@ -122,8 +122,8 @@ def _make_torchcodec(name: str, device: torch.device) -> Codec:
     return Codec(name, True, decode, encode)
 
 
-# torchvision uses its own streams. Its decoder may write its results into memory that earlier work on the current
-# stream still uses (pytorch/vision 9606). Its encoder does not wait until the images are computed, nor until its last
+# torchvision uses its own CUDA streams. The decoder may write into memory that earlier work on the current stream still
+# uses (pytorch/vision 9606). The encoder may start before the images are computed. It may also return before its last
 # copy, on the default stream, is finished.
 def _make_torchvision(name: str, device: torch.device) -> Codec:
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg

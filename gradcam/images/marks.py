@@ -22,9 +22,9 @@ from gradcam.images.write import check_pixels
 from gradcam.options import EDGES, check_count
 
 Colour = tuple[int, ...]  # (red, green, blue)
-Rectangle = tuple[int, ...]  # (left, top, right, bottom) in whole pixels, the last two exclusive
-# The colours of Okabe and Ito, which people with colour blindness can distinguish. Their black is left out, because
-# each line has a dark part.
+Rectangle = tuple[int, ...]  # (left, top, right, bottom) in whole pixels; right and bottom are exclusive
+# The colours of Okabe and Ito, which people with colour blindness can distinguish. The black is left out, because
+# each line already has a dark part.
 COLOURS: Sequence[Colour] = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
 )  # fmt: skip
@@ -35,8 +35,8 @@ BAR_WIDTH, DASH_LENGTH, RING_RADIUS = 10, 10, 10
 WHITE_IN_WEAK_LINES = 0.6
 # On a background of this luminance, dark and white text have the same contrast.
 MIDDLE_LUMINANCE = 0.2
-# A label's background is the mark's colour mixed with this fraction of white (for dark text) or of the dark colour (for
-# white text), because thin letters need more contrast than lines.
+# A label's background has the mark's colour. To increase the contrast of thin letters, this fraction of white is mixed
+# in under dark text, and this fraction of the dark colour under white text.
 LABEL_CONTRAST = 0.25
 # The finest lines are one pixel wide for each 640 pixels of the image's mean side.
 PIXELS_PER_LINE_WIDTH = 640
@@ -55,7 +55,8 @@ class Mark:
     text : str, default ""
         The label, in one line. A long label is cut at its end: put the most important part, such as the number, first.
     number : int, default None
-        Selects the colour, so that a box has the same colour in all images. None means the position among the marks.
+        The number selects the colour, so that a box has the same colour in all images. None stands for the position
+        among the marks.
     box : sequence of 4 numbers, default None
         Left, top, right and bottom, in pixels of the image. Parts outside the image are cut off.
     edge : str, default None
@@ -131,7 +132,7 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     Raises
     ------
     ImageError
-        If the image is invalid, or a mask has another size than the image.
+        If the image is invalid, or the size of a mask differs from the image's.
 
     Examples
     --------
@@ -281,7 +282,7 @@ def _draw_lines(canvas: Pixels, mark: Mark, pen: _Pen) -> None:
 
 
 def _find_frame(canvas: Pixels, box: Sequence[float], pen: _Pen) -> Rectangle:
-    """Return the outer rectangle of a box's lines, which are centred on the sides of the box, cut to the image.
+    """Return the outer rectangle of a box's lines, inside the image. The lines are centred on the box's sides.
 
     A box that is too small for its lines is enlarged.
     """
@@ -367,7 +368,7 @@ def _draw_ring(canvas: Pixels, point: Sequence[float], pen: _Pen) -> None:
 
 
 def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
-    """Return a label: dark or white text, whichever has more contrast, on a background of about this colour."""
+    """Draw a label: dark or white text, whichever has more contrast, on a background similar to `colour`."""
     padding = round(size / 3)
     text = fit_text(_simplify(escape_controls(text)), max(1, max_width - 2 * padding), size)
     ink, background = (INK, WHITE) if _find_luminance(colour) > MIDDLE_LUMINANCE else (WHITE, INK)
@@ -410,7 +411,10 @@ def _find_place(
 
 
 def _find_anchor(canvas: Pixels, mark: Mark, pen: _Pen) -> Rectangle:
-    """Return the rectangle around a mark, to place its label; for a mark without a shape, return the image's corner."""
+    """Return the rectangle around a mark, so that the label can be placed beside the rectangle.
+
+    If the mark has no shape, return the image's upper left corner.
+    """
     if mark.box is not None:
         frame = _find_frame(canvas, mark.box, pen)
         if mark.edge is None:

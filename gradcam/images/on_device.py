@@ -14,7 +14,7 @@ from torch import Tensor
 from gradcam.images.draw import compute_colours, get_level_scale, list_outline_strips
 from gradcam.images.read import Region
 
-Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels and fractions of pixels
+Box = tuple[float, float, float, float]  # (left, top, right, bottom), in fractional pixels
 
 
 def apply_orientation(image: Tensor, orientation: int) -> Tensor:
@@ -30,7 +30,8 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(x < 1, inner, np.where(x < 2, outer, 0))
 
 
-# Pillow's filters: (support, function). The support is in pixels of the input or the output, whichever is smaller.
+# FILTERS maps the name of each of Pillow's filters to (support, function). The support is in output pixels if the image
+# shrinks, and otherwise in input pixels.
 FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
     "bilinear": (1.0, lambda x: np.maximum(0, 1 - np.abs(x))),
@@ -44,7 +45,7 @@ FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float
 RESIZES_TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 
 
-@functools.lru_cache(maxsize=256)  # Image sizes repeat within a folder; an entry may take a megabyte.
+@functools.lru_cache(maxsize=256)  # Image sizes repeat within a folder. An entry may take a megabyte.
 def compute_weights(
     length: int, span: tuple[float, float], size: int, filter_name: str, device: torch.device
 ) -> tuple[int, Tensor]:
@@ -55,7 +56,7 @@ def compute_weights(
     """
     scale = (span[1] - span[0]) / size
     centres = span[0] + (np.arange(size) + 0.5) * scale
-    if filter_name == "nearest":  # Pillow adds up steps. Their rounding can decide which pixel is nearest.
+    if filter_name == "nearest":  # Pillow adds up steps. Rounding errors can change the nearest pixel.
         centres = np.cumsum([span[0] + 0.5 * scale, *[scale] * (size - 1)])
         nearest = np.clip(np.floor(centres).astype(int), 0, length - 1)
         first, last = int(nearest[0]), int(nearest[-1])
@@ -96,8 +97,8 @@ def _to_levels(values: Tensor) -> Tensor:
 def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Return OpenCV's cubic weights for resizing `length` pixels to `size` pixels: a matrix (size,length).
 
-    The weights are computed in float32, as in OpenCV, because many resized values lie at the border of two levels,
-    where a rounding difference changes the level.
+    As in OpenCV, the weights are computed in float32. Many resized values lie at the border of two colour levels, where
+    a rounding difference would change the level.
     """
     centres = (np.arange(size) + 0.5) * (length / size) - 0.5
     first = np.floor(centres.astype(np.float32)).astype(int)
@@ -120,7 +121,7 @@ def _compute_area_weights(length: int, size: int, device: torch.device) -> Tenso
 
 
 def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
-    """Resize maps (N,h,w), float32, like `draw.resize`: area interpolation if both sides shrink, otherwise cubic."""
+    """Resize maps (N,h,w), float32, like `draw.resize`: by area interpolation if both sides shrink, otherwise cubic."""
     height, width = maps.shape[-2:]
     compute = _compute_area_weights if rows <= height and columns <= width else _compute_cubic_weights
     return compute(height, rows, maps.device) @ (maps @ compute(width, columns, maps.device).T)
@@ -164,6 +165,6 @@ def overlay(
         sides = [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width]
         is_blank = (indices == zero).flatten(1).all(1)[:, None, None, None]
         for strip, tone in list_outline_strips(region_pixels, sides):
-            # Select blank heatmaps on the device, without waiting for it.
+            # Skip blank heatmaps with `torch.where`. A Python condition would wait for the device.
             strip.copy_(torch.where(is_blank, strip, strip // 4 + tone))
     return result

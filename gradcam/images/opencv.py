@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from gradcam.errors import GradcamError
 
-# All of these distributions install the folder `cv2`: installing one overwrites the files of another, and uninstalling
-# one breaks the others. If several are installed, the advice is to keep the first in this order, because contrib builds
-# contain all modules, and headless builds load on every machine.
+# All of these distributions install the folder `cv2`. Installing a distribution overwrites the files of another, and
+# uninstalling it breaks the other. If several are installed, the error recommends the first in this order, because
+# contrib builds contain all modules, and headless builds load on every machine.
 DISTRIBUTIONS = ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python")
 
 

@@ -40,18 +40,18 @@ IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array 
 # Common image formats. Formats that would start another program (EPS) or render text are left out.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
 ORIENTATION_TAG = 0x0112  # in EXIF
-MEMORY_BUDGET_BYTES = 2**30  # per image: enough for 150 million RGB pixels of 8 bits, or 60 million of 16 bits
-# Bytes per pixel of our arrays: for colours with 16 bits per channel, and for grey values of more than 8 bits
+MEMORY_BUDGET_BYTES = 2**30  # per image, enough for 150 million RGB pixels of 8 bits, or 60 million of 16 bits
+# The bytes per pixel of our arrays, for colours of 16 bits per channel and for grey values of more than 8 bits.
 DEEP_COLOUR_BYTES, DEEP_GREY_BYTES = 13, 7
-# Bytes per pixel that decoders hold in addition to Pillow's own image.
+# The bytes per pixel that each decoder needs in addition to Pillow's image.
 DECODER_BYTES = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}
 DICOM_SUFFIXES = (".dcm", ".dicom")
-DICOM_MAGIC = b"DICM"  # It follows a preamble of 128 bytes with any content.
-# The value of white, by type. Signed integers and 32-bit integers have no fixed white.
+DICOM_MAGIC = b"DICM"  # These bytes follow a preamble of 128 arbitrary bytes.
+# The value of white, for each dtype. Signed integers and 32-bit integers have no fixed white.
 WHITE_VALUES = {"uint8": 255, "uint16": 65535}
 # This many pixels are computed at a time, so that intermediate results take little memory.
 PIXELS_PER_STRIP = 2**18
-# The reason to report for each exception. "" reports the message of the exception.
+# The reason to report for each exception. If the reason is "", the message of the exception is reported.
 READ_FAILURES: dict[type[Exception], str] = {
     ImageError: "",
     UnidentifiedImageError: "is not an image in a supported format",
@@ -104,7 +104,7 @@ def read_image(image: ImageLike) -> Pixels:
 
 
 def is_one_image(value: Any) -> bool:
-    """Return whether the value looks like one image, in any supported form, rather than several."""
+    """Return whether the value looks like one image, in any supported form, rather than several images."""
     has_image_type = isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
     is_readable = hasattr(value, "read") or hasattr(value, "read_bytes")
     return has_image_type or is_readable or getattr(value, "ndim", 0) in (2, 3)
@@ -213,13 +213,13 @@ def _read_open(file: Any) -> bytes:
 def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -> NDArray[Any]:
     """Return the values of an image with the bit depth of its file.
 
-    `data` is the file's content, if the caller has already read the file, or a PIL image. Messages then still name the
-    image by `path`. Images of 8 bits or less become RGB, uint8 (H,W,3), even if they are grey. Deeper grey images are
+    `data` is a PIL image, or the content of the file if the caller has already read the file. Messages name the image
+    by `path`. Images of 8 bits or less become RGB, uint8 (H,W,3), even if they are grey. Deeper grey images are
     (H,W): uint16 for unsigned values of 16 bits, float32 for floats, and int32 or uint32 for other integers. RGB images
     with 16 bits per channel, in PNG and TIFF files, become uint16 (H,W,3). Orientation, transparency and animations are
     handled as in `read_image`. Raises `ImageError` like `read_image`.
     """
-    # Pillow reads the image: OpenCV would return a truncated image as if it were complete, and drop transparency.
+    # Read with Pillow. OpenCV would return a truncated image as if it were complete, and drop transparency.
     path = to_path(path)
     if isinstance(data, Image.Image):
         with translate_read_errors(path):
@@ -231,8 +231,8 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
                     raise ImageError("is closed: pass it while it is open") from None
                 raise
             return _to_values(data)
-    # Pass an open file: if Pillow got a path, it would map some TIFFs into memory, and scramble the pixels if the TIFF
-    # has an orientation.
+    # Pass an open file. If Pillow got a path, it would map some TIFF files into memory. If such a file has an
+    # orientation, Pillow would then scramble the pixels.
     with translate_read_errors(path), open_content(path, data) as file, _open_image(file) as image:
         deep_mode = _find_deep_mode(image)
         _check_memory(image, file, DEEP_COLOUR_BYTES if deep_mode else DEEP_GREY_BYTES if image.mode[0] in "FI" else 3)
@@ -243,8 +243,8 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
 def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """Return the labels (H,W) that an image file stores: the indices of its palette, or its grey values.
 
-    The orientation is applied, as in `read_image`. Raises `ImageError`, which names the file, like `read_image`. Also
-    raises it for colours, for fractions, and for JPEG, because lossy compression changes labels.
+    The orientation is applied, as in `read_image`. Raises `ImageError` like `read_image`. Colours, fractions and JPEG
+    also raise `ImageError`, because the lossy compression of JPEG changes labels.
     """
     path = to_path(path)
     with translate_read_errors(path), open_content(path, None) as file, _open_image(file) as image:
@@ -268,7 +268,7 @@ def to_path(path: Any) -> Path:
 
 
 def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
-    """Return True if the suffix of the file, or the start of its content, says that the file is DICOM."""
+    """Return True if the suffix of the file, or the start of its content, shows that the file is DICOM."""
     path = to_path(path)
     if path.suffix.lower() in DICOM_SUFFIXES:
         return True
@@ -278,7 +278,7 @@ def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
-    """Open a file, or its content `data` if that is given. Raises `ImageError` if the file is missing or empty."""
+    """Open `data` if it is given, otherwise the file. Raises `ImageError` if the file is missing or empty."""
     if data is None and not path.is_file():  # Opening a pipe would wait for a writer.
         raise ImageError("is not a file" if path.exists() else "does not exist")
     if (path.stat().st_size if data is None else len(data)) == 0:
@@ -334,7 +334,7 @@ def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
 
 
 def _check_icon(file: BinaryIO) -> None:
-    """Raise `ImageError` if an image in an icon file needs too much memory: Pillow decodes icons on opening."""
+    """Raise `ImageError` if an image in an icon file needs too much memory, because Pillow decodes icons on opening."""
     kind, count = struct.unpack("<IH", file.read(6).ljust(6))
     for entry in range(count if kind == 0x10000 else 0):
         file.seek(6 + 16 * entry + 12)
@@ -366,7 +366,7 @@ def find_size(file: BinaryIO) -> int:
 
 
 def _find_deep_mode(image: ImageFile.ImageFile) -> str:
-    """Return "RGB", "RGBA" or "LA" if the file has 16 bits per channel, which Pillow would cut to 8; otherwise ""."""
+    """Return the mode (RGB, RGBA or LA) of a file with 16 bits per channel, which Pillow would cut to 8, or ""."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
@@ -507,12 +507,12 @@ def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | No
 
 
 def _is_finite(values: NDArray[Any]) -> Any:
-    """Return a mask of finite values; a single True for integers."""
+    """Return a mask of the finite values. For integers, the mask is a single True."""
     return np.isfinite(values) if values.dtype.kind == "f" else np.True_
 
 
 def _find_white(values: NDArray[Any]) -> tuple[float, float]:
-    """Return the white value, and the maximum; without positive values, the maximum is 0."""
+    """Return the value of white, and the maximum of the values. The maximum is at least 0."""
     maximum = float(values.max(where=_is_finite(values), initial=0))
     ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
     return next((white for white in ranges if maximum <= white), maximum), maximum

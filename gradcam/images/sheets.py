@@ -43,7 +43,7 @@ def draw_panel(
     colormap: str = "turbo",
     signed: bool = False,
 ) -> Pixels:
-    """Return rows of images under the titles of their columns, and a colour bar: RGB, uint8 (H,W,3).
+    """Draw rows of images under column titles, with a colour bar below: RGB, uint8 (H,W,3).
 
     Each image is scaled to `height` pixels. A column is as wide as its widest image or its title. Raises
     `ImageError` if the height is not a number of pixels.
@@ -71,7 +71,7 @@ def draw_panel(
 
 
 def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """Return a colour bar with the meaning of each end written beside it, one line of text high."""
+    """Return a colour bar, as high as a line of text, with the meaning of each end beside the bar."""
     before, after = LEGENDS[signed]
     start = measure_text(before, TITLE_SIZE) + GAP_PIXELS
     end = start + BAR_WIDTH + GAP_PIXELS

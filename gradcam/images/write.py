@@ -112,7 +112,7 @@ def check_pixels(image: Any) -> Pixels:
 def select_maps(i: int | None, k: int | None, shape: tuple[int, ...], noun: str = "map") -> tuple[list[int], list[int]]:
     """Return the indices of the images and of the maps that `i` and `k` select from (N,K,...). None selects all.
 
-    Raises `ImageError` if there is no such image or map. `noun` is the message's word for a map.
+    Raises `ImageError` if there is no such image or map. `noun` is the word for a map in the message.
     """
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):
@@ -125,7 +125,7 @@ def select_maps(i: int | None, k: int | None, shape: tuple[int, ...], noun: str 
 def write_arrays(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor | None], words: Mapping[str, str | None], i: Any, k: Any
 ) -> None:
-    """Write tensors (N,K,...) and words, each under its name, to ``.npz``, or one map of the first tensor to ``.npy``.
+    """Write all tensors (N,K,...) and words to ``.npz``, or one map of the first tensor to ``.npy``.
 
     `i` and `k` select an image and its k-th map; None selects all. Raises `ImageError` if several maps are selected for
     ``.npy``, if there is no such map, or if the file cannot be written.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-MAX_LISTED_CHANNELS = 5  # per layer
+MAX_LISTED_CHANNELS = 5  # number of printed channels per layer
 
 
 @click.command("activations", cls=Command)
@@ -89,7 +89,7 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
 
 
 def _to_row(name: str, feature_maps: Tensor, params: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a layer: its channels, the number of channels that are zero, and the drawn channels."""
+    """Return a layer's record: the numbers of all and of dead (all-zero) channels, and the drawn channels."""
     from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 
     channel_maps = take_maps(feature_maps, 0, name)

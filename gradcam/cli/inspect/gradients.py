@@ -33,9 +33,9 @@ from gradcam.models.labels import name_class
 if TYPE_CHECKING:
     from gradcam.inspection.flow import GradientFlow, LayerGradients
 
-MAX_ROWS = 40  # of the table without --layer and --all
+MAX_ROWS = 40  # number of layers in the table without --layer and --all
 BAR_LENGTH = 12  # characters
-MIN_DECADES = 4  # powers of ten on each side of the reference, so that small differences look small
+MIN_DECADES = 4  # The bars cover at least this many powers of ten on each side, so that small differences look small.
 MAX_NAME = 26  # characters, so that a line has at most 80; only the end of a longer name is printed
 COLOURS = {"vanishing": "blue", "exploding": "yellow", "no gradient": "magenta", "NaN": "red", "infinite": "red"}
 TITLES = ("layer", "output", "", "params", "zeros", "")
@@ -177,7 +177,7 @@ def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **pa
 
 
 def _find_destination(output: str | None, images: tuple[Path, ...], output_mode: OutputMode) -> OutputLocation | None:
-    """Return the location of the plots; None without matplotlib. Raise `GradcamError` if --output needs matplotlib."""
+    """Return the location of plots, or None without matplotlib. Raise `GradcamError` if --output needs matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         if output is not None:
             raise GradcamError(f"--output writes plots, which need matplotlib: {to_pip_command('plots')}")

@@ -37,8 +37,8 @@ MAX_TYPE = 20  # characters of a type; layer names are never shortened, because 
 MAX_SHARED = 5  # lines about modules and parameters that have several names
 LEFT_ALIGNED = ("layer", "type", "input", "output", "dtype")  # the other columns are numbers
 OPTIONAL_COLUMNS = ("input", "share", "memory", "type", "parameters")  # hidden in this order on a narrow terminal
-WIDTH = 120  # characters, without a terminal
-IMAGE_OPTIONS = ("labels", "mean", "std", "crop", "reader", "reshape")  # not used for noise
+WIDTH = 120  # characters, if the terminal's width is unknown
+IMAGE_OPTIONS = ("labels", "mean", "std", "crop", "reader", "reshape")  # not used if the input is noise
 UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
