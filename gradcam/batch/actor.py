@@ -1,6 +1,6 @@
-"""Run the model in actors, which send their results to the driver. The driver stores the records.
+"""Run the model in actors (worker processes), which send replies to the driver (the main process).
 
-All messages between the driver and the actors can be pickled.
+The driver stores the records. All messages between the driver and the actors can be pickled.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from gradcam.models.classifier import Classifier
 from gradcam.storage.output import DiskWriter
 from gradcam.storage.records import ImageOutcome
 
-# A function that loads the model on the device with the given name, and that can be pickled.
+# The type of a picklable function that takes a device name, and returns the model loaded on that device.
 Load = Callable[[str], Classifier]
 
-# Large blocks save Ray's overhead of a millisecond per block, but Ray repeats a whole block if its actor dies.
+# Ray needs about a millisecond per block, so large blocks save time. If an actor dies, Ray repeats the entire block.
 MAX_BATCHES_PER_BLOCK = 32
-# The approximate number of blocks per actor, so that actors finish at about the same time.
+# Each actor gets about this number of blocks. With fewer blocks, some actors would finish much later than others.
 BLOCKS_PER_ACTOR = 12
 
 
 @dataclass(frozen=True)
 class ActorJob:
-    """The settings that all blocks share.
+    """The settings of a run that an actor needs for every block.
 
-    `weights` (a SHA-256) and `shared_folders` let an actor check that it sees the same weights and files as the driver.
-    `work` and `saver` are those of the driver, without the model, the images and the stems. If `work.workers` is 0, an
+    An actor checks that its model has the SHA-256 `weights`, and that its machine has the `shared_folders`. `work` and
+    `saver` are copies of the driver's objects, without the model, the images and the stems. If `work.workers` is 0, an
     actor uses one thread per core.
     """
 
@@ -63,9 +63,10 @@ class ActorJob:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive batches, and the stems of their images.
+    """Consecutive batches for an actor to explain.
 
-    With `skip_slow_stores`, an actor leaves out images whose object store does not answer quickly.
+    `stems` maps the name of each image to the common beginning of its result names. If `skip_slow_stores` is True, the
+    actor leaves out images whose object store does not answer quickly.
     """
 
     batches: list[ItemBatch]
@@ -75,9 +76,10 @@ class Block:
 
 @dataclass(frozen=True)
 class ActorReply:
-    """The reports of a batch, or the error that stops the run and its traceback.
+    """A message from an actor to the driver: the reports of one batch, or the error that stops the run.
 
-    `events` are names and details for the log. `unanswered` are the names of images whose stores did not answer.
+    `events` holds names and details for the log. `unanswered` holds the names of images whose object stores did not
+    answer.
     """
 
     outcomes: Sequence[ImageOutcome] = ()
@@ -87,13 +89,16 @@ class ActorReply:
     unanswered: Sequence[str] = ()
 
 
-Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # explains blocks; yields replies in order
+Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # Explains blocks, and yields replies in order.
 
 
 def explain_blocks(
     work: BatchWork, saver: Saver, blocks: list[bytes], stream: Stream, *, log_event: LogEvent, on_leftover: OnLeftover
 ) -> Reports:
-    """Yield the reports of all blocks, then the reports of images whose stores did not answer, as an `Engine` does."""
+    """Yield the reports of all blocks, as an `Engine` does.
+
+    If object stores do not answer, their images are explained again after all other images.
+    """
     unanswered: set[str] = set()
     while blocks:
         with contextlib.closing(stream(blocks)) as replies:
@@ -102,7 +107,7 @@ def explain_blocks(
                 unanswered.update(reply.unanswered)
         if unanswered:
             log_unanswered(len(unanswered))
-        actors = len(work.items)  # With as many actors as items, every block holds one batch.
+        actors = len(work.items)  # With this number of actors, `pack_blocks` puts only one batch into each block.
         blocks = pack_blocks(work, saver, lambda item: item.name in unanswered, actors, skip_slow_stores=False)
         unanswered.clear()
 
@@ -125,9 +130,9 @@ def _yield_reports(reply: ActorReply, log_event: LogEvent, on_leftover: OnLeftov
 def pack_blocks(
     work: BatchWork, saver: Saver, is_needed: IsNeeded, actors: int, *, skip_slow_stores: bool = True
 ) -> list[bytes]:
-    """Return pickled and compressed blocks of several batches. All engines cut batches at the same positions.
+    """Cut the items into batches, and return pickled and compressed blocks of consecutive batches.
 
-    Compression saves memory, because all blocks exist before the first one runs, and image names are similar.
+    All blocks are in memory before the first block runs. Compression saves memory, because image names are similar.
     """
     batches = list(cut_batches(work.items, work.batch_size, is_needed))
     size = max(1, min(MAX_BATCHES_PER_BLOCK, len(batches) // (BLOCKS_PER_ACTOR * actors)))
@@ -141,13 +146,13 @@ def pack_blocks(
 
 
 def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int | None) -> ActorJob:
-    """Return the job for the images of this run."""
+    """Return the settings that each actor of this run receives."""
     unset: Any = None  # Each actor loads the model itself.
     paths = (item.content.path for item in work.items)
     folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
     if isinstance(saver.place, DiskWriter) and saver.place.temporary is not None:
-        # Actors also check that they see the folder for incomplete files, which exists only during a run. Checking
-        # the output folder itself is not enough, because another disk may have a folder with the same path.
+        # Actors check that they see the output folder. Another disk may have a folder with the same path, so actors
+        # check the subfolder for incomplete files instead, which exists only during a run.
         folders.insert(0, saver.place.temporary)
     weights = describe_weights(work.classifier)["sha256"]
     shared_folders = [folder.absolute() for folder in folders if folder.is_dir()]
@@ -162,9 +167,10 @@ def list_needed(batches: Iterable[ItemBatch]) -> set[str]:
 
 
 class Actor:
-    """Loads the model once, and explains blocks.
+    """Loads the model once in a worker process, and explains blocks.
 
-    Errors become replies. If an actor raised an error, Ray would retry the block and print a traceback.
+    An error is sent to the driver as a reply. If an actor raised the error, Ray would retry the block and print a
+    traceback.
     """
 
     def __init__(self, job: bytes, cores: int) -> None:
@@ -199,7 +205,7 @@ class Actor:
         saver = replace(self._job.saver, stems=block.stems, classifier=self._classifier)
 
         def log_event(event: str, **details: Any) -> None:
-            if "start" in details:  # Replace the position in this block by the position in the whole input.
+            if "start" in details:  # Replace the position in the block by the position in the input.
                 details["start"] = block.batches[details["start"] // work.batch_size].start
             self._log_event(event, **details)
 
@@ -219,7 +225,10 @@ class Actor:
         self._events.append((event, details | self._location))
 
     def _go_to_folder(self) -> None:
-        """Change to the driver's folder. Raises `ClusterError` if a folder is missing or the version differs."""
+        """Change to the driver's current folder.
+
+        Raises `ClusterError` if this machine lacks a folder of the run, or has another version of gradcam.
+        """
         job, node = self._job, self._location["node"]
         if job.version != __version__:
             versions = f"version {__version__} on {node}, but version {job.version} on the machine that started the run"
@@ -234,7 +243,7 @@ class Actor:
     def _load(self) -> Classifier:
         import torch
 
-        torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # OMP_NUM_THREADS may set a lower limit.
+        torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # Keep a lower limit from OMP_NUM_THREADS.
         classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
             problem = f"The model's weights on {self._location['node']} differ from those on the machine"
@@ -243,7 +252,7 @@ class Actor:
         return classifier
 
     def _fail(self, error: BaseException) -> ActorReply:
-        """Return the error as the driver will raise it. An unexpected error gets a message that names this machine."""
+        """Return a reply with an error for the driver to raise. If the error is unexpected, name this machine in it."""
         lines = traceback.format_exception(error)
         if not isinstance(error, (ClusterError, DeviceError, OutputError, StoreError)):
             reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)

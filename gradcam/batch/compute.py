@@ -24,29 +24,29 @@ Process = Callable[[Sequence[ItemT]], Sequence[OutputT]]
 Fallback = Callable[[ItemT, BaseException], OutputT]
 
 
-# A function (pictures, classes=None) that runs the model on images of equal size, and returns a result or an error for
-# each image.
+# The type of a function (pictures, classes=None). The function runs the model on images of equal size, and returns a
+# result or an error for each image.
 BatchFunction = Callable[..., Sequence[ResultT | GradcamError]]
-LogEvent = Callable[..., None]  # Receives the name and the details of an event, for the log: (event, **details).
+LogEvent = Callable[..., None]  # The type of a function (event, **details) that writes an event to the log.
 
 
 def drop_event(event: str, **details: Any) -> None:
-    """Log nothing."""
+    """Ignore the event."""
 
 
 @dataclass
 class Stage:
-    """One step of processing on the device. Items are processed in parts that fit into the device's memory.
+    """A processing step that divides its items into parts that fit into the device's memory.
 
-    If even a single item does not fit, or if its processing fails, a fallback returns the output. If the stage has
-    a `name`, the fallback is logged.
+    If a single item does not fit, or if its processing fails, a fallback function computes its output. If the stage has
+    a `name`, each use of the fallback is logged.
     """
 
     name: str
     device: torch.device
     log_event: LogEvent
-    max_images: int = 2**10  # Images per part.
-    max_bytes: int = 2**28  # Bytes of pixels per part.
+    max_images: int = 2**10  # The maximum number of images per part.
+    max_bytes: int = 2**28  # The maximum number of bytes of pixels per part.
 
     def run(
         self,
@@ -55,7 +55,7 @@ class Stage:
         fallback: Fallback[ItemT, OutputT],
         count_bytes: Callable[[ItemT], int] = lambda item: 0,
     ) -> list[OutputT]:
-        """Return the output of `process`, or else of `fallback`, for each item.
+        """Return one output per item. If `process` fails for an item, `fallback` computes the output.
 
         `count_bytes` returns the number of bytes of an item. Raises `DeviceError` if the device is lost.
         """
@@ -76,7 +76,7 @@ class Stage:
             check_device(self.device, error)
             lacks_memory = is_out_of_memory(error)
             outputs = [fallback(part[0], error)] if len(part) == 1 else []
-        # Free memory outside the except block, because the error's traceback keeps tensors alive.
+        # Free memory here, outside the except block: inside the block, the error's traceback keeps tensors alive.
         if lacks_memory:
             gc.collect()
             torch.cuda.empty_cache()  # Does nothing without CUDA.
@@ -86,7 +86,7 @@ class Stage:
             self.max_images = len(part) // 2
             self.log_event("out of memory", **names, pictures=len(part), from_now_on=self.max_images)
             return self._run_part(process, part[: self.max_images], fallback)
-        # Run the items one by one, so that only the item at fault fails.
+        # If the part failed for another reason, process each item alone, so that only the faulty item fails.
         return outputs or [output for item in part for output in self._run_part(process, [item], fallback)]
 
 
@@ -119,7 +119,7 @@ class BatchExplainer(Generic[ResultT]):
 
 
 def map_groups(items: Sequence[ItemT], key: Callable[[ItemT], Any], process: Process[ItemT, OutputT]) -> list[OutputT]:
-    """Return the output of `process` for each item. `process` receives all items with the same key at once."""
+    """Return one output per item, in order. Call `process` once for each group of items with equal keys."""
     groups: dict[object, list[int]] = {}
     for position, item in enumerate(items):
         groups.setdefault(key(item), []).append(position)
@@ -130,7 +130,10 @@ def map_groups(items: Sequence[ItemT], key: Callable[[ItemT], Any], process: Pro
 
 
 def _find_group(read: ReadItem) -> object:
-    """Return a key for images that can be stacked. Images with a requested class are separate from images without."""
+    """Return a key that is equal for images that can share a batch.
+
+    Images with a requested class do not share a batch with images without a requested class.
+    """
     image = cast(Prepared, read.picture).image
     return image.shape, image.dtype, read.wanted is None
 

@@ -30,25 +30,25 @@ from gradcam.options import PIXEL_DEVICES, check_choice
 ItemT = TypeVar("ItemT")
 OutputT = TypeVar("OutputT")
 
-# Images in flight may use 1/8 of the device's memory.
+# The images of all unfinished batches may use 1/8 of a GPU's memory.
 DEVICE_MEMORY_DIVISOR = 8
-# Images in flight may use 1 GiB if the device is the CPU.
+# If the device is the CPU, the images of all unfinished batches may use 1 GiB.
 CPU_BUDGET_BYTES = 2**30
-# The number of bytes of pixels that a stage processes at once. Resizing and drawing have lower limits, because they need
-# several times as much memory for intermediate results.
+# The maximum number of bytes of pixels that a stage processes at once. Resizing and drawing have lower limits, because
+# their intermediate results need several times the memory of the pixels.
 STAGE_BUDGET_BYTES = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
 JPEG_SUFFIXES = (".jpg", ".jpeg")
-# Replaces each heatmap once its overlay is drawn, to free the heatmap's memory.
+# After an overlay is drawn, this empty tensor replaces its heatmap to free memory.
 EMPTY_HEATMAP = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def find_device_codec(
     pixels: str, classifier: Classifier, request: ExplainRequest | None = None, device: str | None = None
 ) -> Codec | None:
-    """Return the codec for decoding and encoding on the device, or None if images are processed on the CPU.
+    """Return the device's JPEG codec, or None if images are processed on the CPU.
 
-    `device` names the device that runs the models; None means the classifier's device. Raises `DeviceError` if `pixels`
-    is "device" and the device cannot process the images.
+    `device` is the name of the device that runs the models. None means the classifier's device. Raises `DeviceError` if
+    `pixels` is "device" but the device cannot process the images.
     """
     check_choice(pixels, "pixels", PIXEL_DEVICES)
     if pixels != "device":
@@ -77,7 +77,10 @@ def _find_device_obstacle(classifier: Classifier, request: ExplainRequest | None
 
 
 def describe_image_processing(codec: Codec, saving: OutputOptions) -> dict[str, str]:
-    """Return the names of the image libraries for run.json: they influence the last digits of the results."""
+    """Return the names of the image libraries to record in run.json.
+
+    The results of different libraries differ in the last digits.
+    """
     encoder = codec.name if _encodes_on_device(saving) else "OpenCV"
     return {"decoder": codec.name, "resizer": "PyTorch", "encoder": encoder}
 
@@ -87,15 +90,15 @@ def _encodes_on_device(saving: OutputOptions | None) -> bool:
 
 
 def _draws_on_device(saving: OutputOptions | None) -> bool:
-    """Return True if only overlays are written. All other outputs are drawn on the CPU."""
+    """Return True if the run writes only overlays. The device cannot draw other outputs."""
     return saving is not None and saving.kinds == ("overlay",) and not saving.views
 
 
 class MemoryGate:
-    """Admits batches in order, as long as the bytes of their images fit into a budget.
+    """Starts batches in order, while the images of all running batches fit into a budget of bytes.
 
-    A batch larger than the budget runs alone. No thread waits: `enter` and `leave` call the `start` functions of all
-    batches that now fit.
+    A batch larger than the budget runs alone. No thread is blocked: `enter` and `leave` call the `start` function of
+    each batch that now fits.
     """
 
     def __init__(self, budget: int) -> None:
@@ -104,13 +107,13 @@ class MemoryGate:
         self._lock = threading.Lock()
 
     def enter(self, number: int, size: int, start: Callable[[], None]) -> None:
-        """Queue the batch with this number, counted from 0."""
+        """Queue the batch with this number (from 0). `start` is called when there is memory for `size` bytes."""
         with self._lock:
             self._waiting[number] = size, start
         self._start_next_batches()
 
     def leave(self, size: int) -> None:
-        """Free the memory of a finished batch."""
+        """Return the `size` bytes of a finished batch to the budget."""
         with self._lock:
             self._used -= size
         self._start_next_batches()
@@ -151,13 +154,13 @@ class DevicePixels:
 
     @contextlib.contextmanager
     def on_stream(self, name: str) -> Iterator[None]:
-        """Run the body on the named CUDA stream, one thread at a time, and wait until the device has finished.
+        """Run the body of the with statement on the named CUDA stream, and wait until the device has finished.
 
-        Decoders and encoders use streams of their own. Without the wait, they could overwrite memory that unfinished
-        work on this stream still uses.
+        Only one thread at a time can use a stream. Decoders and encoders use separate streams. Without the wait,
+        decoders and encoders could overwrite memory that unfinished work on this stream still uses.
         """
         stream = self._streams[name]
-        with self._locks[name], torch.cuda.stream(stream):  # A stream of None changes nothing.
+        with self._locks[name], torch.cuda.stream(stream):  # If the stream is None, the context has no effect.
             yield
             try:
                 if stream is not None:
@@ -169,7 +172,7 @@ class DevicePixels:
     def prepare(self, reads: Sequence[ReadItem]) -> list[ReadItem]:
         """Decode and preprocess the pending images, and return all images.
 
-        The pixels and model inputs of pending images are then on the device, unless a step fell back to the CPU.
+        The outputs are on the device. If a step falls back to the CPU, its outputs are on the CPU.
         """
         pending = [read.pending for read in reads if read.pending is not None]
         with self.on_stream("prepare"):
@@ -188,7 +191,7 @@ class DevicePixels:
         return self._stages["resize"].run(self._resize, images, self._resize_on_cpu, Tensor.numel)
 
     def _decode(self, part: Sequence[PendingImage]) -> list[Tensor | None]:
-        """Return the images on the device, as upright RGB tensors, uint8 (3,H,W)."""
+        """Return upright RGB images on the device, uint8 (3,H,W)."""
         if isinstance(part[0].data, Reading):
             return [self._upload(cast(Reading, item.data).picture) for item in part]
         headers = [cast(Any, item.header) for item in part]
@@ -217,17 +220,17 @@ class DevicePixels:
         return self._classifier.prepare(Reading(pixels, pixels))
 
     def finish(self, results: Sequence[Any]) -> list[Any]:
-        """Draw overlays or copy data to the CPU, and return results that hold no data on the device.
+        """Return copies of the results that hold no data on the device.
 
-        If the run saves only overlays, the device draws them, and also encodes them if they are JPEG files. Otherwise
-        images and heatmaps are copied to the CPU.
+        If the run writes only overlays, the device draws the overlays. If overlays are JPEG files, the device also
+        encodes the overlays. In all other cases, images and heatmaps are copied to the CPU.
         """
         with self.on_stream("draw"):
             drawn = self._draw(results) if _draws_on_device(self._saving) else {}
             return [_move_result_to_cpu(result, drawn.get(position)) for position, result in enumerate(results)]
 
     def _draw(self, results: Sequence[Any]) -> Mapping[int, Sequence[DrawnImage]]:
-        """Return the overlays of each result by position. Results that the device cannot draw are left out."""
+        """Return a dict from a result's position to its overlays. Leave out results that the device cannot draw."""
         drawable = {position: result.results for position, result in enumerate(results) if _is_drawable(result)}
         map_results = [map_result for image_results in drawable.values() for map_result in image_results]
         images = iter(map_groups(map_results, _find_overlay_group, self._draw_group))
@@ -260,9 +263,9 @@ class DevicePixels:
 def open_device_pixels(
     pixels: str, classifier: Classifier, request: ExplainRequest, **options: Any
 ) -> DevicePixels | None:
-    """Return a processor of images on the classifier's device, or None if images are processed on the CPU.
+    """Return an image processor for the classifier's device, or None if images are processed on the CPU.
 
-    `options` are those of `DevicePixels`. Raises `DeviceError` as `find_device_codec` does.
+    `options` are passed to `DevicePixels`. Raises `DeviceError` as `find_device_codec` does.
     """
     codec = find_device_codec(pixels, classifier, request)
     return None if codec is None else DevicePixels(classifier, codec, **options)
@@ -289,14 +292,14 @@ def _count_bytes(result: ExplanationResult) -> int:
 
 
 def _to_pixels(image: Tensor, _: object = None) -> Pixels:
-    """Convert an image (3,H,W) to an array (H,W,3)."""
+    """Convert an image tensor (3,H,W) to a NumPy array (H,W,3)."""
     return np.ascontiguousarray(to_numpy(image.permute(1, 2, 0)))
 
 
 def _move_result_to_cpu(result: Any, overlays: Sequence[DrawnImage] | None) -> Any:
-    """Return the result with no data on the device.
+    """Return a copy of the result that holds no data on the device.
 
-    If `overlays` are given, the heatmaps are dropped, and a placeholder of the same size replaces the image.
+    If `overlays` are given, heatmaps are dropped, and a placeholder of the same size replaces the image.
     """
     if not isinstance(result, ExplainedImage):
         return result

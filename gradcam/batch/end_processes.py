@@ -12,11 +12,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 KILL_SIGNAL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and its SIGTERM kills the process.
-EXIT_TIMEOUT_SECONDS = 10  # The time for a killed process to exit.
+EXIT_TIMEOUT_SECONDS = 10  # The maximum wait for a killed process to exit.
 
 
 def register_process(run: str) -> FileLock:
-    """Register this process for the run on this machine, until the returned lock is released."""
+    """Register this process as a process of the run. The registration ends when the returned lock is released."""
     folder = _find_registry_folder(run)
     folder.mkdir(exist_ok=True)
     lock = FileLock(folder / str(os.getpid()))
@@ -34,18 +34,18 @@ def end_local_processes(run: str) -> None:
 
 
 def _find_registry_folder(run: str) -> Path:
-    """Return the folder that all processes of this machine share for the run.
+    """Return the folder in which all processes of the run on this machine register.
 
-    `/tmp` is used if it exists, because TMPDIR may differ between Ray and its jobs.
+    If `/tmp` exists, the folder is in `/tmp`, because TMPDIR may differ between Ray and its jobs.
     """
     shared_tmp = Path("/tmp")
     return (shared_tmp if shared_tmp.is_dir() else Path(tempfile.gettempdir())) / f"gradcam-run-{run}"
 
 
 def _end_process(lock: FileLock, process: int) -> None:
-    """Kill the process that holds the lock.
+    """Kill the process with this ID if it holds the lock, and wait for its end.
 
-    If the lock is free, the process has ended, and another process may have its ID.
+    If the lock is free, the process has already ended. Its ID may now belong to an unrelated process.
     """
     with contextlib.suppress(Timeout, ProcessLookupError):
         try:

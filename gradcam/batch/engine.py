@@ -1,4 +1,7 @@
-"""Engines: the interface, the engine that runs in this process, and the function that stores an engine's results."""
+"""Explain the images of a run with an engine, and store the results.
+
+An engine is a function that decides where the model runs. The default engine runs the model in this process.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,10 @@ from gradcam.storage.records import ImageOutcome, Record
 class BatchWork:
     """The images of a run, in the order of the manifest, and the settings for explaining them.
 
-    `workers` is the number of threads per model. `device` names the device that runs the models; None means the device
-    of `classifier`. `pixels` is one of `options.PIXEL_DEVICES`. `resolved` is as in `RunSettings`. If the run to resume
-    used other default layers, `resumed_layers` are the fields of `classifier` that restore these layers.
+    `workers` is the number of threads per model. `device` is the name of the device that runs the models. None means
+    the device of `classifier`. `pixels` is one of `options.PIXEL_DEVICES`. `resolved` is as in `RunSettings`. A resumed
+    run uses the default layers of the earlier run. `resumed_layers` holds the fields of `classifier` that select these
+    layers.
     """
 
     classifier: Classifier
@@ -48,14 +52,14 @@ OnLeftover = Callable[[ImageOutcome], None] | None
 Reports = Generator[ImageOutcome, None, None]
 
 
-# A function that explains the needed images, and yields a report for each of them in the order of the items. It takes
-# (work, saver, is_needed=..., log_event=..., on_leftover=None). After the generator is closed or has raised, no more
-# results are written. If the generator ends early, `on_leftover` receives each report that was finished but not read.
+# The type of a function (work, saver, is_needed=..., log_event=..., on_leftover=None). An engine explains the needed
+# images, and yields their reports in the order of the items. After the generator is closed or has raised an error,
+# nothing more is written. If the generator ends early, `on_leftover` receives each finished report that was not read.
 Engine = Callable[..., Reports]
 
 
 def explain_locally(work: BatchWork, saver: Saver, is_needed: IsNeeded, log_event: LogEvent, **options: Any) -> Reports:
-    """Explain images in this process. `options` are those of `compute_items`.
+    """Explain images in this process. `options` are passed to `compute_items`.
 
     Worker threads read images in advance and write results. The model runs in the caller's thread.
     """
@@ -69,10 +73,10 @@ def explain_locally(work: BatchWork, saver: Saver, is_needed: IsNeeded, log_even
 def explain_to_run(
     results: OpenRun, saver: Saver, work: BatchWork, limit: FailureLimit | None = None, engine: Engine = explain_locally
 ) -> Generator[Record, None, None]:
-    """Explain the images that are not done, and yield each record once it is stored.
+    """Explain the images that have no finished result, and yield each record after it is stored.
 
-    Images that failed in an earlier run are retried. If they fail again, they do not count towards `limit`. Raises
-    `TooManyFailuresError` if more than `limit` images fail.
+    An image that failed in an earlier run is retried. If the image fails again, the failure does not count towards
+    `limit`. Raises `TooManyFailuresError` if more than `limit` images fail.
     """
     failures, max_failures = 0, None if limit is None else limit.count(len(work.items))
     remaining = sum(item.name not in results.done for item in work.items)
@@ -90,14 +94,14 @@ def explain_to_run(
     callbacks: Any = {"log_event": results.log, "on_leftover": leftovers.append}
     reports = engine(work, saver, is_needed=lambda item: item.name not in results.done, **callbacks)
     try:
-        # Closing the engine ends all writing. The caller may then release the results.
+        # After the engine is closed, nothing writes any more, so the caller can close `results`.
         with contextlib.closing(reports):
             for report in reports:
                 record = store(report)
                 yield record
                 failures += record.error is not None and record.image not in results.failed
                 remaining -= 1
-                # After the last image there is nothing to stop.
+                # If no images remain, the run is complete and need not be stopped.
                 if limit and max_failures is not None and failures > max_failures and remaining:
                     times = "1 failure" if failures == 1 else f"{failures} failures"
                     share = f" ({max_failures} of {len(work.items)} images)" if limit.is_share else ""
@@ -106,7 +110,7 @@ def explain_to_run(
                     raise TooManyFailuresError(f"{problem}. Use --resume to continue. {advice}")
     except BaseException as error:
         records = []
-        # If this fails because the output cannot be written, `error` already says so.
+        # Storing the leftovers fails if the output cannot be written. `error` then already reports this problem.
         with contextlib.suppress(OutputError, StoreError):
             records = [store(report) for report in leftovers if report is not last_stored]
         if not isinstance(error, GeneratorExit):

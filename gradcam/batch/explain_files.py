@@ -32,12 +32,12 @@ from gradcam.targets.classes import ClassTarget, check_classes, is_function
 
 @dataclass(frozen=True, eq=False)
 class FileResult:
-    """The result of one image: an error, or explanations of this image alone (N is 1).
+    """The result of one image: an error, or explanations with a batch size N of 1.
 
     `name` is relative to the input's root, with "/" between folders. An image that is not given by a path, such as an
-    array, has a name like `inputs[3]`. `path` is None for these images, and for images in archives and stores.
-    `explanations` is a dict by (layer, method). `predictions` are the most probable classes, or the detections. `note`
-    is a remark on how the image was read or is displayed.
+    array, has a name like `inputs[3]`. `path` is None for such an image, and for images in archives and object stores.
+    The keys of `explanations` are (layer, method). `predictions` are the most probable classes, or the detections.
+    `note` is a remark on how the image was read or is displayed.
     """
 
     name: str
@@ -63,7 +63,7 @@ def explain_files(
     pixels: str = "auto",
     **options: Unpack[ExplainOptions],
 ) -> Generator[FileResult, None, None]:
-    """Explain many images: yield one result per image, in input order, as soon as it is computed.
+    """Explain many images. Yield one result per image, in input order, as soon as the result is computed.
 
     Only a few batches are in memory at a time. The model runs in the thread that iterates over the results. To stop
     early, close the generator. An image that cannot be explained yields a result with its error, and the run continues.
@@ -83,16 +83,16 @@ def explain_files(
         Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or method objects, such as
         ``gradcam.METHODS["rise"].using(masks=2000)``. None uses "gradcam", or the default method of the model's task.
     target : Any, default None
-        The target of every image. A class that an input list gives for an image replaces this target. Classifiers take
-        one or several classes by index or label, or a `ClassTarget` with at most one row of classes. Other models take
-        a target of `gradcam.targets`, such as a box, a mask or a sentence. All models take a function from the model's
-        output to scores (N,) or (N,K). None explains the top class of each image, or the default target of the model's
-        task, such as the highest-scoring box.
+        The target of every image. If an input list gives a class for an image, that class replaces this target.
+        Classifiers accept one or several classes by index or label, or a `ClassTarget` with at most one row of classes.
+        Other models accept a target of `gradcam.targets`, such as a box, a mask or a sentence. All models accept a
+        function that maps the model's output to scores (N,) or (N,K). None explains the top class of each image, or the
+        default target of the model's task, such as the highest-scoring box.
     batch_size : int or "auto", default "auto"
-        The number of images per batch. "auto" chooses it for the device. The number is halved if the device runs out of
-        memory.
+        The number of images per batch. "auto" chooses the number for the device. If the device runs out of memory, the
+        number is halved.
     workers : int, default None
-        The number of threads that read images. None uses one per core.
+        The number of threads that read images. None uses one thread per core.
     pixels : str, default "auto"
         Where images are decoded and resized: "cpu", "device" (the model's device) or "auto". "auto" uses the CPU.
         "device" is experimental. With "device", the CPU decodes the images that the device cannot decode.
@@ -163,7 +163,10 @@ def _to_result(fetched: HashedItem, result: ExplainedImage | GradcamError) -> Fi
 
 
 def _to_target(classifier: Classifier, target: Any) -> Any:
-    """Return the target, with at most one row of classes for all images. Raises `TargetError` for unknown classes."""
+    """Return the target with class indices instead of labels.
+
+    The target of a classifier has at most one row of classes, for all images. Raises `TargetError` for unknown classes.
+    """
     if classifier.task != "classification" or is_function(target) or isinstance(target, Target):
         return target
     class_target = target if isinstance(target, ClassTarget) else ClassTarget(target)

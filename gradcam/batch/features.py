@@ -42,7 +42,7 @@ Row = dict[str, Tensor]  # The outputs for one image or one batch, by layer name
 class Extractor:
     """Extracts the outputs of named layers of a model.
 
-    `pools` averages each output over the image. `reshape` is as in `gradcam.explain`.
+    If `pools` is True, each output is averaged over its positions in the image. `reshape` is as in `gradcam.explain`.
     """
 
     classifier: Classifier
@@ -93,11 +93,11 @@ def prepare_extractor(
 ) -> Extractor:
     """Return an extractor for the layers that match the names and patterns, and test it on noise images.
 
-    Raises `LayerError` as `inspection.features` does, and for a layer whose output has no batch axis.
+    Raises `LayerError` as `inspection.features` does, and if the output of a layer has no batch axis.
     """
     noise = make_noise(classifier.preprocess, classifier.model)
     images = noise.repeat(min(batch_size, 2), *[1] * (noise.ndim - 1))
-    # A pattern also matches layers that the model does not run. They have no output, and are left out.
+    # A pattern may match layers that the model does not run. Such layers have no output, and are left out.
     outputs = features(classifier.model, images, layers)
     extractor = Extractor(classifier, list(outputs), pools, reshape)
     extractor.run(images)
@@ -127,7 +127,10 @@ NPZ_DTYPES = {torch.float64: "<f8", torch.float32: "<f4", torch.float16: "<f2"}
 
 @dataclass(frozen=True)
 class _Spool:
-    """The rows of one layer in an unnamed temporary file, which the system deletes even if the process is killed."""
+    """The features of one layer, in an unnamed temporary file.
+
+    The operating system deletes the file even if the process is killed.
+    """
 
     file: BinaryIO
     shape: tuple[int, ...]
@@ -137,8 +140,8 @@ class _Spool:
 class FeatureFile:
     """Writes the features of many images to one .npz or .safetensors file. Use it as a context manager.
 
-    Rows are collected in temporary files, because they may not fit into memory. The final file gets its name once it is
-    complete.
+    Features are collected in temporary files, because the features of all images may not fit into memory. The final
+    file gets its name after it is complete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,19 +155,20 @@ class FeatureFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # A full disk raises here, but the buffered rows are no longer needed.
+        with contextlib.suppress(OSError):  # Closing fails if the disk is full, but the data are no longer needed.
             self._files.close()
 
     @property
     def layers(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return the shape (N,...) and the dtype in the file, for the features of each layer."""
+        """Return a dict from each layer to the shape (N,...) and the dtype of its features in the file."""
         shapes = {name: (len(self.names), *spool.shape) for name, spool in self._spools.items()}
         return {name: (shape, str(self._spools[name].dtype).removeprefix("torch.")) for name, shape in shapes.items()}
 
     def add(self, name: str, row: Mapping[str, Tensor]) -> None:
         """Add the features of one image.
 
-        Raises `OutputError` if they cannot be written, and `LayerError` if a shape differs from that of earlier images.
+        Raises `OutputError` if the features cannot be written. Raises `LayerError` if the shape of a layer's features
+        differs between images.
         """
         dtypes = self._dtype_names
         tensors = {layer: item if item.dtype in dtypes else item.float() for layer, item in row.items()}
@@ -205,7 +209,7 @@ class FeatureFile:
 
     def _write_safetensors(self, file: BinaryIO, metadata: Mapping[str, str]) -> None:
         header: dict[str, object] = {"__metadata__": {**metadata, NAMES_KEY: json.dumps(self.names)}}
-        # Sort by item size, so that each tensor is aligned to a multiple of its item size.
+        # Write dtypes with large items first, so that each tensor starts at a multiple of its item size.
         spools = sorted(self._spools.items(), key=lambda item: -item[1].dtype.itemsize)
         start = 0
         for name, spool in spools:
@@ -221,7 +225,7 @@ class FeatureFile:
 
 
 def check_feature_file(path: Path, names: Sequence[str]) -> None:
-    """Raise `OutputError` if the names do not fit into the file, or if its folder cannot be created or written to."""
+    """Raise `OutputError` if the file cannot hold the image names, or if its folder cannot be created or written to."""
     if path.suffix.lower() == ".safetensors" and len(json.dumps(json.dumps(names))) > MAX_HEADER_BYTES * 0.99:
         raise OutputError(f"{path}: cannot store the names of {len(names)} images; write an .npz file instead.")
     with _convert_os_errors(path):
@@ -239,7 +243,7 @@ def check_layer_names(path: Path, layers: Sequence[str]) -> None:
 
 
 def _open_entry(archive: zipfile.ZipFile, name: str) -> Any:
-    """Open a new entry of the archive for an array. Without a timestamp, equal features give equal bytes."""
+    """Open a new archive entry for an array. The entry has no timestamp, so that equal features give equal bytes."""
     return archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True)
 
 

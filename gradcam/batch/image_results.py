@@ -33,16 +33,17 @@ from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import Page
 
-# The number of most probable classes in the predictions of an image.
+# An image's predictions list this number of its most probable classes.
 MAX_PREDICTIONS = 5
 NOISE_SIZE = (224, 224)
 AnyResult = ImageExplanation | ImageAttribution
 MakePage = Callable[[Classifier, Prepared], Page]
 Classes = Sequence[int] | None  # One class per image.
 DrawnImage = Pixels | bytes  # An image, or the bytes of an encoded image file.
-# Kinds of instances that the model detects by itself, independently of the target.
+# The model detects instances of these kinds, whatever the target is.
 DETECTED_KINDS = ("box", "word", "keypoint")
-# For each kind of target, the name of the field that has an item for each score; a lone str or int is one score.
+# For each target class, the name of the field that determines the number of scores. A str or an int stands for one
+# score. A sequence has one item per score.
 EXPLAINED_FIELDS: dict[Any, str] = {
     Box: "numbers",
     Keypoint: "numbers",
@@ -56,10 +57,10 @@ EXPLAINED_FIELDS: dict[Any, str] = {
 class ExplainRequest(Plan):
     """The explanations to compute for each image.
 
-    `methods` are CAM methods. They run at `layers`, or at each method's default layer (`Classifier.layer_for`) if
-    `layers` is empty. `attributions` are methods that attribute to input pixels. If `methods` and `attributions` are
-    empty, the default method of the model or the target is used. A `target` of None means the default target of the
-    model's task. `make_page` also makes a page for each image.
+    `methods` are CAM methods, which run at `layers`. If `layers` is empty, each method runs at its default layer
+    (`Classifier.layer_for`). `attributions` are methods that attribute to input pixels. If `methods` and `attributions`
+    are empty, the default method of the model or the target is used. If `target` is None, the default target of the
+    model's task is used. `make_page` is a function that makes an HTML page for each image.
     """
 
     target: ClassTarget | Target | Callable[[Any], Any] | None = field(default_factory=ClassTarget)
@@ -72,7 +73,7 @@ class ExplainRequest(Plan):
         return [*self.methods, *self.attributions]
 
     def count_results(self) -> int:
-        """Return the number of results per image. If the number of scores is unknown, assume one or two."""
+        """Return the number of results per image. If the target's number of scores is unknown, assume one or two."""
         layers_per_method = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
         score_count = count_scores(self.target) or (2 if isinstance(self.target, Target) else 1)
         return (sum(layers_per_method) or len(self.layers) or 1) * (score_count + isinstance(self.target, Like))
@@ -84,9 +85,9 @@ class ExplainRequest(Plan):
         return list(dict.fromkeys(filter(None, layers)))
 
     def to_layer_fields(self, classifier: Classifier, layers: Sequence[str]) -> dict[str, Any]:
-        """Return the classifier fields that make `list_layers` return these layers. Joined layers are left out.
+        """Return the classifier fields that make these layers the default layers.
 
-        Raises `LayerError` for a layer that the model does not have.
+        Joined layers ("a + b") are left out. Raises `LayerError` for a layer that the model does not have.
         """
         names = [find_layer(classifier.model, layer).name for layer in layers if " + " not in layer]
         if classifier.task != "classification":
@@ -97,7 +98,7 @@ class ExplainRequest(Plan):
 
 
 def count_scores(target: Any) -> int | None:
-    """Return how many scores a target has per image, or None if that depends on the image or on a function."""
+    """Return the target's number of scores per image, or None if it depends on the image or on a custom function."""
     if isinstance(target, ClassTarget):
         return target.top if target.classes is None else len(target.classes[0])
     if isinstance(target, Like):
@@ -110,9 +111,10 @@ def count_scores(target: Any) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class ExplanationResult:
-    """One explanation of an image: its record (without file names), its grid, and how to draw it.
+    """One explanation of an image: the data for its record, and methods that draw it.
 
-    `drawn_overlay` is the overlay if it was drawn on the device.
+    `entry` contains no file names. `grid` is the spatial size of the values. `k` is the index of the explained score in
+    `source`. If the device has drawn the overlay, `drawn_overlay` holds the overlay.
     """
 
     entry: Explained
@@ -125,11 +127,14 @@ class ExplanationResult:
 
     @property
     def values(self) -> Tensor:
-        """Return the method's values, float32: a map (h,w) of the network's input region, or an attribution (C,H,W)."""
+        """Return the method's float32 values: a map (h,w) of the network's input region, or an attribution (C,H,W)."""
         return (self.source.maps if isinstance(self.source, ImageExplanation) else self.source.values)[0, self.k]
 
     def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> DrawnImage:
-        """Return the overlay, or an attribution over a grey image, as RGB uint8 (H,W,3) or as file bytes."""
+        """Return an RGB image, uint8 (H,W,3), or the bytes of an image file.
+
+        A map is drawn over the image. An attribution is drawn in colour on grey.
+        """
         if self.drawn_overlay is not None:
             return self.drawn_overlay
         if isinstance(self.source, ImageExplanation):
@@ -137,7 +142,7 @@ class ExplanationResult:
         return self.source.draw(0, self.k)
 
     def draw_kinds(self, kinds: Sequence[str], *, alpha: float, colormap: str) -> dict[str, DrawnImage]:
-        """Return each requested kind except the panel, as an image or as file bytes."""
+        """Return a dict from each requested output kind, except the panel, to an image or the bytes of a file."""
         outputs: dict[str, DrawnImage] = {}
         if "overlay" in kinds:
             outputs["overlay"] = self.draw(alpha=alpha, colormap=colormap)
@@ -158,10 +163,10 @@ class ExplanationResult:
 
 @dataclass(frozen=True, eq=False)
 class ExplainedImage:
-    """The result of one image: maps as `Classifier.compare` returns them, attributions, and the most probable classes.
+    """All explanations of one image, and its predictions.
 
-    If the image is a tensor (H,W,3) on a device, its heatmaps are on the same device. If overlays were drawn on the
-    device, `drawn_results` are the results with these overlays.
+    `maps` is a dict as `Classifier.compare` returns it. If the image is a tensor (H,W,3) on a device, its heatmaps are
+    on the same device. If the device has drawn the overlays, `drawn_results` are the results with these overlays.
     """
 
     maps: Mapping[tuple[str, str], ImageExplanation]
@@ -188,7 +193,7 @@ class ExplainedImage:
 
     @cached_property
     def results(self) -> list[ExplanationResult]:
-        """Return all results: first the results on the image, then the results on reference images."""
+        """Return all results: first the maps and attributions of the image, then the maps of reference images."""
         if self.drawn_results is not None:
             return list(self.drawn_results)
         references = [item.reference for item in self.maps.values() if isinstance(item.reference, ImageExplanation)]
@@ -211,9 +216,10 @@ class ExplainedImage:
 
 
 def resolve_settings(classifier: Classifier, request: ExplainRequest) -> dict[str, Any]:
-    """Return the layers, methods, layouts and output of a run, determined by explaining a noise image.
+    """Explain a noise image, and return the layers, methods, layouts and output that were used.
 
-    The noise is always the same, so a difference between two runs means that gradcam's rules have changed.
+    The noise image is always the same. If two runs of the same model use different layers for this image, gradcam's
+    rules for choosing layers have changed.
     """
     layers, methods, resolved = request.layers or None, request.methods, {}
     if classifier.task == "classification":
@@ -222,7 +228,7 @@ def resolve_settings(classifier: Classifier, request: ExplainRequest) -> dict[st
     elif request.attributions or request.runs_again:
         return {}
     noise = np.random.default_rng(0).integers(0, 256, (*NOISE_SIZE, 3), dtype=np.uint8)
-    # This may fail, because a detector may detect nothing in noise.
+    # The explanation fails if a detector detects nothing in noise.
     with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = replace(request, methods=methods, target=_to_target(request.target, None, 1))
@@ -242,9 +248,10 @@ def name_target_function(target: Any) -> str:
 def explain_batch(
     classifier: Classifier, request: ExplainRequest, pictures: Sequence[Prepared], *, classes: Classes = None
 ) -> list[ExplainedImage | GradcamError]:
-    """Explain a batch of images of equal size. An image whose output is NaN or infinite gets an error.
+    """Explain a batch of images of equal size, and return a result or an error for each image.
 
-    `classes` gives one class per image, and replaces the request's classes. Raises as `Classifier.compare` does.
+    If the model's output for an image is NaN or infinite, that image gets an error. `classes` gives one class per
+    image, and replaces the classes of the request. Raises the errors of `Classifier.compare`.
     """
     if len(pictures) > 1 and _requires_single_images(classifier, classes):
         rows: list[Classes] = [None] * len(pictures) if classes is None else [[index] for index in classes]
@@ -276,7 +283,7 @@ def explain_batch(
                 selected = [attribution.select(i) for attribution in attributions]
                 result = image_result = replace(image_result, maps=maps_of_image, attributions=selected)
             if not image_result.results and len(pictures) > 1:
-                # The error of a single image says why there is nothing to explain.
+                # Explain this image alone, because the error for a single image says why there is no result.
                 result = explain_batch(classifier, request, [pictures[i]], classes=classes)[0]
             if request.make_page is not None and isinstance(result, ExplainedImage):
                 result = replace(image_result, page=request.make_page(classifier, pictures[i]))
@@ -297,16 +304,20 @@ def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
 
 
 def _requires_single_images(classifier: Classifier, classes: Classes) -> bool:
-    """Return True if the images cannot share a batch.
+    """Return True if each image needs a separate batch.
 
-    They may have different sizes or captions, or request different classes of a target that takes only one class.
+    Images in a batch must have the same size, which only the fit "crop" ensures. Each caption belongs to one image. A
+    model that is not a classifier accepts only one requested class per batch.
     """
     is_classifier = classifier.task == "classification"
     return classifier.fit != "crop" or classifier.task == "captioning" or (classes is not None and not is_classifier)
 
 
 def _to_target(target: Any, classes: Classes, image_count: int) -> Any:
-    """Return the target for a batch, with the classes of its images. Raises `TargetError` if it takes no classes."""
+    """Return the target of a batch, with the requested class of each image.
+
+    Raises `TargetError` if classes are requested, but the target accepts no classes.
+    """
     if isinstance(target, ClassTarget):
         if classes is not None:
             return replace(target, classes=[[index] for index in classes])
@@ -333,7 +344,7 @@ def _predict_all(classifier: Classifier, first: AnyResult, target: Any, count: i
         return [[*map(_to_prediction, row)] if finite else None for row, finite in zip(scored, is_finite)]
     scores = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
-        # The outputs of a user-defined function need not be class scores.
+        # The scores of a user-defined function may not be class scores. The image then has no predictions.
         return _predict(classifier, first.probabilities().cpu(), first.classes)
     return [[] if row.isfinite().all() else None for row in scores]
 
@@ -351,7 +362,7 @@ def round_to_tenths(numbers: Sequence[float] | None) -> Any:
 
 
 def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | None) -> list[list[Prediction] | None]:
-    """Return the most probable classes of each image, followed by explained classes (N,K) that are less probable."""
+    """Return each image's most probable classes, then the other explained classes. `explained` has the shape (N,K)."""
     labels, top = classifier.labels, probabilities.topk(min(MAX_PREDICTIONS, probabilities.shape[1])).indices.tolist()
     explained_rows = [[]] * len(top) if explained is None else explained.tolist()
     predictions: list[list[Prediction] | None] = []
@@ -404,7 +415,7 @@ def describe_instance(instance: Instance, target: Any) -> dict[str, Any]:
 
 
 def _name_mask(target: Any) -> str:
-    """Return how a mask was given: "predicted", "x,y", the sides of a box, the name of a file, or "array"."""
+    """Return a name for the target's mask: "predicted", "x,y", the sides of a box, the name of a file, or "array"."""
     mask = getattr(target, "mask", None)
     if mask is None:
         return "predicted"

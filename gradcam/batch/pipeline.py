@@ -1,6 +1,6 @@
 """Stream many images through one model.
 
-Worker threads read images and finish results; the model runs in the caller's thread.
+Worker threads read images and process the results. The model runs in the caller's thread.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Finish = Callable[[HashedItem, Any], T]
 Futures = list[Future[T]]
 LOG = logging.getLogger("gradcam")
 
-# The number of batches that are read while the model runs on another batch. With only one batch, the reading threads
-# would be idle after its last image until the model starts on this batch.
+# While the model runs on one batch, threads read up to this number of later batches. With only one later batch, the
+# threads would be idle after its last image until the model starts on that batch.
 MAX_BATCHES_AHEAD = 2
-# The number of batches whose results may still be unfinished when the model starts on the next batch.
+# When the model starts on a batch, the results of up to this number of earlier batches may be unfinished.
 MAX_BATCHES_BEHIND = 1
 
 
@@ -58,15 +58,15 @@ def compute_items(
 ) -> Generator[T, None, None]:
     """Yield the output of `finish` for each needed image, in the order of the items, as soon as it is ready.
 
-    Batches are cut at fixed positions, whichever images are needed, because results depend slightly on the batch.
-    `workers` threads read images and run `finish`. An exception in `finish` ends the generator, and all threads end
-    with the generator. `audit` computes the SHA-256 of each input. `pixels`, if given, processes all images of a batch
-    together on the model's device. If the generator ends early, `on_leftover` receives each finished output that was
-    not consumed, including the last one that was yielded.
+    An image's results depend slightly on the other images of its batch. Batches are therefore cut at fixed positions,
+    whichever images are needed. `workers` threads read images and run `finish`. If `finish` raises an exception, the
+    generator ends. When the generator ends, all threads end. If `audit` is True, the SHA-256 of each input is computed.
+    `pixels`, if given, processes all images of a batch together on the model's device. If the generator ends early,
+    `on_leftover` receives each finished output that was not yielded, and the output that was yielded last.
 
-    If an object store does not answer, its images come last: they are read again after all other images, and fail if
-    the store still does not answer. If the list `unanswered` is given, the batches of these images are appended to the
-    list instead, and are not read again. `skip_slow_stores=False` waits for stores from the start.
+    If an object store does not answer, its images are read again after all other images. If the store still does not
+    answer, these images fail. If a list `unanswered` is given, these images are not read again. Their batches are
+    appended to the list instead. If `skip_slow_stores` is False, the first reading already waits for slow stores.
     """
     check_count(batch_size, "batch_size", f"a number of images, from 1 to {MAX_BATCH_SIZE}.", most=MAX_BATCH_SIZE)
     check_count(workers, "workers", f"a number of threads, from 1 to {MAX_WORKERS}.", most=MAX_WORKERS)
@@ -106,7 +106,7 @@ def log_unanswered(images: int) -> None:
 
 
 def _read_quickly(read: Read, item: InputImage) -> ReadItem:
-    """Read an item. If its store does not answer quickly, return an item with the error."""
+    """Read an item with few retries. If its store does not answer, return an item with the `StoreError`."""
     try:
         with limit_retries():
             return read(item)
@@ -115,7 +115,7 @@ def _read_quickly(read: Read, item: InputImage) -> ReadItem:
 
 
 def _read_patiently(read: Read, item: InputImage) -> ReadItem:
-    """Read an item, with the full time for retries. If its store does not answer, return an item with an error."""
+    """Read an item with all retries. If its store does not answer, return an item with an `ImageError`."""
     try:
         return read(item)
     except StoreError as error:
@@ -133,9 +133,9 @@ def _look_ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 class _StartedBatch:
-    """A batch that is being read.
+    """A batch whose images are being read.
 
-    `reading` holds one future per image, or a single future for all images if a device prepares them.
+    `reading` holds one future per image. If a device prepares the images, `reading` holds one future for all images.
     """
 
     def __init__(self, pool: Pool, batch: ItemBatch, number: int, read: Read, pixels: DevicePixels | None) -> None:
@@ -147,17 +147,17 @@ class _StartedBatch:
             _call_when_done(futures, partial(self._prepare, pixels, number, futures))
 
     def _prepare(self, pixels: DevicePixels, number: int, futures: list[Future[ReadItem]]) -> None:
-        """Submit a task that prepares all images on the device, once there is memory for them."""
+        """Queue a task that prepares all images on the device. The task starts when there is memory for the images."""
         prepared = self.reading[0]
 
         def prepare() -> list[ReadItem]:
             reads = [future.result() for future in futures]
-            # The futures' callbacks refer to this list and to the prepared images. Break this cycle to free memory.
+            # The futures and their callbacks refer to each other and keep the images alive. Break this reference cycle.
             futures.clear()
             return pixels.prepare(reads)
 
         def start() -> None:
-            with contextlib.suppress(RuntimeError):  # If the pool is shut down, nobody waits for this batch.
+            with contextlib.suppress(RuntimeError):  # If the pool is shut down, this batch is not needed any more.
                 self._pool.submit(URGENT, prepare, prepared)  # The GPU waits for this task.
 
         failed = any(future.exception() is not None for future in futures)
@@ -168,11 +168,11 @@ class _StartedBatch:
     def explain(
         self, explainer: BatchExplainer[ResultT], finish: Finish[T], finishing: deque[Future[T]]
     ) -> list[ItemBatch]:
-        """Explain the images. For each needed image, append a future to `finishing` that receives the finished output.
+        """Explain the images, and append one future per needed image to `finishing`, for the output of `finish`.
 
-        Futures are appended before their tasks start, so that an interrupted caller knows all finished outputs. If the
-        stores of needed images did not answer, the returned list holds this batch with only these images as needed.
-        Otherwise the list is empty.
+        Futures are appended before their tasks start. An interrupted caller therefore finds all finished outputs in
+        `finishing`. If the stores of needed images did not answer, the returned list contains this batch, with only
+        these images marked as needed. Otherwise the list is empty.
         """
         read_results = [future.result() for future in self.reading]
         reads = read_results if self._pixels is None else read_results[0]
@@ -202,7 +202,7 @@ class _StartedBatch:
             results.clear()
             pixels.memory_gate.leave(self._size)
             self._submit_tasks(reads, finished, finish, futures)
-        except BaseException as error:  # The futures pass the error on to the reader of the results.
+        except BaseException as error:  # The caller receives the error from the futures.
             for future in futures:
                 if not future.done():
                     future.set_exception(error)
@@ -215,8 +215,8 @@ class _StartedBatch:
 
 
 def _call_when_done(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> None:
-    """Call `callback` once, in the thread that completes the last of the futures."""
-    numbers = itertools.count(1)  # Only one thread at a time can take the next number.
+    """Call `callback` once, when all futures are done, in the thread that completes the last future."""
+    numbers = itertools.count(1)  # `next` is atomic for this iterator, so two threads never receive the same number.
 
     def count(_: Future[Any]) -> None:
         if next(numbers) == len(futures):
@@ -229,8 +229,8 @@ def _call_when_done(futures: Sequence[Future[Any]], callback: Callable[[], None]
 def _yield_finished(results: deque[Future[T]], *, max_results: int, until: Sequence[Future[Any]] = ()) -> Iterator[T]:
     """Yield results in order, until the futures of `until` are done and at most `max_results` results remain.
 
-    A result is removed only when the caller requests the next one, so that an interrupted caller still finds it in
-    `results`.
+    A result stays in `results` until the caller requests the next result. An interrupted caller therefore still finds
+    the result in `results`.
     """
     while True:
         while results and results[0].done():

@@ -1,4 +1,4 @@
-"""Threads for image processing. They yield the cores to the model, and run the most urgent tasks first."""
+"""Process images in a pool of threads. The threads have a lower priority than the model, and run urgent tasks first."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ GPU_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class ItemBatch:
-    """One batch: its items, and whether each item's result is needed.
+    """The items of one batch.
 
-    `start` is the position of the first item in the input.
+    `needed` says for each item whether its result is needed. `start` is the position of the first item in the input.
     """
 
     start: int
@@ -53,7 +53,7 @@ def cut_batches(items: Iterable[InputImage], size: int, is_needed: Callable[[Inp
 
 
 def choose_batch_size(classifier: Classifier, device: str | None = None) -> int:
-    """Return the default batch size. A `device` of None means the classifier's device."""
+    """Return the default batch size for the device. If `device` is None, use the classifier's device."""
     return CPU_BATCH_SIZE if (device or classifier.device.type) == "cpu" else GPU_BATCH_SIZE
 
 
@@ -74,20 +74,20 @@ class Pool:
         self._workers = workers
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="gradcam-pixels")
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
-        self._numbers = itertools.count()  # Tasks of equal urgency run in the order of submission.
+        self._numbers = itertools.count()  # The numbers make tasks of equal urgency run in the order of submission.
 
     def submit(self, urgency: int, task: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
-        """Queue a task, and return the future that receives its result: `future` if given, or else a new one."""
+        """Queue a task, and return the future that receives its result. If `future` is given, this future is used."""
         future = future or Future()
         self._tasks.put((urgency, next(self._numbers), future, task))
         self._executor.submit(self._do_next)
         return future
 
     def _do_next(self) -> None:
-        _, _, future, task = self._tasks.get_nowait()  # `submit` queues one task for each call of this method.
+        _, _, future, task = self._tasks.get_nowait()  # `submit` adds one task to the queue before each call.
         try:
             future.set_result(task())
-        except BaseException as error:  # The future passes the error on to its reader.
+        except BaseException as error:  # `future.result()` raises the error again.
             future.set_exception(error)
 
     def __enter__(self) -> Pool:
@@ -102,7 +102,7 @@ class Pool:
             self._executor.shutdown(cancel_futures=True)
             raise
         finally:
-            torch.set_num_threads(before)  # Each thread's setting becomes the default of later threads.
+            torch.set_num_threads(before)  # The pool's threads also changed the default for new threads.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,8 +110,8 @@ class Pool:
 
 
 def _start_thread(barrier: threading.Barrier) -> None:
-    torch.get_num_threads()  # The first call in a thread adopts the process's setting.
-    torch.set_num_threads(1)  # An OpenMP team for each of these threads would slow down the model.
+    torch.get_num_threads()  # A thread's first call copies the default setting, so make this call before the next one.
+    torch.set_num_threads(1)  # If each of these threads started OpenMP threads, the model would be slower.
     if sys.platform == "linux":  # Only Linux has a priority per thread.
         with contextlib.suppress(OSError):
             thread = threading.get_native_id()
@@ -121,14 +121,20 @@ def _start_thread(barrier: threading.Barrier) -> None:
 
 
 class _OpenCVThreads:
-    """The number of open `one_opencv_thread` contexts, and OpenCV's number of threads before the first context."""
+    """The state that all `one_opencv_thread` contexts share.
+
+    `holders` is the number of open contexts. `before` is OpenCV's number of threads before the first context.
+    """
 
     lock, holders, before = threading.Lock(), 0, 0
 
 
 @contextlib.contextmanager
 def one_opencv_thread() -> Iterator[None]:
-    """Make OpenCV compute only in the calling thread. If contexts overlap, the last one to end restores the setting."""
+    """Make OpenCV compute only in the calling thread.
+
+    If contexts overlap, the context that ends last restores OpenCV's setting.
+    """
     from gradcam.images.opencv import cv2
 
     with _OpenCVThreads.lock:

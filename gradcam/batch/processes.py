@@ -1,8 +1,8 @@
-"""Explain in several worker processes of this machine, on one or more devices. The main process writes the manifest.
+"""Explain images in several worker processes of this machine, on one or more devices.
 
-If the CPU decodes images for a GPU, several processes are faster than one, because the threads of one process would
-wait for Python's global lock. If the model runs on the CPU, one process is faster: all cores share the work on each
-layer, and meanwhile read the next images.
+The main process writes the manifest. If the CPU decodes images for a GPU, several processes are faster: the threads of
+one process would wait for Python's global interpreter lock. If the model runs on the CPU, one process is faster,
+because all cores share the work on each layer.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError, to_pip_command
 from gradcam.options import count_cores
 
-# The number of blocks that are sent to a process in advance, so that it never waits for the next block.
+# The maximum number of unfinished blocks per process. With two blocks, a process never waits for its next block.
 MAX_BLOCKS_PER_PROCESS = 2
-# The number of blocks per process that may be sent before the current block is done. It limits the number of replies
-# that wait in memory for a slower process.
+# Replies are yielded in the order of the blocks, so replies of fast processes may wait in memory for a slow process.
+# At most this number of blocks per process is sent before the current block is finished.
 MAX_BLOCKS_AHEAD = 8
-# The time for a terminated process to exit.
+# The maximum wait for a terminated process to exit.
 EXIT_TIMEOUT_SECONDS = 10
 INTERRUPT_SIGNALS = {signal.SIGINT}
-END_OF_BLOCK = b""  # Marks the end of a block in the replies.
+END_OF_BLOCK = b""  # A worker process sends this value after its last reply to a block.
 
 
 @dataclass(frozen=True)
 class ProcessEngine:
-    """An `Engine` with one process per device.
+    """An `Engine` that runs one worker process for each item of `devices`.
 
-    A device may be listed more than once. Reports come in the order of the items.
-
-    `load` loads the model on the device with the given name. `workers` is the number of threads per model; None divides
-    the cores equally. Raises `DeviceError` if a process ends unexpectedly.
+    A device may be listed several times. Reports are yielded in the order of the images. `load` is a function that
+    takes a device name and returns the model. `workers` is the number of threads per model. None divides the cores
+    equally between the processes. Raises `DeviceError` if a process ends unexpectedly.
     """
 
     load: Load
@@ -62,7 +61,8 @@ class ProcessEngine:
     ) -> Reports:
         """Explain images as an `Engine` does.
 
-        If the run stops early, a resumed run repeats the images whose reports have not reached this process.
+        If the run stops early, the reports that have not reached this process are lost. A resumed run explains their
+        images again.
         """
         blocks = pack_blocks(work, saver, is_needed, len(self.devices))
         if not blocks:
@@ -81,7 +81,7 @@ class ProcessEngine:
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process, and the numbers of the blocks that it has received."""
+    """A worker process, and the numbers of its unfinished blocks."""
 
     device: str
     process: Any
@@ -112,7 +112,7 @@ def _started_workers(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Wor
             process = context.Process(target=_serve, args=arguments, daemon=True)
             with _interrupts_blocked():
                 process.start()
-            worker_end.close()  # Otherwise this process would not notice that the worker has ended.
+            worker_end.close()  # If this process kept its copy open, `recv_bytes` would not fail when the worker ends.
             processes.append(_Worker(job.device, process, own_end))
         yield processes
     finally:
@@ -125,10 +125,11 @@ def _started_workers(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Wor
 
 
 def pickle_job(job: ActorJob) -> bytes:
-    """Pickle the job. Raises `GradcamError` if the job needs cloudpickle and it is not installed.
+    """Pickle the job. Raises `GradcamError` if the job needs cloudpickle, but cloudpickle is not installed.
 
-    Without cloudpickle, functions are sent by name. This fails for lambdas, inner functions, functions of scripts and
-    notebooks, and functions that the decorator `gradcam.method` has replaced by a method.
+    Without cloudpickle, functions are pickled by name. Pickling by name fails for lambdas, inner functions, and
+    functions of scripts and notebooks. It also fails for functions that the decorator `gradcam.method` has replaced by
+    a method.
     """
     with contextlib.suppress(ImportError):
         import cloudpickle
@@ -153,16 +154,16 @@ class _Pickler(pickle.Pickler):
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl+C while a process is spawned.
+    """Block Ctrl+C (SIGINT) while a process is spawned. The new process inherits the block.
 
-    The process itself ignores Ctrl+C only after its imports, which take seconds.
+    The new process can ignore Ctrl+C only after its imports, which take seconds.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    # The tracker unblocks the signals when it starts, so it has to run before they are blocked.
+    # When multiprocessing's resource tracker starts, it unblocks signals. Start the tracker before blocking signals.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT_SIGNALS)
     try:
@@ -172,7 +173,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Generator[ActorReply, None, None]:
-    """Yield the replies in the order of the blocks, each as soon as all earlier ones have been yielded."""
+    """Send the blocks to the worker processes, and yield the replies in the order of the blocks."""
     replies: list[deque[bytes]] = [deque() for _ in blocks]
     sent = current = 0
     while current < len(blocks):
@@ -198,8 +199,8 @@ def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Ge
 
 
 def _serve(connection: Connection, job: bytes, device: str, cores: int, files: Sequence[str]) -> None:
-    """Run in a worker process: send the replies to each block until the connection closes."""
-    # The parent process receives Ctrl+C as well, and terminates this process.
+    """Explain blocks in a worker process, and send the replies, until the connection closes."""
+    # Ignore Ctrl+C, because the parent process also receives Ctrl+C, and terminates this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPT_SIGNALS)

@@ -1,4 +1,4 @@
-"""Read, decode and preprocess an item for the model, in any thread."""
+"""Read, decode and preprocess an input image for the model. All functions are thread-safe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_upload(device: torch.device) -> Upload | None:
                 uploaded = image.pin_memory().to(device, non_blocking=True)
                 stream.synchronize()  # Only the calling thread waits.
                 return uploaded
-        except RuntimeError as error:  # Running out of pinned memory raises no specific exception type.
+        except RuntimeError as error:  # PyTorch has no specific exception type for a lack of pinned memory.
             if not is_out_of_memory(error):
                 raise
             return image
@@ -49,11 +49,11 @@ def find_upload(device: torch.device) -> Upload | None:
 
 
 def receive(prepared: Prepared, device: torch.device) -> Prepared:
-    """Hand an uploaded image over to the current stream. If memory was full earlier, upload the image now."""
+    """Make an uploaded image safe to use on the current stream. If the image is still on the CPU, upload it now."""
     if device.type != "cuda":
         return prepared
     if prepared.image.device.type == "cuda":
-        # Otherwise PyTorch could reuse the image's memory for another upload before the current stream has read it.
+        # Without this call, PyTorch could reuse the image's memory before the current stream has read the image.
         prepared.image.record_stream(torch.cuda.current_stream(prepared.image.device))
         return prepared
     return replace(prepared, image=prepared.image.to(device))
@@ -61,7 +61,7 @@ def receive(prepared: Prepared, device: torch.device) -> Prepared:
 
 @dataclass(frozen=True)
 class HashedItem:
-    """An item, and the SHA-256 of its bytes if it was requested and available."""
+    """An input image, and the SHA-256 of its bytes, or None if the hash was not requested or cannot be computed."""
 
     item: InputImage
     sha256: str | None = None
@@ -69,9 +69,10 @@ class HashedItem:
 
 @dataclass(frozen=True, eq=False)
 class PendingImage:
-    """An image that the device will prepare.
+    """An image that the device has yet to preprocess.
 
-    `data` is a JPEG file with this `header`, or decoded pixels, uint8 RGB (H,W,3).
+    `data` is the content of a JPEG file, whose header is `header`. If the CPU has already decoded the image, `data`
+    holds the pixels, uint8 RGB (H,W,3), and `header` is None.
     """
 
     name: str
@@ -90,7 +91,8 @@ class PendingImage:
 class ReadItem:
     """The outcome of reading an item: an image for the model, or an error.
 
-    `wanted` is the index of the class that the item requests. `pending` is an image that the device has yet to prepare.
+    `wanted` is the index of the class that the item requests. If the device has yet to preprocess the image, `pending`
+    holds the image, and `picture` is `IMAGE_NOT_LOADED`.
     """
 
     fetched: HashedItem
@@ -99,7 +101,7 @@ class ReadItem:
     pending: PendingImage | None = None
 
 
-IMAGE_NOT_LOADED = GradcamError("The image is not loaded.")  # Replaces an image that is not in memory.
+IMAGE_NOT_LOADED = GradcamError("The image is not loaded.")  # A placeholder for an image that is not in memory.
 
 
 def to_pending(name: str, data: bytes | Reading) -> PendingImage | None:
@@ -109,7 +111,7 @@ def to_pending(name: str, data: bytes | Reading) -> PendingImage | None:
         return PendingImage(name, data) if is_plain else None
     header = read_header(data)
     if header is not None:
-        # If the image is too large, the reader on the CPU raises this error again.
+        # `check_memory` raises an error for images that are too large. The CPU then raises the same error again.
         with contextlib.suppress(ImageError):
             check_memory(header.width, header.height, 6)
             return PendingImage(name, data, header)
@@ -119,10 +121,10 @@ def to_pending(name: str, data: bytes | Reading) -> PendingImage | None:
 def read_item(
     classifier: Classifier, item: InputImage, *, audit: bool = False, upload: Upload | None = None, waits: bool = False
 ) -> ReadItem:
-    """Read and preprocess one image. If `waits`, leave out the steps that a device can do.
+    """Read and preprocess one image. If `waits` is True, leave the steps that the device can do to the device.
 
-    If the image cannot be read, the returned item holds an error, whose message is one line that names the image.
-    Raises `StoreError` if the store fails, because that affects other images as well.
+    If the image cannot be read, the returned item holds an error with a one-line message that names the image. Raises
+    `StoreError` if an object store fails, because the failure affects other images as well.
     """
     fetched = HashedItem(item)
     try:
@@ -159,7 +161,7 @@ def read_item(
 
 
 def prepare_on_cpu(classifier: Classifier, pending: PendingImage) -> Prepared | GradcamError:
-    """Prepare a pending image on the CPU, as `read_item` does without `waits`."""
+    """Prepare a pending image on the CPU, as `read_item` does if `waits` is False."""
     try:
         data = pending.data
         return classifier.prepare(data if isinstance(data, Reading) else _decode(classifier, pending.name, data))
@@ -175,7 +177,7 @@ def to_image_error(name: str, error: BaseException) -> ImageError:
 
 
 def _read_file_state(path: Path, *, hashes: bool = False) -> tuple[tuple[int, ...], str | None]:
-    """Return values that change when the file changes, and its SHA-256 if `hashes`."""
+    """Return values that change when the file changes, and the file's SHA-256, or None if `hashes` is False."""
     try:
         status = path.stat()
         state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -189,7 +191,7 @@ def _decode(classifier: Classifier, name: str, data: bytes) -> Reading:
 
 
 def _read_with_item_name(name: str, path: Path, reader: Callable[[Path], Reading]) -> Reading:
-    """Call the reader, and let its error name the item instead of the file that was read."""
+    """Call the reader. If the reader raises an error, replace the path in its message by the item's name."""
     try:
         return reader(path)
     except GradcamError as error:

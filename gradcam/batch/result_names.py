@@ -1,4 +1,4 @@
-"""Names of results, and checks before a run that no result overwrites another result or an input."""
+"""Choose the names of results, and check before a run that no result overwrites another result or an input."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gradcam.sources.contents import InputImage
     from gradcam.storage.store import Store
 
-# The fields that choose a target, and their values for the default target. The classes are given by name, because file
-# names are checked before PyTorch is imported.
+# For each target class, the fields that select what to explain, and their default values. The keys are names of
+# classes, because file names are checked before PyTorch is imported.
 DEFAULT_TARGETS: dict[str, dict[str, Any]] = {
     "ClassTarget": {"classes": None},
     "Box": {"numbers": [0], "edge": None, "class_": None},
@@ -37,16 +37,17 @@ DEFAULT_TARGETS: dict[str, dict[str, Any]] = {
     "Mask": {"class_": None, "mask": None},
     "Token": {"position": None},
 }
-COMPARISON_NAME = "compare"  # In the name of a panel, this replaces the method.
+COMPARISON_NAME = "compare"  # The name of a panel contains this word instead of a method.
 
 
 def list_endings(
     request: ExplainRequest, results: Sequence[ExplanationResult], *, stem: str = "", suffix: str = ".png"
 ) -> list[str]:
-    """Return the file name of each result of one image, or only the part after the stem if `stem` is empty.
+    """Return the file name of each result of one image. If `stem` is empty, return only the part after the stem.
 
-    The name includes the target if the user named a target or if the image has several, and the layer if several layers
-    are requested. If `stem` is given, the name of a result on a reference image begins with the reference image's stem.
+    The name includes the target if the user chose a target, or if the image has several targets. The name includes the
+    layer if several layers are requested. If `stem` is given, the name of a result on a reference image begins with the
+    reference image's stem.
     """
     entries = [result.entry for result in results]
     includes_target = _names_target(request.target) or len({_identify_target(entry) for entry in entries}) > 1
@@ -64,7 +65,7 @@ def list_endings(
 
 
 def _names_target(target: Any) -> bool:
-    """Return True if the user chose what to explain: a later run may choose something else, and needs other names."""
+    """Return True if the user chose a target. Names then include the target, so that runs can use different targets."""
     defaults = DEFAULT_TARGETS.get(type(target).__name__)
     if target is None or defaults is None:
         return target is not None
@@ -73,7 +74,7 @@ def _names_target(target: Any) -> bool:
 
 
 def _list_methods(request: ExplainRequest) -> list[Method | AttributionMethod]:
-    """Return the requested methods. If there are none, return all CAM methods: the target decides which one runs."""
+    """Return the requested methods. If no method is requested, return all CAM methods, because any method may run."""
     return [*request.methods, *request.attributions] or [*METHODS.values()]
 
 
@@ -87,7 +88,7 @@ def _identify_target(entry: Explained) -> tuple[object, ...]:
 def _describe_target(entry: Explained, stem: str = "") -> list[str]:
     """Return the words that describe a result's target in its name.
 
-    `stem` is the stem of the explained image. It is used only for results on the reference image: their names begin
+    `stem` is the stem of the explained image. Only results on the reference image use `stem`, because their names begin
     with the reference image's stem.
     """
     if entry.kind == "class":
@@ -110,14 +111,14 @@ def panel_suffix(evidence: str, *, suffix: str) -> str:
 
 
 def name_evidence(evidence: str) -> str:
-    """Return the part of a file name for the kind of evidence, such as "-negative"; "" for the default, "positive"."""
+    """Return the part of a file name for the kind of evidence, such as "-negative". Return "" for "positive"."""
     return "" if evidence == "positive" else f"-{evidence}"
 
 
 def name_result(stem: str, ending: str) -> str:
     """Return the name of a result relative to the output folder. `stem` may contain folders.
 
-    A name that is too long is shortened and gets a hash of the full name, so that it stays unique.
+    If the name is too long, it is shortened. A hash of the full name keeps the short name unique.
     """
     folders, slash, name = stem.rpartition("/")
     max_bytes, digest = MAX_NAME_BYTES - len(os.fsencode(ending)), hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
@@ -125,11 +126,11 @@ def name_result(stem: str, ending: str) -> str:
 
 
 def name_page(stem: str) -> str:
-    """Return the name of an image's page. It differs from `index.html`, the name of the gallery."""
+    """Return the name of an image's HTML page. The name is never `index.html`, which is the gallery's name."""
     return name_result(stem, "-page.html" if stem.casefold() == "index" else ".html")
 
 
-HEATMAP_ENDING = "heatmap"  # Appended to the name of an overlay.
+HEATMAP_ENDING = "heatmap"  # The name of a heatmap is the name of its overlay with this ending.
 MAP_SUFFIX = ".npy"
 
 
@@ -137,8 +138,8 @@ MAP_SUFFIX = ".npy"
 class OutputOptions:
     """The files to write for each result, and their settings.
 
-    `kinds` are keys of `options.OUTPUT_KINDS`; "map" is the raw values as a float32 NumPy array. `quality` (1 to 100) is for
-    jpg and webp. `views` also writes the views of a report.
+    `kinds` are keys of `options.OUTPUT_KINDS`. The kind "map" writes the raw values as a float32 NumPy array. `quality`
+    (1 to 100) applies to jpg and webp. If `views` is True, the images of a report are written as well.
     """
 
     kinds: tuple[str, ...] = ("overlay",)
@@ -165,7 +166,7 @@ class OutputOptions:
 
 
 def name_kinds(overlay: str, saving: OutputOptions) -> dict[str, str]:
-    """Return the file name of each requested kind except the panel, derived from the name of the overlay."""
+    """Return a dict from each requested output kind, except the panel, to its file name. `overlay` is a file name."""
     base = overlay.removesuffix(saving.suffix)
     names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP_ENDING}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
     return {kind: name for kind, name in names.items() if kind in saving.kinds}
@@ -189,15 +190,16 @@ def check_outputs(
 ) -> None:
     """Raise `OutputError` if two results could have the same name, or if a result could overwrite an input.
 
-    Also raises the error of `check_panel`. `stems` is the return value of `plan_stems`. `others` are input files that are
-    not images, such as lists.
+    Also raises the error of `check_panel`. `stems` is the return value of `plan_stems`. `others` are input files that
+    are not images, such as lists.
     """
-    from gradcam.storage.output import to_reader  # Imported here, because names are needed without stores as well.
+    from gradcam.storage.output import to_reader  # Imported here, because most callers of this module need no stores.
 
     check_panel(saving, request)
     method_names = [method.name.casefold() for method in _list_methods(request)]
     names = {stems[item.name].casefold(): item.name for item in items}
-    # The image "cat-guided" explained by "gradcam" would have the same name as "cat" explained by "guided-gradcam".
+    # The result of "gradcam" for the image "cat-guided" and the result of "guided-gradcam" for the image "cat" would
+    # have the same name.
     pairs = product(method_names, [f"-{name}" for name in method_names])
     nested_endings = {name.removesuffix(ending) for name, ending in pairs if name.endswith(ending)}
     for stem, name in names.items():
@@ -222,7 +224,7 @@ def check_outputs(
 
 
 def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
-    """Raise `GradcamError` if a panel is requested and there are no maps for it."""
+    """Raise `GradcamError` if a panel is requested, but one of the methods makes no heatmap at a layer."""
     methods = request.methods or request.attributions
     unsuitable = [method.name for method in methods if not request.methods or not method.has_layer]
     if "panel" in saving.kinds and unsuitable:
@@ -253,22 +255,22 @@ def _split_at_dashes(stem: str) -> Iterator[tuple[str, str]]:
         yield "-".join(words[:length]), "-".join(words[length:])
 
 
-# The length of the part of a name after the stem: method, class, layer, kind and suffix.
+# A stem leaves room for the rest of a name, which contains the method, class, layer, kind and suffix.
 MAX_ENDING_BYTES = 150
-MAX_NUMBER_BYTES = 8  # A dash and a number.
+MAX_NUMBER_BYTES = 8  # A stem also leaves room for a dash and a number.
 MAX_STEM_BYTES = MAX_NAME_BYTES - MAX_ENDING_BYTES - MAX_NUMBER_BYTES
 MAX_FOLDERS_BYTES = 700  # Some systems limit paths to 1024 bytes.
-# Characters that Windows and its file systems reject, control characters, and surrogates of bytes that are not UTF-8.
+# Matches characters that Windows rejects, control characters, and surrogates, which stand for bytes that are not UTF-8.
 UNSAFE_CHARACTERS = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
 
 
 def plan_stems(items: Iterable[InputImage]) -> dict[str, str]:
-    """Return the stem of each item: the beginning of the names of its results, relative to the output folder.
+    """Return the stem of each item, which is the common beginning of its result names in the output folder.
 
-    A stem is `<folders>/<name without suffix>`. If two stems would be equal, ignoring case and Unicode forms, each
-    becomes `<stem>-<suffix>`. If that is also taken, a number from 2 is added. The order of the items and images with
-    other stems do not influence a stem. Stems and folders that are too long are shortened, and end in a hash of the
-    full name.
+    A stem is `<folders>/<name without suffix>`. If several items would get equal stems, ignoring case and Unicode
+    forms, each item gets `<stem>-<suffix>`. If another item already has this stem, a number from 2 is added. The order
+    of the items, and items with other stems, do not change a stem. If a stem or folder is too long, its name is
+    shortened, and ends in a hash of the full name.
     """
     stems = {item.name: _to_stem(item.name, with_suffix=False) for item in items}
     collisions = _find_collisions(stems)
@@ -292,9 +294,9 @@ def _find_collisions(stems: dict[str, str]) -> set[str]:
 
 
 def _fold_case(text: str) -> str:
-    """Return equal text for names that a file system may treat as equal.
+    """Return a key that is equal for names that a file system may treat as equal.
 
-    This is canonical caseless matching (Unicode 3.13, D145).
+    The key implements canonical caseless matching (Unicode 3.13, D145).
     """
     if text.isascii():
         return text.lower()
@@ -318,7 +320,10 @@ def _make_safe(part: str) -> str:
 
 
 def _shorten(text: str, max_bytes: int, hash_text: Callable[[str], str] | None = None) -> str:
-    """Shorten the text to this many bytes, without splitting a character, and end it in a hash of the full text."""
+    """Shorten a text that has more than `max_bytes` bytes, and append a hash of the full text.
+
+    The text is cut between two characters.
+    """
     if len(os.fsencode(text)) <= max_bytes:
         return text
     hash_ending = f"-{(hash_text or _hash)(text)}"

@@ -30,15 +30,16 @@ if TYPE_CHECKING:
     from gradcam.batch.read_items import HashedItem
 
 
-DrawViews = Callable[..., Mapping[str, bytes]]  # `report.draw_views`: (stem, image, overlays) to files by name.
+DrawViews = Callable[..., Mapping[str, bytes]]  # The type of `report.draw_views`, (stem, image, overlays) -> files.
 
 
 @dataclass(frozen=True, eq=False)
 class Saver:
     """Writes the results of images. Thread-safe.
 
-    `place` writes the files; if it is None, the files are returned with the report. `stems` maps the name of each image
-    to the beginning of its results' names. `draw_views` is `report.draw_views`.
+    `place` writes the files. If `place` is None, the files are returned with the record. `stems` maps the name of each
+    image to the common beginning of its result names. `draw_views` is the function `report.draw_views`, which draws the
+    images of a report.
     """
 
     place: OutputWriter | None
@@ -49,9 +50,10 @@ class Saver:
     draw_views: DrawViews | None = None
 
     def save(self, fetched: HashedItem, result: ExplainedImage | GradcamError) -> ImageOutcome:
-        """Write the results of one image. If the image failed, its record holds the error.
+        """Write the results of one image, and return its record. If the image failed, the record holds the error.
 
-        Raises `OutputError` or `StoreError` if the output cannot be written, because that affects other images as well.
+        Raises `OutputError` or `StoreError` if the output cannot be written, because this problem affects other images
+        as well.
         """
         start, item, model = time.perf_counter(), fetched.item, self.classifier.name
         files: Mapping[str, bytes] = {}
@@ -68,9 +70,9 @@ class Saver:
 
     def _save(self, item: InputImage, result: ExplainedImage) -> tuple[Record, Mapping[str, bytes]]:
         stem, saving = self.stems[item.name], self.saving
-        # The panel does not contain results on a reference image, so a panel alone does not need them.
+        # A panel contains no results on a reference image. If only a panel is written, leave out these results.
         results = [item for item in result.results if item.entry.on is None or saving.kinds != ("panel",)]
-        files: dict[str, bytes] = {}  # All files are encoded before the first one is written.
+        files: dict[str, bytes] = {}  # All files are encoded before the first file is written.
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
         appearance: Any = {"alpha": saving.alpha, "colormap": saving.colormap}
         if "panel" in saving.kinds:
@@ -99,9 +101,9 @@ class Saver:
         return replace(result.to_record(item.name, self.classifier.name, names_per_result), page=page), files
 
     def _name(self, stem: str, results: Sequence[ExplanationResult]) -> list[str]:
-        """Return the names of the overlays.
+        """Return a unique name for the overlay of each result.
 
-        If names are equal, for example because layers differ only in special characters, numbers are added.
+        Layer names that differ only in special characters, for example, give equal file names. Numbers are then added.
         """
         endings = list_endings(self.request, results, suffix=self.saving.suffix)
         names = [name_result(stem, ending) for ending in endings]
@@ -115,8 +117,8 @@ class Saver:
 def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:
     """Return a dict that identifies the weights, with the keys "file", "sha256" and "of".
 
-    If `file` is a regular file, "sha256" is its hash. Otherwise, the hash covers the names, dtypes, shapes and values of the
-    state dict, in its order. "of" says which. Raises `OSError`.
+    If `file` is a regular file, "sha256" is the hash of the file, and "of" is "file". Otherwise, "sha256" is the hash
+    of the names, dtypes, shapes and values in the state dict, and "of" is "tensors". Raises `OSError`.
     """
     name = None if file is None else file.name
     if file is not None and file.is_file():
@@ -131,7 +133,7 @@ def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[s
 def _to_parts(name: str, value: Any) -> Iterator[bytes | memoryview]:
     """Yield the bytes that identify an entry of a state dict.
 
-    Packed and quantised tensors are split into plain ones.
+    Packed tensors are split into their parts. Quantised and sparse tensors are converted to plain tensors.
     """
     if isinstance(value, (tuple, list)):
         for i, part in enumerate(value):
@@ -146,5 +148,5 @@ def _to_parts(name: str, value: Any) -> Iterator[bytes | memoryview]:
             plain = value.dequantize() if value.is_quantized else value
             dense = plain if plain.layout == torch.strided else plain.to_dense()
             yield dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    else:  # The repr of other objects may contain an address, which differs between runs.
+    else:  # The repr of other objects may contain a memory address, which differs between runs.
         yield f"{name} {value if isinstance(value, (str, int, float)) else type(value).__name__}\n".encode()

@@ -31,12 +31,12 @@ from gradcam.storage.fetch import StoreArchive, translate_input_store_errors
 
 Opener = Callable[[Any], Any]
 OPENERS_BY_MAGIC: dict[bytes, Opener] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-# A process that receives images keeps at most this many archives unpacked. Few are enough, because images mostly come
-# one archive after another.
+# A worker process keeps at most this number of archives unpacked. A small number is enough, because images are mostly
+# read archive by archive.
 MAX_UNPACKED_ARCHIVES = 4
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
-MAX_MEMBER_BYTES = 2**30  # A larger member is no image, but may be an attempt to fill the memory.
+MAX_MEMBER_BYTES = 2**30  # A larger member is not an image, and may be an attempt to fill the memory.
 MAX_CONCURRENT_LISTINGS = 8  # The limit applies to archives in stores.
 OUTSIDE_PATH_REASON = "has a path outside the archive"
 BRACE_PATTERN = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
@@ -87,7 +87,10 @@ def _reuse_unpacked(packed: ArchiveFile | StoreArchive) -> UnpackedArchive:
 
 
 def find_opener(file: BinaryIO) -> Opener | None:
-    """Return the function that can decompress a file, or None, based on the first bytes. Rewinds the file."""
+    """Return the function that decompresses a file, or None if the file is not compressed.
+
+    The first bytes of the file identify the compression. Afterwards, the file is rewound.
+    """
     start = file.read(8)
     file.seek(0)
     return next((opener for magic, opener in OPENERS_BY_MAGIC.items() if start.startswith(magic)), None)
@@ -96,9 +99,9 @@ def find_opener(file: BinaryIO) -> Opener | None:
 def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
     """Decompress a tar into an anonymous temporary file.
 
-    Several threads read the members in any order, but a compressed stream can only be read from start to end. Raises
-    `InputError` if the file cannot be written, for example because the disk is full. Errors of the stream are raised
-    unchanged.
+    A compressed stream can only be read from start to end, but several threads read the members in any order. Raises
+    `InputError` if the temporary file cannot be written, for example because the disk is full. Errors of the stream are
+    raised unchanged.
     """
     file = tempfile.TemporaryFile()  # noqa: SIM115 (the reader of the members closes it)
     try:
@@ -118,8 +121,8 @@ def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
 class Members:
     """The images in an archive with their unique safe names, and the number of other files that were left out.
 
-    In a tar, files are not counted if their name up to the first dot is also that of an image, because WebDatasets
-    store labels in such files.
+    In a WebDataset, an image and its labels have the same name up to the first dot. If an image and another file in a
+    tar have such names, the other file is not counted.
     """
 
     images: list[tuple[str, ImageContent]]
@@ -129,11 +132,11 @@ class Members:
 def list_archive(location: str) -> Members:
     """List the visible images in a ``.zip`` or a ``.tar``, given by path or URL, in the order of the archive.
 
-    An image that cannot be read is listed as well; its error is raised when it is read. Raises `InputError` if the
+    An image that cannot be read is listed as well. Reading this image then raises the error. Raises `InputError` if the
     archive is damaged or incomplete, and `StoreError` if its store fails.
     """
     images: list[tuple[str, ImageContent]] = []
-    other_files: Counter[str] = Counter()  # The keys are file names; in a tar, only the part before the first dot.
+    other_files: Counter[str] = Counter()  # The keys are file names or, in a tar, the parts before the first dot.
     is_zip = location.lower().endswith(".zip")
     with _translate_errors(location), _open(location) as (file, archive):
         for member_name, content in (_list_zip if is_zip else _list_tar)(location, file, archive):
@@ -145,13 +148,13 @@ def list_archive(location: str) -> Members:
             else:
                 other_files[name if is_zip else _strip_suffixes(name)] += 1
     for name, _ in images if other_files and not is_zip else ():
-        del other_files[_strip_suffixes(name)]  # A counter ignores missing keys.
+        del other_files[_strip_suffixes(name)]  # A Counter raises no error for a missing key.
     return Members(_make_unique(images), sum(other_files.values()))
 
 
 @contextlib.contextmanager
 def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]:
-    """Yield a function like `list_archive`; archives in stores are listed in advance, several at the same time."""
+    """Yield a function like `list_archive`. Archives in stores are listed in advance, several at the same time."""
     urls = [location for location in dict.fromkeys(archives) if is_url(location)]
     if len(urls) < 2:
         yield list_archive
@@ -215,7 +218,7 @@ def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive)
                 sparse_reason = "is stored as a sparse file, which is not supported: pack the archive without --sparse"
                 unreadable = _find_problem({**problems, sparse_reason: member.issparse()}, member.size)
                 yield member.name, unreadable or TarContent(container, member.offset_data, member.size)
-        # After the first header, tarfile takes a broken header for the end of the archive. The real end is zeros.
+        # After the first header, tarfile treats a broken header as the end of the archive. The real end contains zeros.
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError("a broken header")
@@ -229,7 +232,7 @@ def _to_safe_name(name: str) -> tuple[str, bool]:
 
 
 def _make_unique(images: list[tuple[str, ImageContent]]) -> list[tuple[str, ImageContent]]:
-    """Make names unique: of several images with the same name, the first keeps it, the others are numbered from 2."""
+    """Make names unique. The first of several equal names stays unchanged, and the others are numbered from 2."""
     names = {name for name, _ in images}
     if len(names) == len(images):
         return images
@@ -248,13 +251,13 @@ def _make_unique(images: list[tuple[str, ImageContent]]) -> list[tuple[str, Imag
 
 @contextlib.contextmanager
 def _translate_errors(path: str) -> Iterator[None]:
-    """Turn any error in listing an archive into an `InputError` of one line that names the archive."""
+    """Turn any error in listing an archive into an `InputError` with a one-line message that names the archive."""
     try:
         yield
     except (InputError, StoreError):
         raise
     except Exception as error:
-        # These include OSError, BadZipFile, TarError, zlib.error, LZMAError, EOFError and ValueError.
+        # Possible errors include OSError, BadZipFile, TarError, zlib.error, LZMAError, EOFError and ValueError.
         if isinstance(error, OSError) and error.errno is not None:
             raise InputError(f"{path}: this archive cannot be opened ({error.strerror})") from error
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -284,5 +287,5 @@ def expand_shards(text: str) -> list[str]:
 
     try:
         return [str(shard) for shard in expand_urls(text)]
-    except Exception as error:  # The library does not document what it raises.
+    except Exception as error:  # The library does not document its exceptions.
         raise InputError(f"{text}: its braces cannot be expanded ({' '.join(str(error).split())})") from error

@@ -1,4 +1,4 @@
-"""List the images of all inputs in a fixed order: each image once, under a unique name."""
+"""List the images of all inputs in a fixed order. Each image is listed once, and has a unique name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Inputs = ImageLike | Sequence[ImageLike]
 class InputCollector:
     """The images of all inputs, collected one input at a time.
 
-    The keys of `items` identify contents, so that each image is listed once. The key of a file is its path after the
-    links in its folder are resolved.
+    The keys of `items` identify images, so that each image is listed once. The key of a file is its path, in which the
+    links of its folder are resolved.
     """
 
     roots: Roots
@@ -91,8 +91,8 @@ class InputCollector:
         elif earlier.wanted is None:
             self.items[location] = replace(earlier, wanted=entry.wanted)
         elif entry.wanted not in (None, earlier.wanted):
-            # Search the lists for the first request, to name its line in the message. Storing the line with every image
-            # would take much memory.
+            # The message contains the line of the first request. Search the lists for this line, because storing a line
+            # with every image would take much memory.
             requests = ((origin, row) for origin in self._sources for row in origin.entries if row.wanted is not None)
             first, row = next(request for request in requests if self._resolve(request[1].path) == location)
             problem = f"gives the class '{entry.wanted}' for {entry.path}"
@@ -103,7 +103,8 @@ class InputCollector:
     def _to_content(self, url: str, entry: ListEntry, source: Source) -> StoreImage:
         """Return the content of the image at a URL.
 
-        Raises `StoreError` if the URL cannot be an image, or `InputError` with the line number if the URL is in a list.
+        Raises `StoreError` if the URL cannot be an image. If such a URL is in a list, raises `InputError` with the line
+        number instead.
         """
         bucket = find_bucket(url)
         try:
@@ -119,7 +120,7 @@ class InputCollector:
         return StoreImage(url)
 
     def _resolve(self, path: str) -> str:
-        """Resolve the links in the folder of a path. Return the same string object if there are none."""
+        """Resolve the links in the folder of a path. If there are no links, return the same string object."""
         if is_url(path):
             return path
         folder, name = os.path.split(path)
@@ -131,8 +132,8 @@ class InputCollector:
 class InputListing:
     """The images to explain, and the number of files that were left out because of their suffix.
 
-    `root` is the folder that names are relative to. It is None for the images of a single archive, and for images
-    in several buckets, or both in a store and on a disk.
+    `root` is the folder to which names are relative. If the only input is an archive, `root` is None. If the images are
+    in several buckets, or both in a store and on a disk, `root` is also None.
     """
 
     items: Sequence[InputImage]
@@ -149,13 +150,13 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Input
     """Return all images of the inputs: in files, folders, globs, lists and archives, by path or URL, or in memory.
 
     Lists are ``.txt``, ``.csv`` and ``.tsv`` files, or "-" for standard input. Braces in the name of a tar stand for
-    the shards of a WebDataset. Images come in the order of the inputs; within a folder or a glob, they are sorted by
-    name. An image that is reached twice is listed once. In folders, archives and globs, files without an image suffix
-    are left out and counted. A file that is given by name is always taken for an image.
+    the shards of a WebDataset. Images are in the order of the inputs. The images of a folder or a glob are sorted by
+    name. If several inputs contain the same image, it is listed once. In folders, archives and globs, files without an
+    image suffix are left out and counted. Any other file that is given by name counts as an image, whatever its suffix.
 
     Names are relative to the deepest common folder of the inputs. If inputs are in several buckets, or in a store and
-    on a disk, names begin with the bucket, or with the name of the folder on the disk. An image in memory is called
-    `inputs[3]`, by its index. `exclude` is the output folder.
+    on a disk, a name in a store begins with the bucket's name. A name on the disk then begins with the folder's name.
+    An image in memory is called `inputs[3]`, by its index. `exclude` is the output folder, whose images are left out.
 
     Raises `InputError` if an input does not exist or cannot be listed, if two classes are requested for one file, or if
     there are no images. Raises `StoreError` if a store fails.

@@ -27,16 +27,17 @@ Stamp = tuple[int, int, int]  # (inode, size, modification time)
 
 
 class ImageContent(Protocol):
-    """The bytes of an image. Several threads may read them at once. The object can be sent to other processes."""
+    """An object that reads the bytes of an image. It is thread-safe, and can be sent to other processes."""
 
     @property
     def path(self) -> Path | None:
-        """Return the image's own file on this machine, or None if it is in an archive or a store."""
+        """Return the path of the image file, or None if the image is in an archive, in a store or in memory."""
 
     def read(self) -> bytes:
         """Return all bytes.
 
-        Raises `ImageError`, without the image's name, if the bytes cannot be read or change while they are read.
+        Raises `ImageError` if the bytes cannot be read, or if they change while they are read. The message does not
+        contain the image's name.
         """
 
 
@@ -44,8 +45,8 @@ class ImageContent(Protocol):
 class InputImage:
     """One image of the input.
 
-    `name` is unique, and relative to the input's root, with "/" between folders. `wanted` is the class that a list
-    requests for the image, by label or index.
+    `name` is unique, and relative to the input's root, with "/" between folders. If a list requests a class for the
+    image, `wanted` is the label or index of the class.
     """
 
     name: str
@@ -55,7 +56,7 @@ class InputImage:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """An image in a file of its own."""
+    """An image in a separate file on this machine."""
 
     filename: str
 
@@ -89,13 +90,13 @@ class UnreadableContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InMemoryImage:
-    """An image in memory, in a form that `Classifier.prepare` takes."""
+    """An image in memory, in a form that `Classifier.prepare` accepts."""
 
     picture: Any
     path = None
 
     def read(self) -> bytes:
-        """Raise `ImageError`: an image in memory has no file whose bytes could be read."""
+        """Raise `ImageError`, because an image in memory has no file."""
         raise ImageError("is not in a file")
 
 
@@ -110,10 +111,10 @@ class Archive(Protocol):
 
 
 class ArchiveFile:
-    """An archive file, which must not change after it was listed.
+    """An archive in a file on a disk. If the file changes after it was listed, `open` raises `ImageError`.
 
     The file is opened again for each read, so that threads do not share a file position. The object can be sent to
-    other processes, even on machines where the file has another inode.
+    other processes. These processes ignore the inode, because the file may have another inode on another machine.
     """
 
     def __init__(self, path: str, file: BinaryIO) -> None:
@@ -161,7 +162,7 @@ class TarContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ZipContent:
-    """An image in a zip: the position of its header, and the fields of its entry in the archive's directory."""
+    """An image in a zip: the position of its local header, and fields of its entry in the zip's central directory."""
 
     # A ZipInfo would take five times as much memory as these fields.
     archive: Archive
@@ -194,20 +195,20 @@ class ZipContent:
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Turn any error in reading an image's bytes into an `ImageError` of one line, without the image's name."""
+    """Turn any error in reading an image's bytes into an `ImageError` with one line that does not name the image."""
     try:
         yield
     except (ImageError, StoreError):
         raise
     except Exception as error:
         reason = next((reason for kind, reason in ERROR_REASONS.items() if isinstance(error, kind)), None)
-        if isinstance(error, NotImplementedError):  # zipfile raises this.
+        if isinstance(error, NotImplementedError):  # zipfile raises this error for an unknown compression.
             reason = f"uses an unsupported compression ({error})"
         elif isinstance(error, NotAFileError):
             reason = str(error.strerror).removeprefix("it ")
         elif isinstance(error, OSError) and error.errno is not None:  # A decompressor's OSError has no errno.
             reason = reason or f"cannot be opened ({error.strerror})"
-        # The other errors include OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError and struct.error.
+        # Other possible errors are OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError and struct.error.
         cause = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(reason or f"is damaged or cut off ({cause})") from None
 

@@ -1,4 +1,4 @@
-"""List the files of folders and globs, in an order that depends on their names alone."""
+"""List the files of folders and globs, in an order that depends only on the names of the files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ is_glob = glob.has_magic  # Returns whether a text contains `*`, `?` or `[`.
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The listed folder, or a folder inside it.
+    """The listed folder, or a folder inside the listed folder.
 
-    `name` is the path relative to the listed folder and ends with "/"; the name of the listed folder itself is empty.
-    `path` contains no links.
+    `name` is the path relative to the listed folder, and ends with "/". For the listed folder itself, `name` is empty.
+    `path` contains no links. `files` are the names of the files in the folder.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Folder:
 def walk_folder(top: str, visited: set[str]) -> list[Folder]:
     """Return a folder and all visible folders below it, sorted by code points.
 
-    `visited` holds the resolved paths of folders to skip; the listed folders are added to it. A folder that can also be
-    reached through a link is listed under its own path.
+    `visited` holds the resolved paths of folders to skip. The listed folders are added to `visited`. If a link also
+    leads to a folder below `top`, the folder is listed under its direct path.
     """
     folders, pending, links = [], [("", os.path.realpath(top))], deque[tuple[str, str]]()
     while pending or links:
@@ -91,8 +91,8 @@ def to_absolute(path: str) -> str:
 def expand_pattern(pattern: str, exclude: str | None) -> list[str]:
     """Return the visible files and folders that match a glob, sorted.
 
-    Hidden names match only if the glob spells out their dot. `exclude` is the resolved path of a folder that is not
-    searched. Raises `InputError` if a folder cannot be read.
+    A hidden name matches only if its part of the glob begins with a dot. `exclude` is the resolved path of a folder
+    that is not searched. Raises `InputError` if a folder cannot be read.
     """
     # Do not use the glob module: it follows loops of links, and silently skips unreadable folders.
     anchor = Path(pattern).anchor

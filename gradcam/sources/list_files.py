@@ -34,10 +34,10 @@ class ListEntry:
 
 
 def read_list(path: str) -> list[ListEntry]:
-    """Read a list: a ``.csv`` or ``.tsv`` table, or a text with a path, or a path, a TAB and a class, per line.
+    """Read a list of images from a ``.csv`` or ``.tsv`` table, or from a text file.
 
-    A relative path is looked up in the list's folder, then in the current folder. Raises `InputError`, which
-    names the faulty line if there is one.
+    Each line of a text file contains a path, or a path, a TAB and a class. A relative path is looked up in the list's
+    folder, then in the current folder. Raises `InputError`. If a line is faulty, the message contains its number.
     """
     try:
         text = decode_text(read_text_file(path), path)
@@ -58,9 +58,10 @@ def read_stored_list(store: Store) -> list[ListEntry]:
 
 
 def read_standard_input() -> list[ListEntry]:
-    """Read a list from standard input: a table if the first line is a header with an image column, otherwise text.
+    """Read a list from standard input.
 
-    Raises `InputError` like `read_list`.
+    If the first line is a header with an image column, the list is a table, otherwise text. Raises `InputError` as
+    `read_list` does.
     """
     try:
         text = decode_text(sys.stdin.buffer.read(), STANDARD_INPUT)
@@ -73,7 +74,7 @@ def read_standard_input() -> list[ListEntry]:
 
 
 def decode_text(data: bytes, source: str) -> str:
-    """Decode a list as UTF-16 if it begins with the byte order mark of UTF-16, otherwise as UTF-8.
+    """Decode a list. If the list begins with a UTF-16 byte order mark, decode it as UTF-16, otherwise as UTF-8.
 
     Programs on Windows often write UTF-16. In UTF-8, invalid bytes become surrogates, so that file names in any
     encoding keep their bytes.
@@ -100,7 +101,10 @@ def _read_lines(text: str) -> Iterator[Row]:
 
 
 def read_cells(text: str, delimiter: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the non-blank rows of a table, each after the number of its last line. Raises `InputError`."""
+    """Yield (line, cells) for each non-blank row of a table. `line` is the number of the row's last line.
+
+    Raises `InputError` if the text cannot be read as a table.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:
@@ -152,8 +156,8 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEnt
 def _look_up(text: str, base: str) -> str:
     """Return the absolute path or the URL of an entry.
 
-    A path that exists neither in the list's folder nor in the current folder becomes a path in the list's folder. The
-    error is raised when the file is read.
+    If a relative path exists neither in the list's folder nor in the current folder, it becomes a path in the list's
+    folder. Reading this path later raises the error.
     """
     if is_url(text):
         return text

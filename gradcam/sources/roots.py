@@ -12,15 +12,15 @@ from gradcam.images.files import is_url
 from gradcam.sources.contents import InputImage
 from gradcam.sources.list_files import ListEntry
 
-DISK = ""  # stands for the bucket of a path on a disk
+DISK = ""  # Paths on a disk have this value instead of the URL of a bucket.
 
 
 @dataclass(frozen=True)
 class Source:
     """One input: a folder, an archive, single files (which may come from a list), or an image in memory.
 
-    Folders and archives are absolute paths or URLs. `names` are the names of the images in a folder of a store,
-    and None for a folder on a disk.
+    Folders and archives are absolute paths or URLs. For a folder in a store, `names` contains the names of its images.
+    For a folder on a disk, `names` is None.
     """
 
     folder: str | None = None
@@ -44,10 +44,10 @@ def _find_parent(address: str) -> str:
 
 
 class Roots:
-    """The folders that image names are relative to: one root for the disk, and one for each bucket.
+    """The root folders to which image names are relative. There is one root for the disk, and one for each bucket.
 
-    If there are several roots, a name in a store begins with the bucket's name, and a name on the disk begins with the
-    root folder's name.
+    If there are several roots, names begin with a prefix. In a store, the prefix is the bucket's name. On the disk, the
+    prefix is the name of the root folder.
     """
 
     def __init__(self, sources: Iterable[Source]) -> None:
@@ -66,7 +66,8 @@ class Roots:
     def name(self, address: str, ending: str = "") -> str:
         """Return the name of a path or URL relative to its root, with "/" between folders.
 
-        `ending` is appended to the name of a folder, unless the name is empty because the folder is the only root.
+        `ending` is appended to the name of a folder. If the folder is the only root, its name is empty, and nothing is
+        appended.
         """
         bucket = find_bucket(address)
         remaining = address[len(self._roots.get(bucket, "")) :].replace(os.sep, "/").lstrip("/")
@@ -77,7 +78,7 @@ class Roots:
 
 
 def find_bucket(address: str) -> str:
-    """Return the bucket of a URL, as a URL; return `DISK` for a path."""
+    """Return the URL of the bucket of a URL, or `DISK` for a path."""
     if not is_url(address):
         return DISK
     protocol, _, path = address.rpartition("://")
@@ -95,7 +96,10 @@ def _find_common(bucket: str, bases: set[str]) -> str:
 
 
 def _choose_prefixes(roots: dict[str, str]) -> dict[str, str]:
-    """Return the prefix of the names below each root: the last part of its path, numbered from 2 if it repeats."""
+    """Return a prefix of image names for each root.
+
+    The prefix is the last part of the root's path. If several roots have the same last part, a number from 2 is added.
+    """
     prefixes: dict[str, str] = {}
     for bucket, root in roots.items():
         name = label = root.rstrip("/" + os.sep).replace(os.sep, "/").rpartition("/")[2] or "disk"

@@ -17,7 +17,7 @@ class TooManyFailuresError(GradcamError):
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """The highest accepted number of failed images or, if `is_share` is True, the highest accepted percentage."""
+    """The maximum number of failed images in a run. If `is_share` is True, `most` is a percentage of all images."""
 
     most: float
     is_share: bool = False
@@ -40,7 +40,7 @@ def parse_failure_limit(text: str) -> FailureLimit:
 
 @dataclass(frozen=True)
 class Shard:
-    """One of `of` shards: number `index`, counted from 1. An image's name alone decides which shard the image is in."""
+    """Shard number `index` (from 1) of `of` shards. The shard of an image depends only on the image's name."""
 
     index: int
     of: int

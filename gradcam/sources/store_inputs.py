@@ -18,7 +18,7 @@ CONTAINER_SUFFIXES = LIST_SUFFIXES + ARCHIVE_SUFFIXES
 
 
 def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
-    """Yield the inputs at a URL: an object, a list, an archive, the matches of a glob, or everything below a folder.
+    """Yield the inputs at a URL, which names an object, a list, an archive, a glob or a folder.
 
     `exclude` is a folder that is left out. Raises `InputError` if the URL does not exist or matches nothing, and
     `StoreError` if the store fails.
@@ -31,8 +31,8 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     with translate_input_store_errors(url):
         store = Store(url)
         if not is_glob(url) or store.is_file():  # An object's name may contain brackets.
-            # If the suffix suggests an object, look for an object first, otherwise for a folder. Mostly, this takes
-            # one request.
+            # If the URL has the suffix of an object, look for an object first. Otherwise look for a folder first. The
+            # first request then mostly succeeds.
             has_suffix = has_image_suffix(store.url) or store.url.lower().endswith(CONTAINER_SUFFIXES)
             has_object_suffix = has_suffix and not url.endswith("/")
             if has_object_suffix and store.is_file():
@@ -70,7 +70,10 @@ def _drop_excluded(store: Store, names: Iterable[str], exclude: Store | None) ->
 
 
 def _to_folder(store: Store, names: Iterable[str]) -> Source:
-    """Return a folder with its visible images. As on a disk, its own images come before those of its subfolders."""
+    """Return a folder with its visible images.
+
+    As on a disk, images directly in the folder come before images in its subfolders.
+    """
     visible = [name for name in names if not is_hidden(name)]
     images = sorted(filter(has_image_suffix, visible), key=lambda name: (name[: name.rfind("/") + 1].split("/"), name))
     return Source(folder=store.url, names=images, left_out=len(visible) - len(images))
@@ -122,7 +125,7 @@ def _split_pattern(pattern: str) -> tuple[Store, list[str]]:
 
 
 def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
-    """Yield how many leading parts of the name a match of the pattern covers, once for each possible match."""
+    """Yield the number of leading parts of the name that match the pattern, once for each possible match."""
     if not parts:
         yield 0
         return

@@ -28,30 +28,34 @@ STATIC_FILES = ("style.css", "theme.js", "common.js", "records.js", "grid.js", "
 REPORT_FILES = re.compile(
     rf"{'|'.join(map(re.escape, STATIC_FILES))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
 )
-GENERATOR = b'<meta name="generator" content="gradcam">'  # Each page has this element in its head.
+GENERATOR = b'<meta name="generator" content="gradcam">'  # Each page of gradcam has this element in its head.
 HEAD_BYTES = 2**16
 
 
 def check_earlier_run(
     reader: OutputReader, shard: ShardFiles, current_run: Mapping[str, Any], mode: ExistingRunMode
 ) -> list[str]:
-    """Check the folder for earlier runs, and return notes for the user if this run resumes one of them.
+    """Check the folder for earlier runs, and return notes for the user if this run resumes an earlier run.
 
-    Raises `OutputError` if the folder holds runs that this run may not touch, or if the earlier run had other settings.
+    Raises `OutputError` if an earlier run had other settings. Also raises `OutputError` if the folder contains an
+    earlier run that this run can neither resume nor overwrite.
     """
     names = reader.list_names()
     shards = find_shards(names)
     if mode == "overwrite" and not shard.of:
-        return []  # An overwriting run without shards removes all earlier shards, so their settings do not matter.
+        return []  # This run removes all earlier shards, so their settings do not matter.
     check_other_shards(reader, names, shard, mode)
-    # All existing shards have the same settings, so one comparison is enough.
+    # All existing shards have the same settings, so comparing one shard is enough.
     for other_shard in [other_shard for other_shard in shards if other_shard != shard][:1]:
         _check_same_settings(reader, names, other_shard, current_run)
     return _check_same_settings(reader, names, shard, current_run) if shard in shards and mode == "resume" else []
 
 
 def check_other_shards(reader: OutputReader, names: Collection[str], shard: ShardFiles, mode: ExistingRunMode) -> None:
-    """Raise `OutputError` if the folder holds runs that this run may not touch, whatever their settings."""
+    """Raise `OutputError` if the folder contains an earlier run that this run can neither resume nor overwrite.
+
+    The settings of the runs are not compared.
+    """
     shards = find_shards(names)
     other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
     if other_shards and not (mode == "overwrite" and not shard.of):
@@ -66,7 +70,10 @@ def check_other_shards(reader: OutputReader, names: Collection[str], shard: Shar
 def _check_same_settings(
     reader: OutputReader, names: Collection[str], shard: ShardFiles, current_run: Mapping[str, Any]
 ) -> list[str]:
-    """Raise `OutputError` unless the shard was written with the same settings; return notes for the user."""
+    """Compare this run's settings with those of an existing shard, and return notes for the user.
+
+    Raises `OutputError` if the settings differ, or if the shard has no run.json.
+    """
     if shard.run not in names:
         problem = f"contains {list_manifests(names, shard)[0]}, but not {shard.run} with the run's settings"
         raise OutputError(f"{reader.show()}: {problem}; start again with --overwrite")
@@ -80,12 +87,12 @@ def _check_same_settings(
 
 
 def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
-    """Return the shard's run.json. If the file lacks the layers and methods, take them from a record.
+    """Return the fields of the shard's run.json. If the layers and methods are missing, take them from a record.
 
     Earlier versions of gradcam did not write the layers and methods of models that are not classifiers.
     """
     fields = run_file.decode_run(reader.read(shard.run), reader.show(shard.run))
-    # For classifiers, the settings contain no task, but the layers and methods.
+    # Only models that are not classifiers have a task in their settings.
     if not fields["resolved"] and "task" in fields["settings"]:
         pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, shard))
         results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
@@ -95,7 +102,7 @@ def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -
 
 
 def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> list[str]:
-    """Return the layers of the run to resume, or of another shard of this run; an empty list if neither exists."""
+    """Return the layers of the run to resume, or of another shard of this run. If there is no such run, return []."""
     reader = to_reader(folder)
     with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
@@ -114,10 +121,10 @@ def _count_records(reader: OutputReader, names: Collection[str], shards: Iterabl
 def remove_runs(
     writer: OutputWriter, shards: Iterable[ShardFiles], inputs: Iterable[Path | str], *, report: bool
 ) -> None:
-    """Remove all files of these shards, and the results that their manifests list; with `report`, also the report.
+    """Remove all files of these shards, and the results that their manifests list.
 
-    Manifests are removed last, so that an interrupted removal can be repeated. If one of the `inputs` is among the
-    results, raises `OutputError` before anything is removed.
+    If `report` is True, also remove the report. Manifests are removed last, so that an interrupted removal can be
+    repeated. If one of the `inputs` is among the results, raises `OutputError` before any file is removed.
     """
     reader = to_reader(writer.root)
     names, shard_list = reader.list_names(), list(shards)
@@ -145,7 +152,7 @@ def remove_runs(
 
 
 def _list_recorded(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> Iterator[str]:
-    """Yield the names of the files that the shard's records list, skipping lines that are not records."""
+    """Yield the names of the files that the shard's records list. Skip lines that are not records."""
     for name in list_manifests(names, shard):
         with contextlib.suppress(OutputError):  # A line that is too long to be read cannot be a record.
             for line in reader.read_lines(name):

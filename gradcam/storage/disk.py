@@ -1,4 +1,4 @@
-"""Read, append to, lock and remove the files of an output folder. `gradcam.images.files` writes whole files."""
+"""Read, append to, lock and remove the files of an output folder. `gradcam.images.files` writes complete files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INTERRUPT_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SI
 
 @contextlib.contextmanager
 def translate_disk_errors(folder: Path) -> Iterator[None]:
-    """Turn each `OSError` into an `OutputError` that says what to do."""
+    """Turn each `OSError` into an `OutputError` with advice."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ def format_folder(folder: Path) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the reason for an error, without the file name, for the middle of a sentence."""
+    """Return the reason for an error as a phrase for a message, without the file name."""
     reason = " ".join((error.strerror or str(error)).split())
     return reason[:1].lower() + reason[1:]
 
@@ -73,7 +73,7 @@ def delay_signals() -> Iterator[None]:
 
 
 def check_regular_file(path: Path) -> None:
-    """Raise `OutputError` if the path exists, but is not a regular file: reading a FIFO might never end."""
+    """Raise `OutputError` if the path exists, but is not a regular file. Reading from a FIFO may block."""
     if os.path.lexists(path) and not path.is_file():
         raise OutputError(f"{path}: is not a file, but a run needs a file there; move it, or choose another --output")
 
@@ -89,7 +89,7 @@ def open_lines(path: Path) -> Iterator[bytes]:
 
 
 class LineFile:
-    """A file that grows by complete lines. If an earlier writer left an incomplete last line, this line is removed."""
+    """A file to which complete lines are appended. An incomplete last line is removed when the file is opened."""
 
     def __init__(self, path: Path) -> None:
         check_regular_file(path)
@@ -102,7 +102,7 @@ class LineFile:
         """Append a line, which must include its line end. If this raises `OSError`, the file is unchanged."""
         try:
             remaining = memoryview(line)
-            while remaining:  # One write takes the whole line, unless the disk is nearly full.
+            while remaining:  # If the disk is nearly full, one write may store only part of the line.
                 remaining = remaining[self._file.write(remaining) or 0 :]
             self._end += len(line)
         except BaseException:  # KeyboardInterrupt must not leave part of a line either.
@@ -111,7 +111,7 @@ class LineFile:
             raise
 
     def check(self) -> None:
-        """Raise `OutputError` if another program removed, replaced or changed the file, so that lines would be lost."""
+        """Raise `OutputError` if another program has removed, replaced or changed the file."""
         with contextlib.suppress(FileNotFoundError):
             status = self._path.stat()
             if os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._end:
@@ -131,7 +131,7 @@ class LineFile:
 
 
 def find_line_end(path: Path) -> int:
-    """Return the position after the last line end. It is the file's size unless the last line is incomplete."""
+    """Return the position after the last line end. If the last line is complete, the position is the file's size."""
     with open_file(path) as file:
         position = file.seek(0, os.SEEK_END)
         while position:
@@ -161,13 +161,13 @@ def join_inside(folder: Path, name: str) -> Path | None:
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Return whether a file lies in the folder after links in its path are resolved."""
+    """Return whether a file lies in the folder. Links in the path of the file's parent folder are resolved first."""
     root = os.path.join(os.path.realpath(folder), "")
     return os.path.join(os.path.realpath(path.parent), "").startswith(root)
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it exists; folders stay. Raises `OSError`."""
+    """Remove a file if it exists. Folders are not removed. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -182,7 +182,7 @@ def remove_empty(folder: Path) -> None:
 def acquire_lock(path: Path, *, seconds: float) -> Callable[[], None]:
     """Wait until the file can be locked, and return a function that releases the lock.
 
-    Waits for at most `seconds`; -1 means without limit. Raises `filelock.Timeout` and `OSError`.
+    `seconds` is the maximum wait. A value of -1 means no limit. Raises `filelock.Timeout` and `OSError`.
     """
     lock = FileLock(path, timeout=seconds, thread_local=False)
     try:
@@ -190,5 +190,5 @@ def acquire_lock(path: Path, *, seconds: float) -> Callable[[], None]:
     except (NotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in UNSUPPORTED_LOCK_ERRNOS:
             raise
-        return lambda: None  # Without locks, users have to make sure that only one run writes to a folder.
+        return lambda: None  # This file system has no locks. Users must make sure that only one run writes to a folder.
     return lock.release

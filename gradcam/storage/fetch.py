@@ -18,7 +18,7 @@ from gradcam.storage.store import Store
 
 # The first read after a jump fetches MIN_FETCH_BYTES. Sequential reads fetch more each time, up to MAX_FETCH_BYTES.
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 2**16, 2**23
-# An archive is checked for changes again if the last check is older than this.
+# Opening an archive checks it for changes if the last check is at least this long ago.
 RECHECK_SECONDS = 10.0
 
 
@@ -57,7 +57,7 @@ class StoreArchive:
         return self.name, self._stamp
 
     def read_on(self) -> BinaryIO:
-        """Return a file to read the archive sequentially. Raises the errors of `Store`."""
+        """Open the archive for sequential reading. Raises the errors of `Store`."""
         return cast(BinaryIO, RangeFile(Store(self.name), self._stamp[0]))
 
     @contextlib.contextmanager
@@ -77,9 +77,10 @@ def _reuse_archive(url: str, stamp: tuple[int, str]) -> StoreArchive:
 
 
 class RangeFile(io.RawIOBase):
-    """An object of a store as a seekable file. The number of bytes fetched per request grows during sequential reads.
+    """A seekable file that reads an object in a store.
 
-    Reading begins at `start`; `expected` is the number of bytes that the caller will read from there.
+    During sequential reads, the number of bytes per request grows. The caller begins to read at `start`, and expects to
+    read `expected` bytes.
     """
 
     def __init__(self, store: Store, size: int, start: int = 0, expected: int = MIN_FETCH_BYTES) -> None:
@@ -134,14 +135,14 @@ def translate_image_store_errors(prefix: str = "") -> Iterator[None]:
     except PermissionError as error:
         raise ImageError(f"{prefix}cannot be read: the store denies access ({describe_refusal(error)})") from None
     except OSError as error:
-        if error.errno is None and prefix:  # A decompressor raises OSError without errno for the archive's contents.
+        if error.errno is None and prefix:  # An OSError without errno comes from a decompressor, not from the store.
             raise
         raise ImageError(f"{prefix}cannot be opened ({describe_refusal(error)})") from None
 
 
 @contextlib.contextmanager
 def translate_input_store_errors(url: str) -> Iterator[None]:
-    """Turn a store's error into an `InputError` of one line that names the input."""
+    """Turn a store's error into an `InputError` with a one-line message that names the input."""
     try:
         yield
     except PermissionError as error:
@@ -150,6 +151,6 @@ def translate_input_store_errors(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"{url}: does not exist ({describe_refusal(error)})") from error
     except OSError as error:
-        if error.errno is None:  # A decompressor raises OSError without errno for the archive's contents.
+        if error.errno is None:  # An OSError without errno comes from a decompressor, not from the store.
             raise
         raise InputError(f"{url}: cannot be opened ({describe_refusal(error)})") from error

@@ -21,11 +21,11 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_last_piece_number, find_shards, list_manifests, name_piece
 from gradcam.storage.store import Store, parse_location
 
-SYNC_INTERVAL_SECONDS = 1.0  # The manifest is synced to the disk at most this often.
-LINES_PER_PIECE = 1000  # the length of the pieces that `sort_pieces` writes
+SYNC_INTERVAL_SECONDS = 1.0  # Appending a record syncs the manifest to the disk if the last sync is older than this.
+LINES_PER_PIECE = 1000  # The maximum number of lines in a piece that `sort_pieces` writes.
 MAX_CACHED_PIECES = 16
 
-Line = tuple[int, int, int, int]  # (rank in the order, piece, start, end)
+Line = tuple[int, int, int, int]  # (position of the image in the order, piece, start, end)
 
 
 def encode_event(event: str, details: Mapping[str, Any]) -> bytes:
@@ -43,8 +43,8 @@ class LogWriter:
 
     def note(self, event: str, details: dict[str, Any]) -> None:
         line = encode_event(event, details)
-        # An unwritable log does not stop a run: all results are in the manifest, which raises an error if it cannot be
-        # written.
+        # An error of the log does not stop the run, because all results are in the manifest. An error of the manifest
+        # stops the run.
         with self._lock, contextlib.suppress(OSError, ValueError):  # A closed file raises ValueError.
             self._lines.append(line)
 
@@ -62,14 +62,15 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
     Parameters
     ----------
     path : str, path or Store
-        The output folder, on disk or as a URL, or one manifest file. For a folder, the manifests of all shards are read.
-        In a store, a manifest consists of several objects; if an image has several records there, the last one counts.
+        The output folder, on disk or as a URL, or one manifest file. For a folder, the manifests of all shards are
+        read. In a store, a manifest consists of several objects. If an image has several records in these objects, only
+        its last record is returned.
 
     Returns
     -------
     list of Record
-        One per image: `image`, `error`, `predictions`, `explained`, `size`, `region` and more, as described in the
-        reference of records.
+        One record per image, with `image`, `error`, `predictions`, `explained`, `size`, `region` and more. The
+        reference of records describes all fields.
 
     Raises
     ------
@@ -104,7 +105,7 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
         for pieces in manifests:
             pairs = (pair for name in pieces for pair in pair_lines(reader.read_lines(name), reader.show(name)))
             piece_records = [record for _, record in pairs]
-            # An image that was explained again has another record in a later piece, because objects cannot be edited.
+            # Objects cannot be edited. If an image was explained again, its new record is in a later piece.
             records += {record.image: record for record in piece_records}.values() if len(pieces) > 1 else piece_records
         return records
     except OSError as error:
@@ -126,7 +127,7 @@ def pair_lines(lines: Iterable[bytes], source: object) -> Iterator[tuple[bytes, 
 def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:
     """Remove unfinished, repeated and incomplete lines from a manifest, and return the names of the finished images.
 
-    The file is rewritten only if it has such lines. Raises `OSError` and `OutputError`.
+    If there are no lines to remove, the file is not rewritten. Raises `OSError` and `OutputError`.
     """
     finished: set[str] = set()
     ranges: list[tuple[int, int]] = []  # (start, end); ranges of adjacent lines are merged to keep the list short
@@ -143,9 +144,10 @@ def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], tempo
 
 
 def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool:
-    """Return whether this model explained the image without an error, and the names of its files are still right.
+    """Return whether the record is a finished result of this model.
 
-    `stems` maps each image to the beginning of the names of its results.
+    A finished result has no error, at least one explanation, and current file names. A file name is current if it
+    begins with the image's stem. `stems` maps each image to its stem.
     """
     stem = None if record.tar is not None else stems.get(record.image)
     has_current_names = stem is None or all(may_have_stem(name, stem) for name in record.files)
@@ -155,8 +157,8 @@ def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool
 def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """Sort the lines of a manifest by the order of the image names.
 
-    Lines of images that are not in `order` come last. Such a line is removed if one of its files now belongs to an
-    image in `order`.
+    Lines of images that are not in `order` come last. If a file of such a line now belongs to an image in `order`, the
+    line is removed.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     positions, start = [], 0
@@ -191,9 +193,9 @@ def _read_ranges(path: Path, ranges: Sequence[tuple[int, int]]) -> Iterator[byte
 class ManifestWriter:
     """An open manifest, to which records are appended.
 
-    Readers see each record at once, and the record reaches the disk within about a second. A power cut can
-    only lose the last records. A record never refers to lost overlays: overlays are synced to the disk before their
-    record is appended, and a resumed run checks that each recorded file exists.
+    Readers see each record immediately. The file is synced to the disk about once a second, so a power cut can lose
+    only the last records. Overlays are synced before their record is appended, so a record never refers to a lost
+    overlay.
     """
 
     def __init__(self, path: Path) -> None:
@@ -213,7 +215,7 @@ class ManifestWriter:
 
 
 class PieceWriter:
-    """A buffer of lines that become the next piece of a folder in a store. Several threads may add lines.
+    """A buffer of lines for the next piece of a manifest or log in a store. Several threads may add lines.
 
     `last` is the highest number of the existing pieces.
     """
@@ -221,8 +223,8 @@ class PieceWriter:
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
         self._lines: list[bytes] = []
-        # The number of leading lines that a failed request tried to write. The store may have written these lines
-        # without confirming it, so the next attempt writes the same lines.
+        # The number of leading lines in a failed request. The store may have written these lines without confirmation,
+        # so the next attempt writes the same lines.
         self._sent_count = 0
         self._lock = threading.Lock()
 
@@ -257,10 +259,10 @@ class PieceWriter:
 def find_finished_images(
     reader: OutputReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
-    """Return the names of finished images, and a dict that says for each other recorded image whether it failed.
+    """Return the names of the finished images, and a dict from the other recorded images to whether they failed.
 
-    An image is finished if `is_finished_by` accepts its last record, and if none of its files is missing or empty.
-    `sizes` holds the sizes of all objects of the store.
+    An image is finished if `is_finished_by` accepts its last record, and if all its files exist and are not empty.
+    `sizes` contains the sizes of all objects in the store.
     """
     finished: set[str] = set()
     unfinished: dict[str, bool] = {}
@@ -276,7 +278,7 @@ def find_finished_images(
 
 
 def sort_pieces(store: Store, shard: ShardFiles, order: Sequence[str], unwanted: Collection[str]) -> None:
-    """Sort the records by image name as in `order`, keep only the last record per image, and drop `unwanted` images.
+    """Sort the records by the image names in `order`. Keep only the last record per image, and drop `unwanted` images.
 
     The first changed piece and all later pieces are rewritten under higher numbers. Then the old pieces are removed. An
     interruption in between is harmless, because readers use an image's last record.

@@ -58,7 +58,7 @@ class DiskReader:
         return [(parent / name).relative_to(self.folder).as_posix() for parent, names in folders for name in names]
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """Return the names that do not lead out of the folder. In a store, return the names of existing objects."""
+        """Return the names that lead to files inside the folder. In a store, return the names of existing objects."""
         paths = ((name, disk.join_inside(self.folder, name)) for name in names)
         return [name for name, path in paths if path is not None and disk.is_inside(self.folder, path)]
 
@@ -68,7 +68,7 @@ class DiskReader:
         return image_files.read_text_file(self.folder / name)
 
     def read_head(self, name: str, size: int) -> bytes | None:
-        """Return the first `size` bytes of a file, fewer if it is shorter, or None if there is no such file."""
+        """Return up to `size` bytes from the start of a file, or None if there is no such file."""
         try:
             with image_files.open_file(self.folder / name) as file:
                 return file.read(size)
@@ -137,13 +137,13 @@ def to_reader(folder: Path | Store) -> OutputReader:
 
 
 def translate_output_errors(folder: Path | Store) -> contextlib.AbstractContextManager[None]:
-    """Turn the errors of a disk or a store into an `OutputError` with advice; a `StoreError` passes unchanged."""
+    """Turn an error of a disk or a store into an `OutputError` with advice. A `StoreError` is raised unchanged."""
     return translate_output_store_errors(folder) if isinstance(folder, Store) else disk.translate_disk_errors(folder)
 
 
 @contextlib.contextmanager
 def translate_output_store_errors(store: Store) -> Iterator[None]:
-    """Turn the errors of a store into an `OutputError` with advice; a `StoreError` passes unchanged."""
+    """Turn an error of a store into an `OutputError` with advice. A `StoreError` is raised unchanged."""
     try:
         yield
     except (OSError, NotImplementedError) as error:
@@ -161,18 +161,19 @@ def translate_output_store_errors(store: Store) -> Iterator[None]:
 class DiskWriter:
     """Write access to an output folder on a disk.
 
-    It can be sent to other processes, and several threads may write at once. `temporary` is a folder on the same disk
-    for unfinished files.
+    The object can be pickled, and several threads may write at once. `temporary` is a folder on the same disk for
+    unfinished files.
     """
 
     root: Path
     temporary: Path | None = None
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """Write all `files` or none, then the `views` of a report, which need not survive a power cut.
+        """Write all `files` or none, then the `views` (images of a report).
 
-        Each of the `files` is complete and on the disk before it gets its name. Raises `ImageError` if a file cannot be
-        written because of its name, and `OutputError` for other failures.
+        Each of the `files` is synced to the disk before it gets its name. Views are not synced, so a power cut can lose
+        views. Raises `ImageError` if a file cannot be written because of its name, and `OutputError` for all other
+        failures.
         """
         with disk.translate_disk_errors(self.root):
             _write_all(self, files)
@@ -198,13 +199,13 @@ class DiskWriter:
             disk.remove(self.root / name)
 
     def begin(self) -> Path:
-        """Return a new path on this machine, for a file to be written step by step."""
+        """Return a new path on this machine, for a file that is written step by step. `keep` stores the file later."""
         return (self.temporary or self.root) / image_files.TEMPORARY_NAME.format(secrets.token_hex(8))
 
     def keep(self, file: Path, name: str) -> None:
         """Move a finished file of this machine into the output folder. Raises `OSError`.
 
-        The file is on the disk before it gets its name.
+        The file is synced to the disk before it gets its name.
         """
         with open(file, "rb+") as unsynced:
             os.fsync(unsynced.fileno())
@@ -221,7 +222,7 @@ class StoreWriter:
     root: Store
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """Write all `files` or none, then the `views`. Incomplete objects never exist."""
+        """Write all `files` or none, then the `views`. Readers never see an incomplete object."""
         with translate_output_store_errors(self.root):
             _write_all(self, files)
             self.root.write_all(views)
@@ -238,7 +239,7 @@ class StoreWriter:
         return Path(tempfile.gettempdir(), image_files.TEMPORARY_NAME.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
-        """Upload a finished file of this machine and delete it here. An incomplete object never exists."""
+        """Upload a finished file of this machine, and delete the local file. Readers never see an incomplete object."""
         self.root.upload(name, str(file))
         file.unlink()
 
@@ -254,7 +255,7 @@ def _write_all(writer: OutputWriter, files: Mapping[str, bytes]) -> None:
             writer.put(name, data)
             written.append(name)
     except OSError as error:
-        # An object may exist although its request failed.
+        # A store may have written the last object although the request failed, so also remove this object.
         writer.remove([*written, name] if in_store else written)
         if error.errno in disk.FILE_NAME_ERRNOS:
             reason = describe_refusal(error) if in_store else disk.describe_os_error(error)

@@ -30,8 +30,8 @@ Point = tuple[float, float]  # (x, y), in pixels of the image
 class Prediction:
     """A predicted class, box, segmented class, caption word or keypoint.
 
-    The `probability` of a segmented class is its share of the image's pixels. `number` is the number of
-    the box, word or keypoint; `box` and `point` give its position.
+    The `probability` of a segmented class is its share of the image's pixels. `number` is the number of the box, word
+    or keypoint. `box` or `point` gives its position.
     """
 
     index: int
@@ -46,15 +46,15 @@ class Prediction:
 class Explained:
     """One explanation of an image: the class, its score, the layer, the method and the kind of evidence.
 
-    `blank` means that there was no evidence. For a custom target function, `index` is None and `label` is the
-    function's name. `overlay`, `heatmap`, `map` and `panel` name the written files; several explanations may share a
+    If `blank` is True, all values of the map are zero. For a custom target function, `index` is None and `label` is the
+    function's name. `overlay`, `heatmap`, `map` and `panel` name the written files. Several explanations may share a
     panel.
 
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
     `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
-    the sentence, and `against` lists the sentences that it is contrasted with. `like` is the reference image, and `on`
-    is "reference" for the map on that image. `word` is the number of a word in the caption. `keypoint` is the number of
-    a keypoint, `point` its position, and `axis` the coordinate to explain.
+    the sentence, and `against` lists the sentences to contrast it with. `like` is the reference image. If the map is on
+    the reference image, `on` is "reference". `word` is the number of a word in the caption. `keypoint` is the number of
+    a keypoint, `point` is its position, and `axis` is the coordinate to explain.
     """
 
     index: int | None
@@ -115,11 +115,12 @@ def _add_of(part: str | None) -> str:
 class Record:
     """The result for one image. A failed image has an `error` and no explanations.
 
-    `note` tells the user how the image is displayed. `size` is (height, width). `region` is the part of the image that
-    the network saw and the maps cover, as (top, left, height, width) in pixels. `fit` is set unless the model's own
-    preprocessing was used: "whole", or "tiles:224" for windows of 224 pixels. `sha256` is the hash of the image file,
-    if it was requested. `tar` is the archive that holds all files; the file names then have the form `tar/member`.
-    `page` is the page with all maps. `edits` lists what `gradcam run --edit` removed from the image.
+    `note` is a remark on how the image was read or is displayed. `size` is (height, width). `region` is the part of the
+    image that the network saw, as (top, left, height, width) in pixels. The maps cover the same region. If the model's
+    own preprocessing was used, `fit` is None. Otherwise `fit` is "whole", or "tiles:224" for windows of 224 pixels.
+    `sha256` is the hash of the image file, if the hash was requested. If the files are in an archive, `tar` is the name
+    of the archive, and file names have the form `tar/member`. `page` is the HTML page with all maps. `edits` lists the
+    parts that `gradcam run --edit` removed from the image.
     """
 
     image: str
@@ -155,7 +156,7 @@ class Record:
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
-        # Do not use asdict(): at a thousand records per second, its deep copies would take half of the time per record.
+        # Do not use asdict(), because its deep copies would take half of the time per record.
         fields |= {key: value for key, value in _omit_absent(vars(self)).items() if key not in fields}
         fields["predictions"] = [_omit_absent(vars(entry)) for entry in self.predictions]
         fields["explained"] = [_omit_absent(vars(entry)) for entry in self.explained]
@@ -163,7 +164,7 @@ class Record:
 
     @staticmethod
     def from_json(line: str | bytes) -> Record:
-        """Return the record in a line that `to_json` wrote; unknown keys are ignored.
+        """Decode the record in a line that `to_json` wrote. Ignore unknown keys.
 
         Raises `GradcamError` if the line is not a record, or has another schema.
         """
@@ -191,10 +192,10 @@ class Record:
 
 @dataclass(frozen=True)
 class ImageOutcome:
-    """The record of an image, and further facts that the record does not contain.
+    """The record of an image, and data that the record does not contain.
 
-    `seconds` is the duration, `files` are the recorded files that still have to be written, `grids` the sizes of the
-    maps, `device` the device that computed them, and `task` one of `options.TASKS`.
+    `seconds` is the duration of the step that made the record. `files` are the recorded files that are not written yet.
+    `grids` are the sizes of the maps. `device` is the device that computed the maps. `task` is one of `options.TASKS`.
     """
 
     record: Record
@@ -216,17 +217,17 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # JSON has no NaN and no Infinity.
 
 
-# Accepted types of an entry's values, by the annotations of its fields.
+# The accepted types of a field's value, by the annotation of the field.
 VALUE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 VALUE_TYPES |= {f"{name} | None": (*kinds, type(None)) for name, kinds in VALUE_TYPES.items()}
-# Length of an entry's lists (None for any length) and accepted types of their items, by the annotations.
+# The length of a list (None for any length) and the accepted types of its items, by the annotation of the field.
 LIST_TYPES: dict[str, tuple[int | None, tuple[type, ...]]] = {
     "Box | None": (4, (int, float)), "Point | None": (2, (int, float)), "tuple[str, ...] | None": (None, (str,)),
 }  # fmt: skip
 
 
 def _to_entries(entry_type: type[Entry], data: Any) -> tuple[Entry, ...]:
-    """Return entries with the known fields of JSON objects. Raises `KeyError` if a required field is missing."""
+    """Convert JSON objects to entries. Ignore unknown fields. Raises `KeyError` if a required field is missing."""
     entries = []
     for values in _require_type(data, list):
         entry: dict[str, Any] = {}

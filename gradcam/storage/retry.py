@@ -1,7 +1,7 @@
 """Retry requests to stores after transient errors, and describe permanent errors in one line."""
 
-# The package tenacity would not make this module shorter, because three rules would still have to be written: the
-# remaining time limits the last wait; a store that was given up is not retried at once; and a thread reports waiting
+# The package tenacity would not make this module shorter, because three features would still have to be written. The
+# last wait ends at the time limit. While a store is down, requests fail without retries. A thread warns about slow
 # requests, because a client may log nothing for minutes.
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import TypeVar
 from gradcam.errors import StoreError
 
 LOG = logging.getLogger("gradcam")
-NOTICE_SECONDS = 5.0  # Requests that take longer are reported.
+NOTICE_SECONDS = 5.0  # If a request takes longer, a warning is logged.
 POLL_SECONDS = 0.5  # interval between two checks of the open requests
 RETRY_SECONDS = 60.0  # A store that fails for this long counts as down.
-SHORT_RETRY_SECONDS = 5.0  # This replaces RETRY_SECONDS for readers that have other work to do.
+SHORT_RETRY_SECONDS = 5.0  # Within `limit_retries`, this value replaces RETRY_SECONDS.
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0  # waits between two tries
 # A retry cannot succeed after these errors.
 PERMANENT_ERRORS = (
     FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
 )  # fmt: skip
 PERMANENT_ERRNOS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EROFS)
-# The clients of stores are optional dependencies, so their errors are recognised by the names of their packages.
+# The client libraries of stores are optional dependencies, so their errors are recognised by the package name.
 CLIENT_PACKAGES = (
     "botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "httpx", "azure", "google", "gcsfs", "adlfs",
 )  # fmt: skip
@@ -46,8 +46,8 @@ T = TypeVar("T")
 class Outage:
     """A period in which every request to a bucket failed.
 
-    `start` is the time at which the first of these requests began, and `last` the time at which the latest one failed.
-    `is_silent` means that requests end at the client's time limit, so each request takes as long as the limit.
+    `start` is the time at which the first failed request began. `last` is the time of the latest failure. If
+    `is_silent` is True, the store does not respond at all, so each request lasts until the client's time limit.
     """
 
     start: float
@@ -60,7 +60,7 @@ class Outage:
         return StoreError(f"{url}: {problem}; try again later")
 
 
-# The keys are bucket URLs. All threads share the outages, so that they do not wait for the same outage one by one.
+# The current outages, by bucket URL. Threads share the outages, so that not every thread waits for the same store.
 _outages: dict[str, Outage] = {}
 _thread_state = threading.local()
 
@@ -77,7 +77,7 @@ def limit_retries() -> Iterator[None]:
 
 @dataclass(eq=False)
 class StoreRequest:
-    """An open request to a store. `reason` says why the last try failed; it is None if none failed."""
+    """An open request to a store. `reason` is the cause of the last failed try, or None if no try has failed."""
 
     url: str
     bucket: str
@@ -86,9 +86,9 @@ class StoreRequest:
 
 
 class StoreWatch:
-    """A thread that warns about slow requests, because a silent store raises no error.
+    """Warns about slow requests in a background thread, because a store that does not respond raises no error.
 
-    After a warning about a bucket, there is no second one until a later request to this bucket has ended in time.
+    Each bucket gets one warning. After a later request to the bucket has ended in time, a new warning is possible.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class StoreWatch:
                     return
                 now = time.monotonic()
                 requests = [request for request in self._open if now - request.start >= NOTICE_SECONDS]
-                # One late request for each bucket that has no warning yet.
+                # Select one late request for each bucket without a warning.
                 late = {request.bucket: request for request in requests if request.bucket not in self._warned_at}
                 self._warned_at |= dict.fromkeys(late, now)
             for request in late.values():
@@ -139,11 +139,12 @@ WATCH = StoreWatch()
 
 
 def call_with_retries(call: Callable[[], T], url: str) -> T:
-    """Return the result of `call`; retry with growing waits while the store fails with transient errors.
+    """Return the result of `call`. After a transient error, wait and try again.
 
-    Errors name the URL. Raises an `OSError` if the store reports a permanent error for the object itself. Raises
-    `StoreError` for missing credentials, an unknown address, and a store that has failed for `RETRY_SECONDS`. Until
-    such a store answers again, each call tries once, or not at all if the store was silent.
+    The wait grows with each try. Raises `OSError` if the store reports a permanent error for the object itself. Raises
+    `StoreError`, which names the URL, if credentials are missing, if the configuration is invalid, or if the store has
+    failed for `RETRY_SECONDS`. Such a store counts as down. While a store is down, each call tries only once. If the
+    store does not respond at all, a call raises the error without a try.
     """
     wait, start, bucket = MIN_WAIT_SECONDS, time.monotonic(), "/".join(url.split("/")[:3])
     patience = min(RETRY_SECONDS, getattr(_thread_state, "patience", RETRY_SECONDS))
@@ -190,7 +191,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_refusal(error: BaseException) -> str:
-    """Return the reason for an error in one line, for the middle of a sentence."""
+    """Return the reason for an error as a one-line phrase for a message."""
     fallback = "the time limit was reached" if _is_timeout(error) else type(error).__name__
     reason = getattr(error, "strerror", None) or str(error) or fallback
     line = " ".join(str(reason).split()).rstrip(".")
@@ -199,7 +200,7 @@ def describe_refusal(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _translate_errors(url: str) -> Iterator[None]:
-    """Turn a client's permanent error into a `StoreError`, or into an `OSError` if it concerns the object alone."""
+    """Turn a client's permanent error into a `StoreError`, or into an `OSError` if only the object is affected."""
     try:
         yield
     except Exception as error:
@@ -209,7 +210,7 @@ def _translate_errors(url: str) -> Iterator[None]:
             raise StoreError(f"{url}: there are no valid credentials ({describe_refusal(error)}); {advice}") from error
         if name in CONFIGURATION_ERRORS:
             raise StoreError(f"{url}: the store cannot be used ({describe_refusal(error)})") from error
-        status = getattr(error, "status", None)  # aiohttp's errors have the HTTP status code here.
+        status = getattr(error, "status", None)  # The errors of aiohttp have the HTTP status code in this attribute.
         if isinstance(status, int) and 400 <= status < 500 and status not in TRANSIENT_STATUSES:
             kind = PermissionError if status in DENIED_STATUSES else OSError
             raise kind(errno.EACCES if status in DENIED_STATUSES else errno.EINVAL, describe_refusal(error)) from error

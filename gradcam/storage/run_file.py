@@ -1,6 +1,6 @@
 """Read, write and compare run.json, which records the settings of a run.
 
-The file allows users to repeat a run, and a resumed run to check that its settings are still the same.
+With this file, users can repeat a run. A resumed run uses the file to check that its settings have not changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NON_LAYER_NAMES = ("input", "attention")
 MAX_DIFFERENCES, MAX_VALUE_CHARS = 5, 160
 RECOVERY_ADVICE = "restore the original file, or start again with --overwrite"
 SHARD_PATTERN = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
-# Objects in a store cannot grow, so manifests and logs are folders of numbered pieces there.
+# Objects in a store cannot be appended to. In a store, manifests and logs are therefore folders of numbered pieces.
 RUN_FILE = re.compile(rf"(manifest|log){SHARD_PATTERN}(?:/(\d{{5,}}))?\.jsonl|run{SHARD_PATTERN}\.json")
 PIECE_FOLDER = re.compile(rf"(?:manifest|log){SHARD_PATTERN}")
 
@@ -41,10 +41,10 @@ def _name_by(template: str) -> Any:
 
 @dataclass(frozen=True, order=True)
 class ShardFiles:
-    """The file names of a shard. Shards are counted from 1; shard 0 of 0 stands for a run without shards.
+    """The file names of a shard. Shards are counted from 1. Shard 0 of 0 stands for a run without shards.
 
     In a store, `records` and `events` are the folders for the pieces of a manifest and a log. The file `lock` is never
-    removed: removing it could let two processes lock it at once.
+    removed, because two processes could then hold the lock at the same time.
     """
 
     of: int = 0
@@ -88,7 +88,7 @@ def list_pieces(names: Iterable[str], folder: str) -> list[str]:
 
 
 def name_piece(folder: str, number: int) -> str:
-    """Return the name of a piece of a manifest or a log; numbers are counted from 1."""
+    """Return the name of a piece of a manifest or a log. Pieces are numbered from 1."""
     return f"{folder}/{number:05}.jsonl"
 
 
@@ -104,10 +104,11 @@ def _number_pieces(names: Iterable[str], folder: str) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run. They contain no times, so that the same run gives the same file.
+    """The settings of a run, for run.json. They contain no times, so that equal settings give equal files.
 
-    `settings` has everything that changes the results or their names, as JSON values. `images` is the number of images
-    to explain. `resolved` has the layers, methods, layouts and output that the package chose, as far as they are known.
+    `settings` contains all options that change the results or their names, as JSON values. `images` is the number of
+    images to explain. `resolved` contains the layers, methods, layouts and output that gradcam chose, if these choices
+    are known before the run.
     """
 
     device: str
@@ -156,7 +157,7 @@ def decode_run(data: bytes, source: str) -> dict[str, Any]:
 
 
 def load_fields(data: bytes) -> dict[str, Any] | None:
-    """Return the object in this JSON, or None if the data is anything else."""
+    """Return the fields of a JSON object, or None if the data is not a JSON object."""
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError):
@@ -164,13 +165,13 @@ def load_fields(data: bytes) -> dict[str, Any] | None:
     return add_new_keys(RUN, fields) if isinstance(fields, dict) else None
 
 
-# These fields are required.
+# The required fields of run.json, and their types.
 FIELD_TYPES: dict[str, Any] = {"gradcam": str, "versions": dict, "device": str, "model": dict, "settings": dict}
 FIELD_TYPES |= {"inputs": list, "root": (str, type(None)), "images": int, "left_out": int, "resolved": dict}
 
 
 def describe_invalid_field(fields: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """Describe the first of these fields that is missing or has a wrong type, for a message; None if all are valid."""
+    """Return a message about the first field that is missing or has a wrong type, or None if all fields are valid."""
     for name in names:
         if name not in fields:
             return f"it has no {name}"
@@ -180,27 +181,30 @@ def describe_invalid_field(fields: Mapping[str, Any], names: Iterable[str]) -> s
 
 
 def merge_resumed_run(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run.json of a resumed run: the versions of the earlier run, and everything that either run resolved."""
+    """Return the fields of a resumed run's run.json.
+
+    The versions and the device are those of the earlier run. `resolved` contains the choices of both runs.
+    """
     resolved = {**earlier["resolved"], **fields["resolved"]}
     return {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}, "resolved": resolved}
 
 
 def list_layers_and_methods(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the layers and the methods of (layer, method) pairs; some methods explain no layer."""
+    """Return the layers and the methods of (layer, method) pairs. Leave out names that are not layers."""
     layers, methods = map(dict.fromkeys, zip(*pairs))
     return {"layers": [layer for layer in layers if layer not in NON_LAYER_NAMES], "methods": list(methods)}
 
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return "name: earlier → now" for each setting that makes the results of two runs differ."""
-    # Compare only settings that both runs resolved. Earlier versions of gradcam, and detectors that detect nothing,
-    # resolve fewer settings.
+    # Compare only the choices that both runs recorded in `resolved`. Earlier versions of gradcam recorded fewer
+    # choices, and so do detectors that detect nothing in the noise image.
     resolved = _to_dict(earlier.get("resolved")).keys() & _to_dict(current.get("resolved")).keys()
     before, after = _to_comparable(earlier, resolved), _to_comparable(current, resolved)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     origins = [_to_dict(_to_dict(fields.get("model")).get("weights")).get("of") for fields in (earlier, current)]
     if "precision" in names and "file" not in origins:
-        # Rounding to another precision changes the hash, although the weights are the same.
+        # At another precision, the same weights have another hash, because their values are rounded.
         names = [name for name in names if name != "weights"]
     differences = [f"{_truncate(name)}: {_truncate(before.get(name))} → {_truncate(after.get(name))}" for name in names]
     if len(differences) > MAX_DIFFERENCES:
@@ -215,7 +219,7 @@ def _truncate(text: str | None) -> str:
 
 
 def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return notes about the differences that do not prevent the user from resuming the earlier run."""
+    """Return notes about differences with which the user can still resume the earlier run."""
     before = {"gradcam": earlier.get("gradcam"), **_to_dict(earlier.get("versions"))}
     before = {name: str(version) for name, version in before.items()}
     after = {"gradcam": current["gradcam"], **current["versions"]}
@@ -237,9 +241,10 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         "model": model.get("name"),
         "weights": _to_dict(model.get("weights")).get("sha256"),
         "device": str(fields.get("device")).partition(":")[0],  # cuda:0 and cuda:1 give the same results.
-        "output_format": "files",  # Earlier versions had no other output format, and did not record it.
+        "output_format": "files",  # Earlier versions had only this output format, and did not record the format.
         **dict(flatten(settings, ".")),
-        # Compare the folder of the images, in whatever form it was passed. Without a folder, compare the inputs.
+        # Compare the root folder of the images, because users can give the same folder in several forms. If there is no
+        # root folder, compare the inputs.
         "input": fields.get("root") or fields.get("inputs"),
     }
     dump = partial(json.dumps, ensure_ascii=False)
@@ -247,7 +252,7 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
 
 
 def flatten(settings: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested settings. Their names are joined by the separator."""
+    """Yield the names and values of nested settings. A name consists of all its keys, joined by the separator."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from flatten(value, separator, f"{prefix}{name}{separator}")
@@ -260,7 +265,7 @@ def _to_dict(value: Any) -> dict[str, Any]:
 
 
 def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None:
-    """Return the root of the inputs' names relative to the output folder, so that both folders can be moved together.
+    """Return the path of the input root relative to the output folder, so that both folders can be moved together.
 
     If the root is in a store, return its URL. If only the output is in a store, return an absolute path.
     """

@@ -21,7 +21,7 @@ REQUEST_TIMEOUT_SECONDS = 20.0  # A request fails if no byte arrives for this ti
 MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so many of them can run at once.
 EXTRAS_BY_PROTOCOL = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 EXTRAS_BY_PROTOCOL |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
-# The keys under which fsspec's file systems report the state of an object, the most reliable first.
+# fsspec's file systems report the version of an object under one of these keys. The most reliable key comes first.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
 
 
@@ -30,8 +30,8 @@ class Store:
     """A folder in an object store, given by a URL such as `s3://bucket/photos`.
 
     Names are relative to the URL. Several threads may use a store at once. A store has only objects: a folder exists
-    while it contains an object. All methods raise `StoreError` if the store cannot be reached, and `FileNotFoundError`
-    and `PermissionError` if the store reports them for an object or the bucket.
+    while it contains an object. All methods raise `StoreError` if the store cannot be reached. If the store reports
+    that an object or the bucket is missing or forbidden, methods raise `FileNotFoundError` or `PermissionError`.
     """
 
     url: str
@@ -66,7 +66,7 @@ class Store:
     def find(self, prefix: str = "") -> dict[str, int]:
         """Return the names and sizes (in bytes) of all objects below the folder `prefix`, sorted by code points.
 
-        The result is empty if there are none. A bucket that does not exist raises an error.
+        If there are no objects, the result is empty. If the bucket does not exist, an error is raised.
         """
         entries: dict[str, dict[str, Any]] = self._request(lambda: self._list_objects(self._to_path(prefix)), prefix)
         start = len(self._root) + 1
@@ -78,14 +78,15 @@ class Store:
         return {name: sizes[name] for name in sorted(sizes) if name and not name.endswith("/")}
 
     def list_names(self, folder: str = "") -> list[str]:
-        """Return the names directly in a folder, sorted by code points and relative to the store; folders end with "/".
+        """Return the names of the objects and folders directly in a folder, sorted by code points.
 
-        The result is empty if there are none. A bucket that does not exist raises an error.
+        Names are relative to the store. Names of folders end with "/". If there are no objects, the result is empty. If
+        the bucket does not exist, an error is raised.
         """
         path, names = self._to_path(folder), []
         for entry in self._request(lambda: self._list_folder(path), folder):
             name = str(entry["name"]).removeprefix(self._root).strip("/")
-            # Skip an object that marks the folder itself, or that has the folder's name.
+            # Some listings contain the folder itself, or an object with the folder's name. Skip such entries.
             if str(entry["name"]).strip("/") != path.strip("/"):
                 names.append(name if entry.get("type") == "file" else f"{name}/")
         return sorted(names)
@@ -112,7 +113,7 @@ class Store:
         return bytes(self._request(lambda: self._fs.cat_file(self._to_path(name), start=start, end=start + size), name))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write an object, or replace one, completely or not at all."""
+        """Write or replace an object, completely or not at all."""
 
         def put() -> None:
             path = self._to_path(name)
@@ -192,8 +193,8 @@ class Store:
         limits: dict[str, Any] = {"connect_timeout": seconds, "read_timeout": seconds}
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
-                # By default, botocore silently retries for minutes, although call_with_retries retries as well. One
-                # retry of botocore is useful: it repeats one page of a long listing, not the full listing.
+                # By default, botocore retries silently for minutes, but call_with_retries already retries. Keep one
+                # retry of botocore, because it repeats only one page of a long listing, not the full listing.
                 limits["retries"] = {"max_attempts": 1}
             options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
         elif protocol in ("http", "https"):
@@ -215,5 +216,5 @@ class Store:
 
 
 def parse_location(text: str) -> Path | Store:
-    """Return the store for a URL, or the path for any other text, including `file://`."""
+    """Return the store of a URL. For any other text, and for a `file://` URL, return the path."""
     return Store(text) if is_url(text) else Path(to_path(text))

@@ -1,7 +1,6 @@
 """Output formats: each has a name, and functions that check and open the place for the results."""
 
-# This module imports neither torch nor gradcam.storage, because the command line reads its choices from the table on
-# every start.
+# This module imports neither torch nor gradcam.storage, because the command line imports this module on every start.
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 class OpenRun(Protocol):
     """The results of a run, or of one of its shards, open for writing.
 
-    `done` are the names of images that need no work. `failed` are the names of images that an earlier run could not
-    explain; they are retried. `recorded` counts the records that were safely stored since the run was opened. Messages
-    to the user contain `manifest`, the path or URL of the records, and `notes`, a list of remarks. `place` writes the
-    files of an image; it is None if `append` takes the files together with the record.
+    `done` contains the names of images with a finished result. `failed` contains the names of images that failed in an
+    earlier run, and are retried. `manifest` is the path or URL of the records, for messages. `notes` are remarks for
+    the user. `recorded` is the number of records that were safely stored since the run was opened. `place` writes the
+    files of an image. If `place` is None, `append` receives the files together with the record.
     """
 
     done: frozenset[str]
@@ -45,7 +44,7 @@ class OpenRun(Protocol):
     def place(self) -> OutputWriter | None: ...
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Add the record of an image, and its files unless they are already written. Return the record as stored.
+        """Store the record of an image, and its files unless `place` has written them. Return the stored record.
 
         Raises `OutputError` or `StoreError` if the record cannot be stored.
         """
@@ -56,20 +55,21 @@ class OpenRun(Protocol):
     def close(self, order: Sequence[str] = ()) -> None:
         """Store all appended records permanently, and release the output folder. May be called more than once.
 
-        If `order`, the names of all images, is given, the lines of the manifest are sorted by it. Raises `OutputError`
-        and `StoreError`.
+        `order` contains the names of all images. If `order` is given, the records are sorted in this order. Raises
+        `OutputError` and `StoreError`.
         """
 
 
 class Writer(Protocol):
-    """An object that a user-defined format opens. It receives the files of each image, in order, in one thread."""
+    """An object that stores the results of a user-defined format. One thread calls `write` for each image, in order."""
 
     def write(self, record: Record, files: Mapping[str, bytes]) -> object:
-        """Store the files under their names, which may contain folders. The image is done when this method returns.
+        """Store the files of one image under their names, which may contain folders.
 
-        A failed image has no files, and `record.error` says why. If this method returns a `Record`, the returned record
-        is stored instead of `record`. All files that it names must be in the output folder. Otherwise a resumed run
-        explains the image again.
+        When this method returns, the image counts as finished. A failed image has no files, and `record.error` gives
+        the reason. If this method returns a `Record`, gradcam stores the returned record instead of `record`. All files
+        that the returned record names must be in the output folder. If a file is missing, a resumed run explains the
+        image again.
         """
 
     def close(self) -> object:
@@ -78,7 +78,11 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Destination:
-    """The place of a run's results, the shard, and how to treat an earlier run. If `report`, a report is written."""
+    """The output folder of a run, and how to open it.
+
+    `mode` says how to treat an earlier run in the folder. `shard` is None for a run without shards. If `report` is
+    True, the run also writes a report.
+    """
 
     place: Path | Store
     mode: ExistingRunMode = "new"
@@ -96,8 +100,8 @@ class Destination:
 class Opening(Destination):
     """The data that a format receives when it is opened for a run.
 
-    `records` are the manifest, `run.json` and the log, already open. `run` is the content of `run.json`. `stems` maps
-    the name of each image to the beginning of its results' names.
+    `records` holds the open manifest, `run.json` and log. `run` is the content of `run.json`. `stems` maps the name of
+    each image to the common beginning of its result names.
     """
 
     records: OpenRun
@@ -116,13 +120,13 @@ class Format:
     open
         A function or class that takes an `Opening` and returns an `OpenRun` or a `Writer`. A `Writer` is simpler: it
         has only `write(record, files)` and `close()`, and its records are stored in `manifest.jsonl`, so that runs can
-        be resumed. gradcam's own formats give "module:name" in this package, which is imported on first use.
+        be resumed. gradcam's own formats give the text "module:name", a function that is imported on first use.
     check
         A function that takes a `Destination`, and raises `GradcamError` for problems that are known before a model is
         loaded.
     has_files
-        Whether each result is a separate file in the output folder. A report can show these files, and their names must
-        be unique.
+        True if each result is a separate file in the output folder. The names of such files must be unique, and a
+        report can show the files.
 
     Raises
     ------
@@ -156,14 +160,14 @@ class Format:
             raise GradcamError(f"The format {shorten(self.name)} is incomplete: expected {expected}.")
 
     def check_place(self, destination: Destination) -> None:
-        """Raise `GradcamError` for problems that are known before a model is loaded."""
+        """Check the destination before a model is loaded. Raises `GradcamError` for a problem."""
         with convert_errors(f"The check of the format {self.name} failed", GradcamError):
             import_function(self.check, __package__)(destination)
 
 
 @contextlib.contextmanager
 def convert_errors(problem: str, error_type: type[GradcamError]) -> Iterator[None]:
-    """Turn any error of a user-defined format into an error of one line."""
+    """Turn an unexpected error of a user-defined format into an `error_type` with a one-line message."""
     try:
         yield
     except GradcamError:

@@ -1,6 +1,6 @@
 """The output folder on a disk.
 
-Only one process at a time writes a run, or a shard of a run. Finished results are neither lost nor repeated.
+A lock ensures that only one process at a time writes a run or a shard. Finished results are neither lost nor repeated.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class OutputFolder:
     ) -> OutputFolder:
         """Create the folder if needed, lock it for this run, and check that the run can write to it.
 
-        `inputs` are files that are never removed. `stems` maps the name of each image to the beginning of its results'
-        names. If the recorded files of an image have another stem, the image is explained again.
+        `inputs` are files that are never removed. `stems` maps the name of each image to the common beginning of its
+        result names. If the recorded files of an image have another stem, the image is explained again.
         """
         part = to_shard_files(shard)
         with disk.translate_disk_errors(path), contextlib.ExitStack() as stack:
@@ -62,8 +62,8 @@ class OutputFolder:
             stack.callback(release)
             fields = run.to_fields()
             notes = check_earlier_run(DiskReader(path), part, fields, mode)
-            # Overwriting a run without shards removes all earlier shards and the report. A shard that is still running
-            # holds its lock, which prevents this.
+            # If a run without shards overwrites, it removes all earlier shards and the report. If one of the shards is
+            # still running, `_lock` raises an error.
             if mode == "overwrite":
                 earlier = [part] if part.of else find_shards(DiskReader(path).list_names())
                 with contextlib.ExitStack() as locks:
@@ -77,11 +77,11 @@ class OutputFolder:
 
     def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack, stems: Mapping[str, str]) -> None:
         manifest = self.path / self._part.manifest
-        # Register the clean-up before the folder is created, because a signal may arrive in between.
+        # Register the clean-up before the folder is created, because a signal may arrive right after its creation.
         stack.callback(disk.remove_empty, self.temporary)
         self.temporary.mkdir(exist_ok=True)
         self._remove_unfinished()
-        # Write run.json first, so that a resumed run always finds the settings of the records in the manifest.
+        # Write run.json before the first record. A resumed run then always finds the settings of the recorded images.
         if self._run.exists():
             fields = run_file.merge_resumed_run(fields, run_file.decode_run(read_text_file(self._run), str(self._run)))
         self._contents = run_file.encode_run(fields)
@@ -104,7 +104,7 @@ class OutputFolder:
             warn(f"{self._run}: another program removed this file during the run. gradcam wrote it again.")
 
     def _join_pieces(self, manifest: Path) -> None:
-        """Merge the manifest pieces of a folder that was copied from an object store into one file."""
+        """Join the pieces of a manifest into one file. A folder that was copied from an object store has pieces."""
         reader = DiskReader(self.path)
         names = reader.list_names()
         pieces = list_pieces(names, self._part.records)
@@ -140,10 +140,10 @@ class OutputFolder:
             stack.callback(self._log.close)
             stack.enter_context(disk.translate_disk_errors(self.path))
             stack.callback(self._manifest.close)
-            # Set this only now: if a signal interrupts the steps above, the folder can be closed again.
+            # Set this flag last. If a signal interrupts the steps above, `close` can be called again.
             self._is_closed = True
             self._restore_run_file()
-            # If the run stopped early, keep the failures that were not retried.
+            # If `order` is empty, the run stopped early. Keep the records of failures that were not retried.
             for record in () if order else self._old_failures.values():
                 self._manifest.append(record)
             self._manifest.sync()
@@ -166,7 +166,7 @@ class OutputFolder:
 def check_folder(path: Path, part: ShardFiles) -> bool:
     """Return True if the output folder exists.
 
-    Raises `OutputError` if the path is not a folder, or if a path inside it that the run needs is not a regular file.
+    Raises `OutputError` if the path is not a folder, or if the manifest, `run.json` or the log is not a regular file.
     Also raises `OSError`.
     """
     if path.exists() and not path.is_dir():

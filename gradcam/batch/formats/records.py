@@ -1,4 +1,4 @@
-"""The records that all formats store (manifest, `run.json` and log), and the results of user-defined writers."""
+"""Open the records of a run (manifest, `run.json` and log), and store the results of user-defined writers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_records(destination: Destination) -> None:
-    """Raise `OutputError` or `StoreError` for problems of the output place that are known before a model is loaded."""
+    """Check the output folder before a model is loaded. Raises `OutputError` or `StoreError` for a problem."""
     place = destination.place
     with translate_output_errors(place):
         if check_store(place) if isinstance(place, Store) else check_folder(place, destination.part):
@@ -60,7 +60,7 @@ def open_results(
         else:
             files = [item.content.path for item in listing.items]
             files += [Path(archive) for archive in listing.archives if not is_url(archive)]
-            # Otherwise a signal could arrive between the opening of the folder and the registration of its `close`.
+            # Delay signals, because a signal between the next two statements would leave the folder open.
             with delay_signals():
                 records = OutputFolder.open(destination.place, run, inputs=filter(None, files), **options)
                 stack.callback(records.close)
@@ -75,7 +75,10 @@ def open_results(
 
 
 class RecordsWrapper:
-    """An `OpenRun` that passes its records to `records`, another `OpenRun`. Calls `end` before it closes `records`."""
+    """An `OpenRun` that stores its records in `records`, another `OpenRun`.
+
+    `close` calls `end`, and then closes `records`.
+    """
 
     place = None
 
@@ -101,7 +104,7 @@ class RecordsWrapper:
 
 
 class WriterResults(RecordsWrapper):
-    """An `OpenRun` that passes files to a `Writer`, and stores the record once the writer has returned."""
+    """An `OpenRun` that passes files to a `Writer`, and stores the record after `Writer.write` has returned."""
 
     def __init__(self, records: OpenRun, writer: Writer, name: str) -> None:
         super().__init__(records, convert_errors(f"The format {name} cannot be closed", OutputError)(writer.close))
@@ -110,7 +113,7 @@ class WriterResults(RecordsWrapper):
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Write the files, then the record.
 
-        File names are removed from the record, unless the writer returned a record of its own.
+        If the writer returns a record, the returned record is stored. Otherwise `record` is stored without file names.
         """
         with convert_errors(f"The format {self._name} cannot write {record.image}", OutputError):
             written = self._writer.write(record, files)
@@ -128,10 +131,10 @@ def rename_files(record: Record, names: Mapping[str, str], *, tar: str | None = 
 
 
 def check_recorded_classes(place: Path | Store, items: Iterable[InputImage], classifier: Classifier) -> None:
-    """Raise `OutputError` if a record in the folder explains another class than the list requests for that image."""
+    """Raise `OutputError` if a recorded image was explained for another class than the input list now requests."""
     requested = {item.name: item.wanted for item in items}
     if not any(requested.values()):
-        return  # Without classes in the list, run.json already identifies the target.
+        return  # If the list requests no classes, run.json already identifies the target.
     reader = to_reader(place)
     names = reader.list_names() if isinstance(place, Store) or place.is_dir() else []
     if not any(list_manifests(names, part) for part in find_shards(names)):
@@ -155,7 +158,7 @@ def _matches_class(record: Record, requested: str | None, classifier: Classifier
         return requested is None  # For functions and other targets, run.json already identifies the target.
     if requested is not None:
         return index == classifier.find_class(requested)
-    # Without a requested class, the record must explain the most probable class, or one of several with the same
+    # Without a requested class, the record must explain the most probable class. Several classes may have the highest
     # probability.
     probabilities = {prediction.index: prediction.probability for prediction in record.predictions}
     lowest = min(probabilities.values(), default=0.0)

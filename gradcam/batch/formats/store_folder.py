@@ -1,4 +1,7 @@
-"""Results in an object store. Objects are written once, and finished results are neither lost nor repeated."""
+"""Store the results of a run in an object store.
+
+An object cannot be appended to, so records are written in pieces, and each piece is an object.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import RunSettings, ShardFiles, find_shards, list_manifests
 from gradcam.storage.store import Store
 
-# Records are written to the manifest after this time, or after this number of records.
+# A piece of the manifest is written after this time, or after this number of records.
 FLUSH_SECONDS, FLUSH_RECORDS = 30.0, 1000
 
 
 class StoreResults:
     """A folder in an object store, open for one run or one shard. Implements `OpenRun`.
 
-    There is no lock against a second process. A process that is killed loses the records of at most the last
-    `FLUSH_SECONDS`.
+    No lock prevents a second process from opening the same folder. If a process is killed, the records of at most the
+    last `FLUSH_SECONDS` are lost.
     """
 
     def __init__(self, store: Store, part: ShardFiles, notes: Sequence[str]) -> None:
         self.done, self.failed = frozenset[str](), frozenset[str]()
         self._appended, self.notes, self.manifest = 0, notes, f"{store.below(part.records)}"
         self._store, self._part, self._is_closed = store, part, False
-        # Images with a record that will be explained again. The value is True if the image failed before.
+        # Recorded images that will be explained again. The value is True if the image failed in an earlier run.
         self._retried: dict[str, bool] = {}
 
     @classmethod
@@ -46,9 +49,9 @@ class StoreResults:
         inputs: Iterable[str] = (),
         stems: Mapping[str, str] | None = None,
     ) -> StoreResults:
-        """Begin a run as `OutputFolder.open` does, by writing `run.json`.
+        """Check the folder for earlier runs, write `run.json`, and return the open run.
 
-        `inputs` are URLs of images that are never removed.
+        The arguments are those of `OutputFolder.open`, but `inputs` are URLs of images that are never removed.
         """
         part, reader, fields = to_shard_files(shard), StoreReader(store), run.to_fields()
         with translate_output_store_errors(store):
@@ -63,8 +66,8 @@ class StoreResults:
     def _start(self, fields: dict[str, Any], reader: StoreReader, stems: Mapping[str, str]) -> None:
         names, part = reader.list_names(), self._part
         earlier = run_file.decode_run(reader.read(part.run), reader.show(part.run)) if part.run in names else None
-        # Write run.json first, so that a resumed run always finds the settings of the records in the manifest. Write it
-        # even if it is unchanged, so that a missing write permission is noticed here.
+        # Write run.json before the first record. A resumed run then always finds the settings of the recorded images.
+        # Also write run.json if it is unchanged, because a missing write permission raises an error here.
         self._contents = run_file.encode_run(fields if earlier is None else run_file.merge_resumed_run(fields, earlier))
         self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
@@ -84,7 +87,7 @@ class StoreResults:
     def recorded(self) -> int:
         """Return the number of records in written pieces.
 
-        The number is correct even if a signal arrives right after a write.
+        The number is computed from other counts, so a signal right after a write cannot make it wrong.
         """
         return self._appended - len(self._manifest)
 
@@ -116,7 +119,7 @@ class StoreResults:
     def _write(self) -> None:
         """Write the manifest, then the log. A log that cannot be written does not stop the run."""
         self._manifest.write()
-        if not self._store.is_file(self._part.run):  # A run without run.json cannot be resumed.
+        if not self._store.is_file(self._part.run):  # Another program removed run.json, which a resumed run needs.
             self._store.write(self._part.run, self._contents)
             warn(f"{self._store.below(self._part.run).url}: another program removed this file. gradcam wrote it again.")
         self._written = time.monotonic()
@@ -125,7 +128,7 @@ class StoreResults:
 
 
 def check_store(store: Store) -> bool:
-    """Return True, as `check_folder` does for a folder that exists. Raises `OutputError` if the URL is no folder."""
+    """Return True, because a folder in a store always exists. Raises `OutputError` if the URL cannot be a folder."""
     if store.url.endswith("://") and not store.url.startswith("memory"):
         raise OutputError(f"{store}: names no bucket, expected a URL like {store}bucket/explained")
     if store.is_file():

@@ -1,4 +1,7 @@
-"""Results as a WebDataset: one sample per image, in tar files that are complete before their records are stored."""
+"""Store results as a WebDataset, in tar files with one sample per image.
+
+A tar file is complete before the records of its images are stored.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ MAX_IMAGES_PER_TAR, MAX_TAR_BYTES = 1000, 256 * 2**20
 
 
 def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
-    """Return the sample key of each image: its stem with dots replaced by underscores, because a dot ends a key.
+    """Return the sample key of each image, which is its stem with underscores instead of dots.
 
-    If a stem contains dots, and another image already has the resulting key (ignoring case), a number from 2 is added.
+    In a WebDataset, a dot in a file name ends the key. If another image already has an equal key (ignoring case), a
+    number from 2 is added.
     """
     keys = {name: stem for name, stem in stems.items() if "." not in stem.rpartition("/")[2]}
     used_keys = {stem.casefold() for stem in keys.values()}
@@ -42,12 +46,12 @@ def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
 
 
 def name_field(stem: str, file: str) -> str:
-    """Return the field of a file in its sample: its name after the stem, such as `gradcam.jpg`.
+    """Return the field name of a file in its sample, which is the file name after the stem, such as `gradcam.jpg`.
 
-    The name is lower-case, because WebDataset reads all fields in lower case. The file names of one image differ in
-    more than case.
+    The field name is in lower case, because WebDataset reads field names in lower case. Field names stay unique,
+    because the file names of one image never differ only in case.
     """
-    # A name without the full stem was shortened, and contains a hash of the full name.
+    # If the file name does not begin with the full stem, it was shortened, and contains a hash of the full name.
     has_full_stem = file.startswith(f"{stem}-")
     return (file[len(stem) + 1 :] if has_full_stem else file.rpartition("/")[2]).lower()
 
@@ -55,8 +59,9 @@ def name_field(stem: str, file: str) -> str:
 class TarResults(RecordsWrapper):
     """Stores the files of each image as one sample in a tar file.
 
-    The sample's key is the image's stem, and its `json` field is the record. Records are stored once their tar file is
-    complete. Raises `OutputError` if the folder contains tar files that belong to no recorded run.
+    The key of the sample comes from the image's stem, and its `json` field is the record. A record is stored in the
+    manifest after its tar file is complete. Raises `OutputError` if the folder contains tar files that belong to no
+    recorded run.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -127,7 +132,7 @@ class TarResults(RecordsWrapper):
             records = [record for record in _read_records(self._tars.root, name) if record.tar == name]
             missing = [record for record in records if record.image not in self.done]
             if not missing:
-                break  # The records of earlier tar files were stored earlier.
+                break  # Records are stored in order, so the records of all earlier tar files are also stored.
             unrecorded = missing + unrecorded
         for record in unrecorded:
             self._records.append(record, {})
@@ -170,7 +175,7 @@ def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
 
 
 class _OpenTar:
-    """A tar file that is being written. Its bytes do not depend on the time."""
+    """A tar file that is being written. It contains no times, so that equal results give equal bytes."""
 
     def __init__(self, path: Path) -> None:
         from webdataset import TarWriter

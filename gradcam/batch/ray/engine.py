@@ -21,20 +21,20 @@ from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, describe_unexpected, shorten
 from gradcam.plugins import USER_MODULE_PREFIX
 
-# The number of retries of a block whose actor died. Without a limit, an image that crashes the process would crash it
-# forever.
+# If an actor dies, Ray retries its block up to this number of times. Without a limit, an image that crashes the process
+# would be retried forever.
 MAX_RETRIES = 3
-# The number of blocks that are sent to an actor in advance, so that it never waits for the next block.
+# The maximum number of unfinished blocks per actor. With two blocks, an actor never waits for its next block.
 MAX_BLOCKS_PER_ACTOR = 2
-REMOTE_TIMEOUT_SECONDS = 30  # The time for other machines to end their processes.
+REMOTE_TIMEOUT_SECONDS = 30  # The maximum wait for other machines to end their processes.
 
 
 @dataclass(frozen=True)
 class RayEngine:
     """An `Engine` on a Ray cluster that this process has joined.
 
-    `load` loads the model on the device with the given name, and is sent to the actors. `workers` is the number of
-    threads per model; None means one per core of the actor. Raises `ClusterError`.
+    `load` is a picklable function that takes a device name and returns the model. `workers` is the number of threads
+    per model. None means one thread per core of the actor. Raises `ClusterError`.
     """
 
     ray: Any
@@ -47,7 +47,8 @@ class RayEngine:
     ) -> Reports:
         """Explain images as an `Engine` does.
 
-        If the run stops early, a resumed run repeats the images whose reports have not reached this process.
+        If the run stops early, the reports that have not reached this process are lost. A resumed run explains their
+        images again.
         """
         blocks = actor.pack_blocks(work, saver, is_needed, self.layout.actors)
         if not blocks:
@@ -64,7 +65,7 @@ class RayEngine:
                     if shows_tracebacks():
                         sys.stderr.write(reply.traceback)
                     yield reply
-        except Exception as error:  # Only Ray itself raises here, because errors in actors are replies.
+        except Exception as error:  # An actor sends its errors as replies, so this error comes from Ray itself.
             raise ClusterError(_describe_ray_error(self.ray, error)) from error
         finally:
             end_all_processes(self.ray, job.run)
@@ -74,8 +75,9 @@ class RayEngine:
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         context.execution_options.preserve_order = True
-        context.target_max_block_size = 1  # Output blocks of one byte make each reply arrive as soon as it exists.
-        # By default, Ray restarts actors and retries blocks without limit. Newer versions of Ray accept no limit here.
+        context.target_max_block_size = 1  # A block size of one byte makes Ray deliver each reply immediately.
+        # By default, Ray restarts actors and retries blocks without limit. Set a limit if this version of Ray has the
+        # options for a limit.
         parameters = inspect.signature(self.ray.data.Dataset.map_batches).parameters.values()
         takes_options = inspect.Parameter.VAR_KEYWORD in {parameter.kind for parameter in parameters}
         retries = {"max_restarts": -1, "max_task_retries": MAX_RETRIES} if takes_options else {}
@@ -102,12 +104,12 @@ def end_all_processes(ray: Any, run: str) -> None:
             end_remotely = ray.remote(num_cpus=0, max_retries=0)(end_local_processes)
             strategies = [node_affinity(node, soft=False) for node in other_nodes]
             calls = [end_remotely.options(scheduling_strategy=strategy).remote(run) for strategy in strategies]
-            # A machine that is gone has no running processes.
+            # A crashed machine does not answer, but has no running processes either. The timeout ends the wait.
             ray.wait(calls, num_returns=len(calls), timeout=REMOTE_TIMEOUT_SECONDS)
 
 
 def pickle_job(ray: Any, job: ActorJob) -> bytes:
-    """Pickle the job. It includes the code of user files, because other processes cannot import these by name."""
+    """Pickle the job with the code of user files, because other processes cannot import user files by name."""
     for module in [module for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]:
         ray.cloudpickle.register_pickle_by_value(module)
     return bytes(ray.cloudpickle.dumps(job))
@@ -123,6 +125,6 @@ def _describe_ray_error(ray: Any, error: BaseException) -> str:
         causes = "a lost machine, too little memory, or an image that crashes the process"
         reason = shorten(lines[0] if lines else error)
         return f"A Ray actor crashed again after {MAX_RETRIES} retries. Possible causes: {causes} (Ray: {reason})."
-    cause = getattr(error, "cause", None)  # The cause of a remote error. Ray's own message ends in general advice.
+    cause = getattr(error, "cause", None)  # Prefer the message of the cause: Ray's message ends in general advice.
     last_line = lines[-1] if lines else type(error).__name__
     return f"Ray stopped the run: {describe_unexpected(cause) if isinstance(cause, Exception) else last_line}"

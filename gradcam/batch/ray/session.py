@@ -23,27 +23,27 @@ from gradcam.errors import ClusterError, shorten, to_pip_command
 from gradcam.options import MAX_PIXELS, count_cores
 
 CONNECT_TIMEOUT_SECONDS = 10
-# The type of the first HTTP/2 frame that each side sends. gRPC, which Ray uses, runs over HTTP/2.
+# Ray uses gRPC, which runs over HTTP/2. On a new HTTP/2 connection, each side first sends a frame of this type.
 HTTP2_SETTINGS_FRAME = 4
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, HTTP2_SETTINGS_FRAME, 0, 0, 0, 0, 0])
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Without this, Ray warns about a future change.
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Hides the log lines of Ray's other processes.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # This hides the log lines of Ray's other processes.
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # Ray's C++ code writes to standard error directly.
 }
 SILENT_LEVEL = logging.CRITICAL + 1
 # The maximum number of cores of a CPU actor. With more cores, threads would wait for each other at each layer.
 MAX_CORES_PER_ACTOR = 4
-# The size of Ray's object store. It holds messages between processes, mostly results that go into shards.
+# The size of Ray's object store, which holds the messages between processes.
 OBJECT_STORE_BYTES = 2**29
 # Ray divides a GPU into at most this many parts.
 GPU_FRACTIONS = 10_000
 
 
-# `ray.init` tries an address silently for minutes, and ends the process if a server other than Ray answers. grpcio could
-# check the address, but ray[data] does not install grpcio.
+# If nothing answers at an address, `ray.init` retries silently for minutes. If a server other than Ray answers,
+# `ray.init` ends the process. grpcio could check the address, but ray[data] does not install grpcio.
 def check_address(address: str) -> None:
     """Raise `ClusterError` if the address is invalid, or if Ray does not answer there."""
     if address == "auto":
@@ -78,7 +78,7 @@ def shows_tracebacks() -> bool:
 
 @contextlib.contextmanager
 def quiet_ray() -> Iterator[None]:
-    """Hide Ray's log messages and warnings on the terminal. Its log files stay complete."""
+    """Hide Ray's log messages and warnings on the terminal. Ray's log files stay complete."""
     handlers = logging.getLogger("ray").handlers + logging.getLogger("ray.data").handlers
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         for handler in handlers:
@@ -105,10 +105,10 @@ def stderr_discarded() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ActorLayout:
-    """The number of actors, and the resources of each.
+    """The number of actors, and the resources of each actor.
 
-    `device` is "cpu" or "cuda". `cores` is below 1 if a machine has fewer cores than actors. `per_gpu` actors share a
-    GPU.
+    `cores` is the number of CPU cores per actor. If a machine has fewer cores than actors, `cores` is below 1. `device`
+    is "cpu" or "cuda". `per_gpu` is the number of actors that share a GPU.
     """
 
     actors: int
@@ -118,7 +118,7 @@ class ActorLayout:
 
     @property
     def gpus(self) -> float:
-        """Return each actor's share of a GPU, rounded down to a fraction that Ray supports, so that all actors fit."""
+        """Return the fraction of a GPU per actor, rounded down to a fraction that Ray supports."""
         return (GPU_FRACTIONS // self.per_gpu) / GPU_FRACTIONS if self.device == "cuda" else 0
 
     @property
@@ -127,7 +127,7 @@ class ActorLayout:
 
 
 def import_ray() -> ModuleType:
-    """Import Ray with its messages turned off. Raises `ClusterError` with the installation command."""
+    """Import Ray with its messages turned off. Raises `ClusterError` if Ray cannot be imported."""
     for name, value in () if shows_tracebacks() else ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # Keep the user's settings.
     try:
@@ -142,10 +142,10 @@ def import_ray() -> ModuleType:
 
 @contextlib.contextmanager
 def connect(address: str | None) -> Iterator[ModuleType]:
-    """Join Ray at the address or at RAY_ADDRESS. Without either, start a local Ray that runs until the context ends.
+    """Join the Ray cluster at the address or at RAY_ADDRESS. Without an address, start Ray on this machine.
 
-    If the caller has already joined Ray, the existing connection is used and stays open. Raises `ClusterError` if Ray is not
-    installed or cannot be reached.
+    When the context ends, the connection is closed, and a local Ray is stopped. If the caller has already joined Ray,
+    the existing connection is used and stays open. Raises `ClusterError` if Ray is not installed or cannot be reached.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -168,7 +168,8 @@ def _init_ray(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
         folder = tempfile.mkdtemp(prefix="gradcam-ray-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if os.environ.keys().isdisjoint({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}):
-            # Otherwise Ray stores a token in the user's home, and every later `ray start` requires it.
+            # Without this token, Ray would store a token in the user's home. Every later `ray start` would require the
+            # stored token.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             stack.callback(os.environ.pop, "RAY_AUTH_TOKEN", None)
         options |= {"num_cpus": count_cores(), "object_store_memory": OBJECT_STORE_BYTES}
@@ -212,7 +213,7 @@ def find_layout(ray: Any, device: str, per_gpu: int = 1) -> ActorLayout:
         raise ClusterError("There is no GPU in this Ray cluster: leave out --actors-per-gpu.")
     if gpus and device != "cpu":
         cores = min(node.get("CPU", 0) / (node["GPU"] * per_gpu) for node in nodes if node.get("GPU", 0) >= 1)
-        # Use whole cores if possible, else a fraction that every actor can have.
+        # Use a whole number of cores if possible. Otherwise round down to a fraction that Ray supports.
         rounded_cores = math.floor(cores) if cores >= 1 else math.floor(cores * GPU_FRACTIONS) / GPU_FRACTIONS
         return ActorLayout(gpus * per_gpu, rounded_cores, "cuda", per_gpu)
     sizes = [math.floor(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
