@@ -21,10 +21,10 @@ from gradcam.errors import GradcamError, describe_unexpected
 from gradcam.ui.explainer import Explainer, Question
 from gradcam.ui.guard import ALIVE_PATH, MAX_UPLOAD_BYTES, Guard, UploadTooLarge
 from gradcam.ui.jobs import JobQueue, JobStopped
-from gradcam.web.page import COLORMAPS, PAGE_SCRIPTS, STYLES, VERBS, encode_colormap
+from gradcam.web.page import COLORMAPS, HEAD_SCRIPTS, PAGE_SCRIPTS, STYLES, VERBS, encode_colormap
 from gradcam.web.render import render_standalone
 
-SCRIPTS = {"script": ("theme.js",), "own": (*PAGE_SCRIPTS, "ask.js", "cover.js", "ui.js")}
+SCRIPTS = {"script": HEAD_SCRIPTS, "own": (*PAGE_SCRIPTS, "ask.js", "cover.js", "ui.js")}
 
 
 class Server:

@@ -28,6 +28,7 @@ MAX_IMAGE_SIDE = 1600  # maximum of the longer side of the embedded image, in pi
 QUALITY = 88
 COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey suit people with colour blindness.
 STYLES = ("style.css", "page.css")
+HEAD_SCRIPTS = ("theme.js", "ratio.js")
 PAGE_SCRIPTS = ("common.js", "maps.js", "list.js", "place.js", "page.js")
 FIRST_MAP_SIDE = 160  # pixels of the heatmap that is visible without JavaScript
 MAX_FIRST_ROWS = 12  # names that are listed without JavaScript
@@ -312,7 +313,7 @@ class Page:
         colours = {name: encode_colormap(name) for name in COLORMAPS}
         values: dict[str, Any] = {"data": data, "tables": colours, "verbs": VERBS, "url": None, "image_url": None} | first
         title = escape_controls(os.path.basename(self.name))
-        scripts = {"script": ("theme.js",), "own": PAGE_SCRIPTS}
+        scripts = {"script": HEAD_SCRIPTS, "own": PAGE_SCRIPTS}
         return render_standalone("page.html.j2", styles=STYLES, scripts=scripts, title=title, **values)
 
     def _draw_first_map(self) -> str | None:

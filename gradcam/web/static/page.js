@@ -58,6 +58,7 @@ function draw() {
   const isPainted = paintMap(canvas, values, set, kind, region, isRaw);
   canvas.classList.toggle("raw", isRaw);
   canvas.dataset.blank = !isPainted;
+  canvas.hidden = false;
   const blank = element("blank");
   blank.hidden = isPainted;
   blank.textContent = values
