@@ -702,10 +702,8 @@ def slow_address(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_nothing_moves_after_the_first_paint(
-    visit: Callable[..., Visit], slow_address: str, viewport: dict[str, int]
-) -> None:
-    page = visit(viewport=viewport).page
+def test_nothing_moves_after_the_first_paint(browser: Any, slow_address: str, viewport: dict[str, int]) -> None:
+    page = Visit(browser, viewport=viewport).page
     page.add_init_script(
         """window.shift = 0;
         new PerformanceObserver((list) => { for (const entry of list.getEntries()) window.shift += entry.value; })
@@ -714,6 +712,7 @@ def test_nothing_moves_after_the_first_paint(
     page.goto(slow_address)
     page.wait_for_timeout(700)
     assert page.evaluate("window.shift") < 0.05
+    page.context.close()
 
 
 @pytest.fixture(scope="module")
