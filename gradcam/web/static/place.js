@@ -247,10 +247,11 @@ function makeMultiples() {
 
 function drawMultiples() {
   if (element("multiples").hidden) return;
+  const hasMethods = sets.some((set) => set.method !== sets[0].method);
   for (const { target = state.a, set: at = state.set, canvas, button, set: layer } of multiples) {
     const set = sets[at], kind = set.evidence === "signed" ? state.evidence : "positive";
     paintMap(canvas, set.has(target) ? set.map(target) : null, set, kind, region);
-    button.lastChild.textContent = layer === undefined ? label(target) : `${set.method} at ${set.layer}`;
+    button.lastChild.textContent = layer === undefined ? label(target) : hasMethods ? `${set.method} at ${set.layer}` : set.layer;
     button.setAttribute("aria-pressed", String(layer === undefined ? target === state.a : at === state.set));
   }
 }
