@@ -1,4 +1,4 @@
-"""Find the class that supports a detector, segmenter, embedder, captioner or pose model in a table of families."""
+"""Find the adapter class that supports a detector, segmenter, embedder, captioner or pose model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradcam.adapters.base import Embedder, Family
 from gradcam.layers.model_names import BACKBONES, MODELING
 
 Kind = TypeVar("Kind", bound=Family)
-MAX_NESTING_DEPTH = 2  # Users wrap models, so this many levels of submodules are searched as well.
+MAX_NESTING_DEPTH = 2  # Users wrap models, so submodules are searched to this depth as well.
 
 TORCHVISION = r"torchvision\.models\.(detection|segmentation)\.\w+\."
 DETECTORS = (
@@ -24,8 +24,8 @@ OTHER_DETECTORS = "DetrForSegmentation|RfDetrForInstanceSegmentation"
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 
 # Maps patterns for the full names of model classes to the `module:class` that supports these models. If several
-# patterns match a model, the first pattern of the requested kind counts. A user's subclass of a listed class belongs to
-# the same family.
+# patterns match a model, the first pattern whose adapter has the requested type is used. Subclasses of a listed class
+# also match.
 FAMILIES = {
     rf"{TORCHVISION}(Faster|Mask|Keypoint)RCNN": "torchvision_detection:RegionDetector",
     rf"{TORCHVISION}(RetinaNet|FCOS|SSD)": "torchvision_detection:AnchorDetector",
@@ -53,19 +53,19 @@ FAMILIES = {
 
 
 def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
-    """Return the family of this kind that supports the model or one of its submodules; None if there is none."""
+    """Return an adapter of type `kind` for the model or one of its submodules; None if there is no such adapter."""
     return next((family for family in list_families(model) if isinstance(family, kind)), None)
 
 
 def find_main_family(model: nn.Module) -> Family | None:
-    """Return the family for the model's main task; None if there is none, which usually means a classifier."""
-    # A backbone inside a classifier may match the row of an embedder, but the model's task is classification.
+    """Return the adapter for the model's main task; None if there is no adapter, as for classifiers."""
+    # Embedders of submodules are skipped, because the submodule may be the backbone of a classifier.
     families = (family for family in list_families(model) if not (family.prefix and isinstance(family, Embedder)))
     return next(families, None)
 
 
 def list_families(model: nn.Module) -> Iterator[Family]:
-    """Yield the families that match the model or its submodules, outermost module first."""
+    """Yield the adapters of the model and its submodules, starting with the outermost module."""
     modules = [(name, module) for name, module in model.named_modules() if name.count(".") < MAX_NESTING_DEPTH]
     for name, module in sorted(modules, key=lambda item: item[0].count(".") + bool(item[0])):
         for family_class in find_family_classes(type(module)):
@@ -73,7 +73,7 @@ def list_families(model: nn.Module) -> Iterator[Family]:
 
 
 def find_family_classes(kind: type) -> Iterator[type[Family]]:
-    """Yield the family classes that support this model class or one of its base classes."""
+    """Yield the adapter classes that support this model class or one of its base classes."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
     for pattern, family_class in FAMILIES.items():
         if any(re.fullmatch(pattern, name) for name in names):

@@ -16,7 +16,7 @@ from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch
 from gradcam.hooks.hooks import Hooks
 
-MODEL = "model"  # the name of the family's model among the watched modules
+MODEL = "model"  # the key of the model itself in `Family.watched`
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class ModelRun:
 
 
 class RecordingModel(nn.Module):
-    """A wrapper whose output is a `ModelRun`.
+    """A wrapper that runs a model, records calls of its modules, and returns a `ModelRun`.
 
-    The wrapped model is its submodule `module`, as in `DataParallel`, so layer names stay the same. `run` replaces the
-    model's forward pass, for instance to run a part of the model.
+    The model is the submodule `module` of the wrapper, as in `DataParallel`, so layer names stay the same. If `run` is
+    given, it is called instead of the model, for example to run only a part of the model.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RecordingModel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self._run = model, run
-        self._watched = dict(modules)  # A plain attribute would register each module a second time.
+        self._watched = dict(modules)  # in a dict, because attributes would be registered as submodules
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
         calls: dict[str, list[ModuleCall]] = {}
@@ -76,15 +76,15 @@ _THRESHOLDS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
-    """Set the class names of a model. They are stored outside the module."""
+    """Set the class names of a model, without changing the module."""
     _NAMES[model] = labels
 
 
 class Family(ABC):
-    """A supported model. Each subclass supports the models of one family.
+    """An adapter for one model; each subclass supports one family of models.
 
     `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if both
-    are the same. `has_own_scale` is True if the model itself resizes and normalises images with values from 0 to 1.
+    are the same. `has_own_scale` is True if the model takes images in [0,1], and resizes and normalises them itself.
     """
 
     task: ClassVar[str]
@@ -106,16 +106,16 @@ class Family(ABC):
 
     @property
     def layers(self) -> Sequence[str]:
-        """Return the default layers' names in the explained model. The maps of these layers are added."""
+        """Return the default layers' names in the explained model. The maps of these layers are added up."""
         return [f"{self.prefix}.{name}".lstrip(".") for name in self.own_layers]
 
     @property
     def own_layers(self) -> Sequence[str]:
-        """Return the default layers' names in `self.model`: several for a feature pyramid."""
+        """Return the default layers' names in `self.model`. A feature pyramid has several default layers."""
         return [] if self.own_layer is None else [self.own_layer]
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that arranges tokens on a grid; None if the number of tokens determines the grid."""
+        """Return a function that arranges tokens on a grid; None if the grid follows from the number of tokens."""
         return None
 
     @property
@@ -130,15 +130,15 @@ class Family(ABC):
 
     @property
     def class_count(self) -> int | None:
-        """Return the number of output classes, including the background; None if only a run can show the number."""
+        """Return the number of output classes, including the background; None if a forward pass has to show it."""
         return None if self.own_labels is None else len(self.own_labels)
 
     def watched(self) -> dict[str, nn.Module]:
-        """Return the modules whose calls `read` needs, under arbitrary names. The default is `self.model` alone."""
+        """Return the modules whose calls are recorded for `read`, by name. The default is only `self.model`."""
         return {MODEL: self.model}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module to run instead of the explained model. Its output is the input of `read`."""
+        """Return the module to run instead of the explained model. The output of this module is the input of `read`."""
         return RecordingModel(model, self.watched())
 
     def set_threshold(self, threshold: float) -> None:
@@ -160,7 +160,7 @@ class Family(ABC):
 
 
 class Detections(NamedTuple):
-    """The detections of one image, the highest score first, attached to the autograd graph.
+    """The detections of one image, sorted by decreasing score, as tensors with an autograd graph.
 
     `boxes` (B,4) are left, top, right, bottom in pixels of the model's input image. `scores` and `labels` (int64) are
     (B,). `masks` (B,H,W) are in [0,1] at the input size, or None.
@@ -181,7 +181,7 @@ class Candidates(NamedTuple):
 
 
 def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidates:
-    """Return candidates with their scores for `label`. If it is None, each candidate gets its best label.
+    """Return candidates with their scores for `label`. If `label` is None, each candidate gets its best label.
 
     `scores` (M,C) has the scores of all labels.
     """
@@ -192,9 +192,10 @@ def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidate
 
 
 class LocalGradient(NamedTuple):
-    """The gradient of one score at a small window of a tensor (N,C,H,W); it is zero outside the window.
+    """The gradient of one score with respect to a tensor (N,C,H,W), which is zero outside a small window.
 
-    `image` and `score` are indices. `values` (C,h,w) start at row `top` and column `left`.
+    `image` and `score` are the indices of the image and of the score. `values` (C,h,w) is the gradient in the window.
+    The window starts at row `top` and column `left`.
     """
 
     image: int
@@ -212,7 +213,7 @@ class DetectorAdapter(Family):
 
     @cached_property
     def threshold(self) -> float:
-        """Return the minimum score of detections, for models whose own code does not apply it."""
+        """Return the minimum score of detections, for models that do not apply a threshold themselves."""
         return _THRESHOLDS.get(self.model, self.default_threshold)
 
     def set_threshold(self, threshold: float) -> None:
@@ -224,15 +225,15 @@ class DetectorAdapter(Family):
 
     @abstractmethod
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
-        """Return each image's candidates, scored for `label`. If `label` is None, score each one for its best label."""
+        """Return each image's candidates, scored for `label`. None scores each candidate for its best label."""
 
     def differentiate(
         self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
-        """Return a list of local gradients for each input (N,C,H,W): the gradients of the detections' scores or edges.
+        """Return the local gradients of the detections' scores or box edges, as one list per input (N,C,H,W).
 
-        `edge` is the index of the edge; None stands for the score. The result is None if the gradients have to be
-        computed by autograd.
+        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If only autograd can
+        compute the gradients, the result is None.
         """
         return None
 
@@ -277,7 +278,7 @@ class Embedder(Family):
 
     @property
     def takes_mean(self) -> bool:
-        """Return whether the image tower is known to pool its tokens by their mean."""
+        """Return whether the image tower averages its tokens; False if this is unknown."""
         return False
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
@@ -332,7 +333,7 @@ class Poses(NamedTuple):
 class PoseAdapter(Family):
     """A model that locates keypoints by heatmaps.
 
-    `temperature` divides a heatmap before the softmax that turns it into a distribution over positions.
+    A heatmap is divided by `temperature`. A softmax then converts the heatmap to a distribution over positions.
     """
 
     task = "pose"
@@ -344,4 +345,4 @@ class PoseAdapter(Family):
 
     @abstractmethod
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
-        """Return each image's heatmaps, with the regions that they cover and the scores of these regions."""
+        """Return each image's heatmaps, with the regions that the heatmaps cover and the scores of the regions."""

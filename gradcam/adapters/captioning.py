@@ -18,17 +18,17 @@ from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
 PICTURES = "pixel_values"
-TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # In both, the value 0 marks a text token.
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # In both arguments, 0 marks a text token.
 MAX_CAPTION_TOKENS = 40
-DUMMY_SIZE = 256  # pixels: the processor needs an image to insert placeholder tokens into a prompt
+DUMMY_SIZE = 256  # side of a blank image in pixels; without an image, processors insert no placeholder tokens
 
 
 class GenerativeCaptioner(CaptionerAdapter):
-    """A text generator that reads its finished caption again, to compute the logits of all tokens in one forward pass.
+    """A captioner that generates text, and then computes the logits of the full caption in one forward pass.
 
     The logits of a token are at the position before the token, and depend on earlier tokens only. `tower` is the image
     encoder's module name. `starts` and `ends` are the names of the configuration settings for start and end tokens; the
-    first setting with a value counts.
+    first setting with a value is used.
     """
 
     tower: ClassVar[str] = "vision_model"
@@ -42,8 +42,8 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     @property
     def own_layer(self) -> str | None:
-        # This is the output after the final norm. The norm is scale-invariant, so gradient times activation would sum
-        # to zero at the last block.
+        # Use the output after the final norm. Before the norm, gradient times activation would sum to zero, because the
+        # norm is scale-invariant.
         return f"{self.tower}:last_hidden_state"
 
     def write(self, images: Any, max_tokens: int = MAX_CAPTION_TOKENS) -> list[int]:
@@ -76,8 +76,8 @@ class GenerativeCaptioner(CaptionerAdapter):
             raise TargetError("A prompt ends with padding, after which no word can follow: pad prompts on the left.")
         for name in (self.ids_name, mask_name, *TOKEN_TYPES):
             if name in arguments:
-                # Append the last token too, although the logits after it are not read: without it, a text might have
-                # only one token, which a model may broadcast over all images.
+                # The last token is appended too, although the logits after it are not used. Without the last token, a
+                # text could consist of one token, and a model may broadcast a single token over all images.
                 values = caption if name == self.ids_name else torch.full_like(caption, int(name == mask_name))
                 prompt = arguments[name].expand(images, -1)
                 arguments[name] = torch.cat([prompt, values.to(prompt.dtype).expand(images, -1)], 1)
@@ -109,7 +109,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     def find_options(self) -> Sequence[str]:
         """Return the names of the forward options that the model accepts."""
-        # All models pass `use_cache` on to their language model, even if it is not in the signature.
+        # Models (except BLIP) pass `use_cache` on to their language model, even if their own signature lacks it.
         return ["use_cache", *inspect.signature(self.model.forward).parameters]
 
     def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
@@ -151,7 +151,7 @@ class EncoderDecoder(GenerativeCaptioner):
 
 
 class Blip(GenerativeCaptioner):
-    """BLIP, whose processor appends an end token to a prompt. As in BLIP's `generate`, this token is removed again."""
+    """BLIP. Its processor appends an end token to the prompt, which is removed again, as in BLIP's `generate`."""
 
     starts = ("bos_token_id",)
     ends = ("sep_token_id",)
@@ -241,7 +241,7 @@ class Llava(GenerativeCaptioner):
 
 
 class InternVl(Llava):
-    """InternVL, which by default reads the last hidden state, after the final norm."""
+    """InternVL. By default, its language model reads the image tower's output after the final norm."""
 
     @property
     def own_layer(self) -> str | None:
@@ -249,7 +249,7 @@ class InternVl(Llava):
 
 
 def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:
-    """Return the name of the tower's block that outputs the last of these hidden states; None if there is none.
+    """Return the name of the tower's block that outputs the last of these hidden states; None if no block does.
 
     Hidden state 0 is the input of the first block.
     """

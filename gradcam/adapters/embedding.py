@@ -22,8 +22,8 @@ from gradcam.hooks import pytorch
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.preserve import preserve_state
 
-IMAGE_TOWER, HEAD = "pictures", "head"  # the names of watched modules, besides the model
-# The first of these fields with a value holds the embedding.
+IMAGE_TOWER, HEAD = "pictures", "head"  # names of watched modules, in addition to `MODEL`
+# Output fields that may hold the embedding: the first field with a value is used.
 VECTOR_FIELDS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "feature_maps")
 # A parameter is a class token if its name ends in one of these.
 CLASS_TOKEN_NAMES = ("cls_token", "class_token", "class_embedding")
@@ -39,7 +39,7 @@ _text_cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, CachedText]] = weakr
 
 
 def find_embedder(model: nn.Module) -> Embedder:
-    """Return the embedder that fits the model's family, or else the model's methods, or else a generic backbone."""
+    """Return the embedder of the model's family, or else an embedder for the model's methods, or else a `Backbone`."""
     family = find_family(model, Embedder)
     has_towers = callable(getattr(model, "get_text_features", None)) and hasattr(model, "vision_model")
     if family is not None and not (type(family) is Backbone and has_towers):
@@ -87,13 +87,13 @@ class TimmBackbone(Backbone):
 
 
 def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
-    """Return the vectors (N,D) in the output of a model or tower. Raise `TargetError` if there are none."""
+    """Return the embeddings (N,D) from the output of a model or tower. Raise `TargetError` if there are none."""
     vectors = output
     if not isinstance(output, Tensor):
         fields = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
         values = [fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None]
         candidates = list_tensors(values[0] if values else output)
-        # If there is no tensor (N,D), take the last tensor: the last feature map is the coarsest.
+        # If no tensor has the shape (N,D), use the last tensor, which is the coarsest feature map.
         vectors = next((tensor for tensor in candidates if tensor.ndim == 2), candidates[-1] if candidates else None)
     if not isinstance(vectors, Tensor) or vectors.ndim not in (2, 3, 4) or not vectors.is_floating_point():
         form = f"{vectors.dtype} {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(output).__name__
@@ -105,9 +105,10 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
 
 
 def has_uniform_attention(tower: nn.Module) -> bool:
-    """Return whether all attention modules have weights of the same shapes, and convolutions do not outnumber them.
+    """Return whether the tower is a plain transformer, in which every block attends to the full image.
 
-    In such a transformer, every block attends to the whole image.
+    In a plain transformer, all attention modules have weights of the same shapes. There are no more convolutions than
+    attention modules.
     """
     attentions = [module for module in _list_outer_attentions(tower) if "pool" not in type(module).__name__.lower()]
     sizes = {tuple(tuple(weight.shape) for weight in attention.parameters()) for attention in attentions}
@@ -123,7 +124,7 @@ def _list_outer_attentions(module: nn.Module) -> list[nn.Module]:
 
 
 class TwoTowers(Embedder):
-    """A model that embeds images and sentences in one space, by two towers that can run separately."""
+    """A model that embeds images and sentences in one space, by two encoders (towers) that can run separately."""
 
     @property
     @abstractmethod
@@ -141,7 +142,7 @@ class TwoTowers(Embedder):
 
     @abstractmethod
     def encode_tokens(self, tokens: Any) -> Tensor:
-        """Return the embeddings (T,D) of a tokenizer's output."""
+        """Return the text embeddings (T,D) for the output of a tokenizer."""
 
     @abstractmethod
     def find_tokenizer(self) -> Any:
@@ -184,12 +185,12 @@ class TwoTowers(Embedder):
         """Return the embeddings (T,D) of sentences, not normalised and detached from the graph.
 
         Embeddings are cached until the text tower changes. A change is detected if a parameter or buffer moves in
-        memory, gets a new version, or has another value at its centre. `tokenizer` replaces the model's own tokenizer.
-        Raises `TargetError` if there is no tokenizer, or if a sentence is too long.
+        memory, gets a new version, or has another value at its centre. If `tokenizer` is None, the model's own
+        tokenizer is used. Raises `TargetError` if there is no tokenizer, or if a sentence is too long.
         """
         tokenizer = self.find_tokenizer() if tokenizer is None else tokenizer
         cache, state = _text_cache.setdefault(self.model, {}), self._fingerprint()
-        # The cache keeps the tokenizer alive, so its id is not reused.
+        # The tokenizer's id is unique, because the cache keeps the tokenizer alive.
         keys = [(id(tokenizer), text) for text in texts]
         missing = [text for key, text in dict(zip(keys, texts)).items() if cache.get(key, (None,))[0] != state]
         if missing:
@@ -220,7 +221,7 @@ class TwoTowers(Embedder):
         image_ids = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         all_tensors = [*self.model.parameters(), *self.model.buffers()]
         text_tensors = [tensor.detach() for tensor in all_tensors if id(tensor) not in image_ids]
-        # Values are grouped by dtype, because some devices have no dtype that represents the values of all dtypes.
+        # Values are grouped by dtype, because some devices have no dtype to which all dtypes can be converted.
         centres: dict[Any, list[Tensor]] = {}
         for tensor in text_tensors:
             if tensor.numel():
@@ -234,7 +235,7 @@ class TwoTowers(Embedder):
 class HuggingFaceTowers(TwoTowers):
     """Hugging Face's two-tower models: CLIP, SigLIP, AltCLIP, Chinese CLIP, ALIGN and models with the same interface.
 
-    Images (N,C,H,W) are cut into patches here for towers that take patches, such as SigLIP 2's NaFlex variants.
+    If the image tower takes patches, as in SigLIP 2's NaFlex variants, images (N,C,H,W) are cut into patches first.
     """
 
     @property
@@ -249,7 +250,7 @@ class HuggingFaceTowers(TwoTowers):
     def max_text_tokens(self) -> int | None:
         for name, module in self.model.get_submodule("text_model").named_modules():
             if "position" in name and isinstance(module, nn.Embedding):
-                # RoBERTa's positions start after the padding index.
+                # In RoBERTa, positions start after the padding index, so the first embeddings are not used.
                 return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return None
 
@@ -299,7 +300,7 @@ class CustomTowers(TwoTowers):
 
     @property
     def takes_mean(self) -> bool:
-        return getattr(self.tower, "pool_type", None) == "avg"  # the name in open_clip
+        return getattr(self.tower, "pool_type", None) == "avg"  # an attribute of open_clip's towers
 
     @property
     def max_text_tokens(self) -> int | None:
@@ -312,7 +313,7 @@ class CustomTowers(TwoTowers):
             return "visual.transformer" if getattr(self.tower, "final_ln_after_pool", False) else "visual.ln_post"
         pool: Any = find_pool(self.tower)
         is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)
-        # The first position belongs to the mean, all others to cells. A single cell is no grid.
+        # The pool has one position for the mean, and one for each cell. A grid needs at least two cells.
         has_grid = is_residual and len(pool.positional_embedding) > 2
         return "visual.layer4" if has_grid and self.tower is not self.model else None
 

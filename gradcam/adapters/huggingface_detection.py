@@ -18,7 +18,7 @@ from gradcam.adapters.tokenizers import load_tokenizer, tokenize
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 
-SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Grounding DINO splits its text at these
+SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?", where Grounding DINO splits its text
 # The backbone is the module whose name ends in one of these names. Earlier names have priority.
 BACKBONE_NAMES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")
 
@@ -31,14 +31,16 @@ class DecodingRule:
 
     `pattern` matches the start of the class name, before "For".
 
-    `scores` says how logits become scores: "softmax", whose last class means no object; "sigmoid"; or "phrases", the
-    largest sigmoid among each phrase's tokens. `choice` says what becomes a detection: for "queries", each query with
-    its best label; for "pairs", the `max_pairs` best pairs of a query and a class. If `max_pairs` is None, there are as
-    many pairs as queries. `threshold` is the processor's default.
+    `scores` is the function from logits to scores. "softmax" has a last class for "no object". "sigmoid" has no such
+    class. "phrases" takes the largest sigmoid among the tokens of each phrase.
 
-    `has_text` is True if a text input defines the classes. `is_within_mask` is True if boxes are relative to the
-    unpadded image, which a mask marks. For a transformer without a backbone, `blocks` holds two names: the end of the
-    block list's name, and the name of the first norm in each block.
+    `choice` selects the detections. "queries" gives one detection per query, with the query's best label. "pairs" gives
+    the `max_pairs` best pairs of a query and a class; None means as many pairs as queries. `threshold` is the default
+    of the processor.
+
+    `has_text` is True if a text input defines the classes. If `is_within_mask` is True, boxes are relative to the
+    unpadded image, which a mask marks. If the detector has no backbone, `blocks` has the end of the block list's name,
+    and the name of the first norm in each block.
     """
 
     pattern: str
@@ -56,7 +58,7 @@ DECODING_RULES = (
     DecodingRule("Yolos", "softmax", "queries", blocks=("vit.encoder.layer", "layernorm_before")),
     DecodingRule("ConditionalDetr|DeformableDetr|DabDetr|LwDetr", max_pairs=100),
     DecodingRule("RfDetr"),
-    DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # Their anchors cover the padding as well.
+    DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # The anchors also cover the padding.
     DecodingRule("OwlViT|Owlv2", "sigmoid", "queries", None, 0.1, True, False, OWL_BLOCKS),
     DecodingRule("(MM)?GroundingDino", "phrases", "queries", None, 0.25, True),
 )
@@ -65,8 +67,8 @@ DECODING_RULES = (
 class HuggingFaceDetector(DetectorAdapter):
     """A detector of transformers.
 
-    For a detector with a text input, labels are the indices of its queries (OWL-ViT) or phrases (Grounding DINO).
-    Detections have scores above `threshold`.
+    If the detector takes text, a label is the index of a text query (OWL-ViT) or of a phrase (Grounding DINO). All
+    detections have scores above `threshold`.
 
     References
     ----------
@@ -84,8 +86,9 @@ class HuggingFaceDetector(DetectorAdapter):
     def own_layer(self) -> str:
         """Return the name of the backbone, or of the first norm in the last block if there is no backbone.
 
-        This norm's output is the input of the last attention. After the attention, each box depends on its own token
-        alone. Before the norm, gradient times activation would sum to zero, because the norm is scale-invariant.
+        Without a backbone, the best layer is the input of the last attention, which is the output of this norm. After
+        the attention, each box depends only on its own token. Before the norm, gradient times activation would sum to
+        zero, because the norm is scale-invariant.
         """
         modules: dict[str, Any] = dict(self.model.named_modules())
         if self.rule.blocks is None:
@@ -100,7 +103,7 @@ class HuggingFaceDetector(DetectorAdapter):
         return None if self.rule.has_text else [str(config.id2label.get(i, i)) for i in range(config.num_labels)]
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that drops YOLOS's detection tokens; None for models without such tokens."""
+        """Return a function that keeps only YOLOS's patch tokens, on a grid; return None for all other detectors."""
         config = self.model.config
         box_tokens = getattr(config, "num_detection_tokens", 0)
         if not box_tokens:
@@ -120,7 +123,7 @@ class HuggingFaceDetector(DetectorAdapter):
         """Return the model's inputs for these text prompts.
 
         Raises `ModelError` if a prompt is empty or has a full stop, if the model takes no text, or if there is no
-        tokenizer; and `TargetError` if the text is too long.
+        tokenizer. Raises `TargetError` if the text is too long.
         """
         if not self.rule.has_text:
             return super().to_prompts(prompts)
@@ -182,10 +185,10 @@ class HuggingFaceDetector(DetectorAdapter):
             yield from zip(boxes, map(_score_phrases, logits.sigmoid(), self._find_phrases(call)))
 
     def _find_box_scales(self, call: ModuleCall, batch: Batch, images: int) -> list[tuple[float, float]]:
-        """Return the height and width, in input pixels, to which each image's boxes are relative.
+        """Return the height and width, in input pixels, by which each image's relative boxes are multiplied.
 
-        This is the size of the unpadded image if a mask marks it, and otherwise the size of the input. The mask may
-        have another resolution than the input.
+        If a mask marks the unpadded image, the result is the size of the unpadded image. Otherwise, the result is the
+        size of the input. The mask may have another resolution than the input.
         """
         mask: Tensor | None = self._find_argument(call, "pixel_mask")
         if mask is None or not self.rule.is_within_mask:

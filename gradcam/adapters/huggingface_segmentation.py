@@ -32,7 +32,7 @@ class TransformersSegmenter(SegmenterAdapter):
 
 
 class SemanticSegmenter(TransformersSegmenter, GenericSegmenter):
-    """`...ForSemanticSegmentation`, whose output has the class logits."""
+    """A model `...ForSemanticSegmentation`, which returns class logits."""
 
     @property
     def own_layer(self) -> str | None:
@@ -41,7 +41,7 @@ class SemanticSegmenter(TransformersSegmenter, GenericSegmenter):
 
 
 class DepthEstimator(SemanticSegmenter):
-    """`...ForDepthEstimation`, which has no classes: its target must be a function of the output."""
+    """A model `...ForDepthEstimation`. It has no classes, so the target must be a function of the output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         advice = "pass a function of its output, --target FILE.py:FUNCTION (target= in Python)"
@@ -69,7 +69,7 @@ def find_block(model: Any, index: int) -> str:
     """Return the name of the transformer block at an index."""
     lists = [(name, len(module)) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     names = [name for name, length in lists if length == model.config.num_hidden_layers]
-    # The embeddings of a hybrid model contain another list, of convolutions.
+    # In a hybrid model, the embeddings contain another module list, with convolutions.
     return f"{next(name for name in names if 'embeddings' not in name)}.{index}"
 
 
@@ -91,7 +91,8 @@ FIND_LAST_STAGE: dict[str, Callable[[Any], str]] = {
 class QuerySegmenter(TransformersSegmenter):
     """MaskFormer and OneFormer, which predict masks with class probabilities, including "no object".
 
-    The score of a class at a pixel is the sum over masks of the class probability times the mask probability.
+    The score of a class at a pixel is a sum over all masks. Each term is the mask's class probability times the mask's
+    value (a probability) at the pixel.
     """
 
     @property

@@ -1,10 +1,11 @@
-"""Compute the attention pools of CLIP's ResNets in an order of operations that makes gradients of many scores cheap.
+"""Compute the attention pools of CLIP's ResNets in a way that makes gradients of many scores cheap.
 
-A pool projects every cell of the grid to a key and a value, although only a single query attends to the cells. The
-gradient of each score then passes through both projections at every cell: fifty sentences cost several times the
-tower's forward pass. Matrix products are associative, so this module multiplies in another order. It multiplies the
-query, rather than the cells, by the key weights. It projects each head's weighted mean of the cells to values, rather
-than every cell. The gradient of each score then passes through each projection once.
+CLIP's own code projects every cell of the grid to a key and a value. The gradient of each score therefore passes
+through both projections at every cell. For fifty sentences, this takes several times as long as a forward pass.
+
+But each head has only one query, and matrix products are associative. Therefore, this module multiplies the query,
+instead of every cell, by the key weights. It also averages the cells first, and then projects only the mean to values.
+The gradient of each score then passes through each projection once.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
-MAX_DISTANCE = 1e-3  # relative to the output's norm: if the outputs differ more, the pool computes something else
-IS_EQUAL = "computes what `attend` does"  # the key under which the comparison is cached
+MAX_DISTANCE = 1e-3  # relative to the output's norm; a larger difference means that the pool is of another type
+IS_EQUAL = "computes what `pool_by_attention` does"  # the key under which the comparison is cached
 
 
 def find_pool(tower: nn.Module) -> nn.Module | None:
-    """Return a tower's attention pool if it has CLIP's form: the mean of the cells attends to itself and the cells."""
+    """Return a tower's attention pool, in which the mean of the cells is the query; None if there is no such pool."""
     pool = getattr(tower, "attnpool", None)
     has_projections = all(isinstance(getattr(pool, name, None), nn.Linear) for name in PROJECTIONS)
     has_positions = isinstance(getattr(pool, "positional_embedding", None), Tensor) and hasattr(pool, "num_heads")
@@ -32,13 +33,13 @@ def find_pool(tower: nn.Module) -> nn.Module | None:
 
 
 def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
-    """Return the vectors (N,D) that a pool computes from a grid (N,C,h,w)."""
+    """Compute a pool's output (N,D) from a grid (N,C,h,w)."""
     cells = grid.flatten(2).transpose(1, 2)
     cells = torch.cat([cells.mean(1, keepdim=True), cells], 1) + pool.positional_embedding
     queries = pool.q_proj(cells[:, 0]).chunk(pool.num_heads, 1)
     key_weights, value_weights = pool.k_proj.weight.chunk(pool.num_heads), pool.v_proj.weight.chunk(pool.num_heads)
     # Compute one product per head, because a batched product would copy the weights for each score under vmap. Leave
-    # out the keys' bias, because it adds the same number to all logits of a head, and the softmax ignores it.
+    # out the bias of the keys: it adds the same number to all logits of a head, so the softmax does not change.
     at_cells = torch.stack([query @ weight for query, weight in zip(queries, key_weights)], 1)
     weights = (at_cells @ cells.mT * queries[0].shape[1] ** -0.5).softmax(2)
     means = (weights @ cells).unbind(1)
@@ -48,10 +49,10 @@ def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def cheap_pooling(tower: nn.Module) -> Iterator[None]:
-    """Let a tower's pool compute its output by `pool_by_attention` within the block.
+    """Replace the `forward` of a tower's pool by `pool_by_attention` within the block.
 
-    The pool's own `forward` is used if the two outputs differ, if its `forward` was replaced, or if no gradient is
-    required. It is also used in half precision, where another order of operations rounds differently.
+    The original `forward` is used if the two outputs differ, if the user replaced `forward`, or if no gradient is
+    required. It is also used in half precision, because another order of operations would change the rounding.
     """
     pool: Any = find_pool(tower)
     if pool is None or "forward" in vars(pool):
@@ -78,4 +79,4 @@ def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        vars(pool).pop("forward", None)  # Another thread may have removed it.
+        vars(pool).pop("forward", None)  # Another thread may have removed `forward`.

@@ -16,10 +16,10 @@ HEATMAPS = "heatmaps"
 
 
 class KeypointRcnn(PoseAdapter):
-    """torchvision's Keypoint R-CNN: logits over each detected box, trained as a softmax over the positions in it."""
+    """torchvision's Keypoint R-CNN. A heatmap has the logits of all positions in a box, trained with a softmax."""
 
     has_own_scale = True
-    own_layer = "backbone"  # Its outputs are the levels of the feature pyramid.
+    own_layer = "backbone"  # The backbone returns the levels of the feature pyramid.
 
     def to_inputs(self, images: Tensor) -> list[Tensor]:
         return list(images)
@@ -30,14 +30,14 @@ class KeypointRcnn(PoseAdapter):
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
         results = run.last_output()
         heatmaps = run.last_output(HEATMAPS).split([len(result["boxes"]) for result in results])
-        # Detach the boxes. RoI align has no gradient for box coordinates: a box in the graph would seem to move its
-        # keypoints, although the pooled features stay the same.
+        # Detach the boxes, because RoI align has no gradient for box coordinates. With attached boxes, the gradient
+        # would include the movement of a box, but not the resulting change of the pooled features.
         pairs = zip(heatmaps, results)
         return [Poses(maps, result["boxes"].detach(), result["scores"].detach()) for maps, result in pairs]
 
 
 class VitPose(PoseAdapter):
-    """Hugging Face's ViTPose: heatmaps over the whole image, trained as Gaussians of height 1."""
+    """Hugging Face's ViTPose. A heatmap covers the full image. The targets in training are Gaussians of height 1."""
 
     # At temperature 1, the softmax is nearly uniform, because thousands of cells near 0 outweigh a few cells near 1.
     # The mean position is then the image centre. At 0.05, almost all weight is at the peak.
@@ -48,8 +48,8 @@ class VitPose(PoseAdapter):
 
     @property
     def own_layer(self) -> str | None:
-        # This is the norm after the last block. The norm is scale-invariant, so gradient times activation would sum to
-        # zero at the block itself.
+        # Use the norm after the last block. Before the norm, gradient times activation would sum to zero, because the
+        # norm is scale-invariant.
         backbone = self.model.backbone
         if not hasattr(backbone, "layernorm"):
             return None
@@ -64,7 +64,7 @@ class VitPose(PoseAdapter):
         heatmaps = run.last_output().heatmaps
         height, width = batch.size
         rows, columns = heatmaps.shape[2:]
-        # ViTPose's processor aligns the centres of the outermost cells with those of the outermost pixels.
+        # ViTPose's processor aligns the centres of the outermost cells with the centres of the outermost pixels.
         row_step, column_step = (height - 1) / max(rows - 1, 1), (width - 1) / max(columns - 1, 1)
         x0, y0 = 0.5 - column_step / 2, 0.5 - row_step / 2
         return _cover_images(heatmaps, (x0, y0, x0 + columns * column_step, y0 + rows * row_step))

@@ -16,7 +16,7 @@ ACTIVATION = "activation"
 
 
 class GenericSegmenter(SegmenterAdapter):
-    """Any model whose class logits (N,C,h,w) are its output, its "out" or "logits", or its first output."""
+    """Any model that returns class logits (N,C,h,w): alone, under the name "out" or "logits", or as first output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         """Return the class logits. Raise `TargetError` for an output of any other form."""
@@ -54,7 +54,7 @@ class TorchvisionSegmenter(GenericSegmenter):
 
     @property
     def own_layer(self) -> str:
-        # The backbone also returns an earlier stage, for the auxiliary head or the last layer.
+        # Select the last stage by its key, because the backbone may also return an earlier stage.
         return "backbone:high" if type(self.model).__name__ == "LRASPP" else "backbone:out"
 
 
@@ -66,7 +66,7 @@ class EncoderSegmenter(GenericSegmenter):
         depths = getattr(self.model.encoder, "out_channels", None)
         if not depths:
             return None
-        # A vision transformer's encoder returns a list of its stages, and a list of their prefix tokens.
+        # DPT's encoder, a vision transformer, returns two lists: its stages, and their prefix tokens.
         stages = "encoder:0" if type(self.model).__name__ == "DPT" else "encoder"
         return f"{stages}:{len(depths) - 1}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradcam.errors import GradcamError, TargetError, shorten
 
-MAX_WORDS_IN_MESSAGE = 4  # A message quotes this many words before the point where a sentence would be cut.
+MAX_WORDS_IN_MESSAGE = 4  # If a sentence is too long, the message quotes up to this many of the last words that fit.
 SAVE = "save it in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
 
@@ -39,8 +39,9 @@ def load_tokenizer(folder: str, error: type[GradcamError] = TargetError, advice:
 def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int | None, *, fill: bool) -> Any:
     """Tokenise sentences with Hugging Face's or open_clip's tokenizer, or with any function that takes a list.
 
-    `max_tokens` is the maximum length in tokens. `fill` pads sentences to `max_tokens`, rather than to the length of
-    the longest sentence. If the tokenizer can count tokens, raises `TargetError` for a sentence that is too long.
+    `max_tokens` is the maximum length in tokens. If `fill` is True, sentences are padded to `max_tokens`. Otherwise,
+    sentences are padded to the longest sentence. If a sentence is too long, and the tokenizer can count tokens,
+    `TargetError` is raised.
     """
     inner = getattr(tokenizer, "tokenizer", tokenizer)  # open_clip may wrap Hugging Face's tokenizer.
     if hasattr(inner, "model_max_length"):

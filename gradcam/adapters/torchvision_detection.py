@@ -1,4 +1,4 @@
-"""torchvision's detectors: region-based ones (the R-CNNs) and anchor-based ones (RetinaNet, FCOS, SSD)."""
+"""torchvision's region-based detectors (Faster R-CNN and others) and anchor-based detectors (RetinaNet and others)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gradcam.hooks.pytorch import is_passthrough
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"
 CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys in the heads' outputs
-SAME_ORDER_ULPS = 8  # tolerance, in units in the last place, for scores computed again in the same order
-OTHER_ORDER_ULPS = 1024  # tolerance, in units in the last place, for scores computed in another order
+SAME_ORDER_ULPS = 8  # tolerance, in units in the last place, for scores recomputed with the same order of operations
+OTHER_ORDER_ULPS = 1024  # tolerance, in units in the last place, for scores recomputed with another order of operations
 TF32_TOLERANCE = 2.0**-8  # relative tolerance if the GPU may round factors to TF32
-MAX_BOX_DISTANCE = 1e-2  # in pixels, between a detection and the candidate that it came from
+MAX_BOX_DISTANCE = 1e-2  # in pixels, between the boxes of a detection and its candidate
 
 
 class ImageCandidates(NamedTuple):
     """All candidates of one image.
 
-    `outputs` are the heads' outputs, (M,...) each. `anchors` (M,4) are the boxes that the regression refines.
-    `resized_size` and `original_size` are the image's sizes after and before the model resizes it.
+    `outputs` are the heads' outputs, (M,...) each. `anchors` (M,4) are the boxes that the regression refines. The model
+    resizes the image: `original_size` is the size before, and `resized_size` is the size after.
     """
 
     outputs: Mapping[str, Tensor]
@@ -48,9 +48,9 @@ class ImageCandidates(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """A leaf tensor (C,h,w) that requires gradients: a window of one image at one pyramid level.
+    """A window of one image's features at one pyramid level.
 
-    The window starts at row `top` and column `left`.
+    The window starts at row `top` and column `left`. Its `values` (C,h,w) are a leaf tensor that requires gradients.
     """
 
     level: int
@@ -67,7 +67,7 @@ class TorchvisionDetector(DetectorAdapter):
 
     first_class = 0  # 1 if class 0 is the background
     has_own_scale = True
-    own_layer = "backbone"  # Its outputs are the levels of the feature pyramid.
+    own_layer = "backbone"  # The backbone returns the levels of the feature pyramid.
 
     @property
     def class_count(self) -> int | None:
@@ -99,11 +99,11 @@ class TorchvisionDetector(DetectorAdapter):
     def differentiate(
         self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
-        """Return the gradients of detections from one backward pass through heads that run on small crops.
+        """Run the heads again on small crops, and return the detections' gradients from one backward pass.
 
-        A detection depends on one candidate, and a candidate depends on a small crop of one pyramid level. The heads
-        run again on these crops alone. Each crop affects one score only, so the gradient of the sum of all scores at a
-        crop is the gradient of the crop's score.
+        Each detection comes from one candidate, which depends on a small crop of one pyramid level. The heads are run
+        again on these crops only. Each crop affects only the score of its own detection. Therefore, one backward pass
+        from the sum of all scores gives the gradient of each score at its crop.
         """
         levels = self.list_levels(run)
         matches = [[i for i, level in enumerate(levels) if _is_unchanged(start, level)] for start in inputs]
@@ -126,7 +126,7 @@ class TorchvisionDetector(DetectorAdapter):
             total = values.sum()
         expected = torch.cat([image.scores if edge is None else image.boxes[:, edge] for image in detections])
         if not _is_close(values, expected):
-            return None  # A head was replaced, or a hook changes its output.
+            return None  # The outputs differ if a head was replaced, or if a hook changes an output.
         gradients = torch.autograd.grad(total, [crop.values for crop in crops])
         owners = [(i, k) for i, image_rows in enumerate(rows) for k in range(len(image_rows))]
         local: list[list[LocalGradient]] = [[] for _ in inputs]
@@ -161,17 +161,18 @@ class TorchvisionDetector(DetectorAdapter):
 
     @abstractmethod
     def decode(self, candidates: ImageCandidates, labels: Tensor) -> Tensor:
-        """Return the candidates' boxes (M,4) for these classes, in pixels of the original image."""
+        """Return the candidates' boxes (M,4) for the classes `labels`, in pixels of the original image."""
 
     @abstractmethod
     def list_levels(self, run: ModelRun) -> list[Tensor]:
-        """Return the pyramid levels in the order that `rerun_heads` expects; an empty list if it cannot run."""
+        """Return the pyramid levels as `rerun_heads` takes them; an empty list if the heads cannot run on crops."""
 
     @abstractmethod
     def rerun_heads(self, run: ModelRun, levels: list[Tensor], rows: list[Tensor], output: str) -> HeadRerun | None:
-        """Return crops around the candidates with these indices, and the heads' outputs for the crops.
+        """Cut crops around the candidates with indices `rows`, and return the crops and the heads' outputs for them.
 
-        The outputs contain at least the requested one. The result is None if the heads cannot run on crops.
+        `output` is the name of the head output that is needed; other outputs may be missing. If the heads cannot run on
+        crops, the result is None.
         """
 
 
@@ -216,7 +217,7 @@ class RegionDetector(TorchvisionDetector):
         for image, level, region in zip(images, level_numbers, torch.cat(regions)):
             scale = pool.scales[level]
             x0, y0, x1, y1 = (region * scale).tolist()
-            # A pooled region is at least one cell wide and high, and interpolation reads one cell beyond it.
+            # RoI align enlarges a region to at least one cell, and its interpolation reads one more cell.
             cells = [(math.floor(a), math.ceil(max(b, a + 1)) + 1) for a, b in ((y0, y1), (x0, x1))]
             crop = _cut_window(levels, level, image, *cells)
             shifted = region - region.new_tensor([crop.left, crop.top] * 2) / scale
@@ -297,7 +298,7 @@ def _is_local(layer: nn.Module) -> bool:
 def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -> Tensor:
     """Return the layers' output at the centre of windows (B,C,h,w).
 
-    Before each convolution, cells outside the level are set to zero, as by zero padding when the heads run on the full
+    Before each convolution, cells outside the pyramid level are set to zero. This replaces the zero padding of the full
     level.
     """
     for layer in layers:
@@ -318,7 +319,7 @@ def _cut_window(levels: Sequence[Tensor], level_number: int, image: int, *ranges
 
 
 def _is_unchanged(start: Tensor, level: Tensor) -> bool:
-    """Return whether a pyramid level has the values of the leaf `start`, passed on without any computation."""
+    """Return whether the leaf `start` becomes a pyramid level without any operation that changes values."""
     nodes = list_graph_nodes(level)
     return bool(nodes) and all(map(is_passthrough, nodes)) and any(leaf is start for leaf in list_leaves(level))
 

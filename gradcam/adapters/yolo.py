@@ -1,6 +1,6 @@
 """Load ultralytics' detectors, preprocess their images, and decode their outputs.
 
-ultralytics (AGPL-3.0) must be installed by the user. It is imported only to load a checkpoint.
+The user must install ultralytics (AGPL-3.0). It is imported only to load a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from gradcam.errors import ModelError
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.hooks import Hooks
 
-CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these for the last input size.
+CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these attributes for the last input size.
 DEFAULT_SIZE = 640  # pixels: the usual training size
 PADDING_VALUE = 114  # grey, on a scale from 0 to 255
 
 
 class YoloDetector(DetectorAdapter):
-    """An ultralytics `DetectionModel` (YOLO versions 3 to 26), the attribute `model` of an `ultralytics.YOLO`.
+    """An ultralytics `DetectionModel` (YOLO versions 3 to 26), which is the `model` of an `ultralytics.YOLO`.
 
-    If the model also returns masks or keypoints, these are ignored. Detections are selected as in ultralytics' own
-    predictions: their scores are above `threshold`, two boxes of one class have an intersection over union of at most
-    `max_overlap`, and an image has at most `max_detections`.
+    Masks and keypoints of the model are ignored. Detections are selected as in ultralytics' own predictions: Scores are
+    above `threshold`. Two boxes of the same class have an intersection over union (IoU) of at most `max_overlap`. An
+    image has at most `max_detections` boxes.
     """
 
     default_threshold = 0.25
@@ -59,7 +59,7 @@ class YoloDetector(DetectorAdapter):
     def own_layers(self) -> Sequence[str]:
         """Return the names of the pyramid levels that the head reads.
 
-        The first level is the finest. The coarser levels depend on the finest level, so it affects all boxes.
+        The first level is the finest level. It affects all boxes, because the coarser levels are computed from it.
         """
         return [f"model.{index if index >= 0 else self.head.i + index}" for index in self.head.f]
 
@@ -103,9 +103,10 @@ class YoloDetector(DetectorAdapter):
         return zip(box_convert(rows[..., :4], "cxcywh", "xyxy"), rows[..., 4 : 4 + head.nc])
 
     def _decode(self, output: Any) -> tuple[Tensor, Tensor]:
-        """Decode boxes (N,M,4) and scores (N,M,C) from a head branch's output.
+        """Decode boxes (N,M,4) and scores (N,M,C) from the output of one branch of the head.
 
-        The output has logits, and the distance of each side of a box from the centre of the box's cell, in cells.
+        The output has logits and distances. Each distance is from the centre of the box's cell to one side of the box,
+        in cells.
         """
         head = self.head
         if isinstance(output, Mapping):
@@ -128,8 +129,8 @@ class YoloDetector(DetectorAdapter):
 class _GraphKeepingModel(RecordingModel):
     """A wrapper that keeps the head connected to the graph of its inputs.
 
-    Some versions detach the inputs of the branch whose boxes they return. A head may also have cached tensors without a
-    graph in earlier predictions.
+    Some versions of ultralytics detach the inputs of the branch that predicts the final boxes. Also, a head may have
+    cached tensors without a graph in earlier predictions.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
@@ -141,7 +142,7 @@ class _GraphKeepingModel(RecordingModel):
 
 
 class _SkipDetach(TorchFunctionMode):
-    """A mode in which `detach`, if called in this thread, returns the recorded inputs of a module unchanged."""
+    """A mode that makes `detach` return the recorded inputs of a module unchanged, in this thread only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +161,7 @@ class _SkipDetach(TorchFunctionMode):
 def _without_cache(head: nn.Module) -> Iterator[None]:
     """Make a head recompute its cached values, and restore the cache afterwards."""
     cached = {name: vars(head)[name] for name in CACHED_ATTRIBUTES if name in vars(head)}
-    head.shape = None  # type: ignore[assignment]  # It is a plain attribute.
+    head.shape = None  # type: ignore[assignment]  # a plain attribute, not a module
     try:
         yield
     finally:
@@ -194,7 +195,7 @@ class Letterbox:
         y0, x0, height, width = self.window(*image.shape[:2])
         canvas = torch.full((3, self.size, self.size), float(PADDING_VALUE), dtype=torch.float32, device="cpu")
         pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
-        # ultralytics interpolates without antialiasing, also when it shrinks images.
+        # As in ultralytics, there is no antialiasing, even if the image becomes smaller.
         resized = F.interpolate(pixels, (height, width), mode="bilinear", align_corners=False)
         canvas[:, y0 : y0 + height, x0 : x0 + width] = resized[0].round()
         return canvas / 255

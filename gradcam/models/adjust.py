@@ -19,11 +19,11 @@ MAX_SIDE_PIXELS = 8192  # networks take far smaller images; larger images may no
 
 @dataclass(frozen=True)
 class Adjustment:
-    """The user's changes to the preprocessing; a field is None if that part does not change.
+    """The user's changes to a model's preprocessing; None means no change.
 
-    `mean` and `std` have one value per channel, for 8-bit and 16-bit images scaled to [0,1]. `size` is the side of the
-    centre crop, or (height, width) to which the whole image is resized. `crop` is the fraction of each resized side
-    that the centre crop keeps.
+    `mean` and `std` have one value per channel. 8-bit and 16-bit images are scaled to [0,1] before the normalisation.
+    `size` is the side of the centre crop, or the (height, width) to which the full image is resized. `crop` is the side
+    of the centre crop divided by the side of the resized image.
     """
 
     mean: tuple[float, ...] | None
@@ -39,7 +39,7 @@ UNADJUSTED = Adjustment(None, None, None, None)
 
 
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
-    """Return the validated changes; raise `ModelError` if a value is not a number or is out of range."""
+    """Validate the user's changes, and return an `Adjustment`; raise `ModelError` for an invalid value."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
         expected = "the fraction of the resized image to keep, above 0 and up to 1."
         raise argument_error(crop, "crop", expected, ModelError)
@@ -50,11 +50,11 @@ def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
 
 
 def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[str]]:
-    """Return the adjusted preprocessing, and notes on assumptions and on values that look wrong."""
+    """Apply the user's changes; return the preprocessing, and notes on assumptions and suspicious values."""
     preprocess = getattr(parts.preprocess, "plain", None) or parts.preprocess
     is_assumed = parts.is_assumed and isinstance(preprocess, Preprocessing)
     notes = _describe_assumptions(preprocess, adjustment) if is_assumed else []
-    # Means above 1 are wrong for 8-bit and 16-bit images, but right for other files, such as DICOM.
+    # 8-bit and 16-bit images are scaled to [0,1], so values above 1 are probably wrong. Floats are not scaled.
     large_values = " and ".join(name for name in ("mean", "std") if max(getattr(adjustment, name) or (0,)) > 1)
     if large_values:
         problem = f"Values above 1 in {large_values}: 8-bit and 16-bit images are scaled to [0,1]"
@@ -72,7 +72,7 @@ def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[s
 
 
 def _find_sizes(preprocess: Preprocessing, adjustment: Adjustment) -> tuple[tuple[int, int], int | tuple[int, int]]:
-    """Return the size of the network's input, and the size to resize to before the crop, rounded as in timm."""
+    """Return the network's input size, and the image size before the centre crop, rounded down as in timm."""
     if adjustment.size is None and adjustment.crop is None:
         return preprocess.size, preprocess.resize
     is_squeezed = isinstance(adjustment.size, tuple) or isinstance(preprocess.resize, tuple)

@@ -32,7 +32,7 @@ from gradcam.models.tiles import Explanations, Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
 from gradcam.targets.classes import ClassTarget, to_class_target
 
-Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers, and what to explain there
+Pass = tuple[Sequence[str | nn.Module], Plan]  # the target layers of one forward pass, and their plan
 
 ImageInput = ImageLike | Reading | Prepared
 Images = ImageInput | Sequence[ImageInput]
@@ -42,7 +42,7 @@ Layers = Sequence[str | nn.Module] | None
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A model in evaluation mode with its preprocessing, classes and default target layer, from `load_classifier`.
+    """A model with its preprocessing, class names and default target layer; `load_classifier` returns one.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Classifier:
     layer : str
         The default target layer.
     layer_for_positive : str or None
-        The default target layer for methods that assume non-negative activations, if it differs from `layer`.
+        The default target layer for methods that assume non-negative activations. None means `layer`.
     activation : str
         How logits become probabilities: "softmax", "sigmoid" or "none".
     reader : callable
@@ -145,7 +145,7 @@ class Classifier:
         return self.preprocess.region(height, width)
 
     def prepare(self, image: ImageInput) -> Prepared:
-        """Read and preprocess an image once, for several calls of `explain` and `compare`. This is thread-safe.
+        """Read and preprocess an image once, for several calls of `explain` and `compare`. The method is thread-safe.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class Classifier:
         Raises
         ------
         ImageError
-            As in `gradcam.read_image`. Also if the preprocessing does not support the values.
+            As in `gradcam.read_image`. Also if the preprocessing does not support the image's dtype or channels.
         """
         if isinstance(image, Prepared):
             return image
@@ -234,7 +234,7 @@ class Classifier:
         Raises
         ------
         GradcamError
-            If the method is unknown and `layer_for_positive` is set.
+            If the method is unknown. If `layer_for_positive` is None, the method is not checked.
         """
         positive = self.layer_for_positive
         return self.layer if positive is None or not find_method(method).assumes_positive else positive
@@ -257,9 +257,9 @@ class Classifier:
         images : image or sequence of images
             Any form that `gradcam.read_image` takes (a path, bytes, an open file, a PIL image, an array, a tensor), or
             the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array
-            (H,W) or (H,W,C) may also hold integers or floats of any range, if the preprocessing supports them. The
-            image to draw on is then made from these values. If some values are negative, or the values use less than
-            half of their type's range, the contrast is stretched from the smallest to the largest value.
+            (H,W) or (H,W,C) may also contain integers or floats of any range, if the preprocessing supports them. The
+            image to draw on is then an 8-bit version of the array. If some values are negative, or the values cover
+            less than half of the dtype's range, the contrast is stretched from the smallest to the largest value.
         layer : str or nn.Module, default None
             The target layer: a dotted name, or a module. None uses `layer_for(method)`.
         method : str or Method, default None
@@ -384,7 +384,7 @@ class Classifier:
         return {key: ImageExplanation(**vars(explanation), **image_fields) for key, explanation in explanations.items()}
 
     def _explain_visible(self, prepared: Sequence[Prepared], passes: list[Pass]) -> Explanations:
-        """Explain the part of the images that the model sees; all inputs must have the same size."""
+        """Explain the parts of the images that the model sees. All preprocessed images must have the same size."""
         target, options = passes[0][1].target, passes[0][1].options
         if self._fit.kind != "tiles":
             images, target, output = self._to_input(prepared, target)
@@ -462,18 +462,18 @@ class Classifier:
         method : str or AttributionMethod, default "guided-gradcam"
             A key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values.
         layer : str or nn.Module, default None
-            Only for guided-gradcam. None uses the classifier's `layer`.
+            The target layer, only for guided-gradcam. None uses the classifier's `layer`.
         target : Any, default None
             As in `explain`.
         reshape : tuple, str or callable, default None
-            Only for guided-gradcam, as in `gradcam.explain`.
+            As in `gradcam.explain`. Only for guided-gradcam.
         progress : callable, default None
-            For methods with many passes, as in `gradcam.explain`.
+            As in `gradcam.explain`. Only for methods with many passes.
 
         Returns
         -------
         ImageAttribution
-            The values are signed. `draw(i, k)` draws them.
+            Its values are signed. `draw(i, k)` draws the k-th attribution of image i.
 
         Raises
         ------
@@ -539,7 +539,7 @@ class Classifier:
         Returns
         -------
         str or None
-            None if the model has no labels.
+            The label; None if the model has no labels.
 
         Raises
         ------

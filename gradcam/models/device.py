@@ -40,7 +40,7 @@ def list_gpus() -> list[str]:
 
 
 def check_device(device: torch.device, error: BaseException) -> None:
-    """Raise `DeviceError` if the cause of the error is a lost GPU, on which every later operation fails too."""
+    """Raise `DeviceError` if the GPU is lost, because every later operation on a lost GPU fails too."""
     if device.type != "cuda" or not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return
     try:
@@ -65,7 +65,10 @@ def find_precision(name: str) -> torch.dtype:
 
 
 def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
-    """Move the model to the named device and precision, and return it; a model on several devices is only frozen."""
+    """Move the model to the named device and precision, and return it in evaluation mode, with frozen weights.
+
+    If the model is spread over several devices, it keeps its devices and its precision.
+    """
     dtype = find_precision(precision)
     if is_spread(model):
         if device != "auto" or dtype != torch.float32:
@@ -76,22 +79,23 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     try:
         return prepare_model(model, target_device, dtype)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        # Each of these errors can be the result of too little memory, quantised weights or meta tensors.
+        # The causes of these errors include too little memory, quantised weights and meta tensors.
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The model cannot be moved to {target_device} in {precision}: {reason}") from error
 
 
 def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Move the model to a device and a dtype, in evaluation mode and frozen, and return it.
+    """Move the model to a device and a dtype, and return it in evaluation mode, with frozen weights.
 
-    The model is changed in place, so never pass the user's own model object. Batch norms stay in float32 for any dtype.
-    Weights of 2D convolutions become channels-last if that is faster.
+    The model is changed in place, so never pass the user's own model object. Batch norms always use float32. If the
+    device is faster with channels-last weights, the weights of 2D convolutions get this memory format.
     """
     model.eval().requires_grad_(False).to(device)
-    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # GPUs gain only with tensor cores
+    # On a GPU, channels-last is faster only on tensor cores, which are used in half precision.
+    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize
     memory_format = torch.channels_last if is_faster else torch.preserve_format
     for module in model.modules():
-        # Batch-norm statistics rounded to half precision would double the error of a probability. Float32 is as fast.
+        # With batch-norm statistics in half precision, probabilities would have twice the error, for the same speed.
         precision = torch.float32 if isinstance(module, _BatchNorm) else dtype
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
@@ -102,7 +106,7 @@ def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) ->
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Return True if the model was deliberately spread over several devices, or if parts of it are offloaded."""
+    """Return True if the model is spread over several devices, or if parts of the model are offloaded."""
     is_hooked = hasattr(model, "hf_device_map") or any(hasattr(module, "_hf_hook") for module in model.modules())
     return is_hooked or len({tensor.device for tensor in _tensors(model)}) > 1
 
@@ -114,14 +118,14 @@ def find_input_device(model: nn.Module) -> torch.device:
 
 
 def find_input_dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the model's first weight with several dimensions; norms may have a more precise dtype."""
+    """Return the dtype of the first weight with two or more dimensions: norms (1D) may have a more precise dtype."""
     floating = [tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1]
     weights = [tensor for tensor in floating if tensor.ndim > 1]
     return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)
 
 
 def first_channels(model: nn.Module) -> int:
-    """Return the number of input channels of the first convolution; 0 if there is no convolution, or a lazy one."""
+    """Return the first convolution's number of input channels; 0 if there is no convolution, or if it is lazy."""
     convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
     return next((convolution.in_channels for convolution in convolutions), 0)
 

@@ -1,4 +1,4 @@
-"""Choose which part of an image the network sees: its default crop, the whole image, or tiles."""
+"""Preprocess full images instead of the default crop, and adapt networks to the resulting input sizes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ MAX_AREA_FACTOR = 16  # maximum input area with the fit "whole", relative to the
 MAX_RESIZED_COPIES = 8  # per model
 
 _resized_copies: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
-_any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that also ran with another size
+_any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have run at a larger size than their own
 
 
 def find_step(model: nn.Module) -> int:
-    """Return the step in pixels: if an input side is a multiple of the step, all cells along this side are complete."""
+    """Return the step for input sides, in pixels: 32, or the patch size if the patch size does not divide 32.
+
+    If an input side is a multiple of the step, it contains only complete patches and cells.
+    """
     strides = {max(patch.stride) for patch in find_patches(model.modules()) if patch.kernel == patch.stride}
     return next((stride for stride in strides if DEFAULT_STEP_PIXELS % stride), DEFAULT_STEP_PIXELS)
 
 
 def get_steps(preprocess: Preprocess) -> Preprocessing:
-    """Return the preprocessing as a `Preprocessing` that can be changed; raise `ModelError` if it is custom."""
+    """Return the resize, crop and normalisation of the preprocessing; raise `ModelError` if it is custom."""
     steps = getattr(preprocess, "plain", preprocess)
     if not isinstance(steps, Preprocessing):
         raise ModelError("This model has custom preprocessing, which supports only the fit 'crop'.")
@@ -45,7 +48,7 @@ def get_steps(preprocess: Preprocess) -> Preprocessing:
 
 
 def show_whole(image: NDArray[Any], preprocess: Preprocessing, step: int) -> Tensor:
-    """Preprocess the whole image at the default scale, with sides rounded to multiples of `step`; return (C,H,W)."""
+    """Preprocess the full image at the default scale, and return (C,H,W); both sides become multiples of `step`."""
     shorter = preprocess.resize if isinstance(preprocess.resize, int) else min(preprocess.resize)
     rows, columns = image.shape[:2]
     height, width = (max(1, round(side * (shorter / min(rows, columns)) / step)) * step for side in (rows, columns))
@@ -56,7 +59,7 @@ def show_whole(image: NDArray[Any], preprocess: Preprocessing, step: int) -> Ten
 
 
 def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
-    """Raise `ModelError` if the model fails on images that are larger than `images` (N,C,H,W)."""
+    """Run the model on an enlarged version of `images` (N,C,H,W); raise `ModelError` if the model fails."""
     if model in _any_size_models:
         return
     height, width = images.shape[2:]
@@ -73,16 +76,16 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
 
 
 def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> tuple[nn.Module, Any]:
-    """Return the model and its input for images (N,C,H,W) of any size.
+    """Return a model that takes images (N,C,H,W) of this size, and the model's input.
 
-    For a transformer that was built for one size, the model is a copy with interpolated position embeddings. The copy
-    shares all other weights.
+    If a vision transformer of timm or torchvision was built for another size, the result is a copy with interpolated
+    position embeddings. The copy shares all other weights with the original model.
     """
     size = tuple(images.shape[2:])
     unwrapped = unwrap(model)
     if size == tuple(native_size):
         return model, images
-    if "interpolate_pos_encoding" in inspect.signature(unwrapped.forward).parameters:  # a model of transformers
+    if "interpolate_pos_encoding" in inspect.signature(unwrapped.forward).parameters:  # as in transformers
         return model, {"pixel_values": images, "interpolate_pos_encoding": True}
     is_timm = callable(getattr(unwrapped, "set_input_size", None))
     if not is_timm and type(unwrapped).__module__ != "torchvision.models.vision_transformer":
@@ -113,5 +116,5 @@ def _resize_torchvision(model: Any, size: Sequence[int]) -> None:
     grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(embedding).flatten(2).mT
     resized = torch.cat([embedding[:, : -(side**2)], grid], 1)
     model.encoder.pos_embedding = nn.Parameter(resized.detach(), requires_grad=False)
-    # torchvision's `_process_input` accepts only square images of the model's own size.
+    # Replace torchvision's `_process_input`, which accepts only square images of the model's own size.
     model._process_input = lambda images: model.conv_proj(images).flatten(2).mT

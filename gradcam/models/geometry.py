@@ -1,4 +1,7 @@
-"""Run an image processor on ramps, to measure which part of an image it returns, and where in its output."""
+"""Measure which part of an image an image processor returns, and where this part lies in the output.
+
+The processor is run on brightness ramps. A ramp's value at a pixel encodes the position of the pixel.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,30 @@ from gradcam.errors import ImageError
 from gradcam.hooks.containers import Window
 from gradcam.images.read import Region
 
-CALIBRATION_SIDE = 64  # pixels of the constant images
-# Weight of the perpendicular direction in a ramp. A ramp from left to right also rises by 37.4 levels from top to
-# bottom. With n rows, that is 37.4 / n levels per row. For usual n, this is not a whole number, so rounding errors
-# differ by row.
+CALIBRATION_SIDE = 64  # side in pixels of the black and the white image of `calibrate`
+# Slope of a ramp in the perpendicular direction: a ramp from left to right also rises by 37.4 of 255 levels from top to
+# bottom. Each row is therefore rounded to 8 bits in a different way, and rounding errors average out over the rows.
 TILT = 37.4 / 255
-TRIMMED_SHARE = 0.1  # fraction cut off at each end of a ramp, where resizing mixes padding into the image
-# Pixels of the image differ between the two ramps, except on the diagonal, and pixels of padding do not. For each row
-# (or column), the fraction of differing pixels is computed. The row belongs to the image if its fraction exceeds this
-# share of the largest fraction.
+TRIMMED_SHARE = 0.1  # fraction ignored at each end of a ramp, because resizing mixes padding into it
+# The outputs for the two ramps differ in image pixels (except on the diagonal), and are equal in padding. A row or
+# column belongs to the image if enough pixels differ: more than this fraction of the largest count in a row or column.
 MIN_VALID_SHARE = 0.2
-TOLERANCE_LEVELS = 2  # maximum mean deviation of a ramp from a straight line, in levels of 255
-SNAP_PIXELS = 0.05  # an edge that is closer than this to a pixel boundary of the piece is moved to the boundary
+TOLERANCE_LEVELS = 2  # maximum mean deviation of a ramp from a straight line, in levels from 0 to 255
+SNAP_PIXELS = 0.05  # If an edge is closer than this to a pixel boundary, it is moved to the boundary.
 
-# Along one axis: (start, length) of the region, (start, length) of the window, and the scale.
+# The fields `region`, `window` and `scales` of a `Piece` along one axis: (start, length), (start, length), scale.
 Extents = tuple[tuple[int, int], tuple[float, float], float]
 Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to pieces (P,C,h,w)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor (C,h,w) that a processor returned: `region` of the image lies in `window` of the tensor.
+    """The part of an image that a processor's output tensor (C,h,w) shows, and its position in the tensor.
 
-    Both are (top, left, height, width). The region is in whole pixels of the image, and the window is in fractional
-    pixels of the tensor. Padding and other parts of the canvas lie outside the window. `scales` is the number of tensor
-    pixels per image pixel, down and across. `size` and `image` are the (height, width) of the tensor and of the image.
+    `region` is the part of the image, in whole image pixels. `window` is the position of this part in the tensor, in
+    fractional tensor pixels. Both are (top, left, height, width). Outside the window, the tensor has padding. `scales`
+    is the number of tensor pixels per image pixel: vertical, horizontal. `size` and `image` are the (height, width) of
+    the tensor and of the image.
     """
 
     region: Region
@@ -49,21 +51,20 @@ class Piece:
 
 
 def calibrate(process: Process) -> tuple[float, float]:
-    """Return a processor's output value for black, and the difference between its values for white and black."""
+    """Return a processor's output value for black, and its output value for white minus the value for black."""
     shape = (CALIBRATION_SIDE, CALIBRATION_SIDE, 3)
     black, white = (process(np.full(shape, level, np.uint8))[0].double().mean(0) for level in (0, 255))
     contrasts = white - black
-    is_image = contrasts.abs() > contrasts.abs().amax() / 2  # Padding has no contrast.
+    is_image = contrasts.abs() > contrasts.abs().amax() / 2  # Padding is the same in both outputs.
     return black[is_image].median().item(), contrasts[is_image].median().item()
 
 
 def measure(process: Process, height: int, width: int, black: float, contrast: float) -> list[Piece]:
-    """Run the processor on an image of this size, and measure each piece that it returns.
+    """Return the geometry of each tensor that the processor returns for an image of this size.
 
-    `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, from top to bottom and
-    from left to right. Padding is where both outputs are equal. Raises `ImageError` if an output is not a ramp.
+    `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, one from top to bottom and
+    one from left to right. Pixels with equal outputs are padding. Raises `ImageError` if an output is not a ramp.
     """
-    # The tilt varies the errors of rounding to 8 bits, so that they average out over a row or column.
     y, x = ((np.arange(length, dtype=np.float32) + 0.5) * (255 / length) for length in (height, width))
     ramps = (share * y[:, None] + (1 - share) * x for share in (1 - TILT, TILT))
     images = (np.rint(ramp).astype(np.uint8)[..., None].repeat(3, 2) for ramp in ramps)
@@ -80,12 +81,12 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
 
 
 def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
-    """Fit a line to the positions along one axis, and return the extents of the region and the window."""
+    """Fit a line to the image positions that a tensor shows along one axis, and return the extents."""
     columns, rows = (_find_valid(differs.float().mean(axis)) for axis in (0, 1))
     values = positions[_trim(rows)][:, columns] * length
     profile = values.mean(0)
-    # In padding that mirrors the image, positions run backwards. The image itself therefore lies between the minimum
-    # and the maximum of the positions.
+    # If padding mirrors the image, positions decrease in the padding. The image itself therefore lies between the
+    # smallest and the largest position.
     first, last = int(profile.argmin()), int(profile.argmax())
     if last - first < 2:
         raise ImageError("it does more than resize, crop and pad")
@@ -99,10 +100,10 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
 
 
 def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: int) -> Extents:
-    """Return the extents of an axis on which pixel u shows the position `start + slope * u`."""
+    """Return the extents along an axis on which tensor pixel u shows the image position `start + slope * u`."""
     tolerance = max(SNAP_PIXELS, 0.1 / slope)
-    ends = [-start / slope, (length - start) / slope]  # the image's ends, in pixels of the piece
-    # If the image was cropped before it was padded, the valid pixels end before the ends of the uncropped image.
+    ends = [-start / slope, (length - start) / slope]  # both ends of the image, in tensor pixels
+    # If the image was cropped and then padded, its ends are not visible, and the valid pixels limit the visible part.
     visible = [valid[0] if valid[0] > ends[0] + 2 else ends[0], valid[1] if valid[1] < ends[1] - 2 else ends[1]]
     visible = [min(max(end, 0), side) for end in visible]
     first, last = (min(max(round(start + slope * end), 0), length) for end in visible)
@@ -113,7 +114,7 @@ def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: 
 
 
 def _find_valid(fractions: Tensor) -> Tensor:
-    """Return the indices of the rows or columns that belong to the image and not to padding."""
+    """Return the indices of the rows or columns that show the image, and not padding."""
     if not fractions.any():
         raise ImageError("a part of its output does not depend on the image")
     return (fractions > MIN_VALID_SHARE * fractions.max()).nonzero()[:, 0]

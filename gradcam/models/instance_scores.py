@@ -1,4 +1,4 @@
-"""Present a task model's detections in one image as classes of a classifier, to evaluate their heatmaps."""
+"""Convert a task model to a classifier of one image's instances (boxes, masks, ...), to evaluate heatmaps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ COSINE_KINDS = ("text", "like")
 
 
 class ScoreModel(nn.Module):
-    """A model that returns the scores (N,K) of one image's instances, for that image and for others.
+    """A model that returns the scores (N,K) of K fixed instances, such as boxes, in N images.
 
-    The instances are those that were detected in that image. Cosines are mapped to [0,1].
+    The instances were detected in one image, but can be scored in any image. Cosines are mapped from [-1,1] to [0,1].
     """
 
-    makes_scores = True  # tells `find_output_module` that the scores are computed here, not in `module`
+    makes_scores = True  # `find_output_module` then knows that this class computes the scores
 
     def __init__(self, bound: BoundTarget, target: Any, *, are_cosines: bool) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ScoreModel(nn.Module):
         self._bound, self._target, self._are_cosines = bound, target, are_cosines
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the scores; each image runs alone, because some detectors mix the detections of a batch."""
+        """Return the scores (N,K). Run each image alone, because some detectors mix the detections of a batch."""
         rows = []
         for image in images.split(1):
             batch: Batch = self._bound.batch.copy(detach_input, pictures=image)
@@ -50,9 +50,9 @@ class ScoreModel(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class PictureScores(Classifier):
-    """A classifier for one image, whose classes are the instances in that image, in the order of `instances`.
+    """A classifier whose classes are the instances of one image, in the order of `instances`.
 
-    If there is only one instance, there are two classes, as for a single logit; class 1 is the instance.
+    A single instance becomes class 1 of two classes, as for a model with a single logit.
     """
 
     instances: Sequence[Instance] = field(default=(), repr=False, kw_only=True)
@@ -63,15 +63,15 @@ class PictureScores(Classifier):
         return 1 if len(self.instances) == 1 else i
 
     def instance(self, index: int) -> Instance:
-        """Return the instance that a class stands for."""
+        """Return the instance that has this class index."""
         return self.instances[0 if len(self.instances) == 1 else index]
 
 
 def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
     """Return a classifier for one image, and the index of the class that the target selects.
 
-    If the target is a single instance that is also among all detections, the classes are all detections. Raises the
-    errors of `to_instance_classifier`.
+    If the target is one of the model's detections, all detections become classes. Otherwise, only the instances of the
+    target become classes. Raises the errors of `to_instance_classifier`.
     """
     scores = to_instance_classifier(model, picture, target)
     if target is not None and len(scores.instances) == 1 and (all_targets := model.list_all()) is not None:
@@ -85,9 +85,10 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
 def to_instance_classifier(
     model: TaskModel, picture: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
 ) -> PictureScores:
-    """Return a classifier whose classes are a target's instances in an image; by default, all detections.
+    """Return a classifier whose classes are a target's instances in an image; None means all detections.
 
-    The classifier uses the model's layer, or else the default layer of the methods or of the target's method.
+    The classifier's layer is the model's layer. If the model has no layer, the default layer of the methods is used, or
+    else the default layer of the target's method.
 
     Raises
     ------

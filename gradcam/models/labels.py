@@ -1,4 +1,4 @@
-"""Read class names from files, and find the class index for what a user typed."""
+"""Read class names from files, and find the class that a user names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 
 
 def find_class(labels: Sequence[str] | None, name: str, count: int | None = None) -> int:
-    """Return the index of a class given by its label, ignoring case, or by its index in digits.
+    """Return the index of the class that `name` gives: by label, ignoring case, or by index in digits.
 
-    `name:7` means the class with the label "7". If there are no labels, `count` is the number of classes, or None if
-    that is unknown. Raises `TargetError`, which lists the nearest labels, for an unknown or ambiguous name.
+    `name:7` means the class with the label "7". If there are no labels, `count` is the number of classes; None if it is
+    unknown. Raises `TargetError` for an unknown or ambiguous name, with the most similar labels in the message.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", name):
         index, class_count = int(name), len(labels or ()) or count
@@ -66,9 +66,9 @@ class FileLabels(list[str]):
 def read_labels(path: str | os.PathLike[str]) -> FileLabels:
     """Read class names from a file, in the order of their indices.
 
-    A text file has one name per line. A ``.csv`` file has an index and a name per line, with or without a header. JSON
-    is a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as in torchvision's `class_to_idx`, or a
-    config.json with "id2label".
+    A text file has one name per line. A ``.csv`` file has an index and a name per line, with or without a header. A
+    JSON file has a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as in torchvision's `class_to_idx`,
+    or "id2label" as in config.json.
     """
     try:
         text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -86,7 +86,7 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
 
 
 def check_labels(labels: Any) -> list[str]:
-    """Return class names given as a sequence or as a file's path; raise `ModelError` for anything else."""
+    """Validate class names, or read class names from a file's path; raise `ModelError` for anything else."""
     if isinstance(labels, (str, os.PathLike)):
         return read_labels(labels)
     if not isinstance(labels, (list, tuple)) or not labels or not all(isinstance(label, str) for label in labels):
@@ -138,7 +138,7 @@ def _in_order(path: str | os.PathLike[str], pairs: Sequence[tuple[str, Any]]) ->
 
 
 def _find_pairs(text: str) -> list[tuple[str, str]]:
-    """Return the index and the name on each line after a possible header; an empty list if a line lacks them."""
+    """Return the (index, name) pairs of a CSV text without its header; an empty list if a line is not a pair."""
     try:
         table = list(csv.reader(text.strip().split("\n"), skipinitialspace=True))
     except csv.Error:  # a NUL byte, or an unclosed quote

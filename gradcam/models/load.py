@@ -39,8 +39,8 @@ from gradcam.targets.heads import ends_in_features, find_output_module
 
 CLIP_METHODS = ("encode_image", "encode_text")  # the methods of models that follow OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
-OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # transformers classes that do not classify
-OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # names of models that do not segment
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # transformers classes for other tasks
+OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # names of models with maps of other kinds
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # in MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
 
@@ -91,8 +91,8 @@ def load_classifier(
         The standard deviation per channel, in the same form as `mean`.
     size : int or (int, int), default None
         The input size in pixels. With one number, the model sees a square crop from the centre of the image. With
-        (height, width), the whole image is resized to that size, without keeping its aspect ratio. If None, it is the
-        size in the model's settings, or else 224.
+        (height, width), the whole image is resized to that size, without keeping its aspect ratio. None uses the size
+        in the model's settings, or else 224.
     crop : float, default None
         The fraction of the resized image that the centre crop keeps, in (0,1]. None uses the fraction in the model's
         settings, or else 0.875.
@@ -101,12 +101,12 @@ def load_classifier(
         single value), "applied" (the output is a single probability), or "auto". "auto" uses the model's known
         activation. If there is none, it uses sigmoid for a single logit and softmax for several.
     reader : callable or str, default None
-        A function from a path to an array, or to an array and the image to draw on. You can also pass its name,
-        "module:function". None reads the formats of `gradcam.read_image`, and DICOM.
+        A function from a path to an array, or to an array and the image to draw on. You can also pass the function's
+        name, "module:function". None reads the formats of `gradcam.read_image`, and DICOM.
     layer : str, default None
         The default target layer. None uses the last layer that has a spatial grid and that affects the score.
     device : str, default "auto"
-        "auto", "cpu", "cuda", "cuda:N" or "mps". A model that is spread over several devices keeps them.
+        "auto", "cpu", "cuda", "cuda:N" or "mps". A model that is spread over several devices keeps its devices.
     precision : str, default "fp32"
         The precision of the model: "fp32", "bf16" or "fp16". Batch norms, probabilities and maps always use float32.
         bf16 is faster than fp32 if the CPU or GPU has instructions for it, and slower otherwise.
@@ -180,7 +180,7 @@ def load_model(
     fit: str = "crop",
     predictions: str = "own",
 ) -> Classifier:
-    """Load a model for any task, with its preprocessing and its labels: a classifier, a detector, a segmenter and so on.
+    """Load a model for any task (classification, detection and so on), with its preprocessing and its labels.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def load_matcher(name: str | nn.Module, **options: Any) -> Matcher:
     Parameters
     ----------
     name : str or nn.Module
-        As in `load_model`. It may also be a timm classifier, whose features are then compared.
+        As in `load_model`. If `name` is a timm classifier, its features are compared.
     **options : Any
         The options of `load_model`, except `task`.
 
@@ -366,7 +366,7 @@ class _Options:
 
     def load(self, name: str | nn.Module, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
         self.check()
-        with torch.random.fork_rng(devices=()):  # building a model samples random weights
+        with torch.random.fork_rng(devices=()):  # building a model changes the random state
             return _find_parts(name, self, task, prompts)
 
     def check(self) -> None:
@@ -374,7 +374,7 @@ class _Options:
             placing.find_precision(self.precision)
         if self.fit != "crop":
             parse_fit(self.fit)
-        if self.device != "auto":  # with "auto", a spread model stays where it is
+        if self.device != "auto":  # with "auto", a model on several devices keeps its devices
             placing.find_device(self.device)
         if not isinstance(self.weights, (str, os.PathLike, type(None))):
             raise ModelError(f"The weights are {shorten(self.weights)}, expected the path of a checkpoint.")
@@ -428,7 +428,7 @@ def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> 
 
 
 def _warn_of_assumptions(notes: Sequence[str]) -> None:
-    """Warn of assumptions about a model object; for models that are loaded by name, the command line prints them."""
+    """Warn of assumptions about a model object. For models loaded by name, the command line prints the notes."""
     for note in notes:
         if note.startswith("Assumed"):
             warn(note)
@@ -474,7 +474,7 @@ def _find_task(parts: Parts, options: _Options) -> str:
 
 
 def _to_grey(parts: Parts, options: _Options) -> Parts | None:
-    """Return the parts with greyscale preprocessing; None if the model takes colours, or its preprocessing is known."""
+    """Return the parts with greyscale preprocessing; None if the model takes colours or has known preprocessing."""
     unset = parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (options.edits.mean or options.edits.std)
     return replace(parts, preprocess=ASSUMED_GREY) if unset and first_channels(parts.model) == 1 else None
 

@@ -1,4 +1,7 @@
-"""Make the interactive page of one image: maps of all classes if they are cheap, or else of the most probable ones."""
+"""Make the interactive page of one image.
+
+If the maps of all classes are cheap to compute, the page has all of them. Otherwise, it has the most probable classes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ MODEL_FORMS = "a model from gradcam.load_classifier or load_model."
 REFERENCE_NOTE = "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
-MAX_MAP_CELLS = 2**18  # limit for all classes together, per method and layer; the page stores one byte per cell
+MAX_MAP_CELLS = 2**18  # limit for the maps of all classes, per method and layer: one byte per cell
 
 
 @accept_old_parameters
@@ -64,8 +67,8 @@ def page(
         None uses the included model. Models that are not classifiers, such as the detectors of `gradcam.load_model`,
         are accepted as well. For these, the page shows the model's results, such as boxes, instead of classes.
     layers : sequence of str, default None
-        Dotted names of target layers. None uses the default layer and up to three earlier layers: for each higher
-        resolution, the last layer with this resolution.
+        Dotted names of target layers. None uses the default layer, and up to three earlier layers with higher
+        resolutions. For each resolution, the last layer is used.
     methods : sequence of str or Method, default ()
         As in `gradcam.compare`. The default is "gradcam" for classifiers, and the task's default method otherwise.
     target : Any, default None
@@ -112,7 +115,7 @@ def page(
 
 
 class _PageBuilder:
-    """Collects the maps, class names and notes for the page of one image and one model."""
+    """A builder that collects the maps, class names and notes for the page of one image and one model."""
 
     def __init__(self, classifier: Classifier, prepared: Prepared, options: dict[str, Any]) -> None:
         if unknown := set(options) - {"reshape", "progress"}:
@@ -124,7 +127,7 @@ class _PageBuilder:
         self.first_explanation: ImageExplanation
 
     def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
-        """Return explanations by layer and method, with signed evidence if the method supports it."""
+        """Return explanations by (layer, method); the evidence is signed if the method supports signed evidence."""
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for signed in (True, False):
             group = [method for method in methods if method.is_signed == signed]
@@ -135,7 +138,7 @@ class _PageBuilder:
         return {key: explanation.cpu() for key, explanation in explanations.items()}
 
     def explain_instances(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> list[MapSet]:
-        """Return the maps of a target that is not a class, such as the boxes of a detector or a function."""
+        """Return the maps of a target that is not a class, such as a detector's boxes, or a function."""
         if target is None:
             target = getattr(self.classifier, "list_all", lambda: None)()
         explanations = self.explain(layers, methods, target)
@@ -162,7 +165,7 @@ class _PageBuilder:
         if not probabilities.isfinite().all():
             raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
         ranked = probabilities.argsort(descending=True, stable=True)
-        ranks = ranked.argsort()  # the inverse permutation
+        ranks = ranked.argsort()  # ranks[c] is the rank of class c: the inverse of `ranked`
         self.total = len(ranked)
         self.page_targets = list_classes(ranked.tolist(), self.first_explanation.labels, probabilities[ranked].tolist())
         self.first = int(ranks[class_indices[0]]) if class_indices else 0
@@ -180,7 +183,7 @@ class _PageBuilder:
         return list(sets.values())
 
     def _count(self, explanations: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
-        """Return a callback that reports each finished derivative; None without `progress`."""
+        """Return a callback that reports each finished derivative; None if the user passed no `progress`."""
         progress, counter = self.options["progress"], count(1)
         pairs = [(self.recorded.get(layer), method) for layer, method in explanations]
         total = sum(count_directions(values, method) or 0 for values, method in pairs if values is not None)
@@ -243,8 +246,8 @@ class _PageBuilder:
 def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
     """Return the layer `last`, then earlier layers with finer grids: layer4, layer3, layer2 and layer1 for a ResNet.
 
-    For each finer resolution, the layer with the fewest dots in its name is chosen. If there are several, the last one
-    is chosen. The model is run once.
+    If several layers have the same resolution, the layer with the fewest dots in its name is chosen. Among equals, the
+    last layer is chosen. The model is run once, to record the resolutions.
     """
     layer_ref = find_layer(model, last)
     names = {module: name for name, module in model.named_modules() if name}

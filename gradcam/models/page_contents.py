@@ -31,7 +31,7 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
 
 
 def to_map_set(maps: Any, explanation: Any, target_indices: Sequence[int] | None = None) -> MapSet:
-    """Return maps (K,h,w) of an explanation as a set for a page; maps of negative evidence become negative."""
+    """Convert maps (K,h,w) of an explanation to a `MapSet`. If the evidence is negative, values become negative."""
     sign, evidence = (-1, "signed") if explanation.evidence == "negative" else (1, explanation.evidence)
     values = sign * np.asarray(maps, np.float32)
     return MapSet(explanation.layer or "input", explanation.method, evidence, values, targets=target_indices)
@@ -56,7 +56,7 @@ def list_things(explanation: Any) -> tuple[PageTargets, list[int]]:
 
 
 def list_classes(indices: Sequence[int], labels: Sequence[str] | None, probabilities: Sequence[Any]) -> PageTargets:
-    """Return page targets for these classes, in this order."""
+    """Return page targets for the classes `indices`, in the same order."""
     names = [name_class(index, None if labels is None else labels[index]) for index in indices]
     return PageTargets("class", names, indices, probabilities)
 

@@ -25,9 +25,9 @@ def panel(
     """Draw the results of `Classifier.compare` for one image: a column per method, a row per layer and class.
 
     The panel shows the part of the image that the model saw, first without a heatmap and then with each heatmap. A
-    colour bar is at the bottom. If each method has its own layer, the titles of the columns name the layers. If there
-    is only one method and layer, and several boxes, masks or sentences are explained, the panel shows the image with
-    all of them, and then one heatmap per box, mask or sentence.
+    colour bar is at the bottom. If each method has its own layer, the titles of the columns name the layers. If one
+    method explains several boxes, masks or sentences at one layer, the panel has another form: first the image with
+    all boxes, masks or sentences, and then one heatmap for each.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def panel(
     first, titles, across = explained[0], methods, [explained]
     if not -len(first.images) <= i < len(first.images):
         raise ImageError(f"There is no image {i}: there are {len(first.images)} image(s).")
-    # Each method has its own layer, so the titles name the layers.
+    # If each method has its own layer, the column titles name the layers.
     if len(layers) > 1 and len(methods) == len(explanations):
         places = ["" if explanation.layer == first.layer else f" at {explanation.layer}" for explanation in explained]
         titles = [f"{explanation.method}{place}" for explanation, place in zip(explained, places)]

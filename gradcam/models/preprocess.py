@@ -1,4 +1,4 @@
-"""Read and preprocess images: make the model's input, an image to draw on, and the region that the model sees."""
+"""Read images, preprocess them for a model, and find the region of an image that the model sees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradcam.images.write import check_pixels
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as in Pillow
 Part = tuple[float, float, float, float]  # top, left, height, width, in fractional pixels of the image
 
-# ITU-R 601 weights, in units of 1/65536 as in Pillow, so that grey keeps its exact values.
+# ITU-R 601 weights for RGB, in units of 1/65536 as in Pillow. Their sum is 65536, so grey pixels keep their values.
 LUMINANCE = (19595, 38470, 7471)
 
 
@@ -45,9 +45,9 @@ class Preprocess(Protocol):
 class Preprocessing:
     """Resize with antialiasing, crop the centre and normalise.
 
-    `size` is the (height, width) of the network's input. `resize` is the length of the shorter side before the crop, or
-    (height, width) regardless of the image's aspect ratio. `mean` and `std` have one value per channel, for values in
-    [0,1]. `interpolation` is "nearest", "bilinear", "bicubic", "lanczos", "box" or "hamming".
+    `size` is the (height, width) of the network's input. `resize` is the size before the crop: the length of the
+    shorter side, or a fixed (height, width). `mean` and `std` have one value per channel, for values in [0,1].
+    `interpolation` is "nearest", "bilinear", "bicubic", "lanczos", "box" or "hamming".
     """
 
     size: tuple[int, int]
@@ -64,14 +64,15 @@ class Preprocessing:
         """Return an image as float32 (C,*size), with one channel per mean.
 
         `image` is an RGB array, uint8 (H,W,3), or an array (H,W) or (H,W,C) of any integers or floats. uint8 and uint16
-        are scaled to [0,1] by their full range. Floats and other integers are not scaled: `mean` and `std` are in their
-        units. If the network takes three channels, a single channel is repeated. If it takes one channel, 8-bit or
-        16-bit RGB is converted to luminance. Raises `ImageError` for any other array or number of channels.
+        are scaled to [0,1] by their full range. Floats and other integers are not scaled, so `mean` and `std` must
+        have the units of the image. If the network takes three channels, a single channel is repeated. If the network
+        takes one channel, 8-bit or 16-bit RGB is converted to luminance. Raises `ImageError` for any other array or
+        number of channels.
         """
         return self.transform_part(image, self.find_part(*check_form(image).shape[:2]))
 
     def find_part(self, height: int, width: int) -> Part:
-        """Return the part of an image of this size that the network sees, for `transform_part`."""
+        """Return the part of an image (height, width) that the network sees."""
         resized = self.resize
         if isinstance(resized, int):  # rounded as in torchvision and timm
             resized = (max(resized, int(resized * height / width)), max(resized, int(resized * width / height)))
@@ -83,8 +84,8 @@ class Preprocessing:
         """Return a part of an image as the network's input (C,*size)."""
         values = fit_channels(check_form(image), len(self.mean))
         top, left, height, width = part
-        # Pillow resizes directly from a fractional box. Except for rounding to 8 bits, the result is the same as after
-        # resizing and then cropping, but an image of 2000 x 3 is not enlarged to millions of pixels.
+        # Pillow resizes only the box. To resize the full image and then crop it would give the same result, except for
+        # rounding. But an image of 2000 x 3 pixels would first be enlarged to millions of pixels.
         box = (left, top, left + width, top + height)
         if values.dtype == np.uint8:  # rounded to 8 bits, as in torchvision and timm
             parts: Iterable[NDArray[Any]] = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
@@ -96,7 +97,7 @@ class Preprocessing:
         return resized.sub(mean).div_(std)
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
-        """Resize in float32 to (C,*size). Values in [0,1] are clipped after each axis, as Pillow does with 8 bits."""
+        """Resize to float32 (C,*size). Values from a [0,1] image are clipped to [0,1] after each axis, as in Pillow."""
         is_unit_range = values.dtype.name in WHITE_VALUES or (values.min() >= 0 and np.float32(values.max()) <= 1)
         low, high = (0, 1) if is_unit_range else (-np.inf, np.inf)
         (left, top, right, bottom), width = box, self.size[1]
@@ -114,7 +115,8 @@ class Preprocessing:
     def region(self, height: int, width: int) -> Region:
         """Return the region that the network sees: (top, left, height, width), in whole pixels, at the centre.
 
-        Resizing also rounds to whole pixels, which may shift the visible part by up to one pixel of the resized image.
+        Sides of the resized image are also rounded to whole pixels. The true region may therefore differ by up to one
+        pixel of the resized image.
         """
         if min(height, width) < 1:
             raise ImageError(f"The image is {width} x {height}, expected at least one pixel.")
@@ -164,7 +166,7 @@ class WholeImage:
 
 
 def check_values(values: Any) -> NDArray[Any]:
-    """Return values (H,W) or (H,W,C) in native byte order; raise `ImageError` unless they are finite in float32."""
+    """Return values (H,W) or (H,W,C) in native byte order; raise `ImageError` if a value is not finite in float32."""
     values = check_form(values)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
@@ -185,7 +187,7 @@ def check_form(values: Any) -> NDArray[Any]:
 
 
 def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Return values for a network with this many channels: (H,W,channels), or (H,W) to repeat for each channel."""
+    """Convert values to a network's number of channels: (H,W,channels), or (H,W) if all channels are equal."""
     count = 1 if values.ndim == 2 else values.shape[2]
     if count == 1 and channels in (1, 3):
         return values.reshape(values.shape[:2])
@@ -221,7 +223,7 @@ ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
 
 
 def assume_preprocessing(side: Any) -> Preprocessing:
-    """Return the usual preprocessing, for an input of `side` x `side` pixels if `side` is an integer."""
+    """Return the usual ImageNet preprocessing. If `side` is an integer, the input size is `side` x `side`."""
     return replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
 
 
@@ -230,7 +232,7 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One image as read: `values` for preprocessing, (H,W) or (H,W,C), and `picture` to draw on, RGB uint8 (H,W,3)."""
+    """An image after reading: `values` (H,W) or (H,W,C) for the model, and RGB uint8 `picture` (H,W,3) to draw on."""
 
     values: NDArray[Any]
     picture: Pixels
@@ -250,7 +252,7 @@ class Prepared:
 
 
 def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[Window, ...] | None:
-    """Return where each image lies in its input tensor; None if every image covers its whole tensor."""
+    """Return each image's position in its input tensor; None if every image fills its tensor."""
     find_window: Callable[[int, int], Window | None] | None = getattr(preprocess, "window", None)
     if find_window is None:
         return None
@@ -260,7 +262,7 @@ def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[
 
 
 def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
-    """Return the region that the whole input covers, in pixels of the image; with padding, it exceeds the image."""
+    """Return the region of the input tensor in image pixels. If the input is padded, the region exceeds the image."""
     region, windows = preprocess.region(*prepared.reading.picture.shape[:2]), find_windows(preprocess, [prepared])
     if windows is None:
         return region
@@ -272,7 +274,7 @@ def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
 
 
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
-    """Return the reading with parts of the image removed; raise `ImageError` unless it is an 8-bit RGB image."""
+    """Remove parts of an image, and return the new reading; raise `ImageError` if the image is not 8-bit RGB."""
     edited = edit_image(reading.values, edits)
     return Reading(edited, edited, reading.note)
 
@@ -289,12 +291,12 @@ Reader = Callable[[Path], Reading]
 
 
 def read_image_file(path: Path, data: FileContent | None = None) -> Reading:
-    """Read an image: its values at the file's bit depth for the model, and an 8-bit image for drawing.
+    """Read an image: its values at the file's bit depth for the model, and an 8-bit image to draw on.
 
-    `data` is a PIL image, or the file's content if it has already been read. The path then only names the image. Grey
-    values of DICOM files are mapped through the file's window to float32 in [0,1]; colours are read as RGB. Floats,
-    signed integers and 32-bit integers are passed to the model unscaled. NaN and negative infinity are replaced by the
-    smallest finite value, positive infinity by the largest. Raises `ImageError` as in `gradcam.read_image`.
+    If `data` is a PIL image or the file's content, no file is read, and the path is only the name of the image. Grey
+    DICOM values are mapped by the DICOM window to float32 in [0,1]. DICOM colours are read as RGB. Floats, signed
+    integers and 32-bit integers are not scaled for the model. NaN and negative infinity become the smallest finite
+    value. Positive infinity becomes the largest finite value. Raises `ImageError` as in `gradcam.read_image`.
     """
     try:
         if read.to_path(path).suffix.lower() in read.DICOM_SUFFIXES and not isinstance(data, Image.Image):
@@ -327,11 +329,11 @@ def _read_dicom(path: Path, data: Any) -> Reading:
 
 
 def describe_preprocess(preprocess: Any) -> Any:
-    """Return a JSON value that is the same for equal preprocessing; for user-defined preprocessing, its class name."""
+    """Describe preprocessing by a JSON value: its settings or, for user-defined preprocessing, its class name."""
     if hasattr(preprocess, "describe"):
         return preprocess.describe()
     is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
-    # A repr may contain a memory address, which differs from run to run.
+    # Do not use the repr: it may contain a memory address, which differs in each run.
     return asdict(preprocess) if is_ours else type(preprocess).__qualname__
 
 
@@ -340,9 +342,9 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
 
     The function returns an array, or (array, image), or a `Reading`. The array is the input of the model's
     preprocessing: (H,W) or (H,W,C), integers or floats, finite. The image to draw on is RGB, uint8 (H,W,3), of the same
-    height and width. If it is missing, `scale_for_display` makes it from the array. If the result is anything else, or
-    if the function raises an exception other than `GradcamError`, the reader raises `ImageError` with the names of the
-    file and the function.
+    height and width. If the function returns no such image, `scale_for_display` makes it from the array. If the result
+    has another form, or if the function raises an exception other than `GradcamError`, the reader raises `ImageError`
+    with the names of the file and the function.
     """
     if not callable(function):
         raise ModelError(f"The reader is {shorten(function)}, expected a function from an image's path to an array.")

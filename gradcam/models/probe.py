@@ -54,7 +54,7 @@ class Findings:
 
 
 def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
-    """Return the findings on a model, and its `layer` and `layer_for_positive` as in `Parts`."""
+    """Run the model on noise if necessary; return the findings, and `layer` and `layer_for_positive` as in `Parts`."""
     layer, positive = parts.layer, parts.layer_for_positive
     if layer_name is not None:
         layer, positive = find_layer(unwrap(parts.model), layer_name).name, None
@@ -66,8 +66,8 @@ def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) 
         suggestion = find_suggestion(unwrap(parts.model), to_batch(images))
         layer, positive = suggestion.layers[0], suggestion.behind_activation
         positive = None if positive == layer else positive
-        # `gradcam.explain` may choose another layer for this model. An error is ignored, because `explain` can fail on
-        # noise, for instance if the head is all zeros, and still work on real images.
+        # `gradcam.explain` may choose another layer for this model. If `explain` fails, the error is ignored, because
+        # `explain` may fail on noise (for example, if the head is all zeros) and still work on real images.
         with contextlib.suppress(Exception):
             layer = explain(parts.model, images).layer
     return findings, str(layer), positive
@@ -91,7 +91,7 @@ def choose_activation(requested: str, provided: str | None, findings: Findings) 
 
 
 def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
-    """Return an image of noise as the model takes it: (1,C,H,W)."""
+    """Return a noise image (1,C,H,W) as the model's input."""
     generator = np.random.default_rng(0)
     if isinstance(preprocess, Preprocessing):
         images = torch.from_numpy(generator.standard_normal((1, len(preprocess.mean), *preprocess.size)))
@@ -101,7 +101,7 @@ def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
 
 
 def _probe(model: nn.Module, images: Tensor) -> Findings:
-    """Return the findings from one forward pass; raise `ModelError` if it fails or its output is not class scores."""
+    """Run the model once, and return the findings; raise `ModelError` if the output is not class scores."""
     output = run(model, images)
     try:
         require_class_head(unwrap(model))
@@ -111,14 +111,14 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
             raise ModelError(VOLUMES) from None
         tensor = find_floating_tensor(getattr(output, "logits", output))
         returned = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
-        # The shape is valid, so the message of the `TargetError` explains the problem.
+        # If the shape is valid, the message of the `TargetError` already explains the problem.
         if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:
             raise ModelError(str(error)) from None
         problem = f"The model returns {returned} for one image, expected (1, classes): it is not a classifier"
         raise ModelError(f"{problem}. For other models, use gradcam.explain() with a function as target=.") from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))
-    # A model that also returns its probabilities reveals which activation it applies.
+    # If the model returns both logits and probabilities, compare them to find the activation.
     related = {find_activation(values, logits) for values in list_tensors(output) if values.is_floating_point()}
     activation = activation or next((name for name in ("softmax", "sigmoid") if name in related), None)
     if activation is None and are_probabilities(logits):
@@ -128,7 +128,7 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
 
 def run(model: nn.Module, images: Tensor) -> Any:
     """Return the model's output, with its autograd graph if possible; raise `ModelError` if the forward pass fails."""
-    # Some forward passes fail only while autograd records them.
+    # Try with autograd. If that fails, try again without autograd, because some models run only without it.
     with contextlib.suppress(Exception), preserve_state(unwrap(model)), torch.enable_grad():
         return model(images.detach().requires_grad_().clone())
     try:

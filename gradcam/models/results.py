@@ -30,11 +30,11 @@ from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget, probabilities, resolve_logits
 from gradcam.web.page import Page
 
-MAX_HEIGHTS = (640, 320)  # maximum height in a notebook, in pixels: of a single image, and of each of several images
+MAX_HEIGHTS = (640, 320)  # maximum height in a notebook, in pixels, for a single image and for several images
 
 
 class _SharedFields:
-    """Fields of both explanations and attributions."""
+    """The fields that explanations and attributions have in common."""
 
     classes: Tensor | None
     scores: Tensor
@@ -192,11 +192,11 @@ class ImageResult(_SharedFields):
         instance = self.instance(i, k)
         value = None if instance is None else instance.score
         if instance is None:
-            # This fails if the output has several heads, because only the target knew which head it explained.
+            # If the output has several heads, this fails, because the result does not record which head was explained.
             with contextlib.suppress(GradcamError):
                 value = self.probability(i, k)
         suffix = ""
-        if value is not None:  # a probability in percent, or the raw value of a regression
+        if value is not None:  # show probabilities in percent, and cosines and regression values as they are
             is_cosine = instance is not None and find_probability(instance) is None
             is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
             suffix = f", {value:.4g}" if is_cosine or is_value else f", {100 * value:.0f} %"
@@ -224,7 +224,7 @@ class ImageResult(_SharedFields):
         return replace(self, **(fields | self._take_instances(i)))
 
     def _take_instances(self, i: int) -> dict[str, Any]:
-        """Return the fields of image i that only task models have."""
+        """Return the fields of image i that only results of task models have."""
         return {}
 
     def cpu(self) -> Self:
@@ -445,7 +445,7 @@ class ImageExplanation(ImageResult, Explanation):
         return fields
 
     def laid_on_pictures(self) -> Self:
-        """Return a copy whose instances are in pixels of the images instead of the model's input.
+        """Return a copy whose instances are in pixels of the images, rather than of the model's input.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Build models by name without their weights; on the meta device, that takes almost no time or memory."""
+"""Build models by name without their weights. On the meta device, a model takes almost no time or memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOLUME_HINT = (
     "or model(clip.transpose(1, 2)) (frames before channels)."
 )
 MAX_MESSAGE_CHARACTERS = 60  # The model's error message is cut to this length if `VOLUME_HINT` follows it.
-MAX_PARAMETERS_TO_RUN = 60_000_000  # largest model that is run with random weights to locate its cells
+MAX_PARAMETERS_TO_RUN = 60_000_000  # Larger models are not run to check the layout of their layers.
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Skeleton:
 class Survey:
     """The layers of a skeleton.
 
-    If the layers were found with random weights, `note` reports this. `is_of_task` is True if the model is for a task
-    other than classification: then the suggested rows are the layers that are explained by default.
+    If the model had to be run with random weights, `note` reports the reason. `is_of_task` is True if the model is for
+    another task than classification. The suggested rows are then the layers that are explained by default.
     """
 
     skeleton: Skeleton
@@ -58,7 +58,7 @@ class Survey:
 def build_with_random_weights(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) -> Skeleton:
     """Build the named model with random weights; no weights are read or downloaded.
 
-    `size` is (height, width) of its images, or (depth, height, width) of its volumes. None uses the size that its
+    `size` is the (height, width) of images, or the (depth, height, width) of volumes. None uses the size that the
     weights were trained with, and a depth of 16. A model from a user-defined function keeps its weights. The caller's
     random state is preserved.
     """
@@ -69,10 +69,9 @@ def build_with_random_weights(name: str = DEFAULT_MODEL, *, size: tuple[int, ...
 def survey(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) -> Survey:
     """Return the layers of the model with this name, as in `gradcam.list_layers`, with its default layer marked.
 
-    The model is built on the meta device, where weights have no values. If the forward pass needs values, the model
-    is run with random weights. If the model does not take the usual number of channels, the input has as many channels
-    as its first convolution takes.
-    `size` is as in `build_with_random_weights`.
+    The model is built on the meta device, where weights have no values. If the forward pass needs values, the model is
+    built again with random weights. If the model fails with the usual number of channels, the input gets the number of
+    channels of the first convolution. `size` is as in `build_with_random_weights`.
     """
     skeleton = _to_skeleton(name, find_blueprint(name), size, _build_empty)
     try:
@@ -105,12 +104,12 @@ def _survey(skeleton: Skeleton) -> Survey:
 
 
 def _try_places(skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
-    """Return the rows with the position of each layer's cells, found with random weights if that is fast enough."""
+    """Run a small model with random weights, and add the measured `places` to the rows; keep other models' rows."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
     is_volume = len(skeleton.size) > 2  # several passes over a volume take minutes
     if is_volume or count > MAX_PARAMETERS_TO_RUN or not any(row.cam and row.guessed for row in rows):
         return rows
-    # The rows are complete without this run, so errors are ignored.
+    # The rows are usable without `places`, so errors are ignored.
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=()):
         torch.manual_seed(0)  # so that the list is reproducible
         places = {row.name: row.places for row in _list_with_random_weights(skeleton)}
@@ -154,8 +153,8 @@ def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, ...] | None, 
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
-    # Parameters are meta tensors in this block. A constructor that reads their values fails, and the last line then
-    # builds the model again, with real parameters.
+    # In this block, parameters are meta tensors. If the constructor reads parameter values, it fails. Then the last
+    # line builds the model again, with real parameters.
     with contextlib.suppress(ModelError), empty_parameters(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of loading weights into meta tensors
         return _build(name, blueprint).to("meta")

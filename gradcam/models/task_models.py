@@ -67,7 +67,7 @@ class Placement:
             mask = read_mask(mask)
         if isinstance(mask, (tuple, list)) and all(isinstance(coordinate, (int, float)) for coordinate in mask):
             if len(mask) == 2:
-                check_point(mask, (0, 0, self.size[1], self.size[0]))  # checked in the user's own pixels
+                check_point(mask, (0, 0, self.size[1], self.size[0]))  # before moving, so errors show user coordinates
                 return self.move_point(mask)
             return self.move_box(mask) if len(mask) == 4 else tuple(mask)
         array = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
@@ -143,7 +143,7 @@ class TaskModel(Classifier):
         return self._to_target(target)
 
     def place(self, prepared: Sequence[Prepared]) -> Placement:
-        """Return where the images are in the model's input.
+        """Return the position of the images in the model's input.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class TaskModel(Classifier):
         return target if isinstance(target, Target) or callable(target) else self._make_target(target)
 
     def _make_target(self, target: Any) -> Any:
-        """Convert a value that is not a target, such as a sentence or a number, to the target that it stands for."""
+        """Convert a plain value, such as a sentence or a number, to a target."""
         raise NotImplementedError
 
     def list_all(self) -> Any:
@@ -199,12 +199,12 @@ class TaskModel(Classifier):
         Returns
         -------
         Batch
-            The input, and where each image is in it.
+            The input, and the position of each image in the input.
 
         Raises
         ------
         ImageError
-            If the sizes differ after preprocessing, and the model takes one tensor.
+            If the model takes one tensor, but the images differ in size after preprocessing.
         """
         images = [self._place(item.image) for item in prepared]
         as_list = isinstance(self._to_inputs(images[0][None]), list)
@@ -236,7 +236,7 @@ class Detector(TaskModel):
     """An object detector, with its preprocessing and its class names.
 
     `gradcam.load_detector` returns one. A target is a `targets.Box`, a `targets.MissedBox`, or a class, by index or
-    label. A class means its highest-scoring box. None means the highest-scoring box of all classes.
+    label. A class selects the highest-scoring box of this class. None selects the highest-scoring box of all classes.
 
     Examples
     --------
@@ -269,7 +269,7 @@ class Detector(TaskModel):
         if not isinstance(resolved, targets.MissedBox):
             return resolved
         placement = self.place(prepared)
-        check_inside(resolved.boxes, placement.size)  # checked in the user's own pixels
+        check_inside(resolved.boxes, placement.size)  # before moving, so that errors show user coordinates
         return replace(resolved, box=[placement.move_box(box) for box in resolved.boxes])
 
     def list_all(self) -> Any:
@@ -295,8 +295,8 @@ class Detector(TaskModel):
 class Segmenter(TaskModel):
     """A semantic segmentation model, with its preprocessing and its class names.
 
-    `gradcam.load_segmenter` returns one. A target is a `targets.Mask`, or classes, by index or label. A class means its
-    predicted mask; None means the class that covers the largest area.
+    `gradcam.load_segmenter` returns one. A target is a `targets.Mask`, or classes, by index or label. A class selects
+    its predicted mask. None selects the class that covers the largest area.
 
     Examples
     --------
@@ -327,10 +327,10 @@ class Segmenter(TaskModel):
 
 @dataclass(frozen=True, eq=False)
 class Matcher(TaskModel):
-    """A model that embeds images, and also text if it has a text encoder (such as CLIP), with its preprocessing.
+    """A model that compares images with sentences or with reference images, with its preprocessing.
 
-    `gradcam.load_matcher` returns one. A target is a `targets.Text`, one or more sentences, or a `targets.Like`
-    with a reference image in any form that `gradcam.read_image` takes.
+    Sentences need a text encoder, as in CLIP. `gradcam.load_matcher` returns a `Matcher`. A target is a `targets.Text`,
+    one or more sentences, or a `targets.Like` with a reference image in any form that `gradcam.read_image` takes.
 
     Examples
     --------
@@ -435,7 +435,7 @@ TASK_MODELS = {kind.task: kind for kind in (Detector, Segmenter, Matcher, Captio
 
 
 def require_family(model: nn.Module, task: str) -> Family | None:
-    """Return the model's adapter for a task, or None; raise `ModelError` if the task needs one and there is none."""
+    """Return the model's adapter for a task, or None; raise `ModelError` if detection or captioning has no adapter."""
     family = next((family for family in list_families(unwrap(model)) if family.task == task), None)
     if family is None and task in ("detection", "captioning"):
         problem = f"{type(model).__name__} is not a known model for {task}"

@@ -26,10 +26,10 @@ MAX_HEATMAP_PIXELS = 2**22  # maps are far coarser, so more pixels would add no 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Tiles over an image (H,W) or (H,W,C), each of the network's input size; the last tiles end at the border.
+    """Overlapping tiles of an image (H,W) or (H,W,C), each resized to the network's input size.
 
-    `side` is the length of a tile's longer side, in pixels of the image. The image is stretched by less than `step`
-    input pixels, so that all tiles lie on one grid of cells.
+    `side` is the length of a tile's longer side, in pixels of the image. The last tiles end at the image border. The
+    image is stretched by less than `step` input pixels, to place all tiles on one grid of cells.
     """
 
     image: NDArray[Any]
@@ -39,7 +39,7 @@ class Tiles:
 
     @property
     def canvas(self) -> tuple[int, int]:
-        """Return the height and width of all tiles together, in pixels of the network's input."""
+        """Return the (height, width) of the image at the scale of the network's input, in input pixels."""
         pairs = list(zip(self.image.shape, self.preprocess.size))
         scale = max(max(self.preprocess.size) / self.side, *(length / side for side, length in pairs))
         steps = (max(0, round((side * scale - length) / self.step)) for side, length in pairs)
@@ -56,11 +56,11 @@ class Tiles:
 
     @property
     def starts(self) -> list[tuple[int, int]]:
-        """Return the corner of each tile on the canvas: (top, left)."""
+        """Return the upper left corner (top, left) of each tile on the canvas."""
         return list(itertools.product(*self._spread_axes()))  # type: ignore[arg-type]  # two axes
 
     def batches(self) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
-        """Yield batches of tiles: their corners, and the network's input (N,C,h,w)."""
+        """Yield batches of tiles: the corners on the canvas, and the network's input (N,C,h,w)."""
         starts = self.starts
         for first in range(0, len(starts), TILES_PER_BATCH):
             batch = starts[first : first + TILES_PER_BATCH]
@@ -75,12 +75,12 @@ class Tiles:
         scales = [side / length for side, length in zip(self.image.shape, self.canvas)]
         corner = [start * scale for start, scale in zip((top, left), scales)]
         size = [length * scale for length, scale in zip(self.preprocess.size, scales)]
-        # Only the pixels of this tile, and the margin that interpolation reads, are copied.
+        # Cut out only this tile, with the margin that interpolation reads.
         margins = [math.ceil(4 * max(1, scale)) for scale in scales]
         first = [max(0, math.floor(start) - margin) for start, margin in zip(corner, margins)]
         last = [math.ceil(start + length) + margin for start, length, margin in zip(corner, size, margins)]
         pixels = self.image[first[0] : last[0], first[1] : last[1]]
-        # Rounding must not push the tile past the border of the image.
+        # The lengths are limited, because rounding could move the tile past the border of the image.
         offsets = [start - margin_start for start, margin_start in zip(corner, first)]
         lengths = [min(length, side - start) for length, side, start in zip(size, pixels.shape, offsets)]
         return self.preprocess.transform_part(pixels, (offsets[0], offsets[1], lengths[0], lengths[1]))
@@ -93,7 +93,7 @@ Explain = Callable[[Tensor], Explanations]
 def explain_tiles(tiles: Tiles, explain: Explain, progress: Callable[[int, int], object] | None) -> Explanations:
     """Explain all tiles, blend their maps with weights that fall towards the tile borders, and average the scores.
 
-    `explain` takes tiles (N,C,h,w), and must explain the same classes, or the same function, for all of them.
+    `explain` takes tiles (N,C,h,w), and must explain the same classes, or the same function, for all tiles.
     """
     sums: dict[tuple[str, str], _BlendedSum] = {}
     explanations: Explanations = {}
@@ -109,7 +109,7 @@ def explain_tiles(tiles: Tiles, explain: Explain, progress: Callable[[int, int],
 
 
 def stack(explanations: Sequence[Explanation]) -> Explanation:
-    """Concatenate explanations of single images of the same size; the output remains that of the first explanation."""
+    """Concatenate explanations of single images. The result keeps the model output of the first explanation."""
     names = [name for name in ("maps", "heatmaps", "classes", "scores") if getattr(explanations[0], name) is not None]
     values = {name: [getattr(explanation, name) for explanation in explanations] for name in names}
     joined: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in values.items()}
@@ -117,7 +117,7 @@ def stack(explanations: Sequence[Explanation]) -> Explanation:
 
 
 class _BlendedSum:
-    """Weighted sums of maps on the grid of all tiles, with the sum of weights, the sum of scores and the tile count."""
+    """The weighted sum of the maps of all tiles, with the sum of weights, the sum of scores and the tile count."""
 
     def __init__(self, explanation: Explanation, tiles: Tiles) -> None:
         classes, grid = explanation.maps.shape[1], explanation.maps.shape[2:]

@@ -22,8 +22,8 @@ FACTORY_HINT = "Write a function that builds the model as it was trained, and gi
 LAZY_HINT = "Run the model once in its factory function."
 LARGER_FILE = "The file contains this model and more: an additional head, or a larger model that includes this model."
 COUNTER = "num_batches_tracked"  # a step counter of batch norms, used only in training
-# Buffers that modules compute themselves. The version of the library determines which of these buffers a file
-# contains, and in which size. The last two are counters that thop adds.
+# Buffers that modules compute themselves. Depending on the library's version, a file may lack such a buffer, or contain
+# it in another size. The last two names are counters that the package thop adds.
 COMPUTED_BUFFERS = (
     COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
 )  # fmt: skip
@@ -48,11 +48,11 @@ def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
-    """Load a checkpoint into a model, in the model's precision, and return notes on what was adapted.
+    """Load a checkpoint into a model, in the model's precision; return notes on renamed and ignored tensors.
 
-    A model on the meta device gets new storage. Raises `ModelError`, and loads nothing, if a tensor is missing,
-    unexpected, of the wrong shape or not finite. Buffers that modules compute themselves, and heads that are used only
-    in training, need not match.
+    A model on the meta device gets new storage. If a tensor is missing, unexpected, of the wrong shape or not finite,
+    nothing is loaded, and `ModelError` is raised. Buffers that modules compute themselves, and heads that are used only
+    in training, may differ.
     """
     expected = _expect(model)
     fitted = _fit(checkpoint, model, expected)
@@ -70,10 +70,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     options: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
     state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, **options)) for name in fitting)
     _check_finite(checkpoint, state)
-    # On the meta device, only counters can be missing here, because `compare` reports all other missing tensors.
+    # Counters that the file lacks start at zero. `compare` has already reported all other missing meta tensors.
     counters = {name: value for name, value in expected.items() if value.is_meta and name not in state}
     state.update((name, torch.zeros_like(value, device="cpu")) for name, value in counters.items())
-    # The names and shapes are those of the current module versions. Without metadata, modules would assume the oldest.
+    # The metadata has the current module versions. Without metadata, modules would assume the oldest version.
     state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch stores module versions there
     try:
         model.load_state_dict(state, strict=False, assign=any(tensor.is_meta for tensor in expected.values()))
@@ -119,7 +119,7 @@ def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
 class Fitted:
     """Tensors under the model's names.
 
-    `outside` lists the tensors whose names lack the prefix of the model: they may belong to something else.
+    `outside` lists the tensors without the model's prefix. They may belong to another module, such as a teacher.
     """
 
     tensors: Tensors
@@ -130,7 +130,7 @@ class Fitted:
 def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
     """Rename tensors to the model's names: remove wrapper parts, replace old names, and remove or add one prefix.
 
-    If several prefixes are possible, the one with the most matching names is used. Raises `ModelError`, without the
+    If several prefixes are possible, the prefix with the most matching names is used. Raises `ModelError`, without the
     file's path, if several prefixes match equally well.
     """
     notes = []
@@ -174,8 +174,8 @@ def _prefixes(names: Collection[str], targets: Collection[str]) -> Counter[str]:
 def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] | None:
     """Return the prefix with the most matches, and the number of matches; None if no prefix is suitable.
 
-    A suitable prefix has more matches than the plain names. It also consists of known parts (`KNOWN_PREFIXES`), or has
-    matches for more than half of the model's names.
+    A suitable prefix gives more matches than the names without a prefix. In addition, all its parts are in
+    `KNOWN_PREFIXES`, or it gives matches for more than half of the model's names.
     """
     candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
     best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]
@@ -273,14 +273,14 @@ class Difference:
 def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:
     """Return the differences between a checkpoint's tensors, under the model's names, and the model's state dict.
 
-    If nothing is missing, unexpected tensors in `outside` are negligible, because they belong to something else, such
+    If nothing is missing, unexpected tensors in `outside` are negligible, because they belong to another module, such
     as a loss or a teacher.
     """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
     different = [name for name, value in expected.items() if name in tensors and tensors[name].shape != value.shape]
     shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in different}
-    # A missing buffer keeps the model's value. On the meta device, the model has no values, but counters start at zero.
+    # A missing buffer keeps the model's value. On the meta device, buffers have no values, but counters start at 0.
     replaceable = {name for name, value in expected.items() if not value.is_meta or name.rpartition(".")[2] == COUNTER}
     negligible = [name for name in [*missing, *shapes] if name in replaceable and _is_computed(name)]
     for name in unexpected:

@@ -30,7 +30,7 @@ AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_di
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
 KNOWN_KEYS = AVERAGES + STATE_DICT_KEYS
 MAX_KEY_DEPTH = 3
-# Before torch.save wrote zip files, it wrote several pickles. The first is this number, and the fourth is the content.
+# The format of torch.save before zip files: several pickles. The first is this number, and the fourth is the content.
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 TENSOR_NAMES = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
@@ -47,7 +47,7 @@ MAX_VALUES = 20_000_000  # a value that occurs several times counts each time
 MAX_NESTING = 200
 # Pickle instructions that change an existing object.
 MUTATING_STEPS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
-BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # torch.load creates these with any length
+BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # torch.load creates bytearrays of any length
 MAX_UNPACK_RATIO = 4  # unpacked size relative to the file size; torch.save does not compress
 MAX_BYTES = 2**26  # limit for a bytearray, and allowance for the unpacked content of small files
 FACTORY_HINT = "To load the file with your own function, give --model FILE.py:FUNCTION."
@@ -93,7 +93,7 @@ SIGNATURES = (
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A file's weights by name, as stored, on the CPU; `notes` report which of several state dicts was chosen."""
+    """The weights in a file by name, on the CPU. If the file has several state dicts, `notes` report the choice."""
 
     path: Path
     tensors: dict[str, Tensor] = field(repr=False)
@@ -225,7 +225,7 @@ def is_safetensors(head: bytes) -> bool:
 
 
 def describe_non_checkpoint(head: bytes, path: Path) -> str | None:
-    """Return a message for a file that is certainly not a checkpoint, with advice; None if it may be one."""
+    """Return why a file is certainly not a checkpoint, with advice; None if the file may be a checkpoint."""
     for offset, signature, description in SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
             return description
@@ -234,13 +234,13 @@ def describe_non_checkpoint(head: bytes, path: Path) -> str | None:
         return f"is {other_format or OTHER_FORMATS['.onnx']}, {EXPORT_HINT}"
     if head[:2] == b"PK":
         return _describe_zip(path)
-    # Before torch.save wrote zip files, it wrote pickles of protocol 2 or later.
+    # In the older format, torch.save writes pickles of protocol 2 or later.
     is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return None if is_safetensors(head) or is_pickle else _describe_bytes(head)
 
 
 def describe_unsupported_model(path: Path) -> str | None:
-    """Return why a file given as the model cannot be explained, with advice; None if it may be a checkpoint."""
+    """Return why a file given as the model cannot be explained, with advice; None if the file may be a checkpoint."""
     suffix, advice = path.suffix.lower(), "Give FILE.py:build, with `def build(): return"
     if suffix in OTHER_FORMATS:
         hint = "gradients need a PyTorch model. Give that model, and its state dict with --weights"
@@ -271,7 +271,7 @@ def _describe_bytes(head: bytes) -> str:
     if not head.strip(b"\0"):
         return "is empty" if not head else "is damaged: it begins with zeros, not with a checkpoint's header"
     try:
-        # Incremental, because `head` may end within a character.
+        # The decoder is incremental, because `head` may end within a character.
         text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         text = "\0"
@@ -324,11 +324,11 @@ def _read_outline(path: Path) -> tuple[object, Sequence[str]]:
 
 
 def _read_contents(path: Path) -> Sequence[bytes]:
-    """Return the pickles in a zip file; torch.save writes one. Raise `ExcessError` if the file unpacks to too much."""
+    """Return the pickles in a zip file; torch.save writes one. Raise `ExcessError` if the content is too large."""
     with zipfile.ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > MAX_UNPACK_RATIO * path.stat().st_size + MAX_BYTES:
             raise ExcessError("it unpacks to far more than its file size")
-        # torch.load ignores the case of names.
+        # Compare in lower case, because torch.load ignores the case of names.
         return [archive.read(member) for member in archive.infolist() if member.filename.lower().endswith("/data.pkl")]
 
 
@@ -337,7 +337,7 @@ def _suggest_conversion(path: Path, state_dict: StateDict, foreign: Sequence[str
     expression += "".join(f"[{key!r}]" for key in state_dict.keys)
     weights = f"dict((k, v) for k, v in {expression}.items() if isinstance(v, torch.Tensor))"
     code = f"import torch; torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pth'))!r})"
-    # Double quotes are easier to read, but the command line expands some characters in them.
+    # Double quotes are easier to read, but the command line expands some characters inside double quotes.
     command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
     problem = "besides plain weights, the file contains objects that run code when they are read"
     advice = "If you trust the file, you can also convert it. This command runs that code:"
@@ -420,7 +420,7 @@ def check_pickles(path: Path) -> None:
             raise ExcessError("it is a tar archive")
         else:
             with path.open("rb") as file:
-                # After the magic number come the version, the machine, the content and the storage keys.
+                # Four pickles follow the magic number: the version, the machine, the content and the storage keys.
                 for _ in range(4 if _check_pickle(file) == TORCH_MAGIC else 0):
                     _check_pickle(file)
     except ExcessError as error:
@@ -444,7 +444,7 @@ def _check_pickle(file: IO[bytes]) -> object:
 
 
 class _PickleSizer:
-    """The stack and memo of an unpickler that stores sizes instead of objects; None on the stack stands for a mark."""
+    """An unpickler that stores sizes instead of objects on its stack and in its memo; None on the stack is a mark."""
 
     def __init__(self) -> None:
         self._stack: list[_ObjectSize | None] = []

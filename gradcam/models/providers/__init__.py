@@ -24,9 +24,10 @@ MODEL_FORMS = f"a name, such as '{DEFAULT_MODEL}', or a torch.nn.Module."
 class Provider:
     """A source of models, chosen by the form of the name.
 
-    `form` is shown to users. `pattern` matches the names of this source; its group is passed to `module`, a module of
-    this package with two functions. `load(name, weights) -> Parts` loads the model, with the checkpoint `weights`
-    unless it is None. `plan(name) -> Blueprint` downloads at most a configuration. Both raise `ModelError`.
+    `form` is the form of the name for help texts. `pattern` matches the names of this source. `module` is a module of
+    this package with two functions, whose `name` is the group of the pattern. `load(name, weights) -> Parts` loads the
+    model, with its own weights if `weights` is None. `plan(name) -> Blueprint` downloads at most a configuration. Both
+    functions raise `ModelError`.
     """
 
     form: str
@@ -35,7 +36,7 @@ class Provider:
     module: str
 
 
-# The first pattern that matches the whole name is used. A file or a dotted module names a factory function. A plain
+# The first pattern that matches the full name is used. A file or a dotted module names a factory function. A plain
 # word, with or without a colon, may be a torchvision model with its weights, a module with its function, or the entry
 # point of an installed package; torchvision's provider distinguishes these.
 PROVIDERS = (

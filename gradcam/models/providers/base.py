@@ -40,7 +40,7 @@ Build = Callable[[int], nn.Module]  # from the number of classes to a model
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model to be built, without its weights.
+    """A recipe for building a model without its weights.
 
     `build` creates the model with random weights, for images of `size` with `channels` channels. `layer` is the default
     target layer; if it is None, `gradcam.explain` chooses one. `layer_for_positive` is the default target layer of
@@ -56,12 +56,13 @@ class Blueprint:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A model with everything that its provider knows about it; fields that are None are found by running the model.
+    """A model with all settings that its provider knows; None means unknown.
 
-    `is_assumed` is True if the preprocessing is a guess, and `is_of_part` if it belongs to a part of the model, such as
-    a backbone. `activation` says how logits become probabilities; None if that is uncertain. `notes` are remarks for
-    the user. `layer` and `layer_for_positive` are as in a `Blueprint`. `task` is None for classification, or if the
-    model's family defines the task. `inputs` are additional inputs, such as encoded text prompts, with one row each.
+    If `classes`, `layer` or `activation` is None, the model is run to find the value. `is_assumed` is True if the
+    preprocessing is a guess. `is_of_part` is True if the preprocessing belongs to a part of the model, such as a
+    backbone. `activation` is the function from logits to probabilities. `notes` are remarks for the user. `layer` and
+    `layer_for_positive` are as in a `Blueprint`. `task` is None for classification, or if the adapter defines the task.
+    `inputs` are additional inputs, such as encoded text prompts. Each input has one row.
     """
 
     model: nn.Module
@@ -83,12 +84,12 @@ _building = threading.local()  # `is_empty`: True while this thread builds a mod
 
 def _move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
     if not getattr(_building, "is_empty", False) or parameter.is_meta or type(parameter) is not nn.Parameter:
-        return None  # keep the parameter: a meta parameter may be shared, and its replacement would not be shared
+        return None  # keep the parameter: if it is a shared meta parameter, a replacement would not be shared
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
 class _SkipNormalSampling(TorchFunctionMode):
-    """Skips sampling from a normal distribution for meta tensors, for which PyTorch would load its compiler."""
+    """A mode that skips normal sampling for meta tensors, because PyTorch would import its compiler for it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,8 +109,8 @@ def _register_parameter_hook() -> None:
 def empty_parameters() -> Iterator[None]:
     """Create parameters without values in this thread, so that no time is spent on sampling random values.
 
-    Unlike with `torch.device("meta")`, other tensors have values, so that a model can compute numbers such as widths
-    while it is built.
+    All other tensors have values, unlike with `torch.device("meta")`. Therefore, a constructor can still compute
+    numbers such as widths.
     """
     _register_parameter_hook()
     was_empty, _building.is_empty = getattr(_building, "is_empty", False), True
@@ -123,11 +124,11 @@ def empty_parameters() -> Iterator[None]:
 def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Module, Sequence[str]]:
     """Build the model and load the checkpoint into it; return the model and notes.
 
-    The model is first built without values, because sampling random values takes longer than reading a file. It is
-    built again with values if that fails, if parameters are shared, or if the checkpoint lacks values that the model
-    needs.
+    The model is first built without values, because sampling random values takes longer than reading a file. If this
+    fails, if parameters are shared, or if the checkpoint lacks values that the model needs, the model is built again
+    with values.
     """
-    # A model that reads its values fails here. Any other error is raised again below.
+    # If the constructor reads parameter values, it fails here. Any other error occurs again below.
     with contextlib.suppress(Exception):
         with empty_parameters():
             model = build()
@@ -175,7 +176,7 @@ def hub_address() -> str:
 
 
 def reason_unreachable(url: str) -> str | None:
-    """Return why a URL cannot be reached, or None if it answers.
+    """Return why a URL cannot be reached; None if the server responds.
 
     Without this check, libraries would retry for a long time.
     """
@@ -210,13 +211,13 @@ def recognise(path: Path, names: Iterable[str]) -> tuple[str | None, str]:
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
     certain = [(name, "content") for prefix, name in hashes.items() if digest.startswith(prefix)]
-    # A converted or fine-tuned file may have the official name: mobilenet_v2-b0353104.safetensors.
+    # Converted and fine-tuned files may have the official name with another hash: mobilenet_v2-b0353104.safetensors.
     similar = [(name, "name") for stem, name in stems.items() if path.name.startswith(stem)]
     return next(iter([*certain, *similar]), (None, ""))
 
 
 def describe_preprocessing(path: Path, criterion: str, library: str, name: str, preprocess: Preprocessing) -> str:
-    """Return a note that a checkpoint gets the preprocessing of the library's weights `name`, and why."""
+    """Return a note on the preprocessing of a checkpoint (as for the weights `name`), and the reason."""
     sides = (value if isinstance(value, tuple) else (value, value) for value in (preprocess.resize, preprocess.size))
     resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in sides)
     choice = f"using the preprocessing of {name} (resize {resize}, centre crop {size})."

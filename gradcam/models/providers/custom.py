@@ -38,13 +38,13 @@ def plan(name: str) -> Blueprint:
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
-    """Load the checkpoint into a model, and return the model with the preprocessing in its settings or the default."""
+    """Load the checkpoint into the model; return the model with stored preprocessing, or else the usual one."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return replace(parts := _find_preprocessing(unwrap(model)), model=model, notes=[*notes, *parts.notes])
 
 
 def _find_preprocessing(model: nn.Module) -> Parts:
-    """Return the preprocessing in the settings that libraries store on their models, or on a submodule."""
+    """Return the preprocessing that a library stored in the model or a submodule, or else the usual preprocessing."""
     notes: list[str] = []
     try:
         for name, module in model.named_modules():
@@ -73,7 +73,7 @@ def _read_settings(module: Any) -> Parts | None:
         return Parts(module, open_clip.to_preprocessing(settings))
     config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
     is_known = isinstance(config, dict) and config.get("mean") and config.get("input_size")
-    # With `in_chans=1`, timm keeps the mean and std of three channels in the settings.
+    # If the model has `in_chans=1`, timm's settings still have three channels, and are not used.
     is_known = is_known and first_channels(module) in (0, len(config["mean"]))
     return Parts(module, timm.read_settings(module, config)) if is_known else None
 

@@ -26,8 +26,8 @@ WEIGHTS = "efficientnet_lite0.safetensors"
 LABELS = "imagenet_labels.txt"
 PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 # The layers with the best localisation over all methods: see scripts/choose_defaults.md. `layer4` is a linear
-# bottleneck. At `head.0`, after the next activation, methods that assume positive activations localise 2 to 5 times as
-# well: see docs/benchmarks.md.
+# bottleneck with negative values. Methods that assume non-negative activations localise 2 to 5 times as well at
+# `head.0`, after the next activation: see docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
 TASK = "classification"
 CLASSES = 1000
@@ -63,7 +63,7 @@ def load(name: str, weights: Path | None) -> Parts:
         stored = read_checkpoint(path).tensors
         # The file has half precision. Values are copied, because the file is mapped into memory and may be replaced.
         state = {name: value.float() if value.is_floating_point() else value.clone() for name, value in stored.items()}
-    model.load_state_dict(state, assign=True)  # `to_empty` would import SymPy.
+    model.load_state_dict(state, assign=True)  # `assign` replaces `to_empty`, which would import SymPy.
     return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
@@ -73,7 +73,7 @@ def plan(name: str) -> Blueprint:
 
 
 def _measure_paddings(convolution: nn.Conv2d, x: Tensor) -> list[int]:
-    """Return the padding (left, right, top, bottom) of TensorFlow's "SAME": the odd pixel goes to the right and bottom."""
+    """Return TensorFlow's "SAME" padding (left, right, top, bottom). An odd pixel is added at the right or bottom."""
     paddings: list[int] = []
     for size, kernel, stride in zip(x.shape[:-3:-1], convolution.kernel_size[::-1], convolution.stride[::-1]):
         total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
@@ -128,7 +128,7 @@ class ConvolutionUnit(nn.Sequential):
         weight, norm = modules[0].weight, modules[1]
         if norm.training or norm.running_mean is None:
             return False
-        # Where gradients flow, folding would record more operations than it saves.
+        # If gradients are required, folding would record more operations than it saves.
         if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or norm.weight.requires_grad):
             return False
         if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
@@ -186,8 +186,8 @@ class EfficientNetLite0(nn.Module):
         self.layer2 = nn.Sequential(*_blocks(24, 40, 5, 2, repeats=2))
         self.layer3 = nn.Sequential(*_blocks(40, 80, 3, 2, repeats=3), *_blocks(80, 112, 5, 1, repeats=3))
         self.layer4 = nn.Sequential(*_blocks(112, 192, 5, 2, repeats=4), *_blocks(192, 320, 3, 1, repeats=1))
-        # A `ConvolutionUnit` would not fold this part, because gradients flow through the part after the default target
-        # layer.
+        # This part is no `ConvolutionUnit`. It comes after the default target layer, so it is run with gradients, and
+        # would not be folded.
         features = nn.Sequential(*_convolution_unit(320, 1280))
         self.head = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))
 

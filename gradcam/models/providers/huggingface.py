@@ -30,9 +30,9 @@ from gradcam.models.preprocess import Preprocessing, assume_preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
 
-# Two sizes, because settings that agree for one aspect ratio may differ for the other.
+# Two sizes (height, width), because the steps of a processor may depend on the aspect ratio.
 TEST_SIZES = ((300, 400), (400, 200))
-# Minimum correlation between a processor's output and that of equivalent steps. It is about 0.6 if the crops differ.
+# Minimum correlation between the outputs of a processor and of equivalent steps. For different crops, it is about 0.6.
 MIN_CORRELATION = 0.98
 PROCESSOR = "preprocessor_config.json"
 KNOWN_ERRORS = {  # parts of transformers' messages, and the reasons to report instead
@@ -48,9 +48,9 @@ REGRESSION = "The model is a regression: its value is reported instead of a prob
 
 
 def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
-    """Load `google/vit-base-patch16-224`, or a folder of `save_pretrained`, with its own weights or a checkpoint.
+    """Load a hub model (OWNER/NAME) or a folder of `save_pretrained`, with its own weights or a checkpoint.
 
-    Code that comes with a model is never run. Also raises `ModelError` if the head would keep random weights. If
+    Code that comes with a model is never run. If the head would keep random weights, `ModelError` is raised. If
     `task` is None, the model is loaded for the task that it was saved for. `prompts` are for detectors that take text
     prompts.
     """
@@ -80,7 +80,7 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
 
 
 def _find_task_class(transformers: Any, config: Any) -> Any:
-    """Return the class that the model was saved from, if its family is for a task other than classification."""
+    """Return the transformers class of a model for another task than classification; None for a classifier."""
     kinds = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
     return next((kind for kind in kinds if kind is not None and any(find_family_classes(kind))), None)
 
@@ -214,10 +214,10 @@ def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
 
 @dataclass(frozen=True, eq=False)
 class ProcessorPreprocess:
-    """An image processor of transformers, with the part of an image that its result shows.
+    """Preprocessing by an image processor of transformers.
 
-    `plain` has equivalent steps that can be changed. It is None if the steps depend on the image's size, or if no
-    equivalent steps are known. Then the part of the image is measured, once for each image size.
+    `plain` has an equivalent resize, crop and normalisation. If these steps depend on the image size, or if they are
+    unknown, `plain` is None. In this case, the region of the image that the output shows is measured for each size.
     """
 
     processor: Any = field(repr=False)
@@ -227,8 +227,8 @@ class ProcessorPreprocess:
     def __call__(self, image: NDArray[Any]) -> Tensor:
         """Return the processor's output for an RGB image, uint8 (H,W,3), as float32 (C,h,w).
 
-        Processors reduce values to 8 bits. Therefore, images with more bits go through equivalent steps of this
-        package. Raises `ImageError` if no such steps are known.
+        Processors reduce values to 8 bits. Therefore, images with more bits are preprocessed by equivalent steps of
+        this package. Raises `ImageError` if no equivalent steps are known.
         """
         height, width = image.shape[:2]
         if image.dtype == np.uint8 and image.ndim == 3:
@@ -241,11 +241,11 @@ class ProcessorPreprocess:
         return steps(image).flip(0) if getattr(self.processor, "do_flip_channel_order", False) else steps(image)
 
     def find_steps(self, height: int, width: int) -> Preprocessing | None:
-        """Return steps equivalent to the processor for images of this size; None if it fails or has no such steps."""
+        """Return steps that are equivalent to the processor for images of this size; None if no steps are found."""
         # The image consists of random blocks, so that different crops look different.
         blocks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)).convert("RGB")
         image = np.asarray(blocks.resize((width, height), Image.Resampling.NEAREST))
-        # Processors may raise anything, and `to_steps` raises an error if timm's transforms pad.
+        # Processors raise errors of any type. `to_steps` raises an error if timm's transforms pad the image.
         with contextlib.suppress(Exception):
             steps = to_steps(self.processor, self._locate(height, width))
             if _correlates(run_processor(self.processor, image), steps(image)):
@@ -261,7 +261,7 @@ class ProcessorPreprocess:
         return self._locate(height, width).region if self.plain is None else self.plain.region(height, width)
 
     def window(self, height: int, width: int) -> Window | None:
-        """Return where the region lies in the tensor; None if it covers the tensor."""
+        """Return the region's position in the tensor; None if the region fills the tensor."""
         return self._locate(height, width).window if self.plain is None else None
 
     def _locate(self, height: int, width: int) -> Piece:
@@ -286,7 +286,7 @@ class ProcessorPreprocess:
 def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
     """Return the tensors (P,C,h,w) that a processor returns for an image; usually there is only one."""
     boxes = {"boxes": [[[0, 0, image.shape[1], image.shape[0]]]]} if takes_boxes(processor) else {}
-    # With an array, a processor would have to guess the channel axis.
+    # Pass a PIL image, because a processor would have to guess the channel axis of an array.
     output = processor(Image.fromarray(image), return_tensors="pt", **boxes)
     values = output["pixel_values"]
     if "spatial_shapes" in output:  # NaFlex returns rows of patches
@@ -319,7 +319,7 @@ def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]
 
 
 def _correlates(values: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors show the same part of an image, at any scale of values."""
+    """Return whether two tensors show the same part of an image, even if their values have another scale."""
     if values.shape != (1, *expected.shape):
         return False
     pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values[0], expected)])
@@ -334,10 +334,10 @@ def to_steps(processor: Any, piece: Piece) -> Preprocessing:
         return to_preprocessing(processor.data_config)
     lengths = [scale * length for scale, length in zip(piece.scales, piece.image)]
     is_whole = piece.region == (0, 0, *piece.image)
-    # If the image is cropped in its own aspect ratio, `resize` is the length of the shorter side.
+    # Without a crop, `resize` is the output size. With a crop, `resize` is the length of the shorter side.
     resize = piece.size if is_whole else round(min(lengths))
     interpolation = Image.Resampling(2 if processor.resample is None else processor.resample).name.lower()
-    # Mean and std are for values in [0,1], but processors may rescale to other ranges first.
+    # `Preprocessing` normalises values in [0,1], but a processor may rescale values to another range first.
     scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
     offset = 1.0 if getattr(processor, "rescale_offset", False) else 0.0
     statistics = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)

@@ -42,7 +42,7 @@ def _find_settings(library: Any, name: str) -> dict[str, Any]:
 
 
 def _build(library: Any, name: str) -> nn.Module:
-    """Build the model, which needs its own tokenizer; convert any error of the library to `ModelError`."""
+    """Build the model; raise `ModelError` if the text encoder is from a hub, or if the library fails."""
     if _find_settings(library, name).get("text_cfg", {}).get("hf_model_name"):
         problem = f"open_clip would download the text encoder of {name} from a hub"
         raise ModelError(f"{problem}: give the model as hf:FOLDER instead.")
@@ -53,7 +53,7 @@ def _build(library: Any, name: str) -> nn.Module:
 
 
 def to_preprocessing(settings: dict[str, Any]) -> Preprocessing:
-    """Return open_clip's transforms for inference as steps; raise `ModelError` if they pad images."""
+    """Convert open_clip's transforms for inference to a `Preprocessing`; raise `ModelError` if they pad images."""
     side, mode = settings["size"], settings.get("resize_mode", "shortest")
     size = (side, side) if isinstance(side, int) else (side[0], side[1])
     if mode == "longest":

@@ -39,7 +39,7 @@ def to_parts(model: Any) -> Parts:
     statistics = "" if has_statistics else ", and ImageNet's mean and std"
     assumption = f"Assumed {kind} with a shorter side of {SHORTER_SIDE} pixels{statistics}"
     notes = [f"{assumption}. Override with --size, --mean, --std."]
-    multiple = int(getattr(model.encoder, "output_stride", 32))  # input sides must be multiples of this
+    multiple = int(getattr(model.encoder, "output_stride", 32))  # input sides must be multiples of this number
     return Parts(model, WholeImage(SHORTER_SIDE, None, mean, std, multiple=multiple), task="segmentation", notes=notes)
 
 

@@ -23,8 +23,8 @@ from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
 PICKLES = (".pth", ".pt", ".bin", ".tar")
-# The files that timm looks for on the hub, in timm's order. This module reads them before timm does, and rejects files
-# that would run code, because some versions of timm would run this code.
+# The names of weights files on the hub, in timm's order. Some versions of timm would run code in such a file. For this
+# reason, this module reads the file before timm does, and rejects files with code.
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -69,7 +69,7 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
             model, _, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
             model.reset_classifier(0)
         return replace(_to_parts(timm, model, None), labels=None, task="matching", notes=notes)
-    # A name with a tag allows only the weights of that tag.
+    # If the name has a tag, the file is compared only with the weights of this tag.
     tagged = [tagged_name for tagged_name in _list_tagged(timm, name) if "." not in name or tagged_name == name]
     files = {(timm.get_pretrained_cfg(tagged_name).url or "").rpartition("/")[2]: tagged_name for tagged_name in tagged}
     file, criterion = base.recognise(weights, filter(None, files))
@@ -94,7 +94,7 @@ def plan(name: str) -> Blueprint:
 
 
 def _find_source(timm: Any, name: str) -> str:
-    """Return the name for timm, which is a folder for local files; raise `ModelError` if there is no such model."""
+    """Return the name for timm (local-dir:FOLDER for local files); raise `ModelError` if there is no such model."""
     is_hub = name.startswith(SOURCES[:2])
     if name.startswith("local-dir:") or (os.sep in name and not is_hub) or (name and Path(name).is_dir()):
         folder = Path(name.removeprefix("local-dir:")).expanduser()
@@ -157,7 +157,7 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
 
 
 def _require(source: str, address: str | None = None) -> None:
-    """Raise `ModelError` if the address does not answer; timm alone would retry for most of a minute."""
+    """Raise `ModelError` if the server does not respond; timm alone would retry for most of a minute."""
     if reason := base.reason_unreachable(address or source):
         problem = f"The weights are not in the cache and cannot be downloaded ({reason}). Download them from {source}"
         advice = "on another computer, and give them with --weights FILE (weights= in Python)."
@@ -195,7 +195,7 @@ def read_settings(model: nn.Module, settings: dict[str, Any]) -> Preprocessing:
 
 
 def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
-    """Return `timm.data.create_transform(**config)` as steps; raise `ModelError` if it pads images."""
+    """Convert timm's transform for a data config to a `Preprocessing`; raise `ModelError` if it pads images."""
     size, mode = tuple(config["input_size"][1:]), config["crop_mode"]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in size)
     if mode == "border" or (mode == "center" and scaled[0] != scaled[1]):

@@ -24,7 +24,7 @@ from gradcam.models.providers import embedded as imagenet
 from gradcam.models.providers.base import DEFAULT_SIZE, Blueprint, Parts, build_for, fetch, fill
 
 WEIGHTS_NAME = re.compile(r"(\w+_Weights\.)?\w+")
-SCALING_MODELS = ("googlenet", "inception_v3")  # these models rescale their input themselves, as their weights expect
+SCALING_MODELS = ("googlenet", "inception_v3")  # models that rescale their input, as their weights expect
 
 
 def load(name: str, weights: Path | None) -> Parts:
@@ -75,7 +75,10 @@ def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
 
 
 def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
-    """Return a checkpoint's number of classes, from the tensors that depend on this number; None if unknown."""
+    """Return a checkpoint's number of classes; None if it is unknown.
+
+    The model is built for two and for three classes, to find the tensors whose shape depends on the number.
+    """
     with torch.device("meta"):
         shapes = [dict(_build_whole_image_model(name, classes).named_parameters()) for classes in (2, 3)]
     for key, smaller in shapes[0].items():
@@ -132,7 +135,7 @@ def list_names() -> list[str]:
 
 
 def list_installed() -> dict[str, str]:
-    """Return the models of installed packages with their origins, without importing them; omit names that are taken."""
+    """Return the models of installed packages with their origins, without importing them; skip names already used."""
     entries = plugins.list_entry_points("models")
     reserved = {DEFAULT_MODEL, *list_names()} if entries else set()
     origins = {name: f", from {entry.dist.name}" if entry.dist else "" for name, entry in entries.items()}
@@ -150,7 +153,7 @@ def find_cache_path(enum: Any) -> Path:
 
 
 def find_weights(name: str, weights_name: str) -> Any:
-    """Return the weights with this name, or the best weights if it is empty; raise `ModelError` if it is unknown."""
+    """Return the weights with this name (if empty, the best weights); raise `ModelError` for an unknown name."""
     enum = list_weights(name)
     weights_name = weights_name.rpartition(".")[2]  # users also type ResNet50_Weights.IMAGENET1K_V1
     if not weights_name or weights_name.upper() == "DEFAULT":
@@ -212,6 +215,6 @@ def _categories(enum: Any) -> list[str]:
 
 
 def to_preprocessing(transforms: Any) -> Preprocessing:
-    """Return torchvision's transforms as steps."""
+    """Convert torchvision's transforms to a `Preprocessing`."""
     (size,), (resize,), settings = transforms.crop_size, transforms.resize_size, transforms
     return Preprocessing((size, size), resize, tuple(settings.mean), tuple(settings.std), settings.interpolation.value)

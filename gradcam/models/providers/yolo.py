@@ -1,4 +1,4 @@
-"""Load ultralytics detectors if the user has installed that package; its AGPL licence rules out a dependency."""
+"""Load ultralytics models, if the user has installed ultralytics. Its AGPL licence rules out a dependency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradcam.errors import ModelError
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts
 
-# The same as ultralytics' classify_transforms.
+# The steps of ultralytics' `classify_transforms`.
 CLASSIFIER_PREPROCESSING = Preprocessing((224, 224), 224, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), "bilinear")
 
 
