@@ -19,7 +19,7 @@ from gradcam.evaluation import CONTROLS, METRICS, Metric, Subject, Truth, evalua
 from gradcam.evaluation.explainers import Explainer
 from gradcam.evaluation.metrics import DEFAULT_GROUPS
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, make_plan
+from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, describe_cost, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
 from gradcam.evaluation.study.results import Results, StudyEntry, describe_resizing
 from gradcam.evaluation.study.run import MetricInputs, Study
@@ -205,6 +205,19 @@ def test_what_metrics_share_is_counted_once() -> None:
     assert (count_passes(plan), count_explanations(plan)) == (1 + 49, 1 + 1)
     everything = make_plan(["gradcam"], ["all"], has_annotations=True)
     assert (count_passes(everything), count_explanations(everything)) == (49 + 49 + 18 + 1 + 1, 1 + 1 + 1 + 8 + 10)
+
+
+def test_the_cost_is_described_with_its_numbers_and_the_expensive_methods() -> None:
+    plan = make_plan(["gradcam", "rise"], ["insertion"], controls=["edges"])
+    passes = count_passes(plan)
+    first, second = describe_cost(plan, 1, 0)
+    assert f"{len(plan.names)} heatmaps x {passes} forward passes x 1 image =" in first
+    assert f"= {len(plan.names) * passes:,} forward passes" in first
+    assert "rise" in second
+    assert "gradcam" not in second
+    (line,) = describe_cost(make_plan(["gradcam"], ["insertion"], controls=[]), 5, 3)
+    assert line.startswith(f"Cost: 1 heatmap x {passes} forward passes x 5 images")
+    assert "1 per mosaic (3)" in line
 
 
 def test_a_metric_that_returns_no_number_is_an_error() -> None:

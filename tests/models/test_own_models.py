@@ -125,6 +125,23 @@ def test_a_model_of_an_installed_package_is_named_as_its_entry_point(
     assert "Nearest: 'mynet'" in refusal("mynett")
 
 
+def test_the_layers_of_a_network_with_another_number_of_channels(tmp_path: Path) -> None:
+    file = tmp_path / "grey.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def network(channels):\n"
+        "    layers = [nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]\n"
+        "    return nn.Sequential(*layers)\n"
+        "def grey():\n    return network(1)\n"
+        "def five():\n    return network(5)\n"
+        "def wrong():\n    return nn.Sequential(network(3), nn.Linear(7, 2))\n"
+    )
+    for name in ("grey", "five"):
+        assert survey(f"{file}:{name}").rows[0].shape[1:2] == (4,)
+    with pytest.raises(ModelError):
+        survey(f"{file}:wrong")
+
+
 def test_weights_are_loaded_into_the_functions_model(factory: Path, tmp_path: Path) -> None:
     weights = {f"module.{name}": tensor + 1 for name, tensor in load(f"{factory}:make").model.state_dict().items()}
     torch.save(weights, tmp_path / "weights.pth")
