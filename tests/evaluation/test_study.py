@@ -19,7 +19,14 @@ from gradcam.evaluation import CONTROLS, METRICS, Metric, Subject, Truth, evalua
 from gradcam.evaluation.explainers import Explainer
 from gradcam.evaluation.metrics import DEFAULT_GROUPS
 from gradcam.evaluation.study.journal import Journal
-from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, describe_cost, make_plan
+from gradcam.evaluation.study.plan import (
+    SINGLE_PASS,
+    StudyOptions,
+    count_explanations,
+    count_passes,
+    describe_cost,
+    make_plan,
+)
 from gradcam.evaluation.study.prepare import prepare_study
 from gradcam.evaluation.study.results import Results, StudyEntry, describe_resizing
 from gradcam.evaluation.study.run import MetricInputs, Study
