@@ -86,11 +86,11 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
 
     "names", "top", "confidence", "has" and "stems" are lists with one entry per image. "names" has the names of the
     images. "classes" lists each class that an image is listed under, as index and label; for a box, mask or sentence
-    without an index, both are the label. "top" has the position in "classes" of the image's first class, or -1, and
-    "confidence" its confidence, from 0 to 1. "others" maps the position of an image to the positions of its other
-    classes. "has" combines the bits `HAS_IMAGE`, `HAS_OVERLAY` and `IS_BLANK`. "stems" has the URL of the views, 1 if
-    the URL follows from the image's name, or 0 if there are no views. "errors" maps the position of an image to its
-    error.
+    without an index, both are the label. "wrong" lists the images whose label differs from the predicted class. "top"
+    has the position in "classes" of the image's first class, or -1, and "confidence" its confidence, from 0 to 1.
+    "others" maps the position of an image to the positions of its other classes. "has" combines the bits `HAS_IMAGE`,
+    `HAS_OVERLAY` and `IS_BLANK`. "stems" has the URL of the views, 1 if the URL follows from the image's name, or 0 if
+    there are no views. "errors" maps the position of an image to its error.
     """
     names = [privacy.clean_value(record.image) for record in run.records]
     classes_per_image = [_list_classes(record) for record in run.records]
@@ -107,6 +107,7 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
         "confidence": [round(classes[0][2], 4) if classes else 0 for classes in classes_per_image],
         "has": [_to_flags(run.files, record) for record in run.records],
         "stems": [_find_url_stem(record, name) for record, name in zip(run.records, names)],
+        "wrong": _list_wrong(run),
         "errors": {i: privacy.clean(record.error) for i, record in enumerate(run.records) if record.error is not None},
     }
 
@@ -114,18 +115,36 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
 def _list_classes(record: Record) -> list[tuple[int | str, str, float]]:
     """Return the index, the label and the confidence of each class under which the page lists an image.
 
-    If the record has explained boxes, masks or sentences, they count as the classes. Otherwise, the only class is the
-    top class.
+    If the record has explained boxes, masks or sentences, they count as the classes. Otherwise, the classes are the
+    predicted class and the explained classes.
     """
     explained = [entry for entry in record.explained if entry.kind != "class" and entry.on is None]
     if not explained:
-        return [(item.index, name_class(item.index, item.label), item.probability) for item in record.predictions[:1]]
+        top = [(item.index, name_class(item.index, item.label), item.probability) for item in record.predictions[:1]]
+        named = (
+            [entry for entry in record.explained if entry.kind == "class" and entry.index is not None] if top else []
+        )
+        return [*top, *((entry.index, name_class(entry.index, entry.label), 0.0) for entry in named)]  # type: ignore[list-item]  # checked above
     classes = []
     for entry in explained:
         name = entry.title if entry.kind in ("text", "like") else name_class(entry.index, entry.label)
         index = name if entry.index is None else entry.index
         classes.append((index, name, _find_confidence(record, entry)))
     return classes
+
+
+def _list_wrong(run: ReportRun) -> list[int]:
+    """Return the positions of the images whose label is not the predicted class.
+
+    A list of images can give the class of each image as its label. Without `--class`, the explained class differs from
+    the predicted class only for such a label.
+    """
+    settings = run.facts.get("settings") or {}
+    if settings.get("classes") or settings.get("top_k") != 1:
+        return []
+    pairs = ((i, record.explained, record.predictions) for i, record in enumerate(run.records))
+    labelled = ((i, explained[0], top[0]) for i, explained, top in pairs if explained and top)
+    return [i for i, entry, top in labelled if entry.kind == "class" and entry.index not in (None, top.index)]
 
 
 def _find_confidence(record: Record, entry: Explained) -> float:

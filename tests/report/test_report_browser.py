@@ -37,9 +37,9 @@ def warm(picture: Pixels) -> Pixels:
     return overlay(picture, np.exp(-3 * (rows**2 + columns**2)))
 
 
-def write_gallery(folder: Path, records: Sequence[Record], pictures: dict[str, Pixels]) -> Path:
+def write_gallery(folder: Path, records: Sequence[Record], pictures: dict[str, Pixels], **settings: Any) -> Path:
     """Write a folder with overlays, views and the page. A record without an image has only overlays."""
-    write_run(folder, records, {"model": "resnet50", "settings": {"alpha": 0.5}})
+    write_run(folder, records, {"model": "resnet50", "settings": {"alpha": 0.5, **settings}})
     for record in records:
         picture = pictures.get(record.image)
         overlay = plain(RED) if picture is None or (picture == GREEN).all() else warm(picture)
@@ -145,10 +145,62 @@ def test_cards_lie_beside_and_below_each_other(visit: Callable[..., Visit], zoo:
     assert page.locator("main").bounding_box()["height"] > rows[1] - rows[0] + boxes[0]["height"]
 
 
-def test_pictures_fade_in_unless_less_motion_is_wanted(visit: Callable[..., Visit], zoo: Path) -> None:
-    for motion, seconds in [("no-preference", "0.15s"), ("reduce", "0s")]:
-        picture = visit(reduced_motion=motion).open(zoo).locator("#grid img").first
-        assert picture.evaluate("(image) => getComputedStyle(image).transitionDuration") == seconds
+def test_the_search_covers_file_names_and_predicted_and_explained_classes(
+    visit: Callable[..., Visit], zoo: Path, labelled: Path
+) -> None:
+    page = visit().open(zoo)
+    page.fill("#search", "TABBY")
+    assert list_cards(page) == ["animals/10.jpg", "animals/9.jpg", "both.jpg"]  # both.jpg has a heatmap of the tabby
+    page.fill("#search", "espresso alone")
+    assert list_cards(page) == ["alone.jpg"]
+    page = visit().open(labelled)
+    page.fill("#search", "tabby")  # the label of an image with another predicted class
+    assert list_cards(page) == ["wrong.jpg"]
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a gallery of three images with labels, two of which are the predicted class."""
+    records = [
+        make_record(
+            "right.jpg",
+            explained=[make_result("right-gradcam.jpg", index=CUP[0], label=CUP[1])],
+            **predicted((*CUP, 0.9)),
+        ),
+        make_record(
+            "wrong.jpg",
+            explained=[make_result("wrong-gradcam.jpg", index=TABBY[0], label=TABBY[1])],
+            **predicted((*CAT, 0.6)),
+        ),
+        make_record(
+            "also right.jpg",
+            explained=[make_result("b-gradcam.jpg", index=CAT[0], label=CAT[1])],
+            **predicted((*CAT, 0.7)),
+        ),
+    ]
+    return write_gallery(tmp_path_factory.mktemp("labelled"), records, {}, classes=None, top_k=1)
+
+
+def test_wrong_predictions_are_marked_and_filtered_if_there_are_labels(
+    visit: Callable[..., Visit], zoo: Path, labelled: Path
+) -> None:
+    page = visit().open(labelled)
+    assert page.locator("[title='wrong.jpg'] .verdict .label").inner_text() == "wrong: Egyptian cat"
+    for value, names in (("wrong", ["wrong.jpg"]), ("right", ["right.jpg", "also right.jpg"])):
+        page.locator(f"#label-row input[value={value}]").check(force=True)
+        assert list_cards(page) == names
+    assert list_cards(visit().open(labelled, "label=wrong")) == ["wrong.jpg"]
+    assert visit().open(zoo).locator("#label-row").is_hidden()
+
+
+def test_the_toolbar_does_not_move(visit: Callable[..., Visit], zoo: Path) -> None:
+    page = visit().open(zoo)
+    parts = ["#search", "#class", "#sort", "#least", "#grid"]
+    before = [page.locator(part).bounding_box() for part in parts]
+    for text in ("x", "tabby", "nothing has this name"):
+        page.fill("#search", text)
+        boxes = [page.locator(part).bounding_box() for part in parts]
+        assert [(box["x"], box["y"]) for box in boxes] == [(box["x"], box["y"]) for box in before]
 
 
 def test_pictures_in_place_of_overlays(visit: Callable[..., Visit], zoo: Path) -> None:
@@ -161,7 +213,7 @@ def test_pictures_in_place_of_overlays(visit: Callable[..., Visit], zoo: Path) -
     images = "[...document.querySelectorAll('#grid img')]"
     wait_until(page, f"() => {images}.every((i) => getComputedStyle(i).opacity === '1')")
     assert np.abs(colour_of(green) - GREEN).max() < 8
-    assert page.locator("#grid li").nth(5).locator(".missing").inner_text() == "not available"
+        (lambda page: page.select_option("#class", label="tabby (3)"), ["animals/10.jpg", "animals/9.jpg", "both.jpg"]),
 
 
 DONE = [name for name in INPUT_ORDER if name != "broken.jpg"]

@@ -1,7 +1,7 @@
 "use strict";
-// The page as a whole: its state, which lies in the address after "#", the filters, and the keys.
+// The gallery: its state, which the address contains after "#", its filters, and its keys.
 
-const DEFAULTS = { q: "", class: "", least: "", most: "", which: "all", sort: "input", look: "overlay", image: "" };
+const DEFAULTS = { q: "", class: "", least: "", most: "", which: "all", label: "all", sort: "input", look: "overlay", image: "" };
 const element = (id) => document.getElementById(id);
 const state = { ...DEFAULTS };
 let order = [];
@@ -24,7 +24,7 @@ const detail = new Detail(element("detail"), {
 function look(i, { isNew = true } = {}) {
   const wasOpen = state.image !== "";
   state.image = gradcam.names[i];
-  keep({ isNew: isNew && !wasOpen }); // the way back leads to the gallery
+  keep({ isNew: isNew && !wasOpen }); // The back button returns to the gallery.
   showDetail(i);
 }
 
@@ -37,9 +37,9 @@ function showDetail(i) {
   if (place >= 0 && beside !== undefined && gradcam.view(beside, "large")) new Image().src = gradcam.view(beside, "large");
 }
 
-function write() { // the state as what follows "#"; what is as it always is stays out
-  const given = Object.entries(state).filter(([name, value]) => value !== DEFAULTS[name]);
-  return new URLSearchParams(given).toString();
+function write() { // the state without defaults, as the text after "#"
+  const changed = Object.entries(state).filter(([name, value]) => value !== DEFAULTS[name]);
+  return new URLSearchParams(changed).toString();
 }
 
 function keep({ isNew = false } = {}) {
@@ -55,17 +55,18 @@ function keep({ isNew = false } = {}) {
   }
 }
 
-function read() { // the state from the address; whatever is not known is left as it always is
-  const given = new URLSearchParams(location.hash.slice(1));
-  for (const name of Object.keys(DEFAULTS)) state[name] = given.get(name) ?? DEFAULTS[name];
+function read() { // the state from the address; invalid values are replaced by defaults
+  const view = new URLSearchParams(location.hash.slice(1));
+  for (const name of Object.keys(DEFAULTS)) state[name] = view.get(name) ?? DEFAULTS[name];
   if (!Object.hasOwn(SORTS, state.sort)) state.sort = DEFAULTS.sort;
   if (!["all", "done", "failed"].includes(state.which)) state.which = DEFAULTS.which;
+  if (!["all", "right", "wrong"].includes(state.label)) state.label = DEFAULTS.label;
   if (!["overlay", "picture"].includes(state.look)) state.look = DEFAULTS.look;
   for (const name of ["least", "most"]) if (!Number.isFinite(Number(state[name]))) state[name] = "";
   if (!gradcam.classes.some((entry) => String(entry[0]) === state.class)) state.class = "";
   element("search").value = state.q;
   for (const name of ["class", "least", "most", "sort"]) element(name).value = state[name];
-  for (const name of ["which", "look"]) document.querySelector(`input[name=${name}][value=${state[name]}]`).checked = true;
+  for (const name of ["which", "label", "look"]) document.querySelector(`input[name=${name}][value=${state[name]}]`).checked = true;
 }
 
 function refresh() {
@@ -80,7 +81,7 @@ function refresh() {
   element("clear").hidden = Object.entries(filters).every(([name, value]) => value === DEFAULTS[name]);
 }
 
-function follow() { // the address: at the start, when it is changed by hand, and on the way back
+function follow() { // the address, at the start and whenever it changes
   read();
   refresh();
   const i = state.image === "" ? -1 : gradcam.names.indexOf(state.image);
@@ -88,10 +89,10 @@ function follow() { // the address: at the start, when it is changed by hand, an
   else if (element("detail").open) element("detail").close();
 }
 
-function change() { // of the filters by hand
+function change() { // when the user changes a filter
   state.q = element("search").value.trim();
   for (const name of ["class", "least", "most", "sort"]) state[name] = element(name).value;
-  for (const name of ["which", "look"]) state[name] = document.querySelector(`input[name=${name}]:checked`).value;
+  for (const name of ["which", "label", "look"]) state[name] = document.querySelector(`input[name=${name}]:checked`).value;
   keep();
   refresh();
   if (scrollY > grid.list.offsetTop) scrollTo(0, grid.list.offsetTop - element("filters").offsetHeight);
@@ -150,6 +151,7 @@ addEventListener("hashchange", () => {
 addEventListener("keydown", press);
 
 element("needs").remove();
+element("label-row").hidden = !gradcam.wrong.length;
 listClasses();
 bindTheme(element("theme-button"));
 follow();

@@ -1,13 +1,13 @@
 "use strict";
-// The gallery: of any number of cards, only those in view and a few around them are in the document.
+// The grid of cards. Only the cards in view and a few rows around them are in the document.
 
 class Grid {
   constructor(list, open) {
     this.list = list;
     this.open = open;
     this.order = [];
-    this.cards = new Map(); // by place in the order
-    this.active = 0; // the place that the Tab key reaches; its card is always there
+    this.cards = new Map(); // by position in the order
+    this.active = 0; // the position that the Tab key reaches; its card always exists
     this.look = "overlay";
     addEventListener("scroll", () => this.request(), { passive: true });
     new ResizeObserver(() => this.arrange()).observe(list);
@@ -27,7 +27,7 @@ class Grid {
     this.arrange();
   }
 
-  arrange() { // how many columns fit, and how high a row is
+  arrange() { // computes the number of columns and the height of a row
     const width = this.list.clientWidth;
     if (!width) return;
     const style = getComputedStyle(this.list);
@@ -53,8 +53,8 @@ class Grid {
     const above = -this.list.getBoundingClientRect().top;
     const first = Math.max(0, Math.floor(above / this.row) - 1) * this.columns;
     const end = Math.min(this.order.length, (Math.ceil((above + innerHeight) / this.row) + 1) * this.columns);
-    const isWanted = (place) => (place >= first && place < end) || place === this.active;
-    for (const place of [...this.cards.keys()]) if (!isWanted(place)) this.remove(place);
+    const isVisible = (place) => (place >= first && place < end) || place === this.active;
+    for (const place of [...this.cards.keys()]) if (!isVisible(place)) this.remove(place);
     for (let place = first; place < end; place++) this.provide(place);
     if (this.order.length) this.provide(this.active);
   }
@@ -67,8 +67,8 @@ class Grid {
     card.setAttribute("aria-posinset", place + 1);
     card.firstChild.tabIndex = place === this.active ? 0 : -1;
     this.put(card, place);
-    const after = [...this.list.children].find((other) => Number(other.dataset.place) > place);
-    this.list.insertBefore(card, after ?? null); // readers of the screen go by the document's order
+    const after = [...this.list.children].find((item) => Number(item.dataset.place) > place);
+    this.list.insertBefore(card, after ?? null); // Screen readers follow the document's order.
     this.cards.set(place, card);
   }
 
@@ -80,7 +80,7 @@ class Grid {
   remove(place) {
     const card = this.cards.get(place);
     this.cards.delete(place);
-    card.querySelector("img")?.removeAttribute("src"); // what was not loaded yet need not be any more
+    card.querySelector("img")?.removeAttribute("src"); // cancels the download
     card.remove();
   }
 
@@ -97,7 +97,7 @@ class Grid {
     this.open(this.order[place]);
   }
 
-  focus(place) { // bring the card into view, and give it the focus
+  focus(place) { // scrolls the card into view, and focuses it
     place = Math.min(Math.max(place, 0), this.order.length - 1);
     if (place < 0) return;
     const bar = document.getElementById("filters").offsetHeight;
@@ -132,7 +132,11 @@ function makeCard(i, look) {
   button.append(isFailed ? make("span", { className: "error", text: gradcam.errors[i] }) : makeThumb(i, look));
   button.append(make("span", { className: "name" }, ...splitName(name)));
   if (isFailed) button.append(make("span", { className: "verdict bad", text: "failed" }));
-  else if (gradcam.top[i] >= 0) button.append(makeVerdict(gradcam.label(i), gradcam.confidence[i]));
+  else if (gradcam.top[i] >= 0) {
+    const verdict = makeVerdict(gradcam.label(i), gradcam.confidence[i]);
+    if (gradcam.isWrong(i)) verdict.firstChild.prepend(make("span", { className: "wrong", text: "wrong: " }));
+    button.append(verdict);
+  }
   return make("li", { className: isFailed ? "failed" : null }, button);
 }
 
@@ -141,7 +145,7 @@ function makeThumb(i, look) {
   const url = look === "picture" ? gradcam.view(i, "small") : gradcam.view(i, "0") ?? gradcam.view(i, "small");
   if (url) {
     const image = make("img", { alt: "", decoding: "async", draggable: "false" });
-    image.onload = () => image.classList.add("here");
+    image.onload = () => image.classList.add("here"); // An image without its data would show its frame.
     image.onerror = () => image.replaceWith(make("span", { className: "missing", text: "not available" }));
     image.src = url;
     thumb.append(image);
@@ -152,7 +156,7 @@ function makeThumb(i, look) {
   return thumb;
 }
 
-function splitName(name) { // folders grow pale, and give way first
+function splitName(name) { // The folder is pale, and is cut off first.
   const slash = name.lastIndexOf("/") + 1;
   return [make("span", { className: "folder", text: name.slice(0, slash) }), make("span", { text: name.slice(slash) })];
 }

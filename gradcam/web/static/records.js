@@ -1,6 +1,6 @@
 "use strict";
-// The records: columns of all pictures, which come with the page, and details, which are fetched as they are looked at.
-// Every text of theirs reaches the page through textContent alone.
+// The records: columns of all images, which the page contains, and details, which are loaded when an image is opened.
+// Texts of records reach the page only through textContent.
 
 const PICTURE = 1, OVERLAY = 2, BLANK = 4; // bits of the column "has"
 
@@ -8,7 +8,7 @@ const gradcam = {
   ...JSON.parse(document.getElementById("data").textContent),
   chunks: new Map(),
 
-  receive(chunk, details) { // called by the files of details; fetch() is forbidden on pages from disk
+  receive(chunk, details) { // called by the files of details, because pages from disk must not call fetch()
     this.chunks.get(chunk).resolve(details);
   },
 
@@ -43,12 +43,17 @@ const gradcam = {
     return this.top[i] < 0 ? "" : this.classes[this.top[i]][1];
   },
 
+  isWrong(i) { // whether the label differs from the predicted class
+    this.wrongSet ??= new Set(this.wrong);
+    return this.wrongSet.has(i);
+  },
+
   isFailed(i) {
     return Object.hasOwn(this.errors, i);
   },
 };
 
-// Ranks are worked out once: a hundred thousand names are compared in a moment, but not at every stroke of a key.
+// Ranks are cached: comparing a hundred thousand names takes too long for every keystroke.
 const ranks = {};
 
 function rankBy(key, texts) {
@@ -79,23 +84,32 @@ function failedLast(a, b) {
   return (gradcam.top[a] < 0) - (gradcam.top[b] < 0);
 }
 
-let lowerNames = null;
+let searched = null; // by record: the file name and the names of its classes, in lower case
 
-function select(state) { // positions of the records that fit, in the order that is asked for
-  lowerNames ??= gradcam.names.map((name) => name.toLowerCase());
+function listTexts() {
+  const labels = gradcam.classes.map((entry) => entry[1].toLowerCase());
+  return gradcam.names.map((name, i) => {
+    const classes = gradcam.top[i] < 0 ? [] : [gradcam.top[i], ...(gradcam.others[i] ?? [])];
+    return [name.toLowerCase(), ...classes.map((at) => labels[at])].join("\n");
+  });
+}
+
+function select(state) { // the positions of the records that match, in the chosen order
+  searched ??= listTexts();
   const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
   const least = state.least === "" ? -Infinity : state.least / 100;
   const most = state.most === "" ? Infinity : state.most / 100;
   const asksConfidence = least > 0 || most < 1;
-  const wanted = state.class === "" ? null : gradcam.classes.findIndex((entry) => String(entry[0]) === state.class);
-  const found = [];
+  const chosen = state.class === "" ? null : gradcam.classes.findIndex((entry) => String(entry[0]) === state.class);
+  const matches = [];
   for (let i = 0; i < gradcam.names.length; i++) {
     if (state.which !== "all" && (state.which === "failed") !== gradcam.isFailed(i)) continue;
-    if (wanted !== null && gradcam.top[i] !== wanted && !gradcam.others[i]?.includes(wanted)) continue;
+    if (state.label !== "all" && (gradcam.top[i] < 0 || (state.label === "wrong") !== gradcam.isWrong(i))) continue;
+    if (chosen !== null && gradcam.top[i] !== chosen && !gradcam.others[i]?.includes(chosen)) continue;
     if (asksConfidence && (gradcam.top[i] < 0 || gradcam.confidence[i] < least || gradcam.confidence[i] > most)) continue;
-    if (!words.every((word) => lowerNames[i].includes(word))) continue;
-    found.push(i);
+    if (!words.every((word) => searched[i].includes(word))) continue;
+    matches.push(i);
   }
   const compare = SORTS[state.sort]();
-  return compare ? found.sort(compare) : found;
+  return compare ? matches.sort(compare) : matches;
 }
