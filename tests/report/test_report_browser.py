@@ -193,8 +193,9 @@ def test_wrong_predictions_are_marked_and_filtered_if_there_are_labels(
     assert visit().open(zoo).locator("#label-row").is_hidden()
 
 
-def test_the_toolbar_does_not_move(visit: Callable[..., Visit], zoo: Path) -> None:
-    page = visit().open(zoo)
+@pytest.mark.parametrize("width", [820, 1160, 1280])
+def test_the_toolbar_does_not_move(visit: Callable[..., Visit], zoo: Path, width: int) -> None:
+    page = visit(viewport={"width": width, "height": 800}).open(zoo)
     parts = ["#search", "#class", "#sort", "#least", "#grid"]
     before = [page.locator(part).bounding_box() for part in parts]
     for text in ("x", "tabby", "nothing has this name"):
