@@ -316,6 +316,10 @@ class CaptionerAdapter(Family):
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
         """Decode each token to readable text. Raise `TargetError` if there is no tokenizer."""
 
+    def split_caption(self, tokens: Sequence[int]) -> list[str]:
+        """Return the part of the caption that each token adds, with its spaces. Raise as `decode_tokens` does."""
+        return [f" {text}" for text in self.decode_tokens(tokens)]
+
 
 class Poses(NamedTuple):
     """The keypoint heatmaps of one image, the highest-scoring box first.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,14 @@ PICTURES = "pixel_values"
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # In both arguments, 0 marks a text token.
 MAX_CAPTION_TOKENS = 40
 DUMMY_SIZE = 256  # side of a blank image in pixels; without an image, processors insert no placeholder tokens
+
+
+def _find_addition(before: str, text: str) -> str:
+    """Return the end of a text, from the first character that differs from an earlier text."""
+    same = next(
+        (i for i, (first, second) in enumerate(zip(before, text)) if first != second), min(len(before), len(text))
+    )
+    return text[same:]
 
 
 class GenerativeCaptioner(CaptionerAdapter):
@@ -91,6 +100,12 @@ class GenerativeCaptioner(CaptionerAdapter):
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
         tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
         return [tokenizer.decode([token]).strip() or str(tokenizer.convert_ids_to_tokens(token)) for token in tokens]
+
+    def split_caption(self, tokens: Sequence[int]) -> list[str]:
+        tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+        # Tokens decoded one by one would lose their spaces.
+        captions = ["", *(tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens)))]
+        return [_find_addition(before, caption) for before, caption in pairwise(captions)]
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         """Return the model's arguments by name. Add required arguments that the caller did not pass."""

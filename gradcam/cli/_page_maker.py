@@ -48,7 +48,9 @@ class PageMaker:
         options: Any = {"reshape": settings.options.get("reshape"), "progress": progress}
         result = page(image, classifier, layers=layers, methods=methods, target=target, top=self.top, **options)
         model = _to_public_choice(settings.model)
-        result = replace(result, words=model.to_words(), code=to_code(model, is_class=is_class))
+        prompts = settings.target_choice.texts if classifier.task in ("detection", "captioning") else ()
+        words = [*model.to_words(), *(word for text in prompts for word in ("--text", text))]
+        result = replace(result, words=words, code=to_code(replace(model, prompts=prompts), is_class=is_class))
         return self._add_verdict(classifier, image, result) if self.is_checked else result
 
     def _add_verdict(self, classifier: Classifier, image: Prepared, result: Page) -> Page:
@@ -81,15 +83,12 @@ def _to_public_choice(choice: ModelChoice) -> ModelChoice:
 
 def to_code(choice: ModelChoice, *, is_class: bool) -> str:
     """Return the line of Python that loads the same model as these command-line options."""
+    from gradcam.models.page_contents import format_arguments
+
     defaults = ModelChoice()
     choice = replace(choice, activation="none") if choice.task == "regression" else choice
-    names = [field.name for field in fields(choice) if field.name not in ("model", *TASK_FIELDS)]
+    unused = ("model", *(TASK_FIELDS if is_class else ()))
+    names = [field.name for field in fields(choice) if field.name not in unused]
     changed = {name: getattr(choice, name) for name in names if getattr(choice, name) != getattr(defaults, name)}
-    arguments = [] if choice.model is None else [_quote(choice.model)]
-    arguments += [f"{name}={_quote(value)}" for name, value in changed.items()]
-    return f"gradcam.{'load_classifier' if is_class else 'load_model'}({', '.join(arguments)})"
-
-
-def _quote(value: Any) -> str:
-    text = repr(str(value) if isinstance(value, Path) else value)
-    return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text
+    arguments = format_arguments([] if choice.model is None else [choice.model], changed)
+    return f"gradcam.{'load_classifier' if is_class else 'load_model'}({arguments})"

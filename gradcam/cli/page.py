@@ -21,6 +21,13 @@ from gradcam.errors import escape_controls
 from gradcam.images.files import is_url, join_name
 
 PAGE_SUFFIXES = (".html", ".htm")
+OUTPUT_OPTIONS = ("overwrite", "resume", "url")
+
+
+def _check_address(url: str) -> str:
+    from gradcam.web.preview import check_address
+
+    return check_address(url)
 
 
 @click.command("page", cls=Command)
@@ -30,6 +37,7 @@ PAGE_SUFFIXES = (".html", ".htm")
 @options.output_option(
     "Output file (.html) or folder. For several images, give a folder.  [default: <image>.html]", default=None
 )
+@options.option("--url URL", "Address of the published page. Also writes a PNG for previews in chats.", _check_address)
 @click.option("--overwrite", is_flag=True, help="For a folder: delete the results of an earlier run and start again.")
 @click.option("--resume", is_flag=True, help="For a folder: continue an earlier run.")
 @click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print errors only.")
@@ -48,13 +56,15 @@ def page_command(
     --pages`.
     """
     output_mode = OutputMode(as_json=False, quiet=quiet)
-    settings = to_settings({name: value for name, value in params.items() if name not in ("overwrite", "resume")})
+    settings = to_settings({name: value for name, value in params.items() if name not in OUTPUT_OPTIONS})
     make_page = PageMaker(settings, top, is_whole=True, is_checked=is_checked)
     is_file = output is not None and Path(output).suffix.lower() in PAGE_SUFFIXES and not os.path.isdir(output)
     image = _find_single_image(inputs)
     if image is not None:
         require_images([image], output_mode)
-        return _write_page(image, make_page, output_mode, output, is_file=is_file)
+        return _write_page(image, make_page, output_mode, output, is_file=is_file, url=params["url"])
+    if params["url"] is not None:
+        raise click.UsageError("--url is for the page of one image, but there are several: make that page alone.")
     if output is None or is_file:
         problem = "no --output" if output is None else f"{output} is one file"
         raise click.UsageError(f"There are several images, but {problem}: give a folder to --output.")
@@ -78,10 +88,14 @@ def _find_single_image(inputs: tuple[str, ...]) -> Path | None:
 
 
 def _write_page(
-    image: Path, make_page: PageMaker, output_mode: OutputMode, output: str | None, *, is_file: bool
+    image: Path, make_page: PageMaker, output_mode: OutputMode, output: str | None, *, is_file: bool, url: str | None
 ) -> int:
-    classifier, _ = prepare_request(make_page.settings, output_mode)
+    from gradcam.web.preview import find_preview_file
+
     file = Path(output) if is_file and output else Path(output or ".") / join_name(image.stem, ".html")
+    if url is not None:
+        find_preview_file(file)  # This fails early if the file belongs to the user.
+    classifier, _ = prepare_request(make_page.settings, output_mode)
     start, attempt = time.perf_counter(), Attempt(image)
     with attempt.catch_errors():
         if file.parent.is_symlink() or not file.parent.is_dir():
@@ -89,7 +103,7 @@ def _write_page(
         prepared = classifier.prepare(image)
         with show_pass_progress(output_mode) as progress:
             page = replace(make_page(classifier, prepared, progress), name=image.name)
-        page.save(file)
+        page.save(file, url=url)
     if attempt.error is not None:
         click.echo(attempt.error, err=True)
         return 1
@@ -104,4 +118,6 @@ def _write_page(
         for note in page.notes:
             click.echo(f"  {escape_controls(note)}")
         click.echo(f"{format_written_path(str(file))}   {file.stat().st_size / 1e6:.2f} MB\n")
+        if url is not None:
+            click.echo(f"{format_written_path(str(file.with_suffix('.png')))}   preview, to publish beside the page\n")
     return 0

@@ -582,7 +582,7 @@ class Classifier:
         regions = [self.region(*pixels.shape[:2]) if is_crop else (0, 0, *pixels.shape[:2]) for pixels in drawn_on]
         fit = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
         shared_fields = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(fit)}
-        return {"images": drawn_on, "regions": regions, "notes": notes, **shared_fields}
+        return {"images": drawn_on, "regions": regions, "notes": notes, "model": self.name, **shared_fields}
 
     @property
     def _tile_side(self) -> int:

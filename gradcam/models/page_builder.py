@@ -5,7 +5,6 @@ If the maps of all classes are cheap to compute, the page has all of them. Other
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -25,15 +24,16 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier, ImageInput
 from gradcam.models.load import load_classifier
-from gradcam.models.page_contents import list_classes, list_things, to_map_set
+from gradcam.models.page_contents import describe_model, list_classes, list_things, to_map_set
 from gradcam.models.preprocess import Prepared, find_windows
-from gradcam.models.providers import DEFAULT_MODEL
 from gradcam.models.results import ImageExplanation
 from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, check_count
 from gradcam.targets.classes import ClassTarget
+from gradcam.targets.masks import Mask
 from gradcam.web.page import MapSet, Page
 
 MODEL_FORMS = "a model from gradcam.load_classifier or load_model."
+CLASS_LIMIT_NOTE = "This page has heatmaps of {some} of {total} predicted classes. For more, use gradcam page --top N."
 REFERENCE_NOTE = "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
@@ -65,7 +65,8 @@ def page(
         As in `Classifier.explain`.
     classifier : Classifier, default None
         None uses the included model. Models that are not classifiers, such as the detectors of `gradcam.load_model`,
-        are accepted as well. For these, the page shows the model's results, such as boxes, instead of classes.
+        are accepted as well. For these, the page shows the model's results instead of classes, such as all boxes, or the
+        masks of all predicted classes.
     layers : sequence of str, default None
         Dotted names of target layers. None uses the default layer, and up to three earlier layers with higher
         resolutions. For each resolution, the last layer is used.
@@ -75,9 +76,10 @@ def page(
         For a classifier, the class to show first, or several classes to include, by index or label. For other models, as
         in `explain`.
     top : int, default 50
-        The number of most probable classes to include, if the page does not cover all classes.
+        The number of most probable classes to include, if the page does not cover all classes. For segmenters, the
+        number of predicted classes, the largest first.
     name : str, default None
-        The title of the image. None uses the file name. Give a title if the image is not given by its path.
+        The title of the image. None uses the file name, or "image" for an image that is not given by its path.
     **options : Any
         The options "reshape" and "progress" of `explain`.
 
@@ -104,11 +106,11 @@ def page(
     if not isinstance(classifier, Classifier):
         raise ModelError(f"classifier is {type(classifier).__name__}, expected {MODEL_FORMS}")
     is_file = isinstance(image, (str, os.PathLike))
-    title = name or (PurePath(os.fspath(image)).name if is_file else "picture")  # type: ignore[arg-type]  # a path
+    title = name or (PurePath(os.fspath(image)).name if is_file else "image")  # type: ignore[arg-type]  # a path
     builder = _PageBuilder(classifier, classifier.prepare(image), options)
     chosen_methods = find_methods(methods) if methods else []
     if classifier.task != "classification" or callable(target):
-        sets = builder.explain_instances(layers, chosen_methods, target)
+        sets = builder.explain_instances(layers, chosen_methods, target, top)
     else:
         sets = builder.explain_classes(layers, chosen_methods or find_methods(["gradcam"]), target, top)
     return builder.to_page(title, sets)
@@ -137,9 +139,13 @@ class _PageBuilder:
                 explanations |= self.classifier.run_plan([self.prepared], layers, plan)
         return {key: explanation.cpu() for key, explanation in explanations.items()}
 
-    def explain_instances(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> list[MapSet]:
+    def explain_instances(
+        self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any, top: int
+    ) -> list[MapSet]:
         """Return the maps of a target that is not a class, such as a detector's boxes, or a function."""
-        if target is None:
+        if target is None and self.classifier.task == "segmentation":
+            target = self._list_predicted_classes(layers, top)
+        elif target is None:
             target = getattr(self.classifier, "list_all", lambda: None)()
         explanations = self.explain(layers, methods, target)
         self.first_explanation = next(iter(explanations.values()))
@@ -150,6 +156,20 @@ class _PageBuilder:
         self.page_targets, order = list_things(self.first_explanation)
         self.total = 0
         return [to_map_set(explanation.maps[0].numpy()[order], explanation) for explanation in explanations.values()]
+
+    def _list_predicted_classes(self, layers: Sequence[str] | None, top: int) -> Mask:
+        """Return the target for all predicted classes of a segmenter, the largest first.
+
+        The page first shows the class that `explain` selects by default, which is the largest except for the background.
+        """
+        explanation = next(iter(self.explain(layers and layers[:1], [], None).values()))
+        default = explanation.instances[0][0].index
+        indices = [instance.index for instance in explanation.detections[0]]
+        included = [index for index in indices if index in {default, *[i for i in indices if i != default][: top - 1]}]
+        if len(included) < len(indices):
+            self.notes.append(CLASS_LIMIT_NOTE.format(some=len(included), total=len(indices)))
+        self.first = included.index(default)
+        return Mask(included)
 
     def explain_classes(self, layers: Any, methods: Sequence[Method], target: Any, top: int) -> list[MapSet]:
         """Return the maps of all classes if they can be computed together, or else of the most probable classes."""
@@ -235,11 +255,10 @@ class _PageBuilder:
         """Return the finished page."""
         explanation, model = self.first_explanation, self.classifier
         notes = [*self.notes, *(note for note in explanation.notes if note)]
-        load = "load_classifier" if model.task == "classification" else "load_model"
-        name, words = (json.dumps(model.name), ["--model", model.name]) if model.name != DEFAULT_MODEL else ("", [])
+        words, code = describe_model(model.name, explanation.fit, is_class=model.task == "classification")
         reshape = None if callable(self.options["reshape"]) else self.options["reshape"]
         visible, first = (explanation.images[0], explanation.regions[0]), self.first
-        fields: dict[str, Any] = {"code": f"gradcam.{load}({name})", "words": words, "reshape": reshape, "first": first}
+        fields: dict[str, Any] = {"code": code, "words": words, "reshape": reshape, "first": first}
         return Page(title, *visible, model.name, self.page_targets, sets, self.total, notes=notes, **fields)
 
 

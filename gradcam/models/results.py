@@ -49,7 +49,7 @@ class ImageResult(_SharedFields):
     """A result with its images: class names, probabilities, captions and drawing.
 
     `regions` are the pixels of each image that the model saw. `notes` are remarks on how each image is displayed. `fit`
-    says which part of the images the model saw; None for the default preprocessing.
+    says which part of the images the model saw; None for the default preprocessing. `model` is the model's name.
     """
 
     images: Sequence[Pixels] = field(repr=False)
@@ -58,6 +58,7 @@ class ImageResult(_SharedFields):
     notes: Sequence[str | None] = field(repr=False)
     activation: str = field(repr=False)
     fit: str | None = field(default=None, repr=False)
+    model: str | None = field(default=None, repr=False)
 
     def probabilities(self) -> Tensor:
         """Compute the probabilities of all classes.
@@ -290,6 +291,8 @@ class ImageExplanation(ImageResult, Explanation):
         How logits become probabilities: "softmax", "sigmoid" or "none".
     fit : str or None
         Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
+    model : str or None
+        The model's name.
 
     Examples
     --------
@@ -383,7 +386,7 @@ class ImageExplanation(ImageResult, Explanation):
         else:
             write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
 
-    def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "picture") -> Page:
+    def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "image") -> Page:
         """Make an interactive page of image i and its heatmaps, for any browser, without a server.
 
         The page has the heatmaps of this explanation; `gradcam.page` makes a page with all classes.
@@ -394,8 +397,8 @@ class ImageExplanation(ImageResult, Explanation):
             The file to write, ending in ``.html``. None writes nothing.
         i : int, default 0
             The image, counted from 0.
-        name : str, default "picture"
-            The title of the image.
+        name : str, default "image"
+            The title of the image: its file name, if the copied command is to find the file.
 
         Returns
         -------
@@ -502,6 +505,8 @@ class ImageAttribution(ImageResult, Attribution):
         How logits become probabilities: "softmax", "sigmoid" or "none".
     fit : str or None
         Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
+    model : str or None
+        The model's name.
 
     Examples
     --------

@@ -47,6 +47,15 @@ class Instance:
         The keypoint, or the point that selected the mask: x and y, in pixels.
     against : sequence of str
         The sentences that a text is contrasted with.
+    form : str or None
+        How the target was passed: a mask as "predicted", "point", "box", "array" or "file", and a sentence as "text" or
+        "embedding".
+    text : str or None
+        A word as it is written in the caption, with the spaces before it.
+    axis : str or None
+        "x" or "y", if that coordinate of a keypoint is explained instead of its score.
+    box_number : int or None
+        The number of the box that contains the keypoint.
 
     Examples
     --------
@@ -69,6 +78,10 @@ class Instance:
     mask: Tensor | None = None
     point: tuple[float, float] | None = None
     against: Sequence[str] = ()
+    form: str | None = None
+    text: str | None = None
+    axis: str | None = None
+    box_number: int | None = None
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
         """Map the box, point and mask from a region of this canvas to a region of another canvas.

@@ -160,6 +160,8 @@ class KeypointScoreExtractor(ScoreExtractor):
         width, labels = pose.heatmaps.shape[-1], self.family.labels
         across, down = find_centres(pose, 0)[indices % width].tolist(), find_centres(pose, 1)[indices // width].tolist()
         box = None if pose.scores is None else to_box(pose)
+        number_of_box = None if box is None else self.target.box
+        shared: dict[str, Any] = {"box": box, "axis": self.target.axis, "box_number": number_of_box}
         instances = []
         for number in numbers:
             name = labels[number] if labels and number < len(labels) else f"keypoint {number}"
@@ -167,7 +169,7 @@ class KeypointScoreExtractor(ScoreExtractor):
             peak = float(peaks[number])
             confidence = self.family.to_confidence(peak) if pose.scores is None else float(pose.scores[0])
             point = across[number], down[number]
-            instances.append(Instance("keypoint", name, None, confidence, number, box, point=point))
+            instances.append(Instance("keypoint", name, None, confidence, number, point=point, **shared))
         return instances
 
 

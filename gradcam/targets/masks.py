@@ -284,12 +284,13 @@ class MaskScoreExtractor(ScoreExtractor):
         fixed_mask = None if self.fixed_masks is None else self.fixed_masks[i]
         point = (float(self.target.mask[0]), float(self.target.mask[1])) if self.target.kind == "point" else None
         pixel = None if point is None else (math.floor(point[1]), math.floor(point[0]))
-        classes, instances = self.target.classes, []
+        classes, instances, form = self.target.classes, [], self.target.kind
         for class_ in [None] if classes is None else classes:
             index = prediction.choose(fixed_mask, pixel) if class_ is None else prediction.to_index(class_)
             mask = prediction.find_mask(index, pixel) if fixed_mask is None else fixed_mask
             name, score = prediction.name(index), prediction.measure(index, mask)
-            instances.append(Instance("mask", name, index, score, box=find_box(mask), mask=mask, point=point))
+            area: dict[str, Any] = {"box": find_box(mask), "mask": mask, "point": point}
+            instances.append(Instance("mask", name, index, score, **area, form=form))
         return instances
 
 

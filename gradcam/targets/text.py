@@ -84,7 +84,9 @@ class Text(Target):
         against = self._embed(self.against, family, model) if has_contrasts else None
         directions, units = to_directions(self._embed(self.text, family, model), against)
         names = to_sentences(self.text) or [f"embedding {i}" for i in range(len(units))]
-        instances = [Instance("text", name, against=contrasts) for name in names]
+        is_text = self.tokenizer is None and not isinstance(self.text, Tensor) and not isinstance(self.against, Tensor)
+        form = "text" if is_text else "embedding"
+        instances = [Instance("text", name, against=contrasts, form=form) for name in names]
         return bind_cosines(model, batch, CosineScoreExtractor(family, batch, directions, units, instances))
 
     def _embed(self, sentences: Any, family: Embedder, model: nn.Module) -> Tensor:

@@ -116,10 +116,11 @@ class Token(Target):
         tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
         module, text_batch = family.bind(model, batch, tokens)
         try:
-            names = family.decode_tokens(tokens)
+            names, texts = family.decode_tokens(tokens), family.split_caption(tokens)
         except TargetError:  # There is no tokenizer.
             names = [f"token {token}" for token in tokens]
-        extractor = WordScoreExtractor(family, text_batch, tokens, self.choose(tokens), names)
+            texts = [f" {name}" for name in names]
+        extractor = WordScoreExtractor(family, text_batch, tokens, self.choose(tokens), names, texts)
         return BoundTarget(module, text_batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output)
 
 
@@ -145,6 +146,7 @@ class WordScoreExtractor(ScoreExtractor):
     tokens: Sequence[int]
     positions: Sequence[int]
     names: Sequence[str]
+    texts: Sequence[str]
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
         logits = self.family.read(output, self.batch, self.tokens)[:, list(self.positions)]  # (N,K,V)
@@ -153,9 +155,11 @@ class WordScoreExtractor(ScoreExtractor):
         values = logits.gather(2, token_ids[None, :, None].expand(len(logits), -1, 1))[..., 0]
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         log_normalizers = logits.detach().to(values.dtype).logsumexp(2)
-        words = [(self.names[position], self.tokens[position], position) for position in self.positions]
         instances = [
-            [Instance("word", name, token, score, position) for (name, token, position), score in zip(words, row)]
+            [
+                Instance("word", self.names[i], self.tokens[i], probability, i, text=self.texts[i])
+                for i, probability in zip(self.positions, row)
+            ]
             for row in (values.detach() - log_normalizers).exp().tolist()
         ]
         return TargetScores(values, token_ids.expand(len(logits), -1), None, self, instances)

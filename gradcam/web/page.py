@@ -18,9 +18,10 @@ from typing_extensions import Self
 from gradcam._version import __version__
 from gradcam.errors import GradcamError, OutputError, escape_controls, format_fields
 from gradcam.images.read import Pixels, Region
-from gradcam.images.write import encode_image, shrink_to_fit
+from gradcam.images.write import encode_image, shrink_to_fit, write_image
 from gradcam.options import keep_old_names
 from gradcam.renames import PAGE, OldKeys, find_old_names
+from gradcam.web.preview import draw_preview, encode_first_map, find_addresses, find_preview_file
 from gradcam.web.render import render_standalone, to_data_url, write_page
 
 SCHEMA = 2
@@ -30,12 +31,11 @@ COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey suit peo
 STYLES = ("style.css", "page.css")
 HEAD_SCRIPTS = ("theme.js", "ratio.js")
 PAGE_SCRIPTS = ("common.js", "maps.js", "list.js", "place.js", "page.js")
-FIRST_MAP_SIDE = 160  # pixels of the heatmap that is visible without JavaScript
-MAX_FIRST_ROWS = 12  # names that are listed without JavaScript
 VERBS = {
     "class": "to say", "box": "to find", "missed": "for a box it missed:", "mask": "to segment", "text": "to match",
     "like": "to match", "word": "to write", "keypoint": "to locate", "score": "for",
 }  # fmt: skip
+MAX_FIRST_ROWS = 12  # names that are listed without JavaScript
 NOTEBOOK_HEIGHT = 760  # height of a page in a notebook, in pixels
 
 Floats = NDArray[np.float32]
@@ -62,6 +62,14 @@ class PageTargets:
         None for classes, because the index is enough.
     code : sequence or None
         Python expression for each target.
+    masks : sequence or None
+        Mask (h,w) of each target over the whole image, bool, at most 256 pixels on its longer side.
+    areas : sequence or None
+        Share of the image that each mask covers, from 0 to 1.
+    values : sequence or None
+        Cosine similarity of each sentence or reference image.
+    texts : sequence or None
+        Each word as it is written in the caption, with its spaces.
 
     Examples
     --------
@@ -78,6 +86,47 @@ class PageTargets:
     boxes: Sequence[Sequence[float] | None] | None = None
     words: Sequence[Sequence[str] | None] | None = None
     code: Sequence[str | None] | None = None
+    masks: Sequence[NDArray[np.bool_] | None] | None = None
+    areas: Sequence[float | None] | None = None
+    values: Sequence[float | None] | None = None
+    texts: Sequence[str] | None = None
+
+    def format_amount(self, position: int) -> str:
+        """Return what the page writes beside a name: the share or the value of the target; "" if there is none.
+
+        Parameters
+        ----------
+        position : int
+            Position of the target.
+
+        Returns
+        -------
+        str
+            Text such as "58 %".
+        """
+        columns = (self.shares, self.values, self.areas)
+        share, value, area = (None if column is None else _round(column[position]) for column in columns)
+        share = share if area is None or self.kind != "mask" else area
+        return f"{value:.3f}" if share is None and value is not None else "" if share is None else _to_percent(share)
+
+    def to_data(self) -> dict[str, Any]:
+        """Convert the targets to JSON values.
+
+        Returns
+        -------
+        dict
+            The entry "targets", as described in `docs/reference/page.md`.
+        """
+        data: dict[str, Any] = {"kind": self.kind, "names": list(map(escape_controls, self.names))}
+        data |= {"indices": list(self.indices), "shares": list(map(_round, self.shares))}
+        for name in ("boxes", "words", "code"):
+            if (column := getattr(self, name)) is not None:
+                data[name] = [list(value) if isinstance(value, (tuple, list)) else value for value in column]
+        converters: dict[str, Any] = {"masks": encode_mask, "areas": _round, "values": _round, "texts": escape_controls}
+        for name, convert in converters.items():
+            if (column := getattr(self, name)) is not None:
+                data[name] = [None if value is None else convert(value) for value in column]
+        return data
 
 
 @keep_old_names
@@ -128,16 +177,20 @@ class MapSet:
         row = position if rows is None else rows.index(position)
         if self.maps is not None:
             return self.maps[row]
-        assert self.weights is not None and self.channels is not None
+        assert self.weights is not None
+        assert self.channels is not None
         return np.tensordot(self.weights[row], self.channels, 1)
 
     def find_strongest(self) -> float:
-        """Return the largest value in all maps."""
+        """Return the largest value in all maps; 0 if no value is positive."""
         if self.maps is not None:
             return float(self.maps.max(initial=0))
-        assert self.weights is not None and self.channels is not None
+        assert self.weights is not None
+        assert self.channels is not None
         cells = self.channels.reshape(len(self.channels), -1)
-        return max(float((self.weights @ part).max()) for part in np.array_split(cells, max(1, cells.shape[1] // 256), 1))
+        # All maps at once may take hundreds of megabytes.
+        parts = np.array_split(cells, max(1, cells.shape[1] // 256), 1)
+        return max(float((self.weights @ part).max(initial=0)) for part in parts)
 
     def to_data(self, total: int) -> dict[str, Any]:
         """Convert the maps to quantised JSON values. Weighted sums are replaced by values if that takes fewer bytes.
@@ -260,17 +313,6 @@ class Page:
         """
         view = encode_image(shrink_to_fit(self.image, MAX_IMAGE_SIDE), ".jpg", QUALITY)
         height, width = self.image.shape[:2]
-        targets = self.targets
-        shares = (None if share is None or not math.isfinite(share) else share for share in targets.shares)
-        target_data: dict[str, Any] = {
-            "kind": targets.kind,
-            "names": list(map(escape_controls, targets.names)),
-            "indices": list(targets.indices),
-            "shares": [None if share is None else float(f"{share:.4g}") for share in shares],
-        }
-        for name in ("boxes", "words", "code"):
-            if (values := getattr(targets, name)) is not None:
-                target_data[name] = [list(value) if isinstance(value, (tuple, list)) else value for value in values]
         data = {
             "schema": SCHEMA,
             "version": __version__,
@@ -284,8 +326,8 @@ class Page:
                 "code": self.code,
                 "reshape": self.reshape,
             },
-            "targets": target_data,
-            "maps": [map_set.to_data(len(targets.names)) for map_set in self.maps],
+            "targets": self.targets.to_data(),
+            "maps": [map_set.to_data(len(self.targets.names)) for map_set in self.maps],
             "first": self.first,
             "notes": list(map(escape_controls, self.notes)),
             "verdict": None if self.verdict is None else dict(self.verdict),
@@ -301,60 +343,65 @@ class Page:
         str
             The whole document, including styles, scripts, image and maps.
         """
-        data = self.to_data()
+        return self._render()
+
+    def _render(self, **addresses: str) -> str:
+        """Return the document. With the addresses "url" and "image_url", it has tags for previews in chats."""
+        data, targets = self.to_data(), self.targets
         source = data["image"].pop("source")  # The image is embedded once, where it is visible without JavaScript.
-        names, scores = data["targets"]["names"], [_to_percent(share) for share in data["targets"]["shares"]]
-        rows = [f"{name} {score}" for name, score in zip(names[:MAX_FIRST_ROWS], scores)]
-        amount = scores[self.first] and f" ({scores[self.first]})"
-        verb = VERBS.get(self.targets.kind, VERBS["score"])
-        headline = (f"The network looked mostly here {verb} ", names[self.first], f"{amount}.")
-        facts = f"{self.maps[0].method} at {self.maps[0].layer}"
-        first = {"source": source, "first_map": self._draw_first_map(), "headline": headline, "facts": facts, "rows": rows}
-        colours = {name: encode_colormap(name) for name in COLORMAPS}
-        values: dict[str, Any] = {"data": data, "tables": colours, "verbs": VERBS, "url": None, "image_url": None} | first
-        title = escape_controls(os.path.basename(self.name))
+        first_map = encode_first_map(self.maps[0].find_map(self.first), self.image.shape[:2], self.region)
+        names = data["targets"]["names"]
+        values = {
+            "data": data,
+            "source": source,
+            "first_map": None if first_map is None else to_data_url(first_map, "image/png"),
+            "headline": _write_headline(targets.kind, names[self.first], targets.format_amount(self.first)),
+            "facts": f"{self.maps[0].method} at {self.maps[0].layer}",
+            "rows": [f"{name} {targets.format_amount(i)}" for i, name in enumerate(names[:MAX_FIRST_ROWS])],
+            "tables": {name: encode_colormap(name) for name in COLORMAPS},
+            "verbs": VERBS,
+            "title": escape_controls(os.path.basename(self.name)),
+        }
         scripts = {"script": HEAD_SCRIPTS, "own": PAGE_SCRIPTS}
-        return render_standalone("page.html.j2", styles=STYLES, scripts=scripts, title=title, **values)
+        return render_standalone("page.html.j2", styles=STYLES, scripts=scripts, **values, **addresses)
 
-    def _draw_first_map(self) -> str | None:
-        """Return the first heatmap as a data URL of a transparent PNG that covers the image; None if it is blank."""
-        from gradcam.images.draw import compute_colours, resize
-
-        values = self.maps[0].find_map(self.first)
-        if values is None or not (values > 0).any():
-            return None
-        height, width = self.image.shape[:2]
-        scale = FIRST_MAP_SIDE / max(height, width)
-        top, left, rows, columns = (round(side * scale) for side in self.region)
-        heatmap = resize(np.maximum(values, 0), max(1, rows), max(1, columns)).clip(0)
-        levels = np.rint(heatmap * (255 / heatmap.max())).astype(np.uint8)
-        colours, opacity = compute_colours(COLORMAPS[0], signed=False)
-        table = np.concatenate([colours, 127.5 * opacity], 1).round().astype(np.uint8)
-        canvas = np.zeros((max(1, round(height * scale)), max(1, round(width * scale)), 4), np.uint8)
-        part = canvas[top : top + len(levels), left : left + levels.shape[1]]
-        part[...] = table[levels][: part.shape[0], : part.shape[1]]
-        return to_data_url(encode_image(canvas, ".png"), "image/png")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, url: str | None = None) -> None:
         """Write the page to a file. A failed write leaves no partial file.
 
         Parameters
         ----------
         path : str or path
             The file, ending in ``.html`` or ``.htm``. Its folder must exist.
+        url : str, default None
+            The address at which you will publish the page, or its folder, ending in "/". The overlay of the first
+            heatmap is then also written, as a PNG file of the same name beside the page. The page names that file in
+            its Open Graph tags, so that chats show it as a preview: publish both files.
 
         Raises
         ------
         GradcamError
-            If the suffix is neither ``.html`` nor ``.htm``.
+            If the suffix is neither ``.html`` nor ``.htm``, or `url` is not an absolute http or https address.
         OutputError
-            If the file cannot be written.
+            If a file cannot be written, or the PNG file would replace a file that is not the preview of an earlier page.
+
+        Examples
+        --------
+        >>> import gradcam
+        >>> page = gradcam.page("photo.jpg", layers=["layer4"])
+        >>> page.save("shared.html", url="https://example.org/pages/")
+        >>> gradcam.read_image("shared.png").shape
+        (640, 800, 3)
         """
-        if Path(path).suffix.lower() not in (".html", ".htm"):
+        file = Path(path)
+        if file.suffix.lower() not in (".html", ".htm"):
             raise GradcamError(f"{os.fspath(path)}: expected a file name that ends in .html.")
-        if not Path(path).parent.is_dir():
-            raise OutputError(f"{os.fspath(path)}: cannot be written: the folder {Path(path).parent} does not exist")
-        write_page(Path(path), self.to_html())
+        addresses = {} if url is None else find_addresses(url, file)
+        if not file.parent.is_dir():
+            raise OutputError(f"{os.fspath(path)}: cannot be written: the folder {file.parent} does not exist")
+        preview = None if url is None else find_preview_file(file)
+        write_page(file, self._render(**addresses))
+        if preview is not None:
+            write_image(preview, draw_preview(self.image, self.maps[0].find_map(self.first), self.region))
 
     def _repr_html_(self) -> str:
         """Return an iframe with the page. The page's scripts cannot access the notebook."""
@@ -365,12 +412,29 @@ class Page:
         )
 
 
-def _to_percent(share: float | None) -> str:
-    """Return a share as the page's script formats it, such as "58 %"; "" for None."""
-    if share is None:
-        return ""
+def _write_headline(kind: str, name: str, amount: str) -> tuple[str, str, str]:
+    """Return the sentence that says what one sees, in three parts, as the page's script writes it."""
+    unit = " of the image" if kind == "mask" else ""
+    before = f"The network looked mostly here {VERBS.get(kind, VERBS['score'])} "
+    return before, name, f" ({amount}{unit})." if amount else "."
+
+
+def _to_percent(share: float) -> str:
+    """Return a share as the page's script formats it, such as "58 %"."""
     value = 100 * share
     return "< 0.1 %" if 0 < value < 0.1 else f"{value:.1f} %" if 0 < value < 9.95 else f"{value:.0f} %"
+
+
+def _round(value: float | None) -> float | None:
+    """Round a number to four digits; return None for None, NaN and infinities."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+
+
+def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return a mask (h,w) as the lengths of its runs in row order, beginning with the pixels outside the mask."""
+    pixels = np.concatenate([[False], mask.ravel(), [not mask.ravel()[-1]]])
+    runs = np.diff(np.flatnonzero(np.diff(pixels)), prepend=0)
+    return {"shape": list(mask.shape), "runs": runs.tolist()}
 
 
 def quantise_rows(rows: Floats, kind: str = "int8") -> dict[str, Any]:

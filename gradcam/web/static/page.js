@@ -19,6 +19,7 @@ const label = (target) => (repeated.has(name(target)) && targets.indices[target]
 
 function score(page, target) { // as text, and as a length of the bar from 0 to 1
   const share = page.targets.shares[target], value = page.targets.values?.[target], area = page.targets.areas?.[target];
+  if (page.targets.kind === "mask" && area !== null && area !== undefined) return [percent(area), area];
   if (share !== null && share !== undefined) return [percent(share), share];
   if (value !== null && value !== undefined) return [value.toFixed(3), value];
   return area === null || area === undefined ? ["", 0] : [percent(area), area];
@@ -80,7 +81,7 @@ function drawLegend() {
 const VERBS = JSON.parse(element("shown").dataset.verbs);
 
 function describe() { // what one sees, in one sentence
-  const kind = evidence(), [amount] = score(data, state.a);
+  const kind = evidence(), [text] = score(data, state.a), amount = text && targets.kind === "mask" ? `${text} of the image` : text;
   const [before, after] = isPair() ? ["Warm parts are evidence for ", `, cold parts for ${name(state.b)}.`]
     : kind === "negative" ? ["The network took these parts as evidence against ", amount && ` (${amount})`]
     : kind === "signed" ? ["Warm parts are evidence for ", `${amount && ` (${amount})`}, cold parts against it.`]
