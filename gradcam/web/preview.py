@@ -19,10 +19,17 @@ FIRST_MAP_SIDE = 160  # pixels of the heatmap that is visible without JavaScript
 MAX_PREVIEW_SIDE = 1200  # Chats show at most about 1,200 pixels, and ignore files of several megabytes.
 
 
-def normalise_positive(values: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    """Return the positive values of a map (h,w), divided by their maximum; None without positive values."""
-    maximum = 0 if values is None else values.max(initial=0)
-    return None if values is None or not maximum > 0 else (np.maximum(values, 0) / maximum).astype(np.float32)
+def enlarge_positive(values: NDArray[np.float32] | None, rows: int, columns: int) -> NDArray[np.float32] | None:
+    """Return the positive values of a map, resized and divided by their maximum, as the page's script does.
+
+    The result is None if there are no positive values.
+    """
+    from gradcam.images.draw import resize
+
+    if values is None or not (values > 0).any():
+        return None
+    heatmap: NDArray[np.float32] = resize(np.maximum(values, 0), max(1, rows), max(1, columns)).clip(0)
+    return heatmap / max(heatmap.max(), np.finfo(np.float32).tiny)
 
 
 def encode_first_map(values: NDArray[np.float32] | None, size: tuple[int, int], region: Region) -> bytes | None:
@@ -30,22 +37,21 @@ def encode_first_map(values: NDArray[np.float32] | None, size: tuple[int, int], 
 
     `size` is the (height, width) of the image, and `region` its part that the map covers.
     """
-    from gradcam.images.draw import compute_colours, resize
+    from gradcam.images.draw import compute_colours
 
-    heatmap = normalise_positive(values)
-    if heatmap is None:
-        return None
     scale = FIRST_MAP_SIDE / max(size)
     height, width = (max(1, round(side * scale)) for side in size)
-    top, left, bottom, right = (
-        round(edge * scale) for edge in (*region[:2], region[0] + region[2], region[1] + region[3])
-    )
-    levels = np.rint(resize(heatmap, max(1, bottom - top), max(1, right - left)).clip(0, 1) * 255).astype(np.uint8)
+    top, left = min(round(region[0] * scale), height - 1), min(round(region[1] * scale), width - 1)
+    bottom, right = round((region[0] + region[2]) * scale), round((region[1] + region[3]) * scale)
+    heatmap = enlarge_positive(values, bottom - top, right - left)
+    if heatmap is None:
+        return None
     colours, opacity = compute_colours(COLORMAP, signed=False)
     table = np.concatenate([colours, 127.5 * opacity], 1).round().astype(np.uint8)
     canvas = np.zeros((height, width, 4), np.uint8)
-    part = canvas[top : top + len(levels), left : left + levels.shape[1]]
-    part[...] = table[levels][: part.shape[0], : part.shape[1]]
+    canvas[top : top + heatmap.shape[0], left : left + heatmap.shape[1]] = table[
+        np.rint(255 * heatmap).astype(np.uint8)
+    ]
     return encode_image(canvas, ".png")
 
 
@@ -53,7 +59,7 @@ def draw_preview(image: Pixels, values: NDArray[np.float32] | None, region: Regi
     """Return the overlay of a map's positive values, small enough for the preview in a chat."""
     from gradcam.images.draw import overlay
 
-    heatmap = normalise_positive(values)
+    heatmap = enlarge_positive(values, *region[2:])
     pixels = image if heatmap is None else overlay(image, heatmap, region=region, colormap=COLORMAP, outline=True)
     return shrink_to_fit(pixels, MAX_PREVIEW_SIDE)
 
@@ -74,9 +80,8 @@ def check_address(url: str) -> str:
 
 def find_addresses(url: str, path: Path) -> dict[str, Any]:
     """Return the addresses of a page and of its preview image. `url` may end in "/"; then the file name is added."""
-    address = (
-        urljoin(check_address(url), quote(os.fsencode(path.name))) if urlsplit(url).path[-1:] in ("", "/") else url
-    )
+    is_folder = urlsplit(check_address(url)).path[-1:] in ("", "/")
+    address = urljoin(url, quote(os.fsencode(path.name))) if is_folder else url
     return {"url": address, "image_url": urljoin(address, quote(os.fsencode(path.with_suffix(".png").name)))}
 
 

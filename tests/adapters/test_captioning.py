@@ -446,3 +446,18 @@ def test_pictures_that_a_model_takes_in_pieces() -> None:
     rows = {"pixel_values": torch.rand(16, 192), "input_ids": torch.tensor([[1, 5]])}
     with pytest.raises(ImageError, match="expected a floating-point tensor"):
         gradcam.explain(make("git"), rows, target=Token(CAPTION))
+
+
+class CleaningTokenizer:
+    """A tokenizer that joins word pieces, and removes the space before a full stop, as BERT's does."""
+
+    pieces = ("a", "dog", "##s", "run", ".", "fast")
+
+    def decode(self, tokens: Any) -> str:
+        return " ".join(self.pieces[token] for token in tokens).replace(" ##", "").replace(" .", ".")
+
+
+def test_a_caption_is_split_with_its_spaces(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gradcam.adapters.captioning.load_tokenizer", lambda _: CleaningTokenizer())
+    family = find_family(make("git"), CaptionerAdapter)
+    assert family.split_caption([0, 1, 2, 3, 4, 5]) == ["a", " dog", "s", " run", ".", " fast"]

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 import gradcam
 from gradcam.cli import cli
-from tests.web.test_page import read
+from tests.cli.test_tasks import MODELS, PREPROCESSING, write_noise
+from tests.web.test_page import read, read_tags
 
 FAST = ["--layer", "layer4"]
 HOSTILE = "<img src=x onerror=alert(1)>.jpg"
@@ -140,6 +141,8 @@ def test_the_copied_code_works(photo: Callable[[str], Path], tmp_path: Path, mon
         (["a.jpg", "b.jpg", "-o", "out", "--resume", "--overwrite"], "give only one of them"),
         (["a.jpg", "--method", "gradcamm"], "gradcam"),
         (["a.jpg", "--top", "0"], "0 is out of range"),
+        (["a.jpg", "--url", "example.org"], "'example.org' is not an absolute address"),
+        (["a.jpg", "b.jpg", "-o", "out", "--url", "https://example.org/"], "--url is for the page of one image"),
     ],
 )
 def test_wrong_usage(words: list[str], message: str) -> None:
@@ -156,3 +159,75 @@ def test_bad_files_are_a_line_each(tmp_path: Path) -> None:
         assert not (tmp_path / "a.html").exists()
     assert not re.search("Traceback", result.output)
     assert json.dumps(line)
+
+
+def test_a_published_page_has_a_preview(
+    photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(photo("coffee.jpg"), "coffee.jpg")
+    for _ in range(2):
+        output = run("page", "coffee.jpg", *FAST, "--url", "https://example.org/a/").output
+        assert "coffee.png   preview" in output
+    assert read_tags(Path("coffee.html"))["og:image"] == "https://example.org/a/coffee.png"
+    assert gradcam.read_image("coffee.png").shape == gradcam.read_image("coffee.jpg").shape
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["coffee.html", "coffee.jpg", "coffee.png"]
+
+
+def test_a_preview_does_not_replace_the_image_itself(
+    photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gradcam.write_image("coffee.png", gradcam.read_image(photo("coffee.jpg")))
+    content = Path("coffee.png").read_bytes()
+    result = run("page", "coffee.png", *FAST, "--url", "https://example.org/", status=2)
+    assert str(result.exception).startswith("coffee.png exists already")
+    assert "\n" not in str(result.exception)
+    assert (Path("coffee.png").read_bytes(), list(tmp_path.glob("*.html"))) == (content, [])
+    run("page", "coffee.png", *FAST, "--url", "https://example.org/", "-o", "shared.html")
+
+
+TASKS = {
+    "classification": ("classes", "--size", "32", *PREPROCESSING),
+    "detection": ("detector",),
+    "segmentation": ("segmenter", "--size", "32", *PREPROCESSING),
+    "matching": ("towers", "--size", "32", *PREPROCESSING, "--text", "red", "--text", "green"),
+    "captioning": ("captioner", "--size", "32x32", *PREPROCESSING),
+    "pose": ("segmenter", "--size", "32", *PREPROCESSING, "--keypoint", "all"),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_one_page_and_the_pages_of_a_batch_are_equal(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    write_noise(tmp_path / "photos" / "a.png", 0)
+    arguments = ["--model", f"mine.py:{TASKS[task][0]}", *TASKS[task][1:], "--task", task, "--device", "cpu", "-q"]
+    run("page", "photos/a.png", "-o", "a.html", *arguments)
+    run("page", "photos", "-o", "pages", *arguments)
+    run("batch", "photos", "-o", "out", "--pages", *arguments)
+    data = read(tmp_path / "a.html")
+    assert len(data["targets"]["names"]) > 1
+    assert data["model"]["words"][-2:] == ["--task", task]
+    assert f'task="{task}"' in data["model"]["code"] or task == "classification"
+    assert read(tmp_path / "pages/a.html") == data | {"link": "index.html"}
+    alone = read(tmp_path / "out/a.html")
+    assert alone["targets"] == data["targets"]
+    assert alone["maps"][0] == data["maps"][0]
+    model = eval(data["model"]["code"], {"gradcam": gradcam})
+    target = gradcam.targets.Text(["red", "green"]) if task == "matching" else None
+    target = gradcam.targets.Keypoint("all") if task == "pose" else target
+    page = gradcam.page("photos/a.png", model, target=target)
+    assert page.to_data()["targets"] == data["targets"]
+    if task != "classification":
+        explanation = model.explain("photos/a.png", target=target or page_target(page), evidence="signed")
+        assert explanation.page().to_data()["targets"] == data["targets"]
+
+
+def page_target(page: Any) -> Any:
+    """Return the target that explains all targets of a page together."""
+    if page.targets.kind == "mask":
+        return gradcam.targets.Mask(page.targets.indices)
+    return gradcam.targets.Box(all) if page.targets.kind == "box" else None

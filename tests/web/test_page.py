@@ -2,13 +2,16 @@
 
 import base64
 import html
+import io
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urljoin
 
 import jsonschema
 import numpy as np
@@ -16,11 +19,13 @@ import pytest
 import torch
 import torchvision
 from numpy.typing import NDArray
+from PIL import Image
 
 import gradcam
 from gradcam.errors import GradcamError, OutputError
 from gradcam.targets import Box, Like, Text
-from gradcam.web.page import Page
+from gradcam.web.page import MapSet, Page, PageTargets
+from gradcam.web.preview import FIRST_MAP_SIDE
 from tests.helpers import assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
@@ -322,3 +327,150 @@ def test_another_suffix_and_a_folder_that_is_not_there(cat: Page, tmp_path: Path
 def test_a_number_of_classes_is_a_number(top: Any, classifier: gradcam.Classifier, photo: Photo) -> None:
     with pytest.raises(GradcamError, match="expected a number of classes"):
         gradcam.page(photo("coffee.jpg"), classifier, top=top)
+
+
+# What is visible without JavaScript, and in chats
+
+
+def read_first_map(page: Page) -> Any:
+    """Return the page's image with the first heatmap, as a browser without JavaScript shows it; None if it is blank."""
+    sources = re.findall(r'<img id="first-map" alt="" src="data:image/png;base64,([^"]*)">', page.to_html())
+    if not sources:
+        return None
+    height, width = page.image.shape[:2]
+    layer = Image.open(io.BytesIO(base64.b64decode(sources[0])))
+    assert max(layer.size) == FIRST_MAP_SIDE
+    layer = layer.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(Image.alpha_composite(Image.fromarray(page.image).convert("RGBA"), layer))[..., :3].astype(int)
+
+
+def test_the_first_heatmap_is_visible_without_javascript(classifier: gradcam.Classifier, photo: Photo) -> None:
+    page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], target="espresso")
+    explanation = classifier.explain(photo("coffee.jpg"), "layer4", target="espresso")
+    expected, image = explanation.overlay(outline=False).astype(int), page.image.astype(int)
+    composed = read_first_map(page)
+    error, effect = np.abs(composed - expected).mean(), np.abs(image - expected).mean()
+    assert error < 0.05 * effect
+    top, left, height, width = page.region
+    assert (height, width) != page.image.shape[:2]
+    outside = np.ones(page.image.shape[:2], bool)
+    margin = 2 * max(page.image.shape) // FIRST_MAP_SIDE  # The heatmap is enlarged, so its border is not sharp.
+    outside[max(0, top - margin) : top + height + margin, max(0, left - margin) : left + width + margin] = False
+    assert outside.any()
+    np.testing.assert_array_equal(composed[outside], image[outside])
+
+
+@pytest.mark.parametrize("values", [np.zeros((2, 3), np.float32), -np.ones((2, 3), np.float32)])
+def test_a_heatmap_without_positive_values_is_not_drawn(cat: Page, values: Any, tmp_path: Path) -> None:
+    targets = PageTargets("class", ["cat"], [281], [0.5])
+    page = replace(cat, targets=targets, maps=[MapSet("layer4", "gradcam", "signed", values[None])])
+    assert read_first_map(page) is None
+    page.save(tmp_path / "cat.html", url="https://example.org/")
+    np.testing.assert_array_equal(gradcam.read_image(tmp_path / "cat.png"), page.image)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (700, 3)])
+def test_the_first_heatmap_of_a_narrow_image(cat: Page, size: tuple[int, int]) -> None:
+    region = (size[0] - 1, size[1] - 1, 1, 1)
+    page = replace(cat, image=np.full((*size, 3), 128, np.uint8), region=region)
+    assert '<img id="first-map"' in page.to_html()
+
+
+def test_the_map_of_a_target_and_the_strongest_value() -> None:
+    rng = np.random.default_rng(0)
+    weights, channels = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 7), (7, 30, 20)))
+    maps = np.tensordot(weights, channels, 1)
+    for map_set in (
+        MapSet("a", "gradcam", "signed", maps, targets=[4, 0, 3, 8, 9]),
+        MapSet("a", "gradcam", "signed", weights=weights, channels=channels, targets=[4, 0, 3, 8, 9]),
+    ):
+        assert map_set.find_map(1) is None
+        np.testing.assert_allclose(map_set.find_map(3), maps[2], atol=1e-5)
+        assert map_set.find_strongest() == pytest.approx(maps.max(), rel=1e-5)
+        assert map_set.to_data(10)["strongest"] == pytest.approx(maps.max(), rel=1e-5)
+    np.testing.assert_array_equal(MapSet("a", "gradcam", "signed", maps).find_map(3), maps[3])
+    assert MapSet("a", "gradcam", "signed", -np.abs(maps)).find_strongest() == 0
+    negative = MapSet("a", "gradcam", "signed", weights=-np.ones((1, 1), np.float32), channels=channels[:1] ** 2)
+    assert negative.find_strongest() == 0
+
+
+def read_tags(path: Path) -> dict[str, str]:
+    tags = re.findall(r'<meta property="(og:[a-z]+)" content="([^"]*)">', path.read_text(encoding="utf-8"))
+    return {name: html.unescape(content) for name, content in tags}
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "address"),
+    [
+        ("https://example.org/a/", "cat.html", "https://example.org/a/cat.html"),
+        ("http://example.org", "cat.htm", "http://example.org/cat.htm"),
+        ("https://example.org/b.html?c=1", "cat.html", "https://example.org/b.html?c=1"),
+        ("https://[::1]:8000/", "my cat?.html", "https://[::1]:8000/my%20cat%3F.html"),
+    ],
+)
+def test_a_published_page_names_its_preview(cat: Page, tmp_path: Path, url: str, name: str, address: str) -> None:
+    cat.save(tmp_path / name, url=url)
+    tags = read_tags(tmp_path / name)
+    preview = Path(name).with_suffix(".png").name
+    assert (tags["og:url"], tags["og:image"]) == (address, urljoin(address, quote(preview)))
+    assert tags["og:title"] == "cat_and_espresso.jpg"
+    assert tags["og:description"] == "The network looked mostly here to say Egyptian cat (58 %)."
+    read(tmp_path / name)
+    cat.save(tmp_path / name, url=url)  # A page may replace its own preview.
+    assert {path.name for path in tmp_path.iterdir()} == {name, preview}
+
+
+def test_the_preview_is_the_overlay_of_the_first_heatmap(
+    cat: Page, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
+) -> None:
+    cat.save(tmp_path / "cat.html", url="https://example.org/")
+    explanation = classifier.explain(photo("cat_and_espresso.jpg"), "layer4")
+    difference = gradcam.read_image(tmp_path / "cat.png").astype(int) - explanation.overlay()
+    assert np.abs(difference).mean() < 0.5
+    large = replace(cat, image=np.full((1500, 3000, 3), 90, np.uint8), region=(0, 0, 1500, 3000))
+    large.save(tmp_path / "large.html", url="https://example.org/")
+    assert gradcam.read_image(tmp_path / "large.png").shape == (600, 1200, 3)
+
+
+def test_a_page_without_an_address_has_no_tags_and_no_preview(cat: Page, tmp_path: Path) -> None:
+    cat.save(tmp_path / "cat.html")
+    assert "og:" not in re.sub(
+        r"<(script|style).*?</(script|style)>", "", (tmp_path / "cat.html").read_text(), flags=re.S
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["cat.html"]
+
+
+def test_hostile_names_stay_inside_their_tags(cat: Page, tmp_path: Path) -> None:
+    names = [HOSTILE, *list(cat.targets.names)[1:]]
+    page = replace(cat, name=f"{HOSTILE}.jpg", targets=replace(cat.targets, names=names))
+    page.save(tmp_path / "cat.html", url="https://example.org/?a='&b=1")
+    text = (tmp_path / "cat.html").read_text(encoding="utf-8")
+    assert "<img src=x" not in text
+    assert text.count("<script") == 4
+    assert "alert(1)" in read_tags(tmp_path / "cat.html")["og:description"]
+    assert read_tags(tmp_path / "cat.html")["og:url"] == "https://example.org/cat.html"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "example.org/cat.html", "/cat.html", "//example.org/", "ftp://example.org/", "javascript:alert(1)", "https://",
+        "https:///cat.html", "https://[::1/", "https://example.org:99999/", "https://example.org/a b.html",
+        'https://example.org/"onload="', "https://example.org/\n", "https://example.org/\u202e", "file:///cat.html",
+    ],
+)  # fmt: skip
+def test_an_address_that_is_not_absolute_is_an_error(cat: Page, url: str, tmp_path: Path) -> None:
+    with pytest.raises(GradcamError, match="is not an absolute address") as caught:
+        cat.save(tmp_path / "cat.html", url=url)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_preview_replaces_no_other_image(cat: Page, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"of the user")
+    cat.save(tmp_path / "cat.html")  # This page has no preview, so the image is not its preview.
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"cat\.png exists already"):
+            cat.save(tmp_path / "cat.html", url="https://example.org/")
+    assert (tmp_path / "cat.png").read_bytes() == b"of the user"
+    assert not read_tags(tmp_path / "cat.html")
