@@ -350,12 +350,13 @@ class Page:
         data, targets = self.to_data(), self.targets
         source = data["image"].pop("source")  # The image is embedded once, where it is visible without JavaScript.
         first_map = encode_first_map(self.maps[0].find_map(self.first), self.image.shape[:2], self.region)
-        names = data["targets"]["names"]
+        names, texts = data["targets"]["names"], data["targets"].get("texts")
+        first_name = (texts[self.first].strip() if texts else "") or names[self.first]
         values = {
             "data": data,
             "source": source,
             "first_map": None if first_map is None else to_data_url(first_map, "image/png"),
-            "headline": _write_headline(targets.kind, names[self.first], targets.format_amount(self.first)),
+            "headline": _write_headline(targets.kind, first_name, targets.format_amount(self.first)),
             "facts": f"{self.maps[0].method} at {self.maps[0].layer}",
             "rows": [f"{name} {targets.format_amount(i)}" for i, name in enumerate(names[:MAX_FIRST_ROWS])],
             "tables": {name: encode_colormap(name) for name in COLORMAPS},

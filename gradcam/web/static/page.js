@@ -87,7 +87,7 @@ function describe() { // what one sees, in one sentence
     : kind === "signed" ? ["Warm parts are evidence for ", `${amount && ` (${amount})`}, cold parts against it.`]
     : [`The network looked mostly here ${VERBS[targets.kind] ?? VERBS.score} `, `${amount && ` (${amount})`}.`];
   element("shown-before").textContent = before;
-  element("shown-name").textContent = name(state.a);
+  element("shown-name").textContent = targets.texts?.[state.a]?.trim() || name(state.a);
   element("shown-after").textContent = after;
   const set = current();
   const facts = [isPair() ? "difference of the two heatmaps" : `evidence ${EVIDENCE[kind]}`, `${set.method} at ${set.layer}`, `${set.rows} × ${set.columns} cells`];
