@@ -647,7 +647,7 @@ def test_masks_are_drawn_and_clicked(go: Callable[..., Any], cat: Page, tmp_path
     assert not drawn[100, 100:500, 3].any()
     stage = page.locator("#stage").bounding_box()
     page.mouse.click(stage["x"] + 0.8 * stage["width"], stage["y"] + 0.8 * stage["height"])
-    assert read_headline(page) == "The network looked mostly here to segment cup (25 %)."
+    assert read_headline(page) == "The network looked mostly here to segment cup (25 % of the image)."
     page.locator("#objects-shown").uncheck()
     assert page.locator("#objects").is_hidden()
 
