@@ -17,11 +17,13 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command, to_weights
+from gradcam.cli._completion import list_models
 from gradcam.cli._job import load_model, print_notes
 from gradcam.cli._page_maker import to_code
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import TerminationSignal, acknowledge_signals, import_torch
 from gradcam.errors import GradcamError, escape_controls, to_pip_command
+from gradcam.plugins import list_entry_points
 
 if TYPE_CHECKING:
     from gradcam.ui.jobs import JobQueue
@@ -78,7 +80,8 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     reader = classifier.reader
     explainer = Explainer(models, ImageStrip(files, lambda source: to_reading(source, reader).picture))
     explainer.warm_up()
-    server = Server(explainer, default_choice.model or DEFAULT_MODEL)
+    names = [*list_models(click.get_current_context()), *list_entry_points("models")]
+    server = Server(explainer, default_choice.model or DEFAULT_MODEL, names)
     address = sockets[0].getsockname()[0].partition("%")[0]
     if not ipaddress.ip_address(address).is_loopback:
         warning = f"with --host {host}, anyone who has the address with the token can use this page."

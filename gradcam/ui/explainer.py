@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from gradcam.options import Progress
 from gradcam.targets import Text
 from gradcam.ui.model_cache import LoadedModel, ModelCache, ModelRequest
 from gradcam.ui.strip import ImageStrip
+from gradcam.ui.supported_methods import list_supported_methods
+from gradcam.web.page import Page
 
 NOT_FINITE = "The model's output contains NaN or infinite values: check its weights."
 
@@ -70,45 +73,74 @@ class Explainer:
         self.models, self.images = models, images
         self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # for the last two pairs of image and model
         self._stages: dict[ModelRequest, list[str]] = {}
+        self._methods: dict[ModelRequest, list[str]] = {}
+        self._last_page: tuple[Question, Page] | None = None
 
     def answer(self, question: Question, progress: Progress) -> dict[str, Any]:
         """Return the JSON data that answers a question. Raise `GradcamError` if that is impossible."""
         return self.models.retry_out_of_memory(lambda: self._answer(question, progress))
 
+    def save(self, question: Question, progress: Progress) -> str:
+        """Return the answer as an HTML page of its own. The model runs only if the last answer was a different one."""
+        return self.models.retry_out_of_memory(lambda: self._save(question, progress))
+
     def warm_up(self) -> None:
         """Explain a grey image with the command line's model, so that the slow first pass is done in advance."""
-        loaded = self.models.get(ModelRequest())
+        request = ModelRequest()
+        loaded = self.models.get(request)
         classifier = loaded.classifier
         if classifier.task == "classification":
             with contextlib.suppress(GradcamError):  # The error will come again with the first image.
-                page(np.full((64, 64, 3), 128, np.uint8), classifier, layers=[classifier.layer], reshape=loaded.reshape)
+                prepared = classifier.prepare(np.full((64, 64, 3), 128, np.uint8))
+                page(prepared, classifier, layers=[classifier.layer], reshape=loaded.reshape)
+                self._list_layers(request, classifier, prepared)
+                self._list_methods(request, loaded, prepared, None)
 
     def _answer(self, question: Question, progress: Progress) -> dict[str, Any]:
         loaded = self.models.get(question.model)
         prepared = self._prepare(question.image, question.model, loaded, question.edits)
         if question.quick and loaded.classifier.task == "classification":
             return self._explain_one(loaded, prepared, question)
+        image_page = self._make_page(loaded, prepared, question, progress)
+        self._last_page = _forget_view(question), image_page
         data: dict[str, Any] = {
-            "page": self._make_page(loaded, prepared, question, progress),
+            "page": self._to_data(image_page, question),
             "task": loaded.classifier.task,
             "layers": self._list_layers(question.model, loaded.classifier, prepared),
-            "methods": list(METHODS),
+            "methods": self._list_methods(question.model, loaded, prepared, question),
             "notes": [escape_controls(note) for note in loaded.classifier.notes],
         }
         return data | {"other": self._compare(question, data["page"], progress)}
 
-    def _make_page(
-        self, loaded: LoadedModel, prepared: Prepared, question: Question, progress: Progress
-    ) -> dict[str, Any]:
+    def _save(self, question: Question, progress: Progress) -> str:
+        if self._last_page is None or self._last_page[0] != _forget_view(question):
+            self._answer(replace(question, quick=False, other_model=None), progress)
+        assert self._last_page is not None
+        image_page = self._last_page[1]
+        targets, first = image_page.targets, question.first
+        if first is not None and targets.kind == "class":
+            first = list(targets.indices).index(first) if first in targets.indices else None
+        if first is not None and 0 <= first < len(targets.names):
+            image_page = replace(image_page, first=first)
+        words, code = list(image_page.words), image_page.code
+        for path in filter(os.path.isabs, image_page.words):  # The page may be published.
+            words[words.index(path)] = os.path.basename(path)
+            code = code.replace(path, os.path.basename(path))
+        return replace(image_page, words=words, code=code).to_html()
+
+    def _make_page(self, loaded: LoadedModel, prepared: Prepared, question: Question, progress: Progress) -> Page:
         classifier, target = loaded.classifier, self._find_target(loaded.classifier, question)
         entry = self.images.get(question.image)
         methods = [] if question.method is None else [question.method]
         options: Any = {"name": entry.name, "progress": progress, "reshape": loaded.reshape}
         layers = _find_layers(classifier, question)
         image_page = page(prepared, classifier, layers=layers, methods=methods, target=target, **options)
-        data = replace(image_page, words=loaded.words, code=loaded.code).to_data()
-        if isinstance(entry.source, Path):
-            data["image"]["path"] = escape_controls(str(entry.source))
+        return replace(image_page, words=loaded.words, code=loaded.code, edits=question.edits)
+
+    def _to_data(self, image_page: Page, question: Question) -> dict[str, Any]:
+        data, source = image_page.to_data(), self.images.get(question.image).source
+        if isinstance(source, Path):
+            data["image"]["path"] = escape_controls(str(source))
         return data
 
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
@@ -150,6 +182,14 @@ class Explainer:
             self._stages[model] = find_stages(unwrap(classifier.model), images, classifier.layer)
         return self._stages[model]
 
+    def _list_methods(
+        self, model: ModelRequest, loaded: LoadedModel, prepared: Prepared, question: Question | None
+    ) -> list[str]:
+        if model not in self._methods:
+            target = None if question is None else self._find_target(loaded.classifier, question)
+            self._methods[model] = list_supported_methods(loaded.classifier, prepared, target, loaded.reshape)
+        return self._methods[model]
+
     def _compare(self, question: Question, first: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
         """Return the page data of the second model, for the same class if both have it; None without a second model."""
         if question.other_model is None:
@@ -160,8 +200,15 @@ class Explainer:
         if targets["kind"] == "class" and loaded.classifier.task == "classification":
             name, index = (targets[key][first["first"]] for key in ("names", "indices"))
             same_class = _find_same_class(loaded.classifier, name, index)
-        other_question = replace(question, model=question.other_model, layer=None, first=same_class)
-        return self._make_page(loaded, prepared, other_question, progress)
+        method, supported = question.method, self._list_methods(question.other_model, loaded, prepared, question)
+        method = None if method in METHODS and method not in supported else method
+        other_question = replace(question, model=question.other_model, layer=None, method=method, first=same_class)
+        return self._to_data(self._make_page(loaded, prepared, other_question, progress), question)
+
+
+def _forget_view(question: Question) -> Question:
+    """Return the question without the fields that do not change the maps of its page."""
+    return replace(question, first=None, quick=False, other_model=None)
 
 
 def _find_same_class(classifier: Classifier, name: str, index: int) -> int | None:

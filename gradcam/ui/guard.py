@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.responses import JSONResponse, RedirectResponse
+from starlette.responses import RedirectResponse
+
+from gradcam.ui.refusal import make_refusal
 
 TOKEN_HEADER = "x-gradcam-token"
 MAX_UPLOAD_BYTES = 200 * 10**6  # for an image that is dropped on the page
@@ -44,12 +46,12 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.application(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refuse(scope, headers)
+        request_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._refuse(scope, request_headers)
         if refusal is not None:
             status, reason = refusal
             headers = {**SECURITY_HEADERS, "connection": "close"}
-            await JSONResponse({"error": reason}, status, headers=headers)(scope, receive, send)
+            await make_refusal(scope, request_headers, status, reason, headers)(scope, receive, send)
             return
         if "once" in _parse_query(scope):
             self.once = None

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from torch.nn.modules.module import register_module_forward_pre_hook
+
 from gradcam.options import Progress
 
 Result = TypeVar("Result")
+_running = threading.local()  # `_running.job` is the job of this thread.
 
 
 class JobStopped(Exception):
@@ -28,8 +33,18 @@ class Job:
     def report(self, completed: int, total: int) -> None:
         """Store the progress. Raise `JobStopped` if the job has been stopped."""
         self.completed, self.total = completed, total
+        self.check()
+
+    def check(self) -> None:
+        """Raise `JobStopped` if the job has been stopped."""
         if self.is_stopped:
             raise JobStopped
+
+
+@functools.cache  # Facts about a model are cached as long as no hook is added or removed.
+def _check_before_modules() -> None:
+    """Let all jobs stop before the next module of the model, because one pass of many images may take long."""
+    register_module_forward_pre_hook(lambda *_: job.check() if (job := getattr(_running, "job", None)) else None)
 
 
 class JobQueue:
@@ -40,6 +55,7 @@ class JobQueue:
         self._newest: dict[str, Job] = {}
         self._jobs: dict[Future[Any], Job] = {}  # unfinished jobs
         self._is_ending = False
+        _check_before_modules()
 
     async def run(self, tab: str, work: Callable[[Progress], Result], is_disconnected: Callable[[], Any]) -> Result:
         """Run `work` in the thread and return its result. Raise `JobStopped` if the job is stopped."""
@@ -48,8 +64,13 @@ class JobQueue:
         job = self._newest[tab] = Job()
 
         def start() -> Result:
-            job.report(0, 0)
-            return work(job.report)
+            _running.job = job
+            try:
+                job.check()
+                return work(job.report)
+            finally:
+                _running.job = None
+                job.check()  # An error of a stopped job may follow from the stop.
 
         if self._is_ending:
             raise JobStopped

@@ -52,6 +52,7 @@ class ModelCache:
     def __init__(self, load: Callable[[ModelRequest], LoadedModel]) -> None:
         self._load = load
         self._cached: OrderedDict[ModelRequest, LoadedModel] = OrderedDict()
+        self.is_loading = False  # whether a model is being loaded, which may include a download
 
     def __len__(self) -> int:
         return len(self._cached)
@@ -61,7 +62,11 @@ class ModelCache:
         if request not in self._cached:
             free = find_free_memory()
             self.evict(0 if free is not None and free < LOW_MEMORY_BYTES else MAX_CACHED_MODELS - 1)
-            self._cached[request] = self.retry_out_of_memory(lambda: self._load(request))
+            self.is_loading = True
+            try:
+                self._cached[request] = self.retry_out_of_memory(lambda: self._load(request))
+            finally:
+                self.is_loading = False
         self._cached.move_to_end(request)
         return self._cached[request]
 

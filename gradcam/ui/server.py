@@ -6,7 +6,8 @@ import contextlib
 import json
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,20 +19,33 @@ from starlette.routing import Route
 
 from gradcam._version import __version__
 from gradcam.errors import GradcamError, describe_unexpected
+from gradcam.models.providers import DEFAULT_MODEL
+from gradcam.options import Progress
 from gradcam.ui.explainer import Explainer, Question
 from gradcam.ui.guard import ALIVE_PATH, MAX_UPLOAD_BYTES, Guard, UploadTooLarge
-from gradcam.ui.jobs import JobQueue, JobStopped
+from gradcam.ui.jobs import JobQueue, JobStopped, Result
+from gradcam.ui.supported_methods import list_general_methods
 from gradcam.web.page import COLORMAPS, HEAD_SCRIPTS, PAGE_SCRIPTS, STYLES, VERBS, encode_colormap
 from gradcam.web.render import render_standalone
 
 SCRIPTS = {"script": HEAD_SCRIPTS, "own": (*PAGE_SCRIPTS, "ask.js", "cover.js", "ui.js")}
 
+EXAMPLE = Path(__file__).parent / "cat_and_espresso.jpg"
+STARTERS = {
+    DEFAULT_MODEL: "EfficientNet-Lite0, included",
+    "resnet50": "ResNet-50, a download of 98 MB",
+    "vit_b_16": "ViT-B/16, a download of 331 MB",
+}
+
 
 class Server:
-    """The request handlers of the page. `token` grants access; `once` is a secret that grants access a single time."""
+    """The request handlers of the page. `token` grants access; `once` is a secret that grants access a single time.
 
-    def __init__(self, explainer: Explainer, model: str) -> None:
-        self.explainer, self.model, self.jobs = explainer, model, JobQueue()
+    `model` is the name of the default model. `models` are the model names that the page suggests.
+    """
+
+    def __init__(self, explainer: Explainer, model: str, models: Sequence[str] = ()) -> None:
+        self.explainer, self.model, self.models, self.jobs = explainer, model, models, JobQueue()
         self.token, self.once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
 
     def to_application(self, hosts: set[str], *, takes_addresses: bool = False) -> Any:
@@ -42,7 +56,10 @@ class Server:
             Route("/strip", self.list_strip),
             Route("/view/{number:int}", self.show_thumbnail),
             Route("/drop", self.drop, methods=["POST"]),
+            Route("/example", self.show_example),
+            Route("/example", self.add_example, methods=["POST"]),
             Route("/ask", self.ask, methods=["POST"]),
+            Route("/save", self.save, methods=["POST"]),
             Route("/progress", self.show_progress),
         ]
         close = {"connection": "close"}
@@ -57,10 +74,19 @@ class Server:
 
     async def show_page(self, request: Request) -> Response:
         """Return the page."""
-        page_data: dict[str, Any] = {"token": self.token, "largest": MAX_UPLOAD_BYTES, "model": self.model, "version": __version__}
-        page_data |= {"models": [], "starters": []}
+        others = [(name, text) for name, text in STARTERS.items() if name != self.model]
+        starters = [("", STARTERS.get(self.model, self.model)), *others[:2]]
+        page_data = {"token": self.token, "largest": MAX_UPLOAD_BYTES, "model": self.model, "version": __version__}
+        page_data |= {"models": self.models, "starters": starters, "methods": list_general_methods()}
         contents: Any = {"start": page_data, "tables": {name: encode_colormap(name) for name in COLORMAPS}}
-        contents |= {"verbs": VERBS, "headline": ("", "", ""), "facts": "", "rows": (), "source": None, "first_map": None}
+        contents |= {
+            "verbs": VERBS,
+            "headline": ("", "", ""),
+            "facts": "",
+            "rows": (),
+            "source": None,
+            "first_map": None,
+        }
         styles = (*STYLES, "ui.css")
         return HTMLResponse(
             render_standalone("ui.html.j2", styles=styles, scripts=SCRIPTS, title="gradcam ui", **contents)
@@ -86,8 +112,24 @@ class Server:
         number = await run_in_threadpool(self.explainer.images.add, name, data)
         return JSONResponse({"id": number, "name": self.explainer.images.get(number).name})
 
+    async def show_example(self, request: Request) -> Response:
+        """Return the example image."""
+        return Response(EXAMPLE.read_bytes(), media_type="image/jpeg")
+
+    async def add_example(self, request: Request) -> Response:
+        """Add the example image to the strip."""
+        return JSONResponse({"id": self.explainer.images.add_file(EXAMPLE), "name": EXAMPLE.name})
+
     async def ask(self, request: Request) -> Response:
         """Answer a question about an image."""
+        return JSONResponse(await self._run(request, self.explainer.answer))
+
+    async def save(self, request: Request) -> Response:
+        """Return the answer to a question as a page that needs no server."""
+        return HTMLResponse(await self._run(request, self.explainer.save))
+
+    async def _run(self, request: Request, answer: Callable[[Question, Progress], Result]) -> Result:
+        """Run the job for the question in a request."""
         try:
             data = json.loads(await request.body())
             tab = str(data["tab"])[:100]
@@ -95,20 +137,20 @@ class Server:
             raise GradcamError("The page sent an invalid request: reload the page.") from None
         question = Question.of(data)
 
-        def work(progress: Callable[[int, int], None]) -> dict[str, Any]:
+        def work(progress: Progress) -> Result:
             try:
-                return self.explainer.answer(question, progress)
+                return answer(question, progress)
             except (GradcamError, JobStopped):
                 raise
             except (Exception, SystemExit) as error:  # A custom model may raise anything; the server must keep running.
                 raise GradcamError(f"The model failed: {describe_unexpected(error)}") from error
 
-        return JSONResponse(await self.jobs.run(tab, work, request.is_disconnected))
+        return await self.jobs.run(tab, work, request.is_disconnected)
 
     async def show_progress(self, request: Request) -> Response:
         """Return the progress of a tab's question."""
         completed, total = self.jobs.progress(request.query_params.get("tab", ""))
-        return JSONResponse({"done": completed, "total": total})
+        return JSONResponse({"done": completed, "total": total, "loading": self.explainer.models.is_loading})
 
 
 WILDCARD_HOSTS = ("0.0.0.0", "::")  # A server with such a host listens at all addresses of its machine.

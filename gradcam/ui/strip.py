@@ -66,6 +66,16 @@ class ImageStrip:
                 self._thumbnails.pop(i, None)
         return number
 
+    def add_file(self, path: Path) -> int:
+        """Add a file of this machine and return its number, or the number that it already has."""
+        with self._lock:
+            for number, entry in self._entries.items():
+                if entry.source == path:
+                    return number
+            number, self._next = self._next, self._next + 1
+            self._entries[number] = StripImage(path.name, path)
+        return number
+
     def get(self, number: Any) -> StripImage:
         """Return the image of this number. Raise `GradcamError` if it does not exist."""
         if not isinstance(number, int) or number not in self._entries:

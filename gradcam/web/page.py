@@ -259,6 +259,8 @@ class Page:
         Result of a check: "outcome", "tests" and "summary".
     link : str or None
         Path of the gallery, relative to the page.
+    edits : sequence of str
+        Edits of the image, as arguments of ``gradcam run --edit``.
 
     Examples
     --------
@@ -285,6 +287,7 @@ class Page:
     first: int = 0
     verdict: Mapping[str, Any] | None = field(default=None, repr=False)
     link: str | None = None
+    edits: Sequence[str] = ()
 
     __repr__ = format_fields
 
@@ -332,6 +335,7 @@ class Page:
             "notes": list(map(escape_controls, self.notes)),
             "verdict": None if self.verdict is None else dict(self.verdict),
             "link": self.link,
+            "edits": list(self.edits),
         }
         return OldKeys(PAGE, data)
 

@@ -36,13 +36,13 @@ let questions = 0;
 async function showProgress(number) { // if the answer takes a while
   await new Promise((resolve) => setTimeout(resolve, 400));
   while (number === questions) {
-    const { done, total: count } = await fetchJson(`progress?tab=${tab}`).catch(() => ({ done: 0, total: 0 }));
+    const { done, total: count, loading } = await fetchJson(`progress?tab=${tab}`).catch(() => ({ done: 0, total: 0 }));
     if (number !== questions) break;
     const bar = element("progress");
     element("waiting").hidden = false;
     if (count) [bar.max, bar.value] = [count, done];
     else bar.removeAttribute("value");
-    element("waited").textContent = count ? `${integer.format(done)} of ${integer.format(count)} passes` : "Computing";
+    element("waited").textContent = count ? `${integer.format(done)} of ${integer.format(count)} passes` : loading ? "Loading the model" : "Computing";
     await new Promise((resolve) => setTimeout(resolve, 300));
   }
 }

@@ -418,6 +418,7 @@ function readHash() {
 function show(page) { // the data of a page
   data = page;
   ({ targets, image, region, model } = data);
+  edits = data.edits ?? [];
   total = targets.names.length;
   sets = data.maps.map((entry) => new MapSet(entry, total));
   live = null;

@@ -4,10 +4,14 @@
 
 // `wanted` belongs to the newest question, and `shown` to the answer on screen. `edits` of page.js belong to `shown`.
 let wanted = { image: null, edits: [], first: null };
-let shown = { wanted, source: null, answer: null };
+let shown = { wanted, source: null, answer: null, form: null };
 const buttons = new Map(); // of the strip, by the image's number
 let unedited = new Map(); // the probability of each class in the unedited image
 let isStale = false; // whether the heatmap is newer than the rest of the page, because the user is brushing
+
+const FIELDS = ["model", "weights", "layer", "method", "texts", "is-compared", "other-model", "other-weights"];
+const property = (id) => (element(id).type === "checkbox" ? "checked" : "value");
+const readForm = () => FIELDS.map((id) => [id, element(id)[property(id)]]);
 
 function makeQuestion(more = {}) {
   const value = (id) => element(id).value.trim() || null;
@@ -20,13 +24,13 @@ function makeQuestion(more = {}) {
 async function explain(changes = {}) { // The changes become part of `shown` with the answer.
   const request = wanted = { ...wanted, ...changes };
   if (request.image === null) return;
-  const question = makeQuestion(), source = JSON.stringify([question.picture, question.model, question.weights, question.texts]);
+  const question = makeQuestion(), form = readForm(), source = JSON.stringify([question.picture, question.model, question.weights, question.texts]);
   showTroubles(drops ? { answer: null } : { files: [], answer: null });
   pages++;
   try {
     const answer = await ask(question);
-    if (answer) showAnswer({ wanted: request, source, answer });
-    else if (wanted === request) wanted = shown.wanted; // cancelled
+    if (answer) showAnswer({ wanted: request, source, answer, form });
+    else if (wanted === request) goBack();
   } catch (error) {
     if (wanted === request) giveUp(error.message);
   }
@@ -34,14 +38,24 @@ async function explain(changes = {}) { // The changes become part of `shown` wit
   goOn();
 }
 
-function giveUp(reason) { // The last answer stays on screen.
+function goBack() { // to the last answer, which stays on screen when the user cancels
   wanted = shown.wanted;
+  for (const [id, value] of shown.form ?? []) element(id)[property(id)] = value;
+  showLast();
+}
+
+function giveUp(reason) { // The last answer stays on screen, and the form stays as it is, to be corrected.
+  wanted = shown.wanted;
+  showLast();
+  showTroubles({ answer: reason });
+}
+
+function showLast() { // instead of the heatmap of an edit that is not applied
   if (isStale && shown.answer) {
     const target = state.a;
     showAnswer(shown);
     select(target);
   }
-  showTroubles({ answer: reason });
 }
 
 function showAnswer(result) {
@@ -50,7 +64,6 @@ function showAnswer(result) {
   if (result.source !== shown.source) unedited = new Map();
   const isFirst = !shown.answer;
   shown = result;
-  edits = shown.wanted.edits;
   const { evidence: lastEvidence } = state;
   element("explorer").hidden = element("strip-bar").hidden = false;
   element("start-screen").hidden = true;
@@ -73,7 +86,7 @@ function showAnswer(result) {
   element("undo").disabled = element("restore").disabled = !edits.length;
   for (const [number, button] of buttons) button.setAttribute("aria-pressed", String(number === shown.wanted.image));
   showSecond(answer.other);
-  if (element("model").value.trim()) addRecent(element("model").value.trim());
+  for (const id of ["model", "weights"]) addRecent(id);
 }
 
 // ---- While the user brushes
@@ -177,13 +190,16 @@ showSecondPlace = (where) => { // the same place on the second image
   element("second-cell").hidden = !where || !second;
   if (!where || !second) return;
   const [rows, columns] = second.maps[0].grid, [top, left, height, width] = second.region;
-  const row = Math.floor(where[0] * rows), column = Math.floor(where[1] * columns);
+  const row = Math.floor(((region[0] + where[0] * region[2] - top) / height) * rows);
+  const column = Math.floor(((region[1] + where[1] * region[3] - left) / width) * columns);
+  element("second-cell").hidden = row < 0 || column < 0 || row >= rows || column >= columns; // outside of what this model saw
   setBox(element("second-cell"), top + (row * height) / rows, left + (column * width) / columns, height / rows, width / columns);
 };
 
 // ---- Images
 
 function addToStrip({ id, name: text }, isFirst = false) {
+  if (buttons.has(id)) return;
   const photo = make("img", { src: `view/${id}?token=${opened.token}`, alt: "", loading: "lazy" });
   photo.addEventListener("error", () => photo.remove());
   const button = make("button", { type: "button", "aria-pressed": "false", title: text }, photo, make("span", { text }));
@@ -246,26 +262,26 @@ function bindImages() {
   element("starters").addEventListener("change", (event) => { element("model").value = event.target.value; });
 }
 
-// ---- Models used before, and the page as a file
+// ---- Models and files used before, and the page as a file
 
-const RECENT = "gradcam-models", MAX_RECENT = 8;
-const listRecent = () => (recall(RECENT) ?? "").split("\n").filter(Boolean);
+const MAX_RECENT = 8;
+const listRecent = (id) => (recall(`gradcam-${id}`) ?? "").split("\n").filter(Boolean);
 
-function addRecent(model) {
-  const names = [model, ...listRecent().filter((text) => text !== model)].slice(0, MAX_RECENT);
-  store(RECENT, names.join("\n"));
-  showRecent();
+function addRecent(id) { // id: "model" or "weights"
+  const value = element(id).value.trim();
+  if (value) store(`gradcam-${id}`, [value, ...listRecent(id).filter((text) => text !== value)].slice(0, MAX_RECENT).join("\n"));
+  showRecent(id);
 }
 
-function showRecent() {
-  const list = element("models"), names = listRecent();
-  for (const option of [...list.children]) if (names.includes(option.value)) option.remove();
-  list.prepend(...names.map((value) => make("option", { value })));
+function showRecent(id) { // at the top of the suggestions
+  const list = element(id).list, values = listRecent(id);
+  for (const option of [...list.children]) if (values.includes(option.value)) option.remove();
+  list.prepend(...values.map((value) => make("option", { value })));
 }
 
 async function savePage() {
   try {
-    const response = await request("save", { method: "POST", body: JSON.stringify({ tab, ...makeQuestion({ picture: shown.wanted.image, edits, other: null }) }) });
+    const response = await request("save", { method: "POST", body: JSON.stringify({ tab: `${tab}-save`, ...makeQuestion({ picture: shown.wanted.image, edits, first: isClasses() ? targets.indices[state.a] : state.a, other: null }) }) });
     if (!response.ok) throw new Error((await response.json()).error);
     const link = make("a", { href: URL.createObjectURL(await response.blob()), download: `${image.name.replace(/\.[^.]*$/, "")}.html` });
     link.click();
@@ -277,12 +293,16 @@ async function savePage() {
 
 async function begin() {
   element("explorer").hidden = true;
-  showRecent();
+  for (const id of ["model", "weights"]) showRecent(id);
   bindImages();
   bindCover({ changed: change, ended: (applied) => edit((before) => [...before, ...applied]), left: () => { if (isStale) explain(); } });
   element("asking").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
-  for (const id of ["model", "weights"]) element(id).addEventListener("change", () => { element("layer").value = ""; wanted = { ...wanted, first: null }; });
-  for (const id of ["model", "weights", "layer", "method", "texts", "is-compared", "other-model", "other-weights"]) element(id).addEventListener("change", () => explain());
+  for (const id of ["model", "weights"]) element(id).addEventListener("change", () => {
+    element("layer").value = "";
+    if (!opened.methods.includes(element("method").value)) element("method").value = ""; // Other models may not support it.
+    wanted = { ...wanted, first: null };
+  });
+  for (const id of FIELDS) element(id).addEventListener("change", () => explain());
   element("undo").addEventListener("click", () => edit((before) => before.slice(0, -1)));
   element("restore").addEventListener("click", () => edit(() => []));
   element("cancel").addEventListener("click", () => aborter?.abort());

@@ -1,0 +1,49 @@
+"""The refusal of a request without the token. A reloaded page finds its token again, if this tab has stored it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+# The page removes the token from its address, and stores it for this tab. A refused token is not tried twice.
+SCRIPT = """
+try {
+  const token = sessionStorage.getItem("gradcam-token");
+  if (token && !location.search) {
+    document.documentElement.hidden = true;
+    location.replace(`/?token=${encodeURIComponent(token)}${location.hash}`);
+  } else sessionStorage.removeItem("gradcam-token");
+} catch { /* Without storage, there is no token. */ }
+"""
+STYLE = "body { font: 17px/1.5 system-ui, sans-serif; max-width: 36em; margin: 20vh auto; color-scheme: light dark }"
+PAGE = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>gradcam ui</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    f"<style>{STYLE}</style><script>{SCRIPT}</script></head><body><h1>gradcam ui</h1><p>%s</p></body></html>"
+)
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+POLICY = (
+    f"default-src 'none'; script-src 'sha256-{_hash(SCRIPT)}'; style-src 'sha256-{_hash(STYLE)}'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make_refusal(scope: Any, headers: Mapping[str, str], status: int, reason: str, sent: Mapping[str, str]) -> Response:
+    """Return the response to a refused request: a page for a browser that opens the start page, JSON otherwise.
+
+    `sent` are the headers of the response.
+    """
+    is_page = scope["method"] == "GET" and scope["path"] == "/" and "text/html" in headers.get("accept", "")
+    if not is_page:
+        return JSONResponse({"error": reason}, status, headers=dict(sent))
+    return HTMLResponse(PAGE % html.escape(reason), status, headers={**sent, "content-security-policy": POLICY})
