@@ -293,6 +293,7 @@ async function savePage() {
 
 async function begin() {
   element("explorer").hidden = true;
+  element("controls").open = innerWidth <= 640 || (innerWidth >= 1000 && innerHeight >= 880); // where they fit
   for (const id of ["model", "weights"]) showRecent(id);
   bindImages();
   bindCover({ changed: change, ended: (applied) => edit((before) => [...before, ...applied]), left: () => { if (isStale) explain(); } });
