@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from starlette.responses import RedirectResponse
 
-from gradcam.ui.refusal import make_refusal
+from gradcam.ui.refusal import REASONS, make_refusal
 
 TOKEN_HEADER = "x-gradcam-token"
 MAX_UPLOAD_BYTES = 200 * 10**6  # for an image that is dropped on the page
@@ -77,10 +77,10 @@ class Guard:
         query = _parse_query(scope)
         if "once" in query:
             is_known = _matches(query["once"], self.once)
-            reason = "This address works only once: open the address that gradcam ui printed."
+            reason = REASONS["once"]
         else:
             is_known = _matches(headers.get(TOKEN_HEADER) or query.get("token", ""), self.token)
-            reason = "The token is missing or wrong: open the address that gradcam ui printed."
+            reason = REASONS["token"]
         if not is_known:
             return 403, reason
         length = headers.get("content-length", "0")

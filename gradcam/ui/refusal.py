@@ -20,6 +20,10 @@ try {
   } else sessionStorage.removeItem("gradcam-token");
 } catch { /* Without storage, there is no token. */ }
 """
+REASONS = {
+    "once": "This address works only once: open the address that gradcam ui printed.",
+    "token": "The token is missing or wrong: open the address that gradcam ui printed.",
+}
 STYLE = "body { font: 17px/1.5 system-ui, sans-serif; max-width: 36em; margin: 20vh auto; color-scheme: light dark }"
 PAGE = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>gradcam ui</title>'
@@ -39,11 +43,11 @@ POLICY = (
 
 
 def make_refusal(scope: Any, headers: Mapping[str, str], status: int, reason: str, sent: Mapping[str, str]) -> Response:
-    """Return the response to a refused request: a page for a browser that opens the start page, JSON otherwise.
+    """Return the response to a refused request: a page if a browser opens the start page without the token, else JSON.
 
     `sent` are the headers of the response.
     """
-    is_page = scope["method"] == "GET" and scope["path"] == "/" and "text/html" in headers.get("accept", "")
-    if not is_page:
+    is_start = scope["method"] == "GET" and scope["path"] == "/" and "text/html" in headers.get("accept", "")
+    if not is_start or reason not in REASONS.values():
         return JSONResponse({"error": reason}, status, headers=dict(sent))
     return HTMLResponse(PAGE % html.escape(reason), status, headers={**sent, "content-security-policy": POLICY})

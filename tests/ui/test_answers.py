@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
 import json
 import re
@@ -21,6 +22,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import gradcam
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError
 from gradcam.images.edit import edit_image
 from gradcam.ui.explainer import Explainer
@@ -29,7 +31,9 @@ from gradcam.ui.jobs import JobQueue, JobStopped
 from gradcam.ui.model_cache import MAX_CACHED_MODELS, LoadedModel, ModelCache, ModelRequest
 from gradcam.ui.server import Server, find_hosts
 from gradcam.ui.strip import ImageStrip, list_images
-from tests.cli.test_tasks import MODELS, write_colours, write_noise
+from tests.cli.test_tasks import MODELS as TASK_MODELS
+from tests.cli.test_tasks import write_colours, write_noise
+from tests.targets.test_text import word_tokenizer
 from tests.ui.serving import HOSTILE, make_bomb, serve
 from tests.ui.serving import MODELS as WRONG_MODELS
 
@@ -128,7 +132,7 @@ def test_two_classes_with_one_name_are_distinct(classifier: gradcam.Classifier, 
 
 def space() -> dict[str, Any]:
     results: dict[str, Any] = {}
-    exec(MODELS, results)
+    exec(TASK_MODELS, results)
     return results
 
 
@@ -283,7 +287,145 @@ def test_too_large_uploads_are_refused(talk: Talk, monkeypatch: pytest.MonkeyPat
     assert talk.web.post("/drop", content=b"", headers={"content-length": str(2 * 10**9)}).status_code == 413
 
 
+# ---- Methods, the example, and the page as a file
+
+
+def make_models(tmp_path: Path) -> dict[str, tuple[gradcam.Classifier, list[str]]]:
+    """Make small models of four kinds, each with the sentences that it needs."""
+    from torchvision.models import VisionTransformer
+
+    transformers = pytest.importorskip("transformers")
+
+    def randomise(model: Any) -> Any:
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)  # Heads are zero at first, and so are their gradients.
+        return model
+
+    convolution = torch.nn.Conv2d(3, 4, 4, 4)
+    layers = (convolution, torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 5))
+    sides = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config={**sides, "vocab_size": 99},
+        vision_config={**sides, "image_size": 32, "patch_size": 8},
+        projection_dim=8,
+    )
+    randomise(transformers.CLIPModel(config)).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    size = {"height": 32, "width": 32}
+    transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size).save_pretrained(tmp_path)
+    return {
+        "cnn": (gradcam.load_classifier(randomise(torch.nn.Sequential(*layers)), size=32), []),
+        "vit": (gradcam.load_classifier(randomise(VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=5)), size=32), []),
+        "detector": (gradcam.load_model(space()["detector"](), labels=["background", "person", "dog"]), []),
+        "clip": (gradcam.load_model(f"hf:{tmp_path}"), ["a red flag", "green"]),
+    }
+
+
+ATTENTION = {name for name, method in METHODS.items() if method.place == "attention"}
+UNSUPPORTED = {
+    "cnn": {*ATTENTION, "drise"}, "vit": {"drise"}, "detector": {*ATTENTION, "finercam"}, "clip": {"finercam", "drise"},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::gradcam.GradcamWarning")
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_each_listed_method_answers_and_no_other(kind: str, tmp_path: Path) -> None:
+    model, texts = make_models(tmp_path / "clip")[kind]
+    talk = Talk(loader(model), [("noise.png", write_noise(tmp_path / "noise.png", 0))])
+    methods = talk.ask(texts=texts)["methods"]
+    assert methods == [name for name in METHODS if name not in UNSUPPORTED[kind]]
+    # D-RISE finds a box again, so it is listed for detectors only, although it can explain other scores.
+    errors = {name: "error" in talk.ask(texts=texts, method=name) for name in METHODS if name != "drise"}
+    assert [name for name, is_error in errors.items() if not is_error] == [name for name in methods if name != "drise"]
+
+
+def test_a_second_model_without_the_method_gets_its_default(tmp_path: Path) -> None:
+    models = make_models(tmp_path / "clip")
+    talk = Talk(loader(models["vit"][0], models["cnn"][0]), [("noise.png", write_noise(tmp_path / "noise.png", 0))])
+    answer = talk.ask(method="rollout", other={"model": "second"})
+    assert [answer[key]["maps"][0]["method"] for key in ("page", "other")] == ["rollout", "gradcam"]
+
+
+def test_the_example_image_is_small_and_is_added_once(talk: Talk) -> None:
+    image = talk.web.get("/example")
+    assert image.headers["content-type"] == "image/jpeg"
+    assert len(image.content) < 40_000
+    assert Image.open(io.BytesIO(image.content)).size == (560, 448)
+    added, again = (talk.web.post("/example").json() for _ in range(2))
+    assert added == again == {"id": 1, "name": "cat_and_espresso.jpg"}
+    data = talk.ask(added["id"])["page"]
+    assert data["targets"]["names"][0] == "Egyptian cat"
+    assert Path(data["image"]["path"]).read_bytes() == image.content  # The copied command names a file that exists.
+
+
+def read_saved(response: Any) -> Any:
+    return json.loads(re.search(r'id="data">(.*?)</script>', response.text, re.DOTALL)[1])  # type: ignore[index]
+
+
+def test_a_saved_page_is_that_of_the_command_line(
+    talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    question = {"tab": "one", "picture": 0, "edits": ["erase:0,0,200,200"], "layer": "layer3", "method": "hirescam"}
+    talk.ask(**{name: value for name, value in question.items() if name not in ("tab", "picture")})
+    passes: list[int] = []
+    hook = classifier.model.register_forward_hook(lambda *_: passes.append(1))
+    response = talk.web.post("/save", content=json.dumps(question | {"first": 967}))
+    hook.remove()
+    assert passes == []  # The last answer was the same page.
+    assert response.headers["content-type"].startswith("text/html")
+    saved = read_saved(response)
+    edited = edit_image(gradcam.read_image(photo("coffee.jpg")), question["edits"])
+    expected = gradcam.page(edited, classifier, layers=["layer3"], methods=["hirescam"], target=967, name="coffee.jpg")
+    assert saved["maps"] == expected.to_data()["maps"]
+    assert saved["edits"] == question["edits"]
+    assert saved["targets"]["indices"][saved["first"]] == 967
+    changed = talk.web.post("/save", content=json.dumps(question | {"edits": []}))
+    assert read_saved(changed)["edits"] == []
+    assert talk.web.post("/save", content=json.dumps(question | {"layer": "nowhere"})).status_code == 422
+
+
+def test_a_saved_page_names_no_folder(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+    weights = str(Path("/home/me/best.pth"))
+    loaded = LoadedModel(classifier, ("--weights", weights), f'gradcam.load_classifier(weights="{weights}")')
+    talk = Talk(lambda _: loaded, [("coffee.jpg", photo("coffee.jpg"))])
+    response = talk.web.post("/save", content=json.dumps({"tab": "one", "picture": 0}))
+    assert "/home/me" not in response.text
+    assert str(photo("coffee.jpg").parent) not in response.text
+    assert read_saved(response)["model"]["code"] == 'gradcam.load_classifier(weights="best.pth")'
+
+
+def test_the_start_page_lists_models_without_the_file_system(talk: Talk) -> None:
+    talk.server.models = ["resnet18", "timm:"]
+    text = talk.web.get("/").text
+    assert '<option value="resnet18">' in text
+    assert text.count('name="starter"') == 3
+    assert "ResNet-50 <small>downloads 98 MB" in text
+
+
 # ---- Access
+
+
+def test_only_a_browser_at_the_start_page_gets_the_refusal_as_a_page(talk: Talk) -> None:
+    browser = {TOKEN_HEADER: "", "accept": "text/html,*/*;q=0.8"}
+    response = talk.web.get("/", headers=browser)
+    assert response.status_code == 403
+    assert response.headers["content-type"].startswith("text/html")
+    assert talk.server.token not in response.text
+    policy = response.headers["content-security-policy"]
+    script = re.search(r"<script>(.*?)</script>", response.text, re.DOTALL)[1]  # type: ignore[index]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert response.headers["x-frame-options"] == "DENY"
+    refused = [
+        talk.web.get("/strip", headers=browser),
+        talk.web.post("/", headers=browser),
+        talk.web.get("/", headers={TOKEN_HEADER: ""}),
+        talk.web.get("/", headers={**browser, "host": "evil.example"}),
+        talk.web.get("/", headers={**browser, "origin": "http://evil.example"}),
+    ]
+    assert [(item.status_code, item.headers["content-type"]) for item in refused] == [(403, "application/json")] * 5
 
 
 @pytest.mark.parametrize("path", ["/", "/strip", "/view/0", "/progress", "/nowhere"])
@@ -411,6 +553,30 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
     assert steps < 390
     assert 0 < progress_values[0][0] < progress_values[1][0]
     assert progress_values[0][1] == 400
+
+
+def test_a_job_stops_between_two_modules_of_one_pass() -> None:
+    class Slow(torch.nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.05)
+            return values
+
+    model, runs = torch.nn.Sequential(*(Slow() for _ in range(200))), []
+    model[-1].register_forward_hook(lambda *_: runs.append(1))
+
+    async def is_gone() -> bool:
+        return True
+
+    async def go() -> tuple[Any, float]:
+        jobs, start = JobQueue(), time.monotonic()
+        outcomes = await asyncio.gather(jobs.run("a", lambda _: model(torch.zeros(1)), is_gone), return_exceptions=True)
+        return outcomes[0], time.monotonic() - start
+
+    outcome, seconds = asyncio.run(go())
+    assert isinstance(outcome, JobStopped)
+    assert seconds < 2
+    assert runs == []
+    model[:3](torch.zeros(1))  # Outside of jobs, models run as before.
 
 
 def test_models_are_dropped_if_memory_is_short(classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:

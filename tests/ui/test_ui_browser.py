@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import re
@@ -21,9 +22,9 @@ import numpy as np
 import pytest
 
 import gradcam
-from tests.browser import DESKTOP, PHONE, Visit, expect, needs_browser
+from tests.browser import DESKTOP, PHONE, Visit, expect, needs_browser, wait_until
 from tests.ui.serving import HOSTILE, MODELS, Serving, make_bomb, serve
-from tests.web.test_page_browser import axe, choose, pixels, read_target_name
+from tests.web.test_page_browser import SIZES, axe, choose, choose_tab, pixels, read_target_name
 
 __all__ = ["axe"]  # a fixture
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -96,6 +97,12 @@ def send_files(page: Any, *files: tuple[str, bytes], by: str = "drop") -> None:
     )
 
 
+def open_settings(page: Any) -> None:
+    """Open the settings, which are closed on small screens."""
+    if page.locator("#controls").get_attribute("open") is None:
+        page.locator("#controls summary").click()
+
+
 def command(page: Any) -> str:
     text: str = page.locator("#command").inner_text()
     return text
@@ -113,6 +120,7 @@ def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
     expect(page.locator("#shown-name")).to_have_text("koala")
     expect(page.locator("#strip button[aria-pressed=true]")).to_have_text("koala.webp")
     before = pixels(page)
+    choose_tab(page, "brush", viewport)
     page.locator("#tools input[value='brush']").check(force=True)
     page.locator("#kinds input[value='mean']").check(force=True)
     page.locator("#size").fill("25")
@@ -130,7 +138,7 @@ def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
         [sys.executable, "-m", "gradcam", *words], capture_output=True, text=True, check=True
     ).stdout
     share = next(load["probability"] for load in json.loads(stdout)["predictions"])
-    top = page.locator("#targets li .number").first.inner_text()
+    top = page.locator("#targets [role=option] .number").first.inner_text()
     assert abs(float(top.split()[0].replace("<", "")) / 100 - share) < 0.01, (
         "the copied command sees what the page shows"
     )
@@ -178,6 +186,7 @@ def test_layer_method_class_and_the_page_s_own_controls(go: Go) -> None:
     expect(page.locator("#shown-facts")).to_contain_text("gradcam at layer4")
     page.locator("#search").fill("espresso")
     expect(page.locator("#shown-name")).to_have_text("espresso")
+    open_settings(page)
     choose(page, "evidence", "signed")
     page.locator("#search").fill("")
     page.locator("#strip button").nth(1).click()
@@ -317,7 +326,7 @@ def test_hostile_labels_of_the_model(browser: Any, place: Path, photo: Callable[
     with serve(*words, folder=place) as serving:
         visit = Visit(browser)
         visit.page.goto(serving.address)
-        expect(visit.page.locator("#targets li")).to_have_count(3)
+        expect(visit.page.locator("#targets [role=option]")).to_have_count(3)
         names = visit.page.locator("#targets .label").all_inner_texts()
         assert sorted(names) == sorted(["cat", HOSTILE, "</script><script>alert(2)</script>"])
         assert visit.wrongs == []
@@ -334,8 +343,8 @@ def test_boxes_are_listed_and_drawn(browser: Any, place: Path, tmp_path: Path) -
         visit = Visit(browser)
         page = visit.page
         page.goto(serving.address)
-        expect(page.locator("#box")).to_be_visible()
-        page.locator("#targets li").nth(1).click()
+        expect(page.locator("#objects")).to_be_visible()
+        page.locator("#targets [role=option]").nth(1).click()
         assert "--box 1" in command(page)
         page.locator("#tools input[value='window']").check(force=True)
         drag(page, (0.5, 0.5))
@@ -345,22 +354,38 @@ def test_boxes_are_listed_and_drawn(browser: Any, place: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility(go: Go, axe: str, viewport: dict[str, int], scheme: str) -> None:
-    page = go(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+@pytest.mark.parametrize("colours", ["light", "dark", "forced"])
+def test_accessibility(browser: Any, empty: Serving, axe: str, viewport: dict[str, int], colours: str) -> None:
+    scheme = {"forced_colors": "active"} if colours == "forced" else {"color_scheme": colours}
+    visit = Visit(browser, viewport=viewport, bypass_csp=True, **scheme)
+    page = visit.page
+    page.route("**/strip", lambda route: route.fulfill(json=[]))  # The start screen is for an empty strip.
+    page.goto(empty.address)
+    expect(page.locator("#start-screen")).to_be_visible()
+    assert list_faults(page, axe) == []
+    page.locator("#example").click()
+    expect(page.locator("#shown-name")).not_to_be_empty()
     page.locator("#more-asking summary").click()
     page.locator("#is-compared").check()
     expect(page.locator("#second")).to_be_visible()
     send_files(page, ("notes.txt", b"A text."))
     expect(page.locator("#trouble")).to_be_visible()
+    assert list_faults(page, axe) == []
+    page.locator("#title").click()
+    for tab in ("place", "brush", "controls") if viewport == PHONE else ():
+        choose_tab(page, tab, viewport)
+        assert list_faults(page, axe) == []
+    visit.context.close()
+
+
+def list_faults(page: Any, axe: str) -> list[Any]:
     page.evaluate(axe)
-    data = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
-    message = [
+    violations = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
+    return [
         (item["impact"], item["id"], [node["html"][:160] for node in item["nodes"][:3]])
-        for item in data
+        for item in violations
         if item["impact"] in ("serious", "critical", "moderate")
     ]
-    assert message == []
 
 
 def test_the_page_stays_whole_when_an_image_fails(browser: Any, place: Path, photo: Callable[[str], Path]) -> None:
@@ -383,8 +408,8 @@ def test_the_page_stays_whole_when_an_image_fails(browser: Any, place: Path, pho
         expect(page.locator("#undo")).to_be_enabled()
         before, line = command(page), page.locator("#brushed").inner_text()
         assert before.startswith("gradcam run odd/-a.jpg --edit blur:")
-        first = page.locator("#shown-facts").inner_text().split()[0]
-        assert line.startswith(f"{read_target_name(page)}: {first}"), "the line follows the last whole answer"
+        first = re.search(r"\((.*?)\)", page.locator("#shown").inner_text())
+        assert line.startswith(f"{read_target_name(page)}: {first[1]}"), "the line follows the last whole answer"
         page.locator("#strip button").nth(2).click()
         expect(page.locator("#trouble")).to_contain_text("c.jpg")
         assert (page.locator("#title").inner_text(), command(page)) == ("-a.jpg", before)
@@ -417,6 +442,7 @@ def test_the_commands_of_two_models_are_complete(browser: Any, place: Path, phot
         second = page.locator("#second-command")
         expect(second).to_contain_text("gradcam run two/coffee.jpg --model mine.py:small")
         assert "--reshape" not in second.inner_text(), "which is for the other model"
+        open_settings(page)
         choose(page, "evidence", "negative")
         page.locator("#opacity").fill("70")
         page.select_option("#colours", "viridis")
@@ -429,6 +455,287 @@ def test_the_commands_of_two_models_are_complete(browser: Any, place: Path, phot
             assert "--reshape" not in item
         assert visit.wrongs == []
         visit.context.close()
+
+
+# ---- Start screen, token, layout
+
+
+@pytest.fixture(scope="module")
+def empty(place: Path) -> Iterator[Serving]:
+    with serve(folder=place) as server:
+        yield server
+
+
+def test_an_example_and_three_models_are_offered_at_the_start(browser: Any, place: Path) -> None:
+    with serve(folder=place) as serving:
+        visit = Visit(browser)
+        page = visit.page
+        page.goto(serving.address)
+        drop, window = page.locator("#start-screen .drop").bounding_box(), DESKTOP["width"] * DESKTOP["height"]
+        assert drop["width"] * drop["height"] > 0.25 * window
+        assert page.locator("#starters label").all_inner_texts() == [
+            "EfficientNet-Lite0\nincluded", "ResNet-50\ndownloads 98 MB", "ViT-B/16\ndownloads 331 MB"
+        ]  # fmt: skip
+        assert page.locator("#example img").evaluate("(image) => image.naturalWidth") == 560
+        assert 100 < page.locator("#models option").count() < 300
+        page.locator("#starters label").nth(1).click()
+        assert page.locator("#model").input_value() == "resnet50"
+        page.locator("#starters label").first.click()
+        assert page.locator("#model").input_value() == ""
+        page.locator("#example").click()
+        expect(page.locator("#shown-name")).to_have_text("Egyptian cat")
+        assert page.locator("#start-screen").is_hidden()
+        assert "rollout" not in page.locator("#method option").all_inner_texts()
+        assert visit.wrongs == []
+        visit.context.close()
+
+
+def test_the_token_is_in_no_address_and_a_reload_finds_it(browser: Any, serving: Serving) -> None:
+    visit = Visit(browser)
+    page = visit.page
+    page.goto("about:blank")
+    page.goto(serving.address)
+    expect(page.locator("#shown-name")).not_to_be_empty()
+    assert serving.token not in page.url
+    page.locator("#search").fill("espresso")
+    expect(page.locator("#shown-name")).to_have_text("espresso")
+    wait_until(page, "location.hash.includes('target=967')")
+    page.reload()
+    expect(page.locator("#shown-name")).to_have_text("espresso")  # The view is in the address.
+    assert page.url == f"{serving.base}/#target=967"
+    page.go_back()
+    assert page.url == "about:blank"
+    page.go_forward()
+    expect(page.locator("#shown-name")).to_have_text("espresso")
+    assert serving.token not in page.url
+    other = visit.context.new_page()  # Another tab has no token.
+    response = other.goto(f"{serving.base}/")
+    assert response.status == 403
+    expect(other.locator("p")).to_contain_text("open the address that gradcam ui printed")
+    other.evaluate("sessionStorage.setItem('gradcam-token', 'old')")  # from a server that has ended
+    other.goto(f"{serving.base}/")
+    expect(other.locator("p")).to_contain_text("open the address that gradcam ui printed")
+    wait_until(other, "sessionStorage.getItem('gradcam-token') === null")
+    assert [text for text in visit.wrongs if "status of 403" not in text] == []
+    visit.context.close()
+
+
+SHIFT = """window.shift = 0;
+    new PerformanceObserver((list) => { for (const entry of list.getEntries()) window.shift += entry.value; })
+        .observe({ type: "layout-shift", buffered: true });"""
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+def test_all_parts_are_in_view_and_nothing_moves(browser: Any, empty: Serving, size: tuple[int, int]) -> None:
+    width, height = size
+    visit = Visit(browser, viewport={"width": width, "height": height})
+    page = visit.page
+    page.add_init_script(SHIFT)
+    page.goto(empty.address)
+    page.wait_for_timeout(300)
+    if page.locator("#start-screen").is_visible():
+        page.locator("#example").click()
+    expect(page.locator("#shown-name")).to_have_text("Egyptian cat")
+    page.wait_for_timeout(700)  # Shifts within half a second of a click do not count, and the answer comes later.
+    point_at(page, 0.4, 0.4)
+    parts = ["#stage", "#targets", "#search", "#shown", "#strip", "#model"]
+    if width > 640:
+        expect(page.locator("#place li")).to_have_count(8)
+        parts += ["#place li:last-child", "#tools", "#brushed", "#undo", "#save-page"]
+    else:
+        parts.append("#tabs")
+    require_in_view(page, parts, size)
+    choose_tab(page, "brush", {"width": width})
+    page.locator("#tools label").nth(1).click()
+    drag(page, (0.35, 0.4), (0.65, 0.6), release=False)
+    expect(page.locator("#brushed")).to_contain_text("in the unedited image")
+    page.wait_for_timeout(300)
+    require_in_view(page, ["#stage", "#tools", "#brushed", "#undo", "#shown"], size)
+    page.mouse.up()
+    expect(page.locator("#undo")).to_be_enabled()
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.shift") < 0.05
+    assert page.evaluate("scrollY") == 0
+    page.locator("#restore").click()
+    expect(page.locator("#restore")).to_be_disabled()
+    assert visit.wrongs == []
+    visit.context.close()
+
+
+def point_at(page: Any, across: float, down: float) -> None:
+    box = page.locator("#stage").bounding_box()
+    page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+
+
+def require_in_view(page: Any, parts: list[str], size: tuple[int, int]) -> None:
+    """Fail unless all parts are inside of the window, none overlaps another, and the image is the largest."""
+    boxes = {part: page.locator(part).bounding_box() for part in parts}
+    for part, box in boxes.items():
+        assert box["x"] >= 0, part
+        assert box["y"] >= 0, part
+        assert box["x"] + box["width"] <= size[0] + 0.5, part
+        assert box["y"] + box["height"] <= size[1] + 0.5, part
+    for first, second in itertools.combinations(parts, 2):
+        a, b = boxes[first], boxes[second]
+        is_beside = a["x"] + a["width"] <= b["x"] + 1 or b["x"] + b["width"] <= a["x"] + 1
+        assert is_beside or a["y"] + a["height"] <= b["y"] + 1 or b["y"] + b["height"] <= a["y"] + 1, (first, second)
+    areas = {part: box["width"] * box["height"] for part, box in boxes.items()}
+    assert max(areas, key=lambda part: areas[part]) == "#stage"
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_each_sheet_of_a_phone_is_in_view(go: Go) -> None:
+    page = go(viewport=PHONE)
+    parts = {"place": "#place-hint", "brush": "#tools", "controls": "#evidence", "list": "#targets"}
+    for tab, part in parts.items():
+        choose_tab(page, tab, PHONE)
+        assert page.locator("#stage").bounding_box()["y"] >= 0
+        box = page.locator(part).bounding_box()
+        assert page.locator("#tabs").bounding_box()["y"] < box["y"]
+        assert box["y"] + box["height"] <= PHONE["height"]
+        assert page.locator("#save-page").is_visible() == (tab == "controls")
+
+
+# ---- Changes, cancelling, saving
+
+
+def test_changes_of_classes_are_listed_while_brushing_and_afterwards(go: Go) -> None:
+    page = go()
+    before = page.locator("#targets [role=option] .number").first.inner_text()
+    assert "(" not in before
+    page.locator("#tools label").nth(1).click()
+    page.locator("#size").fill("30")
+    drag(page, (0.2, 0.3), (0.4, 0.6), release=False)
+    pattern, row = re.compile(r"^([\d.]+) % \((−|\+)(\d+)\)$"), page.locator("#targets [aria-selected=true]")
+
+    def require_change() -> None:
+        expect(row.locator(".number")).to_have_text(pattern)
+        share, sign, points = pattern.fullmatch(row.locator(".number").inner_text()).groups()  # type: ignore[union-attr]
+        difference = float(share) - float(before.split()[0])
+        assert abs(difference - int(points) * (-1 if sign == "−" else 1)) < 1.5
+
+    require_change()
+    page.mouse.up()
+    expect(page.locator("#undo")).to_be_enabled()
+    require_change()
+    assert row.inner_text().split("\n")[0] == page.locator("#shown-name").inner_text()
+    page.locator("#undo").click()
+    expect(page.locator("#targets [aria-selected=true] .number")).to_have_text(before)
+
+
+CANCELLABLE = """
+import pathlib, time
+import torch
+from torch import nn
+
+class Wait(nn.Module):
+    def forward(self, values):
+        if len(values) > 1:  # a batch of masked images
+            time.sleep(0.1)
+        return values
+
+def many():
+    torch.manual_seed(0)
+    waits = [Wait() for _ in range(100)]
+    return nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.ReLU(), *waits, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+"""
+
+
+def test_cancel_stops_a_slow_method_and_the_last_answer_stays(
+    browser: Any, place: Path, photo: Callable[[str], Path]
+) -> None:
+    (place / "cancel.py").write_text(CANCELLABLE)
+    with serve("--model", "cancel.py:many", "--size", "64", str(photo("coffee.jpg")), folder=place) as serving:
+        visit = Visit(browser)
+        page = visit.page
+        page.goto(serving.address)
+        expect(page.locator("#shown-facts")).to_contain_text("gradcam at")
+        before, text = pixels(page), command(page)
+        page.select_option("#method", "scorecam")
+        page.locator("#cancel").click()
+        start = time.monotonic()
+        expect(page.locator("#waiting")).to_be_hidden()
+        assert (pixels(page) == before).all()
+        assert command(page) == text
+        assert page.locator("#method").input_value() == ""  # as the answer on screen
+        page.select_option("#method", "layercam")  # It waits for the end of the cancelled pass, of at least 10 s.
+        expect(page.locator("#shown-facts")).to_contain_text("layercam at")
+        assert time.monotonic() - start < 4
+        assert visit.wrongs == []
+        visit.context.close()
+
+
+def test_the_page_is_saved_and_opens_without_the_server(go: Go, browser: Any, tmp_path: Path) -> None:
+    page = go()
+    page.locator("#tools label").nth(1).click()
+    drag(page, (0.2, 0.3), (0.4, 0.6))
+    expect(page.locator("#undo")).to_be_enabled()
+    page.locator("#search").fill("espresso")
+    text = command(page).replace("strip/", "")
+    with page.expect_download() as waiting:
+        page.locator("#save-page").click()
+    assert waiting.value.suggested_filename == "cat_and_espresso.html"
+    waiting.value.save_as(tmp_path / "saved.html")
+    visit = Visit(browser)
+    visit.page.goto((tmp_path / "saved.html").as_uri())
+    expect(visit.page.locator("#shown-name")).to_have_text("espresso")
+    assert visit.page.locator("#command").inner_text() == text
+    assert " --edit blur:" in text
+    assert (pixels(visit.page) == pixels(page)).all()
+    assert visit.wrongs == []
+    visit.context.close()
+
+
+def test_models_and_files_used_before_are_suggested(go: Go) -> None:
+    page = go()
+    page.locator("#model").fill("mine.py:small")
+    page.locator("#model").press("Enter")
+    expect(page.locator("#shown-facts")).to_contain_text("at layer ·")
+    suggested = "(list) => [...list.children].map((option) => option.value)"
+    assert page.locator("#models").evaluate(suggested)[0] == "mine.py:small"
+    page.evaluate("localStorage.setItem('gradcam-weights', 'best.pth')")
+    page.reload()
+    expect(page.locator("#shown-name")).not_to_be_empty()
+    assert page.locator("#models").evaluate(suggested)[0] == "mine.py:small"
+    assert page.locator("#files").evaluate(suggested) == ["best.pth"]
+
+
+def test_two_models_show_the_same_class_place_and_zoom(go: Go) -> None:
+    page = go(viewport={"width": 1280, "height": 720})
+    page.locator("#more-asking summary").click()
+    page.locator("#is-compared").check()
+    expect(page.locator("#second")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.locator("#title").click()
+    point_at(page, 0.3, 0.5)
+    stage, second = "#stage", "#second .frame"
+    expect(page.locator("#second-cell")).to_be_visible()
+
+    def place_in(frame: str, part: str) -> list[float]:
+        outer, inner = page.locator(frame).bounding_box(), page.locator(part).bounding_box()
+        scale = outer["width"]
+        return [(inner["x"] - outer["x"]) / scale, (inner["y"] - outer["y"]) / scale, inner["width"] / scale]
+
+    for _ in range(2):
+        assert place_in(stage, "#cell") == pytest.approx(place_in(second, "#second-cell"), abs=0.01)
+        assert place_in(stage, "#image") == pytest.approx(place_in(second, "#second-image"), abs=0.01)
+        point_at(page, 0.3, 0.5)
+        page.mouse.click(*centre(page, "#stage"))  # pins a cell
+        page.locator("#zoom-in").click()
+    assert place_in(second, "#second-image")[2] > 1.4
+    assert np.array_equal(pixels(page), pixels(page, "#second-map"))
+    page.locator("#search").fill("espresso")
+    assert page.locator("#second-name").inner_text() == "espresso"
+    boxes = [page.locator(part).bounding_box() for part in (stage, second, "#targets")]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert boxes[1]["x"] + boxes[1]["width"] <= boxes[2]["x"]
+    assert all(box["y"] + box["height"] <= 720 for box in boxes)
+
+
+def centre(page: Any, part: str) -> tuple[float, float]:
+    box = page.locator(part).bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
 # ---- The terminal

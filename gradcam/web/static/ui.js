@@ -304,6 +304,7 @@ async function begin() {
     wanted = { ...wanted, first: null };
   });
   for (const id of FIELDS) element(id).addEventListener("change", () => explain());
+  addEventListener("pointerdown", (event) => { if (!element("more-asking").contains(event.target)) element("more-asking").open = false; });
   element("undo").addEventListener("click", () => edit((before) => before.slice(0, -1)));
   element("restore").addEventListener("click", () => edit(() => []));
   element("cancel").addEventListener("click", () => aborter?.abort());
