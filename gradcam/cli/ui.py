@@ -48,9 +48,9 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
 
     Drop images on the page, and choose a model, layer, method and class: the heatmap is updated at once. If you brush over
     a part of the image, or move a window over it, the scores and the heatmap are computed without this part. You can
-    compare two models, or two checkpoints of one model. You can copy everything you do as a command.
+    compare two models, or two checkpoints of one model. You can copy everything you do as a command, or save it as a page.
 
-    Arguments can be images, folders, and output folders of `gradcam batch`. They are listed on the left. This command
+    Arguments can be images, folders, and output folders of `gradcam batch`. They are listed at the bottom. This command
     needs two more packages:
 
     \b
