@@ -45,11 +45,32 @@ def is_custom(name: object) -> bool:
 
 
 _loaded_names = set[str]()  # names of the user's objects that were loaded
+_remedies = list[str]()  # ends of error messages; not empty within `refuse_new_code`
 
 
 def has_loaded_custom_code() -> bool:
     """Return whether this process has run a user's code, or a package that extends gradcam."""
     return bool(_loaded_names)
+
+
+@contextlib.contextmanager
+def refuse_new_code(remedy: str) -> Iterator[None]:
+    """Refuse to run code of names that have not been loaded before. The errors end with `remedy`.
+
+    This applies to all threads, because the names can come from any request to a server.
+    """
+    _remedies.append(remedy)
+    try:
+        yield
+    finally:
+        _remedies.pop()
+
+
+def register_code(name: str) -> None:
+    """Register a name whose code is about to run. Raise `ModelError` if `refuse_new_code` forbids it."""
+    if _remedies and name not in _loaded_names:
+        raise ModelError(f"{shorten(name)} can run code on this machine, so it is refused. {_remedies[-1]}")
+    _loaded_names.add(name)
 
 
 def load_plugin(kind: PluginKind, name: str) -> Any:
@@ -113,7 +134,7 @@ def import_object(name: str) -> Any:
     Raises `ModelError` if the module or file does not exist, cannot be imported, or does not contain the name.
     """
     location, attribute = _split_name(name)
-    _loaded_names.add(name)
+    register_code(name)
     module = _import_file(_expand_path(location)) if location.endswith(".py") else _import_module(location)
     value: Any = module
     for part in attribute.split("."):
@@ -140,7 +161,7 @@ def list_files() -> list[str]:
 def load_files(files: Iterable[str]) -> None:
     """Import the files from `list_files`, so that their objects can be unpickled. Raises `ModelError`."""
     for file in files:
-        _loaded_names.add(file)
+        register_code(file)
         _import_file(Path(file))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import ipaddress
 import os
+import re
 import socket
 import sys
 import webbrowser
@@ -23,7 +24,7 @@ from gradcam.cli._page_maker import to_code
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import TerminationSignal, acknowledge_signals, import_torch
 from gradcam.errors import GradcamError, escape_controls, to_pip_command
-from gradcam.plugins import list_entry_points
+from gradcam.plugins import list_entry_points, refuse_new_code
 
 if TYPE_CHECKING:
     from gradcam.ui.jobs import JobQueue
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 
 LOCALHOST = "127.0.0.1"
 DEFAULT_PORT = 8765
+HOW_TO_ALLOW = "Start gradcam ui with --allow-code, or with this name as --model."
+
+
+def _to_host_name(text: str) -> str:
+    """Return the name in the form of a browser. Raise `GradcamError` if it is not a host name without a port."""
+    if not re.fullmatch(r"[\w.-]+", text, re.ASCII):
+        raise GradcamError(f"{text!r} is not a host name: expected a name without a port, such as server.example.org.")
+    return text.lower()
 
 
 @click.command("ui", cls=Command)
@@ -42,16 +51,37 @@ DEFAULT_PORT = 8765
     "Network address. With an address other than 127.0.0.1, other machines can connect if they have the token.",
     default=LOCALHOST,
 )
+@options.option(
+    "--allow-host NAME",
+    "Other host name that the page may be opened with; may be repeated. Loopback names are always allowed.",
+    _to_host_name,
+    multiple=True,
+)
+@click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Allow names typed in the page to run code: FILE.py:NAME, MODULE:NAME and yolo:FILE.pt.",
+)
 @click.option("--no-browser", is_flag=True, help="Do not open a browser; only print the address.")
-def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool, **params: Any) -> int:
+def ui_command(
+    places: tuple[Path, ...],
+    *,
+    port: int,
+    host: str,
+    allow_host: tuple[str, ...],
+    allow_code: bool,
+    no_browser: bool,
+    **params: Any,
+) -> int:
     """Explain images interactively: a local page in your browser.
 
     Drop images on the page, and choose a model, layer, method and class: the heatmap is updated at once. If you brush over
     a part of the image, or move a window over it, the scores and the heatmap are computed without this part. You can
     compare two models, or two checkpoints of one model. You can copy everything you do as a command, or save it as a page.
 
-    Arguments can be images, folders, and output folders of `gradcam batch`. They are listed at the bottom. This command
-    needs two more packages:
+    Arguments can be images, folders, and output folders of `gradcam batch`. They are listed at the bottom. If this
+    command runs on another machine, type `ssh -L 8765:127.0.0.1:8765 MACHINE` on yours, and open the printed address
+    there. This command needs two more packages:
 
     \b
       pip install starlette uvicorn
@@ -84,8 +114,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     server = Server(explainer, default_choice.model or DEFAULT_MODEL, names)
     address = sockets[0].getsockname()[0].partition("%")[0]
     if not ipaddress.ip_address(address).is_loopback:
-        warning = f"with --host {host}, anyone who has the address with the token can use this page."
-        click.echo(f"Warning: {warning}", err=True)
+        click.echo(_warn_of_network(host, allow_code), err=True)
     is_wildcard = host in WILDCARD_HOSTS
     name = LOCALHOST if is_wildcard else f"[{host}]" if ":" in host else host
     page = f"http://{name}:{port}/"
@@ -97,25 +126,34 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     if not no_browser:
         # Other users of this machine can read the browser's command line, so this secret works only once.
         webbrowser.open(f"{page}?once={server.once}")
-    application = server.to_application(find_hosts(host, port), takes_addresses=is_wildcard)
-    return _serve(application, sockets, server.jobs)
+    application = server.to_application(find_hosts(host) | set(allow_host), takes_addresses=is_wildcard)
+    with contextlib.nullcontext() if allow_code else refuse_new_code(HOW_TO_ALLOW):
+        return _serve(application, sockets, server.jobs)
+
+
+def _warn_of_network(host: str, allow_code: bool) -> str:
+    access = "run any code on this machine" if allow_code else "load model and weight files of this machine"
+    return (
+        f"Warning: with --host {escape_controls(host)}, other machines can connect. (1) Anyone who has the token can use "
+        f"the page, see its images, and {access}. (2) The traffic is not encrypted, so others in the network can read "
+        "the token. Safer: leave out --host, and connect with ssh -L."
+    )
 
 
 def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> int:
     """Serve until a signal arrives, stop all jobs, and return the exit status."""
-    import uvicorn
+    from gradcam.ui.connections import BoundedServer
 
     options: Any = {"log_level": "error", "lifespan": "off", "access_log": False, "ws": "none"}
-    config = uvicorn.Config(application, **options, timeout_graceful_shutdown=2)
 
-    class JobStoppingServer(uvicorn.Server):
+    class JobStoppingServer(BoundedServer):
         def handle_exit(self, sig: int, frame: Any) -> None:
             jobs.stop()  # Otherwise, uvicorn would wait for the responses of the jobs.
             super().handle_exit(sig, frame)
 
     status = 0
     try:
-        JobStoppingServer(config).run(sockets=sockets)
+        JobStoppingServer(application, **options, timeout_graceful_shutdown=2).run(sockets=sockets)
     except KeyboardInterrupt:
         pass
     except TerminationSignal as error:

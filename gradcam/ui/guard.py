@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.responses import RedirectResponse
 
@@ -15,6 +16,8 @@ from gradcam.ui.refusal import REASONS, make_refusal
 TOKEN_HEADER = "x-gradcam-token"
 MAX_UPLOAD_BYTES = 200 * 10**6  # for an image that is dropped on the page
 ALIVE_PATH = "/alive"  # needs no token: a second `gradcam ui` requests it to learn whether the first uses the port
+HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-z:.%]+\])(:\d{1,5})?")  # a name or address, and the port
+LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
@@ -29,9 +32,9 @@ class UploadTooLarge(Exception):
 class Guard:
     """ASGI middleware that refuses requests with an unknown host, a foreign origin or no token.
 
-    `hosts` are the host names of the server, with the port. Any other host name is a sign of DNS rebinding. If
-    `takes_addresses` is True, any numeric address is accepted too, because DNS rebinding cannot use addresses. `once`
-    is a secret that can be exchanged for the token a single time, so it does no harm if others read it later.
+    `hosts` are the host names of the server. Any other host name is a sign of DNS rebinding, except for loopback names
+    and, if `takes_addresses` is True, numeric addresses. `once` is a secret that can be exchanged for the token a single
+    time, so it does no harm if others read it later.
     """
 
     def __init__(
@@ -68,8 +71,8 @@ class Guard:
 
     def _refuse(self, scope: Any, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "").lower()
-        if host not in self.hosts and not (self.takes_addresses and _is_address(host)):
-            return 403, "Unknown host name: open the address that gradcam ui printed."
+        if not self._is_known(host):
+            return 403, "Unknown host name: open the address that gradcam ui printed, or give --allow-host NAME."
         if headers.get("origin", "null") != f"http://{headers['host']}" and "origin" in headers:
             return 403, "Request from another page refused: use the page of gradcam ui."
         if scope["path"] == ALIVE_PATH:
@@ -87,6 +90,19 @@ class Guard:
         if not length.isdigit() or int(length) > MAX_UPLOAD_BYTES:
             return 413, _describe_limit()
         return None
+
+    def _is_known(self, host: str) -> bool:
+        """Return whether browsers may send this host.
+
+        For DNS rebinding, an attacker makes a name of its own domain resolve to this machine, and the browser sends that
+        name as the host. The attacker cannot use a loopback name or an address, because browsers do not ask DNS for
+        these. So every port is accepted, as `ssh -L 9000:127.0.0.1:8765` needs. A page at another port of this machine
+        is refused because of its origin.
+        """
+        match = HOST.fullmatch(host)
+        name = "" if match is None else match[1]
+        is_loopback = LOOPBACK.fullmatch(name) is not None
+        return name in self.hosts or is_loopback or (self.takes_addresses and _is_address(name))
 
     def _limit_body(self, receive: Any) -> Any:
         received_bytes = 0
@@ -115,10 +131,10 @@ def _parse_query(scope: Any) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
 
 
-def _is_address(host: str) -> bool:
-    """Return whether a host, with or without a port, is a numeric address."""
+def _is_address(name: str) -> bool:
+    """Return whether the name of a host is a numeric address."""
     try:
-        ipaddress.ip_address(urlsplit(f"//{host}").hostname or "")
+        ipaddress.ip_address(name.strip("[]"))
     except ValueError:
         return False
     return True

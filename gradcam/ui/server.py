@@ -156,12 +156,10 @@ class Server:
 WILDCARD_HOSTS = ("0.0.0.0", "::")  # A server with such a host listens at all addresses of its machine.
 
 
-def find_hosts(host: str, port: int) -> set[str]:
-    """Return the host names that browsers may send to a server at this address."""
-    names = {"127.0.0.1", "localhost", f"[{host}]" if ":" in host else host}
-    if host in WILDCARD_HOSTS:
-        names |= {socket.gethostname(), socket.getfqdn()}
-    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())  # Browsers omit port 80.
+def find_hosts(host: str) -> set[str]:
+    """Return the host names that browsers may send to a server at this address, besides loopback names."""
+    machine_names = {socket.gethostname(), socket.getfqdn()} if host in WILDCARD_HOSTS else set[str]()
+    return machine_names | {f"[{host}]" if ":" in host else host}
 
 
 def find_address() -> str | None:

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -445,7 +446,7 @@ def test_other_pages_may_not_ask(talk: Talk, origin: str) -> None:
     assert talk.web.post("/ask", content="{}", headers={"origin": "http://testserver"}).status_code == 422
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "", "127.0.0.1:1"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "", "127.0.0.1.evil.example"])
 def test_other_names_are_refused(talk: Talk, host: str) -> None:
     assert talk.web.get("/", headers={"host": host}).status_code == 403
 
@@ -461,15 +462,15 @@ def test_answers_are_not_kept_nor_framed(talk: Talk) -> None:
 
 
 def test_the_names_of_a_server() -> None:
-    assert find_hosts("127.0.0.1", 8000) == {"127.0.0.1:8000", "localhost:8000"}
-    assert "[::1]:8000" in find_hosts("::1", 8000)
-    assert {"127.0.0.1", "127.0.0.1:80"} <= find_hosts("127.0.0.1", 80)  # Browsers omit port 80.
+    assert find_hosts("127.0.0.1") == {"127.0.0.1"}
+    assert find_hosts("::1") == {"[::1]"}
+    assert socket.gethostname() in find_hosts("0.0.0.0")
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_numeric_addresses_are_accepted_on_request(classifier: gradcam.Classifier, is_open: bool) -> None:
     server = Server(Explainer(ModelCache(loader(classifier)), ImageStrip()), "usual")
-    web = TestClient(server.to_application({"My-Machine:8765"}, takes_addresses=is_open))
+    web = TestClient(server.to_application({"My-Machine"}, takes_addresses=is_open))
     statuses = {
         host: web.get("/alive", headers={"host": host}).status_code
         for host in (

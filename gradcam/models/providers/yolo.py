@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import nn
+
+from gradcam import plugins
 from gradcam.adapters.yolo import Letterbox, load_yolo
 from gradcam.errors import ModelError
 from gradcam.models.preprocess import Preprocessing
@@ -17,7 +20,7 @@ def load(name: str, weights: Path | None) -> Parts:
     """Load the network in a file such as `best.pt`; images are letterboxed, or cropped for a classifier."""
     if weights is not None:
         raise ModelError(f"yolo:{name} already names the weights: leave out --weights, or give yolo:OTHER.pt.")
-    model, labels = load_yolo(name)
+    model, labels = _unpickle(name)
     if type(model).__name__ == "ClassificationModel":
         return Parts(model, CLASSIFIER_PREPROCESSING, labels=labels, task="classification")
     return Parts(model, Letterbox(), labels=labels, task="detection")
@@ -25,4 +28,9 @@ def load(name: str, weights: Path | None) -> Parts:
 
 def plan(name: str) -> Blueprint:
     """Return the blueprint of the network in the file, with its weights."""
-    return Blueprint(lambda: load_yolo(name)[0], (640, 640))
+    return Blueprint(lambda: _unpickle(name)[0], (640, 640))
+
+
+def _unpickle(name: str) -> tuple[nn.Module, list[str]]:
+    plugins.register_code(f"yolo:{name}")  # ultralytics reads a pickle, which can run code.
+    return load_yolo(name)
