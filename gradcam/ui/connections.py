@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEADER_SECONDS = 10.0  # from the start of a connection, or from the previous response, until all headers have arrived
 STALL_SECONDS = 30.0  # without progress of a request's body or of a response
 MAX_CONNECTIONS = 256
-ACCEPTS_PER_CYCLE = 16  # asyncio accepts so many connections before `connection_made` is called for the first of them
+ACCEPTS_PER_CYCLE = 4  # asyncio accepts so many connections before `connection_made` is called for the first of them
 MAX_QUEUED_CONNECTIONS = 1024  # connections that the system completes before asyncio accepts them
 RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

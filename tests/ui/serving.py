@@ -56,6 +56,18 @@ class Serving:
     def token(self) -> str:
         return self.address.partition("token=")[2]
 
+    @property
+    def port(self) -> int:
+        return int(self.base.rpartition(":")[2])
+
+    def read_output(self) -> str:
+        """Return what the server has printed since its address."""
+        descriptor = self.process.stdout.fileno()
+        os.set_blocking(descriptor, False)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(descriptor, 10**6).decode()
+        return ""
+
     def ask(self, path: str, **options: Any) -> httpx.Response:
         headers = {"x-gradcam-token": self.token} | options.pop("headers", {})
         return httpx.request(
@@ -71,8 +83,10 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serve(*words: str, folder: Path | None = None) -> Iterator[Serving]:
+def serve(*words: str, folder: Path | None = None, max_files: int | None = None) -> Iterator[Serving]:
     command = [sys.executable, "-m", "gradcam", "ui", "--no-browser", "--port", "0", *words]
+    if max_files is not None:
+        command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(max_files), *command]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     root = str(Path(__file__).parent.parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

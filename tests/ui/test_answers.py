@@ -205,7 +205,7 @@ def test_the_model_that_was_named_keeps_its_options_and_its_reader_reads_what_is
     (tmp_path / "rd.py").write_text(READER)
     (tmp_path / "mine.py").write_text(WRONG_MODELS)
     np.save(tmp_path / "scan.npy", np.zeros((64, 64, 3), np.uint8))
-    options = ("--size", "128", "--reshape", "channels-first")
+    options = ("--size", "128", "--reshape", "channels-first", "--allow-code")
     with serve(*options, "--reader", "rd.py:read", "scan.npy", folder=tmp_path) as server:
         dropped = server.drop("b.npy", (tmp_path / "scan.npy").read_bytes()).json()
         assert dropped == {"id": 1, "name": "b.npy"}
