@@ -25,9 +25,10 @@ RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TimedConnection(H11Protocol):
-    """A connection that is closed if its request stops arriving. A request that waits for its response is never closed.
+    """A connection that is closed if its request stops arriving, or if the client stops reading the response.
 
-    `client_state` is the client's state at the last event, and `timer_start` the time of the last progress.
+    While a request waits for its response, there is no time limit. `client_state` is the client's state at the last
+    event, and `timer_start` the time of the last progress.
     """
 
     timer: asyncio.TimerHandle | None = None
@@ -36,8 +37,9 @@ class TimedConnection(H11Protocol):
 
     @property
     def has_request(self) -> bool:
-        """Return whether a complete request has arrived and has no complete response."""
-        return self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+        """Return whether a complete request has arrived, and its response is not yet sent."""
+        is_complete = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+        return is_complete or self.transport.get_write_buffer_size() > 0
 
     def connection_made(self, transport: Any) -> None:
         """Start the time for the headers, and close another connection if there are too many."""
@@ -55,11 +57,6 @@ class TimedConnection(H11Protocol):
         super().data_received(data)
         self._update_timer()
 
-    def on_response_complete(self) -> None:
-        """Start the time for the headers of the next request."""
-        super().on_response_complete()
-        self._update_timer()
-
     def pause_writing(self) -> None:
         """Start the time for the client to read some of the response."""
         super().pause_writing()
@@ -68,25 +65,34 @@ class TimedConnection(H11Protocol):
     def resume_writing(self) -> None:
         """Stop this time, because the client has read most of the buffered response."""
         super().resume_writing()
-        self.client_state = None
+        self._set_timer(None)
         self._update_timer()
 
     def _update_timer(self) -> None:
         """Restart the timer if the request made progress. Bytes of incomplete headers do not count as progress."""
         previous_state, self.client_state = self.client_state, self.conn.their_state
+        if self.flow.write_paused:
+            return
         if self.client_state is h11.SEND_BODY:
             self._set_timer(STALL_SECONDS)
-        elif self.client_state is h11.IDLE and previous_state is not h11.IDLE:
-            self._set_timer(HEADER_SECONDS)
-        elif self.has_request and not self.flow.write_paused:
+        elif self.client_state is not h11.IDLE:
             self._set_timer(None)
+        elif previous_state is not h11.IDLE or self.timer is None:
+            self._set_timer(HEADER_SECONDS)
 
     def _set_timer(self, seconds: float | None) -> None:
         if self.timer is not None:
             self.timer.cancel()
-        # `close` would wait until the client has read the response.
-        self.timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
-        self.timer_start = self.loop.time()
+        self.timer, self.timer_start = None, self.loop.time()
+        if seconds is not None:
+            self.timer = self.loop.call_later(seconds, self._end, self.transport.get_write_buffer_size())
+
+    def _end(self, previous_size: int) -> None:
+        """Close the connection, unless the client has read a part of the buffered response since the timer started."""
+        if self.transport.get_write_buffer_size() < previous_size:
+            self._set_timer(STALL_SECONDS)
+        else:
+            self.transport.abort()  # `close` would wait until the client has read the response.
 
 
 class BoundedServer(uvicorn.Server):

@@ -94,7 +94,8 @@ class Server:
 
     async def identify(self, request: Request) -> Response:
         """Identify this server as a `gradcam ui`. Any caller may ask, so the answer contains nothing else."""
-        return JSONResponse({"gradcam": "ui"})
+        # Without a token, no connection stays open for a second request.
+        return JSONResponse({"gradcam": "ui"}, headers={"connection": "close"})
 
     async def list_strip(self, request: Request) -> Response:
         """Return the images of the strip."""
