@@ -126,7 +126,8 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         await asyncio.sleep(float(scope["path"][1:] or 0))
         body = b"x" * 10**8 if scope["query_string"] == b"long" else str(length).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     listener = socket.create_server(("127.0.0.1", 0))
     server = BoundedServer(answer, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
@@ -176,7 +177,10 @@ def test_the_second_request_of_a_connection_has_the_same_time(port: int) -> None
 
 def test_a_body_that_stalls_ends(port: int) -> None:
     with connect(port) as connection:
-        connection.sendall(UPLOAD % 1000 + b"start")
+        connection.sendall(UPLOAD % 1000)
+        for _ in range(3):
+            time.sleep(0.1)
+            connection.sendall(b"a")
         assert 0.7 < wait_for_end(connection) < 2.5
 
 
@@ -202,6 +206,8 @@ def test_a_request_that_waits_for_its_answer_goes_on(port: int) -> None:
 def test_a_response_that_is_not_read_ends(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(b"GET /0?long HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(0.4)
+        connection.sendall(b"a")  # the start of another request
         time.sleep(2)
         received = 0
         with contextlib.suppress(ConnectionError):
