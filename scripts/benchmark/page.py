@@ -34,7 +34,8 @@ ACTIONS = {
         return performance.now() - start;
     }""",
     "search": """(i) => {
-        const search = document.getElementById("search"), word = ["cat", "dog", "shark", "cup", "bird", "", "s", "water"][i % 8];
+        const search = document.getElementById("search");
+        const word = ["cat", "dog", "shark", "cup", "bird", "", "s", "water"][i % 8];
         search.value = word.slice(0, 1 + (i % 3));
         const start = performance.now();
         search.dispatchEvent(new InputEvent("input", { bubbles: true }));
