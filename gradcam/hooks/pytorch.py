@@ -1,7 +1,7 @@
 """PyTorch internals that may change between versions: private functions, names of operations, error texts.
 
-No other module uses such internals; tests/hooks/test_pytorch.py checks that. Where versions of PyTorch differ, a
-comment or docstring says so.
+tests/hooks/test_pytorch.py checks that no other module uses such functions, names or texts. Private attributes and base
+classes of modules are used elsewhere too. Where versions of PyTorch differ, a comment or docstring says so.
 """
 
 from __future__ import annotations
