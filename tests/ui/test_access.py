@@ -108,9 +108,11 @@ def forward(port: int) -> Iterator[int]:
     listener, is_over = socket.create_server(("127.0.0.1", 0)), threading.Event()
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
-    yield listener.getsockname()[1]
-    is_over.set()
-    thread.join()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        is_over.set()
+        thread.join()
 
 
 # ---- Names that would run code
