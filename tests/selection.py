@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 # The packages of `.[test-all]` that `.[test]` lacks, and some of their dependencies. Those of the last line are
 # optional.
 PACKAGES = frozenset((
-    "accelerate", "aiohttp", "boto3", "captum", "fastapi", "h11", "httpx", "ipykernel", "jsonschema", "lightning", "matplotlib",
-    "moto", "nbclient", "nbformat", "numpydoc", "open_clip", "pandas", "playwright", "pyarrow", "pydicom",
+    "accelerate", "aiohttp", "boto3", "captum", "fastapi", "h11", "httpx", "ipykernel", "jsonschema", "lightning",
+    "matplotlib", "moto", "nbclient", "nbformat", "numpydoc", "open_clip", "pandas", "playwright", "pyarrow", "pydicom",
     "pytorch_grad_cam", "ray", "s3fs", "segmentation_models_pytorch", "sklearn", "starlette", "tensorboard", "timm",
     "tokenizers", "torchcam", "transformers", "uvicorn", "webdataset",
     "effdet", "einops", "gcsfs", "monai", "pycocotools", "quantus", "ultralytics", "vit_pytorch",
