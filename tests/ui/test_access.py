@@ -80,7 +80,8 @@ def test_other_names_are_accepted_if_they_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("name", ["http://lab.example", "lab.example:80", "", "a b", "*"])
-def test_a_name_to_allow_is_a_host_name(gradcam_command: Command, name: str) -> None:
+def test_a_name_to_allow_is_a_host_name(gradcam_command: Command, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    stop_when_ready(monkeypatch)
     outcome = gradcam_command("ui", "--allow-host", name)
     assert outcome.status == 2
     assert "is not a host name: expected a name without a port" in outcome.err
