@@ -157,7 +157,8 @@ CODE = [
 
 @pytest.mark.parametrize("fields", CODE, ids=str)
 def test_code_that_is_typed_is_refused(server: Serving, code_folder: Path, fields: dict[str, Any]) -> None:
-    error = server.explain(0, **fields)["error"]
+    question = {"tab": "t", "picture": 0, **fields}
+    (error,) = {server.ask(path, method="POST", json=question).json()["error"] for path in ("ask", "save")}
     assert "can run code on this machine, so it is refused. Start gradcam ui with --allow-code" in error
     assert not (code_folder / "ran").exists()
 
