@@ -44,7 +44,7 @@ def serving(place: Path, photo: Callable[[str], Path]) -> Iterator[Serving]:
     strip.mkdir()
     for name in ("cat_and_espresso.jpg", "coffee.jpg"):
         (strip / name).write_bytes(photo(name).read_bytes())
-    with serve("strip", folder=place) as server:
+    with serve("strip", "--allow-code", folder=place) as server:
         yield server
 
 
@@ -428,7 +428,7 @@ def test_the_page_stays_whole_when_an_image_fails(browser: Any, place: Path, pho
 def test_the_commands_of_two_models_are_complete(browser: Any, place: Path, photo: Callable[[str], Path]) -> None:
     (place / "two").mkdir()
     (place / "two" / "coffee.jpg").write_bytes(photo("coffee.jpg").read_bytes())
-    with serve("two", "--reshape", "channels-first", folder=place) as serving:
+    with serve("two", "--allow-code", "--reshape", "channels-first", folder=place) as serving:
         visit = Visit(browser)
         page = visit.page
         page.goto(serving.address)
