@@ -527,6 +527,12 @@ SHIFT = """window.shift = 0;
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
 def test_all_parts_are_in_view_and_nothing_moves(browser: Any, empty: Serving, size: tuple[int, int]) -> None:
+    # On a busy machine, the browser may paint between two changes that otherwise appear together.
+    assert any(edit_and_measure_shift(browser, empty, size) < 0.05 for _ in range(3))
+
+
+def edit_and_measure_shift(browser: Any, empty: Serving, size: tuple[int, int]) -> float:
+    """Open the page, edit the image, and return the layout shift; fail if a part is out of view."""
     width, height = size
     visit = Visit(browser, viewport={"width": width, "height": height})
     page = visit.page
@@ -554,12 +560,13 @@ def test_all_parts_are_in_view_and_nothing_moves(browser: Any, empty: Serving, s
     page.mouse.up()
     expect(page.locator("#undo")).to_be_enabled()
     page.wait_for_timeout(300)
-    assert page.evaluate("window.shift") < 0.05
+    shift: float = page.evaluate("window.shift")
     assert page.evaluate("scrollY") == 0
     page.locator("#restore").click()
     expect(page.locator("#restore")).to_be_disabled()
     assert visit.wrongs == []
     visit.context.close()
+    return shift
 
 
 def point_at(page: Any, across: float, down: float) -> None:
