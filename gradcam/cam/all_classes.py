@@ -215,9 +215,9 @@ def _channel_direction(activations: Tensor, i: int) -> Tensor:
 
 
 def _cell_direction(activations: Tensor, i: int) -> Tensor:
-    """Return the activations of cell i, repeated everywhere and divided by the number of cells.
+    """Return the activations of cell i divided by the number of cells, copied to every cell.
 
-    The derivative is sum_c A_c(i) mean(g_c), the value of Grad-CAM in that cell.
+    The derivative of the score in this direction is sum_c A_c(i) mean(g_c), the value of Grad-CAM in that cell.
     """
     cell = activations.flatten(2)[:, :, i] / activations[0, 0].numel()
     return cell[:, :, None, None].expand_as(activations)

@@ -16,7 +16,10 @@ from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model, or a form of model names. `weights` maps names of weights to True if the weights are downloaded."""
+    """A model, or a pattern for the names of a provider's models.
+
+    `weights` maps names of weights to whether these are downloaded.
+    """
 
     name: str
     summary: str

@@ -388,7 +388,7 @@ class CombinationExplainer:
         """
         requested = [combo for combo in combinations if combo not in self.left_out]
         for score in SCORES:
-            # Methods without a score share the pass of the logits.
+            # Combinations whose score is None are explained in the same pass as the logits.
             if group := [combo for combo in requested if (combo.score or "logit") == score]:
                 yield from self._explain(images, classes, score, group)
 

@@ -132,7 +132,7 @@ def refuse_compiling() -> None:
 
 
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
-    """Return True if the tensor is a parameter or a buffer of the module, whose identity must not change."""
+    """Return True if the tensor is a parameter, or a buffer of the module. Such a tensor must not be replaced."""
     return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in module.buffers())
 
 

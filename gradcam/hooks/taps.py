@@ -59,7 +59,7 @@ def find_tap(tensor: Tensor) -> tuple[GradientTap, Tensor]:
     """Return the gradient tap on the tensor's `grad_fn`, and the tensor to continue with.
 
     Views and leaves are cloned: an in-place op would replace a view's `grad_fn`, and a leaf has none. If PyTorch allows
-    it, the view object itself becomes the clone, so that every reference to the view continues with the clone.
+    it, the clone's contents are swapped into the view object, so that all references to the view refer to the clone.
     """
     if tensor.grad_fn is None or pytorch.is_view(tensor):
         clone = tensor.clone()

@@ -522,7 +522,8 @@ def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     count = values.numel()
     mean = values.mean(dtype=dtype)
     centre = mean.to(values.dtype)
-    # Differences from the rounded mean are as precise as the values; the last term corrects the rounding of the mean.
+    # `centre` is the mean rounded to the values' dtype, so that the differences keep this dtype. The last term removes
+    # the effect of this rounding.
     squares = torch.linalg.vector_norm(values - centre, dtype=dtype) ** 2 - count * (mean - centre) ** 2
     low, high = values.aminmax()
     numbers = [

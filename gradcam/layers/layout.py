@@ -182,7 +182,8 @@ def has_aspect(grid: Lengths, size: Lengths) -> bool:
     """Return whether one stride gives this grid, rounded up or down. A volume's first axis may have its own stride."""
     if any(cells > length for cells, length in zip(grid[:-2], size[:-2])):
         return False
-    sides = list(zip(grid[-2:], size[-2:]))  # A single cell sets no upper limit for the stride.
+    sides = list(zip(grid[-2:], size[-2:]))
+    # Along a side with a single cell, the stride may be arbitrarily large.
     max_stride = min(length / (cells - 1) if cells > 1 else math.inf for cells, length in sides)
     return max(length / (cells + 1) for cells, length in sides) < max_stride
 

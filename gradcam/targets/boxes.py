@@ -79,7 +79,7 @@ class Box(Target):
 
     @property
     def numbers(self) -> Sequence[Any] | None:
-        """Return the numbers of the boxes; None for all."""
+        """Return the indices of the boxes to explain; None if all boxes are explained."""
         return list_numbers(self.number, "The box")
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:

@@ -201,8 +201,8 @@ class AttentionTensors:
 class AttentionLog:
     """All attentions of one pass in order, and the output shapes of the modules that contain an attention.
 
-    `tensors` are the outputs of the modules that contain the last attention, each with its version. `attention_tensors`
-    are the tensors of the last attention, if an earlier pass has shown which module contains this attention.
+    `tensors` maps the names of the modules that ran the last attention to their outputs, each with its version.
+    `attention_tensors` has the tensors of the last attention. It is empty until a pass has shown which module runs it.
     """
 
     attentions: list[ObservedAttention] = field(default_factory=list)

@@ -22,7 +22,7 @@ from gradcam.hooks.memory import RerunBudget
 from gradcam.options import MAX_COUNT, argument_error, check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.
-MAX_SEED = 2**62 - 1  # The largest seed for which seed + number still fits a torch generator.
+MAX_SEED = 2**62 - 1  # Far below a torch generator's limit, because the index of a mask is added to the seed.
 MASKS_PER_STEP = 64  # RISE adds this many masks at once. (Scores are computed in chunks that fit the memory budget.)
 
 

@@ -184,7 +184,7 @@ def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGri
             if is_out_of_memory(error) or not is_large:
                 raise
             return None
-        # In each test image, the first mask is the cell with the checked image, and the others are the other cells.
+        # `grid.cells` marks the cell of the checked image in each test image. Rolled by 1 to 3, it marks another cell.
         evidence, *other_evidence = grid.measure(*(grid.cells.roll(i, 0) for i in range(CELLS)))
         if bool((evidence > torch.stack([torch.zeros_like(evidence), *other_evidence]).amax(0)).all()):
             return grid

@@ -49,7 +49,7 @@ MAX_NESTING = 200
 MUTATING_STEPS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # torch.load creates bytearrays of any length
 MAX_UNPACK_RATIO = 4  # unpacked size relative to the file size; torch.save does not compress
-MAX_BYTES = 2**26  # limit for a bytearray, and allowance for the unpacked content of small files
+MAX_BYTES = 2**26  # largest bytearray; also the bytes by which content may exceed MAX_UNPACK_RATIO
 FACTORY_HINT = "To load the file with your own function, give --model FILE.py:FUNCTION."
 HEADER_BYTES = 512
 # Suffixes that checkpoints share with other kinds of files.
