@@ -38,8 +38,8 @@ class ModelRun:
     def last_output(self, name: str = MODEL) -> Any:
         """Return the output of a watched module in its last call."""
         if not self.calls[name]:
-            problem = f"The model does not call its submodule '{name}', from which the target is read"
-            advice = "explain that submodule alone, or pass a function of the model's output as the target."
+            problem = f"The target needs the output of submodule '{name}', but the model does not call this submodule"
+            advice = "explain the submodule alone, or pass a function of the model's output as the target."
             raise ModelError(f"{problem}: {advice}")
         return self.calls[name][-1].output
 

@@ -82,7 +82,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         caption = torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device)
         mask_name = self.ids_name.replace("input_ids", "attention_mask")
         if mask_name in arguments and not bool(arguments[mask_name][:, -1].all()):
-            raise TargetError("A prompt ends with padding, after which no word can follow: pad prompts on the left.")
+            raise TargetError("A prompt ends with padding, so no word can follow it: pad prompts on the left.")
         for name in (self.ids_name, mask_name, *TOKEN_TYPES):
             if name in arguments:
                 # The last token is appended too, although the logits after it are not used. Without the last token, a
@@ -112,7 +112,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
             expected = f"a dict of its arguments by name, such as {PICTURES} and input_ids"
             problem = f"{len(batch.args)} arguments were passed without a name."
-            raise TargetError(f"{type(self.model).__name__} takes the images alone, or {expected}: {problem}")
+            raise TargetError(f"{type(self.model).__name__} takes only the images, or {expected}: {problem}")
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
     def begin_text(self, batch: Batch) -> dict[str, Any]:
@@ -149,11 +149,11 @@ class GenerativeCaptioner(CaptionerAdapter):
     def _check_tokens(self, tokens: Sequence[int], prompt_length: int) -> None:
         if self._max_length is not None and prompt_length + len(tokens) > self._max_length:
             lengths = f"The prompt has {prompt_length} token(s) and the caption {len(tokens)}"
-            limit = f"{type(self.model).__name__} takes {self._max_length} in total"
+            limit = f"{type(self.model).__name__} takes {self._max_length} tokens in total"
             raise TargetError(f"{lengths}, but {limit}. Shorten the caption.")
         count = self.model.get_input_embeddings().weight.shape[0]
         if unknown := [token for token in tokens if not 0 <= token < count]:
-            problem = f"There is no token {unknown[0]} in the vocabulary of this {type(self.model).__name__}"
+            problem = f"Token {unknown[0]} is not in the vocabulary of this {type(self.model).__name__}"
             raise TargetError(f"{problem}: it has {count} tokens, 0 to {count - 1}.")
 
 
@@ -242,7 +242,7 @@ class Llava(GenerativeCaptioner):
             inputs = processor(images=Image.new("RGB", (DUMMY_SIZE, DUMMY_SIZE)), text=text, return_tensors="pt")
         except Exception as error:  # The library raises many types of errors for missing or broken files.
             reason = " ".join(str(error).split())[:200]
-            problem = f"No processor was found for the model, to put an image into a prompt ({reason})"
+            problem = f"The model has no processor that builds a prompt with an image ({reason})"
             raise ModelError(f"{problem}: {SAVE.replace('tokenizer', 'processor')}.") from error
         return {name: inputs[name] for name in (self.ids_name, "attention_mask")}
 

@@ -338,8 +338,10 @@ class OpenClipTowers(CustomTowers):
         tokenizer = _make_open_clip_tokenizer(self.max_text_tokens)
         sizes = [getattr(owner, "vocab_size", None) for owner in (self.model, getattr(self.model, "text", None))]
         if tokenizer.vocab_size not in sizes:
-            advice = "pass Text(..., tokenizer=open_clip.get_tokenizer(NAME)), with the model's name."
-            raise TargetError(f"This {type(self.model).__name__} has an unknown vocabulary: {advice}")
+            advice = "pass Text(..., tokenizer=open_clip.get_tokenizer(NAME)), where NAME is the model's name."
+            raise TargetError(
+                f"No tokenizer of open_clip fits the vocabulary of this {type(self.model).__name__}: {advice}"
+            )
         return tokenizer
 
 

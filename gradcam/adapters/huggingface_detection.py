@@ -151,7 +151,7 @@ class HuggingFaceDetector(DetectorAdapter):
         classes = max(scores.shape[1] for _, scores in scored_boxes)
         if label is not None and not 0 <= label < classes:
             noun = "phrases or queries in the text" if self.rule.has_text else "classes"
-            raise TargetError(f"The label is {label}, but there are {classes} {noun}, counted from 0.")
+            raise TargetError(f"There is no label {label}: there are {classes} {noun}, counted from 0.")
         padded = [(boxes, F.pad(scores, (0, classes - scores.shape[1]))) for boxes, scores in scored_boxes]
         return [to_candidates(boxes, scores, label) for boxes, scores in padded]
 

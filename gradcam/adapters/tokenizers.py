@@ -65,4 +65,4 @@ def _make_length_error(text: str, count: int, max_tokens: int, fitting: str) -> 
     words = fitting.split()
     end = ("... " if len(words) > MAX_WORDS_IN_MESSAGE else "") + " ".join(words[-MAX_WORDS_IN_MESSAGE:])
     problem = f"The sentence {shorten(text)} has {count} tokens, but the model takes {max_tokens}"
-    return TargetError(f"{problem}: it would be cut after {end!r}. Shorten it.")
+    return TargetError(f"{problem}. The model would ignore the words after {end!r}. Shorten the sentence.")

@@ -63,14 +63,14 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
     if unhooked:
         raise ModelError(
             f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {unhooked} of "
-            "this model's ReLUs: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are "
-            "changed in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as "
+            "this model's ReLUs. These ReLUs are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs "
+            "are changed in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as "
             "smoothgrad."
         )
     if opaque:
         raise ModelError(
-            f"{opaque} part(s) of the model run as scripted or compiled code, where hooks reach no ReLU: use the original "
-            "Python modules, or another method, such as smoothgrad."
+            f"{opaque} part(s) of the model run as scripted or compiled code, so hooks cannot reach their ReLUs: use the "
+            "original Python modules, or another method, such as smoothgrad."
         )
     if not hooked:
         raise ModelError(

@@ -246,7 +246,7 @@ class Actor:
         torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # Keep a lower limit from OMP_NUM_THREADS.
         classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
-            problem = f"The model's weights on {self._location['node']} differ from those on the machine"
+            problem = f"The model's weights on {self._location['node']} differ from the weights on the machine"
             advice = "give a checkpoint with --weights, or make the model's code deterministic"
             raise ClusterError(f"{problem} that started the run: {advice}.")
         return classifier

@@ -176,7 +176,7 @@ class FeatureFile:
             spool = self._spools.get(layer)
             if spool is not None and spool.shape != tuple(tensor.shape):
                 shapes = f"{tuple(tensor.shape)} for {name}, but {spool.shape} for earlier images"
-                problem = f"Layer '{layer}' returns {shapes}, so the features do not fit into one array"
+                problem = f"Layer '{layer}' returns {shapes}. One array needs equal shapes"
                 raise LayerError(f"{problem}: give one --size HEIGHTxWIDTH for all images, or --pool.")
         with _convert_os_errors(self.path):
             for layer, tensor in tensors.items():

@@ -357,11 +357,11 @@ def execute_plan(
     # A user who names a layer wants a map at that layer, but methods that follow attention return no such map.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
-        raise TargetError("Augmented views move the explained region of the image: leave augmentation= out.")
+        raise TargetError("Augmentation moves the image, but this target has a fixed place: leave augmentation= out.")
     if plan.needs_layers and not layers and bound.layer is None:
         positive, reshape = all(method.assumes_positive for method in plan.methods), plan.options["reshape"]
         if callable(reshape):
-            raise LayerError("reshape is a function of one layer's tensor: name that layer.")
+            raise LayerError("A reshape function fits the tensor of one layer: name this layer.")
         from gradcam.cam.default_layer import DefaultLayerSearch
 
         search = DefaultLayerSearch(model, bound, facts, reshape, positive)

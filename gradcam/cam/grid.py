@@ -178,7 +178,7 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
     """Return the error for a layer whose gradient is exactly zero on the entire grid."""
     if "tokens" in site.layout.kind:
         return BlindPatchesError(
-            f"The gradient at layer '{site.layer}' is exactly zero on every patch: no patch of this layer reaches the score."
+            f"The gradient at layer '{site.layer}' is exactly zero on every patch: the score does not depend on the patches."
         )
     return BlindLayerError(
         f"The gradient at layer '{site.layer}' is exactly zero, so the layer cannot change the score. Possible causes: a "

@@ -15,15 +15,12 @@ from gradcam.layers.find import LayerRef
 from gradcam.layers.layout import Layout
 from gradcam.layers.token_layout import MAX_PREFIX_OF_GIVEN_GRID, find_patches, list_token_layouts
 
-TEXT_TOKENS = (
-    "of text tokens, or of text and image tokens together, which form no grid on the image. Choose a layer of the image "
-    "encoder."
-)
+TEXT_TOKENS = "with text tokens, which form no grid on the image. Choose a layer of the image encoder."
 
 
 ATTENTION_WEIGHTS = (
-    "whose rows sum to 1: attention weights between tokens, not a feature map. Choose the block around this layer, "
-    "or an attention method such as 'rollout'."
+    "with rows that sum to 1. These are attention weights between tokens, not a feature map. Choose the block around this "
+    "layer, or an attention method such as 'rollout'."
 )
 
 
@@ -62,7 +59,7 @@ def require_grid(
             reason = _explain_folded_batch(batch)
         else:
             reason = _explain_missing_grid(shape, batch, None)
-    raise LayerError(f"Layer '{outlet.name}' gives {shape} {reason}")
+    raise LayerError(f"Layer '{outlet.name}' returns {shape} {reason}")
 
 
 def _explain_missing_grid(shape: tuple[int, ...], batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
@@ -81,7 +78,7 @@ def _explain_missing_grid(shape: tuple[int, ...], batch: Batch, reshape: str | t
 
 def _explain_folded_batch(batch: Batch) -> str:
     return (
-        f"for {batch.images} image(s): its first axis is not the batch, so no heatmap can be assigned to an image. Choose a "
+        f"for {batch.images} image(s): its first axis is not the batch, so heatmaps cannot be assigned to images. Choose a "
         "layer outside the part of the model that reshapes the batch."
     )
 

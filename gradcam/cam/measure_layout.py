@@ -142,8 +142,8 @@ class Probe:
             return layouts[best]
         if responding < MIN_RESPONSES - (is_likely and not is_better):
             raise MisplacedError(
-                f"its cells responded to {responding} of {len(TEST_POINTS)} local changes of the image, expected at least "
-                f"{MIN_RESPONSES}"
+                f"{len(TEST_POINTS)} places of the image were changed one by one. The cell at the same place responded "
+                f"{responding} times, expected at least {MIN_RESPONSES}"
             )
         return assumed
 
@@ -167,7 +167,7 @@ class Probe:
         if is_flat and _follows(transposed):
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
             return probe_layout(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
-        raise MisplacedError("it does not respond on the side where the image was changed")
+        raise MisplacedError("when one side of the image was changed, the layer did not respond on this side")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
         """Return how the output changes if noise replaces the images where `mask` (N,1,...) is set; None if unknown.
@@ -184,7 +184,7 @@ class Probe:
         cells = self.placed.layout.to_grid(changed).flatten(2)
         if has_other_images(self.batch) or bool((cells == cells[..., :1]).all()):
             return None
-        raise MisplacedError("it does not depend on the image")
+        raise MisplacedError("the layer does not depend on the image")
 
 
 def run_changed(

@@ -41,9 +41,8 @@ RUN_NOTE = (
     "image."
 )
 EARLY_NOTE = (
-    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. This "
-    "heatmap shows little of what the model computes. Name a later layer, with reshape= if the grid of that layer is "
-    "ambiguous."
+    "Layer '{}' comes before all attention blocks, so this heatmap shows little of what the model computes. No later layer "
+    "has a grid that reaches the score. If a later layer has an ambiguous grid, name this layer, and pass reshape=."
 )
 OUTPUT_NOTE = (
     "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, with "

@@ -159,7 +159,7 @@ class RerunBudget:
     def require_one(self, bytes_each: int) -> None:
         """Raise `GradcamError` if the user's budget is too small for one variant of the batch."""
         if self.budget is not None and bytes_each > self.budget:
-            reason = f"one perturbed copy of the {self.batch.images} image(s) takes {bytes_each}"
+            reason = f"one perturbed copy of the {self.batch.images} image(s) takes {bytes_each} bytes"
             advice = "increase memory_budget, or explain fewer images per call."
             raise GradcamError(f"memory_budget is {self.budget} bytes, but {reason}: {advice}")
 

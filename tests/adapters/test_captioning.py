@@ -404,8 +404,13 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     ("kind", "inputs", "caption", "message"),
     [
         ("llava", lambda x: x, CAPTION, "needs a prompt with a placeholder for the image"),
-        ("git", lambda x: x, [5, WORDS], f"no token {WORDS} in the vocabulary of this GitForCausalLM: it has {WORDS}"),
-        ("vit-gpt2", lambda x: x, [-1], "no token -1 in the vocabulary"),
+        (
+            "git",
+            lambda x: x,
+            [5, WORDS],
+            f"Token {WORDS} is not in the vocabulary of this GitForCausalLM: it has {WORDS}",
+        ),
+        ("vit-gpt2", lambda x: x, [-1], "Token -1 is not in the vocabulary"),
         (
             "vit-gpt2",
             lambda x: x,

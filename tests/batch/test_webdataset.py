@@ -249,7 +249,7 @@ def test_unrecorded_tars_are_not_added_to(batch: Command, batch_tars: Command, p
     Path("out/results-000007.tar").write_bytes(b"somebody's")
     outcome = batch_tars(photos / "z.jpg", "-o", "out")
     assert outcome.status == 2
-    assert "out/: contains results-000007.tar, which belongs to no recorded run" in outcome.err
+    assert "out/: contains results-000007.tar, which is not part of a recorded run" in outcome.err
     assert os.listdir("out") == ["results-000007.tar"]
     assert batch(photos / "z.jpg", "-o", "out").status == 0, "files are not in its way"
     assert batch_tars(photos / "z.jpg", "-o", "out", "--overwrite").status == 2
@@ -454,7 +454,7 @@ def test_resuming_records_a_tar_whose_records_were_not_written(place: Any, monke
     results.close()
     assert resumed_run.records[-1].tar == "results-000002.tar"
     for mode in ("new", "overwrite"):
-        with pytest.raises(OutputError, match=r"contains results-000001\.tar, which belongs to no recorded run"):
+        with pytest.raises(OutputError, match=r"contains results-000001\.tar, which is not part of a recorded run"):
             start(place, mode)  # type: ignore[arg-type]
 
 

@@ -583,14 +583,17 @@ class Coarser(OpenViT):
 
 
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
-    (tiny_model, "Sequential cannot be traced back to the image: no attention was found. The model has none"),
+    (tiny_model, "Sequential cannot be traced back to the image: no attention was found. The model has no attention"),
     (lambda: OpenViT("patches", 0, block=Windows), r"'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it covers only"),
     (first_in_windows, r"in 'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it covers only windows"),
-    (lambda: OpenViT(block=Twice), "no module around 'blocks.0' contains only this attention and returns its 7 tokens"),
-    (lambda: OpenViT(block=OverChannels), "no module around 'blocks.0' contains only this .* returns its 8 tokens"),
+    (
+        lambda: OpenViT(block=Twice),
+        "'blocks.0' has no block .a module that contains only this attention, and returns its 7 tokens",
+    ),
+    (lambda: OpenViT(block=OverChannels), "'blocks.0' has no block .* returns its 8 tokens"),
     (lambda: OpenViT(block=OverHeadsChannels), r"is \(2, 2, 4, 4\), and 4 tokens form no grid on images of 16 x 24"),
     (lambda: OpenViT(block=PooledKeys), r"\(2, 1, 7, 4\): its queries and keys are different tokens"),
-    (Coarser, "the number of tokens changes from 7 to 6"),
+    (Coarser, "the number of tokens changes between blocks, from 7 to 6"),
 ]
 
 

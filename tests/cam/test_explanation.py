@@ -514,8 +514,8 @@ class TestLayerErrors:
     @pytest.mark.parametrize(
         ("layer", "message"),
         [
-            ("5x", "no layer '5x' in Sequential.*Nearest"), ("8", r"'8' gives \(3, 5\).*no spatial grid"),
-            ("5", r"'5' gives \(3, 6, 1, 1\).*no spatial grid"), ("", "no layer ''"),
+            ("5x", "no layer '5x' in Sequential.*Nearest"), ("8", r"'8' returns \(3, 5\).*no spatial grid"),
+            ("5", r"'5' returns \(3, 6, 1, 1\).*no spatial grid"), ("", "no layer ''"),
             (3, "is 3, expected a dotted name"), (nn.Conv2d(1, 1, 1), "not part of the model"),
         ],
     )  # fmt: skip

@@ -157,7 +157,7 @@ def test_one_broken_picture_does_not_stop_the_others(inspect: Command, folder: P
 def test_a_layer_without_a_grid_is_the_pictures_failure(inspect: Command, folder: Path, photo: Photo) -> None:
     outcome = inspect(photo("coffee.jpg"), "-l", "head.3")
     assert (outcome.status, outcome.out) == (1, "")
-    assert "Layer 'head.3' gives (1, 1000)" in outcome.err
+    assert "Layer 'head.3' returns (1, 1000)" in outcome.err
     assert "`gradcam inspect features`" in outcome.err
     assert files(folder) == []
 

@@ -160,9 +160,9 @@ def test_nan_comes_first_and_then_the_strongest() -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ("8", r"'8' gives \(3, 5\).*no spatial grid: choose a layer before pooling.*`gradcam inspect features`"),
-        (["0", "5"], r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
-        ("[5678]", r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
+        ("8", r"'8' returns \(3, 5\).*no spatial grid: choose a layer before pooling.*`gradcam inspect features`"),
+        (["0", "5"], r"'5' returns \(3, 6, 1, 1\).*no spatial grid"),
+        ("[5678]", r"'5' returns \(3, 6, 1, 1\).*no spatial grid"),
         ("9", "There is no layer '9'"),
         ("x*", r"No layer matches 'x\*'"),
         ([], "The layers are"),

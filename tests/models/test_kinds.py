@@ -141,7 +141,7 @@ class TestLoading:
         with pytest.raises(ModelError, match="takes one prompt, but 2 were given"):
             gradcam.load_model(f"hf:{tmp_path}", prompts=["a", "the"])
         (tmp_path / "tokenizer.json").unlink()
-        with pytest.raises(ModelError, match="No processor was found for the model"):
+        with pytest.raises(ModelError, match="The model has no processor that builds a prompt"):
             gradcam.load_model(f"hf:{tmp_path}")
 
     def test_oneformer_gets_its_task(self, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def check_recorded_classes(place: Path | Store, items: Iterable[InputImage], cla
         entry, class_ = record.explained[0], requested[record.image]
         if not _matches_class(record, class_, classifier):
             problem = f"the earlier run explained '{entry.label or entry.index}' in {record.image}"
-            change = f"now the list gives '{class_ or 'the top class'}'"
+            change = f"now the list gives {'no class' if class_ is None else repr(class_)}"
             advice = "Give the same list, start again with --overwrite, or choose another --output"
             raise OutputError(f"{reader.show()}: {problem}, but {change}. {advice}")
 

@@ -156,8 +156,8 @@ def _list_tars(destination: Destination) -> list[int]:
 
 def _refuse_tars(destination: Destination, numbers: Sequence[int]) -> None:
     if numbers:
-        problem = f"contains {destination.part.tar(numbers[0])}, which belongs to no recorded run"
-        advice = "move it, or choose another --output"
+        problem = f"contains {destination.part.tar(numbers[0])}, which is not part of a recorded run"
+        advice = "move this file, or choose another --output"
         raise OutputError(f"{to_reader(destination.place).show()}: {problem}; {advice}")
 
 

@@ -242,8 +242,7 @@ def _run_legrad(
         if _is_reached(gates, scores, without=joined[0]):
             raise ModelError(
                 "The score also depends on earlier blocks through paths around the last attention block, "
-                f"'{blocks.last[0]}', so another block's output cannot replace the last one's: choose "
-                "'gradient-rollout' or 'rollout'."
+                f"'{blocks.last[0]}'. This method cannot follow these paths: choose 'gradient-rollout' or 'rollout'."
             )
         return scores.unbind(), output
 
@@ -251,8 +250,8 @@ def _run_legrad(
 def _join(outputs: Sequence[Tensor], blocks: capture.AttentionBlocks) -> Tensor:
     for shape in (tuple(output.shape) for output in outputs if output.shape != blocks.shape):
         raise ModelError(
-            f"An attention block returns {shape}, but the last block returns {blocks.shape}, so one output cannot replace "
-            "the other: choose 'gradient-rollout' or 'rollout'."
+            f"An attention block returns {shape}, but the last block returns {blocks.shape}. This method needs equal "
+            "shapes: choose 'gradient-rollout' or 'rollout'."
         )
     return torch.cat(list(outputs), blocks.layout.image_axis)
 

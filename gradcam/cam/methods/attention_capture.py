@@ -33,8 +33,8 @@ PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bm
 # Functions that compute attention; `torch.autograd.grad` does so if it repeats checkpoints.
 FUNCTIONS_WITH_ATTENTION = (F.multi_head_attention_forward, torch.autograd.grad)
 NO_ATTENTION = (
-    "no attention was found. The model has none, or uses a custom kernel such as flash_attn (load Hugging Face models with "
-    "attn_implementation='eager')"
+    "no attention was found. The model has no attention, or uses a custom kernel such as flash_attn (load Hugging Face "
+    "models with attn_implementation='eager')"
 )
 OVERRIDE_CHECK = "has_torch_function"  # The function with which PyTorch's functions check for overrides.
 
@@ -291,8 +291,8 @@ def find_blocks(log: AttentionLog, recorded: RecordedPass) -> AttentionBlocks:
     for index, attention in enumerate(attentions):
         owner = _find_owner(attentions, index, log, recorded)
         if owner is None:
-            reason = f"contains only this attention and returns its {attention.keys} tokens, as a block does"
-            raise cannot_follow(recorded, f"no module around '{attention.where}' {reason}")
+            reason = f"a module that contains only this attention, and returns its {attention.keys} tokens"
+            raise cannot_follow(recorded, f"the attention in '{attention.where}' has no block ({reason})")
         name, layout = owner
         modules[name] = log.modules[name]
     return AttentionBlocks(modules, _put_in_order(layout, attention.keys, log, recorded), log.outputs[name])
@@ -341,7 +341,9 @@ def _list_image_attention(log: AttentionLog, recorded: RecordedPass) -> list[Obs
             raise cannot_follow(recorded, _describe_misfit(attention, recorded.batch))
     counts = list(dict.fromkeys(attention.keys for attention in attentions))
     if len(counts) > 1:
-        raise cannot_follow(recorded, f"the number of tokens changes from {' to '.join(map(str, counts))}")
+        raise cannot_follow(
+            recorded, f"the number of tokens changes between blocks, from {' to '.join(map(str, counts))}"
+        )
     return attentions
 
 
@@ -383,7 +385,7 @@ def _describe_misfit(attention: ObservedAttention, batch: Batch) -> str:
     if attention.shape[-2] != attention.keys:
         return f"{shape}: its queries and keys are different tokens (cross-attention, or pooled keys)"
     if attention.shape[0] != batch.images or len(attention.shape) > 4:
-        return f"{shape} for {batch.images} image(s): it covers only windows, or another part of each image"
+        return f"{shape} for {batch.images} image(s): it covers only windows or other parts of each image"
     size = " x ".join(map(str, batch.size))
     return f"{shape}, and {attention.keys} tokens form no grid on images of {size} (it may be channel attention)"
 

@@ -226,9 +226,9 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
             return None
         tensor = containers.floating_tensors_by_keys(output).get(outlet.keys)
         if tensor is None or tensor.shape != expected:
-            description = "no floating tensor" if tensor is None else tuple(tensor.shape)
+            description = "no floating-point tensor" if tensor is None else tuple(tensor.shape)
             raise LayerError(
-                f"The layer returned {description} in the second pass, expected {tuple(expected)} as in the first."
+                f"The layer returned {description} in the second pass, expected {tuple(expected)} as in the first pass."
             )
         is_input = any(layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs)
         if is_input or is_parameter_or_buffer(tensor, module):
@@ -240,7 +240,8 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
             tensor.copy_(rows)
         else:
             raise LayerError(
-                "The layer's output shares memory with other tensors, so its batch size cannot grow. Choose another layer."
+                "The layer's output shares memory with other tensors, so a larger batch cannot replace it. Choose another "
+                "layer."
             )
         return None
 
