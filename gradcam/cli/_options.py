@@ -330,8 +330,8 @@ _TARGET = (
     choice(
         "--augmentation",
         allowed.AUGMENTATIONS,
-        "Average the heatmaps of several views. flip: the image and its mirror image. flip-scale: these two, and copies "
-        "of both with all values multiplied by 0.9 and by 1.1.",
+        "Average the heatmaps of several views. flip: the image and its mirror image. flip-scale: also copies of "
+        "both, with all values multiplied by 0.9 and by 1.1.",
     ),
     choice(
         "--smoothing",

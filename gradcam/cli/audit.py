@@ -27,9 +27,9 @@ MAX_PAGE_CLUSTERS = 50
 MAX_LISTED_FAILURES = 10
 SHEET_NAME = "audit.png"
 SUSPICION_NOTE = (
-    "Suspicion is between 0 and 1. A suspicion near 1 means that other classes have almost no evidence in the cluster's "
-    "place, and that evidence outside the cluster rarely looks similar. A high suspicion is a reason to look at the "
-    "images, not a proof. An audit can also miss shortcuts."
+    "Suspicion is between 0 and 1. It is near 1 if two conditions hold: other classes have almost no evidence at the "
+    "cluster's position, and almost no evidence outside the cluster has a similar appearance. A high suspicion is a "
+    "reason to look at the images, not a proof. An audit can also miss shortcuts."
 )
 
 

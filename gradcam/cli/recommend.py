@@ -221,8 +221,8 @@ def _format(
         lines.append(f"{len(listed)} of {len(result.rows)} combinations are listed. Use --all to list them all.")
     lines += [f"{name} cannot be used: {reason}" for name, reason in result.left_out.items()]
     if len(result.images) < MIN_IMAGES_TO_COMPARE:
-        few = f"{len(result.images)} images are too few: with fewer than {MIN_IMAGES_TO_COMPARE}"
-        lines.append(f"{few}, only the default is recommended.")
+        few = f"{len(result.images)} images are too few to compare: {MIN_IMAGES_TO_COMPARE} or more are needed."
+        lines.append(f"{few} The default is therefore recommended.")
     for question, answer in ((SINGLE_QUESTION, result.single_object), (SEVERAL_QUESTION, result.several_objects)):
         lines += [f"{click.style(question, bold=True)} {_explain(answer, result)}", f"  {_to_command(answer, words)}"]
     return "\n".join(lines)
@@ -257,8 +257,8 @@ def _explain(answer: Answer, result: Recommendation) -> str:
     keep = f"Keep the default, {result.default.combination}. {leader.combination} has the best {number}"
     if answer.is_unfaithful and answer.gain.low > 0:
         return f"{keep}, {_describe(answer.gain)}, but its ROAD is {_describe(cast('Interval', answer.road_gain))}."
-    comparison = "compared with the default, and after correction for all combinations"
-    return f"{keep}, but {comparison}, its {number} is {_describe(answer.gain)}."
+    comparison = "compared with the default, after correction for all combinations"
+    return f"{keep}. This {number} is {_describe(answer.gain)}, {comparison}."
 
 
 def _table(rows: Sequence[Row], recommendation: Recommendation) -> list[str]:

@@ -25,7 +25,7 @@ HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -
 MAX_GRADIENT_BYTES = 2**28  # The limit for one layer's gradients of all classes that share a backward pass.
 
 OUT_OF_PLACE = "replace the in-place operation with an out-of-place one."
-CHANGED_VALUE = f"changes a value in place that the backward pass needs, so training would fail as well: {OUT_OF_PLACE}"
+CHANGED_VALUE = f"overwrites a value that the backward pass needs, so training would fail as well: {OUT_OF_PLACE}"
 # Maps a part of PyTorch's error text to the message for a backward pass that fails after a layer.
 ADVICE_AFTER_LAYER = {
     pytorch.HOOKED_VIEW: "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids "
@@ -33,15 +33,15 @@ ADVICE_AFTER_LAYER = {
     pytorch.INFERENCE_TENSOR: "The model has parameters or buffers created in torch.inference_mode(), which autograd "
     "cannot use: build or load the model outside that mode.",
     pytorch.CHANGED_IN_PLACE: f"After the layer, the model {CHANGED_VALUE}",
-    **dict.fromkeys((pytorch.UNRECORDED_VIEW, pytorch.CHANGED_LEAF), "After the layer, the model reads or changes in place "
-    "another view of the layer's output or input, where no gradient can be recorded: choose an earlier layer."),
-    pytorch.RECURRENT: "After the layer there is a recurrent network, for which cuDNN has gradients in training mode only: "
+    **dict.fromkeys((pytorch.UNRECORDED_VIEW, pytorch.CHANGED_LEAF), "After the layer, the model reads or overwrites "
+    "another view of the layer's output or input. No gradient can be recorded for this view: choose an earlier layer."),
+    pytorch.RECURRENT: "After the layer there is a recurrent network. cuDNN computes its gradients in training mode only: "
     "explain inside `with torch.backends.cudnn.flags(enabled=False):`.",
     pytorch.NOT_DIFFERENTIABLE_TWICE: "After the layer there is an operation without a second derivative, such as fused "
     "attention: choose a method that needs only the first derivative, such as 'gradcam', or a layer after that operation.",
     pytorch.NO_FORMULA: "After the layer there is an operation without a second derivative, or without any derivative: "
     "choose a layer after that operation, or a method that needs only the first derivative, such as 'gradcam'.",
-    pytorch.REENTRANT: "After the layer there is a reentrant checkpoint, through which PyTorch computes no gradient at a "
+    pytorch.REENTRANT: "After the layer there is a reentrant checkpoint, so PyTorch computes no gradient at the "
     "layer: set use_reentrant=False, or switch checkpointing off for the explanation.",
     pytorch.NO_DERIVATIVE: "After the layer there is an operation without a derivative, so no layer before it has a "
     "gradient: choose a layer after it.",
@@ -219,7 +219,7 @@ def grad_mode_off_error(layers: Sequence[str]) -> ModelError:
     """Return the error for a model that turns grad mode off after a layer."""
     causes = "torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer"
     reason = f"the model, or the code that calls it, disables recording ({causes})"
-    advice = "Remove that for the explanation, or choose a layer after it."
+    advice = "Turn recording on for the explanation, or choose a later layer."
     return ModelError(f"Gradient recording is off after layer {join_names(layers)}: {reason}. {advice}")
 
 
@@ -234,5 +234,5 @@ def no_dependence_error(layers: Sequence[str]) -> BlindLayerError:
 
 def no_floating_tensor_error(layers: Iterable[str]) -> LayerError:
     """Return the error for layers whose output contains no floating-point tensor."""
-    advice = "choose a layer whose output is or contains one."
+    advice = "choose a layer whose output contains such a tensor."
     return LayerError(f"Layer {join_names(layers)} returned no floating-point tensor: {advice}")

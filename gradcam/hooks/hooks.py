@@ -270,11 +270,11 @@ class TargetLayer:
         if self._context is not None:
             raise self._error("is already recorded: create another TargetLayer to nest contexts.")
         if torch.is_inference_mode_enabled():
-            advice = "use torch.no_grad() instead, or gradcam.explain(), which leaves that mode itself."
+            advice = "use torch.no_grad() instead, or call gradcam.explain(), which works in this mode."
             raise ModelError(f"TargetLayer cannot record inside torch.inference_mode(): {advice}")
         is_training = torch.is_grad_enabled() and self._module.training
         if is_training and any(parameter.requires_grad for parameter in self._module.parameters()):
-            reason = "gradients before it are not recorded: a loss computed here trains only later layers"
+            reason = "gradients of earlier layers are not recorded: a loss computed here trains only later layers"
             advice = "Call model.eval() to explain, or use gradcam.inspection.record() in training."
             warn(f"Layer '{self.name}' is in training mode, but {reason}. {advice}")
         with contextlib.ExitStack() as context:

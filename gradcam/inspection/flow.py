@@ -325,9 +325,7 @@ def _select_layer_names(model: nn.Module, layers: Layers | None, observer: Gradi
                 "(Hooks are skipped in modules whose forward() is called directly.)"
             )
         if observer.without_tensor.issuperset(observer.order.keys() & names):
-            raise LayerError(
-                f"Layer {join_names(names[:3])} returned no floating-point tensor: choose a layer whose output is one."
-            )
+            raise LayerError(f"Layer {join_names(names[:3])} returned no floating-point tensor: choose another layer.")
     return [name for name in observer.order if name not in observer.without_tensor]
 
 

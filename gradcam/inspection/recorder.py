@@ -326,7 +326,7 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
         else:
             reason = (
                 f"No gradient reached layer '{key.layer}' in step {number}: call backward() inside the context. A layer "
-                "gets none if the loss does not depend on it, or if neither it nor any earlier layer is trained."
+                "has no gradient if the loss does not depend on it, or if the layer and all earlier layers are frozen."
             )
         raise LayerError(reason)
 

@@ -142,8 +142,8 @@ class RunCheck:
             if self._has_model_run and not names & self._ran:
                 fact = _describe(layer, names, "never ran", "ever ran")
                 raise LayerError(
-                    f"{fact}, although the model did: choose a layer that its forward calls as a module, layer(x), in the "
-                    "same thread. Using only the layer's submodules or parameters does not run it."
+                    f"{fact}, although the model ran: choose a layer that the model's forward calls as a module, layer(x), "
+                    "in the same thread. A layer does not run if the model uses only its submodules or parameters."
                 )
 
     def require_gradients(self) -> None:

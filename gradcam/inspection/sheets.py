@@ -127,7 +127,7 @@ def draw_activations(
             ends = _to_text(-largest) if signed else "0", _to_text(largest)
         else:
             start, end_name = ("negative", "positive") if signed else ("0", "largest")
-            ends = start, f"{end_name}, each channel by itself"
+            ends = start, f"{end_name} of each channel"
         heading = _draw_heading(name, _describe(maps, len(cells), order), bar, ends, grid.shape[1])
         blocks.append(join_below([heading, grid]))
     return np.pad(join_below(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)

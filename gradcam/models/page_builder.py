@@ -34,7 +34,7 @@ from gradcam.web.page import MapSet, Page
 
 MODEL_FORMS = "a model from gradcam.load_classifier or load_model."
 CLASS_LIMIT_NOTE = "This page has heatmaps of {some} of {total} predicted classes. For more, use gradcam page --top N."
-REFERENCE_NOTE = "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
+REFERENCE_NOTE = "This page does not show the heatmap on the reference image. To write both heatmaps, use gradcam run."
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
 MAX_MAP_CELLS = 2**18  # limit for the maps of all classes, per method and layer: one byte per cell

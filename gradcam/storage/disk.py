@@ -83,7 +83,7 @@ def open_lines(path: Path) -> Iterator[bytes]:
     with open_file(path) as file:
         while line := file.readline(MAX_LINE_BYTES):
             if len(line) == MAX_LINE_BYTES:
-                problem = f"has a line of over {MAX_LINE_BYTES} bytes, longer than any line of a run"
+                problem = f"has a line of over {MAX_LINE_BYTES} bytes, so it was not written by a run"
                 raise OutputError(f"{path}: {problem}; start again with --overwrite")
             yield line
 

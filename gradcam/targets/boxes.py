@@ -188,7 +188,7 @@ class NoBoxError(TargetError):
             if x0 < x1 and y0 < y1:  # `MissedBox` rejects empty boxes.
                 descriptions.append(f"{candidate.name} {candidate.score:.2g} at {','.join(edges)}")
         error = cls(
-            f"{subject}: none is above the model's threshold. The best candidates are {'; '.join(descriptions) or 'none'}. "
+            f"{subject}: no score is above the model's threshold. Best candidates: {'; '.join(descriptions) or 'none'}. "
             "To explain a missed object, use targets.MissedBox((left, top, right, bottom), class) "
             "(--missed LEFT,TOP,RIGHT,BOTTOM)."
         )

@@ -26,8 +26,8 @@ MAX_RIVALS = 5
 MAX_FINER_RIVALS = 3
 FINER_RIVAL_WEIGHT = 0.6
 PROBABILITIES_WARNING = (
-    "The model's output is {}, which the heatmap explains instead of logits. The gradient of such an output vanishes for "
-    "confident predictions. Explain the model without its last activation, or confirm with "
+    "The model's output is {}. The heatmap explains this output instead of logits. The gradient of such an output "
+    "vanishes for confident predictions. Explain the model without its last activation, or confirm with "
     'targets.ClassTarget(..., activation="none") (--activation none).'
 )
 BINARY_LOGIT_WARNING = (
@@ -365,7 +365,9 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         advice = f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
         raise TargetError(f"The output is {description}, expected {expected}: {advice}")
     if _is_normalised(logits):
-        raise TargetError(f"The output's vectors have norm 1, like embeddings and unlike logits: {NO_CLASSES}")
+        raise TargetError(
+            f"The output's vectors have norm 1, so they are probably embeddings, not logits: {NO_CLASSES}"
+        )
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -43,7 +43,7 @@ def require_class_head(model: nn.Module) -> None:
     if end is not model and ends_in_features(end):
         reason = f"ends in {type(end).__name__} without a linear layer, so its output may be an embedding"
         advice = "pass target=, a function from the model's output to one score per image."
-        warn(f"The model {reason}. If so, class indices mean nothing: {advice}")
+        warn(f"The model {reason}. An embedding has no classes: {advice}")
 
 
 def find_output_module(model: nn.Module) -> nn.Module:

@@ -130,7 +130,9 @@ class KeypointScoreExtractor(ScoreExtractor):
         if self.boxes is None or poses.scores is None:
             count, image = len(poses.heatmaps), name_image(self.batch, i)
             if not count:
-                raise TargetError(f"No box with keypoints was found in {image}: none is above the model's threshold.")
+                raise TargetError(
+                    f"No box with keypoints was found in {image}: no score is above the model's threshold."
+                )
             if number >= count:
                 range_hint = f"there are {count}, 0 to {count - 1}"
                 if poses.scores is None:

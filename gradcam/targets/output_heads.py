@@ -105,7 +105,7 @@ def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str 
     if rows and not scores:
         raise TargetError(f"The output's {next(iter(rows))!r} is an embedding: {NO_CLASSES}")
     if rows and (objects := [name for name in heads if OBJECT_NAME.search(str(name))]):
-        raise TargetError(f"The output has {objects[0]!r}, so its scores are those of objects: {NO_CLASSES}")
+        raise TargetError(f"The output has {objects[0]!r}, so its scores belong to objects: {NO_CLASSES}")
     logit_names = [x for x in scores if not any(find_activation(scores[x], logits) for logits in scores.values())]
     return logit_names or list(scores)[:1]
 
@@ -124,5 +124,5 @@ def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
     if is_linear:  # A second tensor often contains features, which rarely come from a linear layer.
         further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
     if further_heads:
-        choice = f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first with its index"
+        choice = f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first tensor with its index"
         warn(f"The output has several tensors ({images}, C), and the first one is explained. Choose one with {choice}.")

@@ -162,7 +162,7 @@ def test_an_output_that_is_changed_in_place_later(in_place: bool) -> None:
     attribution = attribute(_changed_later, relu=nn.ReLU6(inplace=in_place))
     equivalent = Net(_changed_as_in_place if in_place else _changed_copy, relu=nn.ReLU6())
     torch.testing.assert_close(attribution.values, reference(equivalent, TINY, [0, 1]))
-    with pytest.raises(gradcam.errors.ModelError, match="changes a value in place that the backward pass needs"):
+    with pytest.raises(gradcam.errors.ModelError, match="overwrites a value that the backward pass needs"):
         attribute(_changed_later, relu=nn.ReLU(inplace=in_place))
 
 

@@ -339,7 +339,7 @@ class TestModes:
         [
             (
                 lambda y, before: _changed_after_use(y.sigmoid()),
-                "changes a value in place that the backward pass needs",
+                "overwrites a value that the backward pass needs",
             ),
             (lambda y, before: before.add_(y[:, :1]).expand_as(y) * y, "another view of the layer's output or input"),
             (lambda y, before: torch.igamma(y.abs() + 1, y.abs() + 1), "operation without a derivative"),

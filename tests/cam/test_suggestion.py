@@ -362,7 +362,7 @@ def test_a_missing_head_is_an_error() -> None:
     [
         (
             lambda x: F.normalize(x),
-            "vectors have norm 1, like embeddings and unlike logits: the model has no image classes. Pass target=",
+            "vectors have norm 1, so they are probably embeddings, not logits: the model has no image classes. Pass target=",
         ),
         (lambda x: {"image_embeds": x}, "'image_embeds' is an embedding: the model has no image classes. Pass target="),
     ],

@@ -97,7 +97,7 @@ def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: 
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
     assert outcome.status == 0, outcome.err
-    assert "6 images are too few: with fewer than 8, only the default is recommended." in outcome.out
+    assert "6 images are too few to compare: 8 or more are needed. The default is therefore recommended." in outcome.out
     commands = [text for text in outcome.out.splitlines() if text.startswith("  gradcam run")]
     assert [shlex.split(text) for text in commands] == [line("--method", "gradcam", "--layer", "turn")] * 2
     message = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]

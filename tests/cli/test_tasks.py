@@ -290,7 +290,7 @@ def test_without_boxes_the_error_names_the_best_candidates(run: Command, street:
     outcome = run(street, "--model", "../mine.py:blind", "--labels", "../labels.txt")
     assert (outcome.status, outcome.out) == (1, "")
     assert re.match(
-        rf"{re.escape(str(street))}: No box was found .* The best candidates are (class \d|person|dog|background) 0\.",
+        rf"{re.escape(str(street))}: No box was found .* Best candidates: (class \d|person|dog|background) 0\.",
         outcome.err,
     )
     assert "--missed" in outcome.err
@@ -479,7 +479,7 @@ def test_an_image_without_boxes_fails(gradcam_command: Command, folder: Path, ph
         assert outcome.status == 1
         assert [rows[name]["status"] for name in names] == ["ok", "failed"]
         assert "No box was found" in rows[names[1]]["error"]
-        assert "The best candidates are" in rows[names[1]]["error"]
+        assert "Best candidates:" in rows[names[1]]["error"]
 
 
 def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, folder: Path, models_file: str) -> None:

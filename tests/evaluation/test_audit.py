@@ -310,7 +310,7 @@ def test_each_bad_line_has_its_own_failure_and_the_rest_is_audited(tmp_path: Pat
     messages = list(report.failures.values())
     beginnings = [
         f"{table}, line 30: fruit/none.png is not among the images",
-        f"{table}, line 31: fruit/apple/02.png has the class lime here, but apple on an earlier line",
+        f"{table}, line 31: fruit/apple/02.png has the class lime on this line, but the class apple of an earlier line",
         f"{table}, line 32: fruit/apple/02.png has no class",
         "1 image left out: No class is called 'pear'",
         "apple/13.png: is not an image",
@@ -356,7 +356,7 @@ def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[P
     labels = {f"lime/{number:02}.png": "lime" for number in range(4)}
     labels |= {f"apple/{number:02}.png": "apple" for number in range(40)}
     report = audit(marked[0], load(), labels=labels)
-    assert report.notes[-1].endswith("Clusters of other classes are compared with them: lime (4).")
+    assert report.notes[-1].endswith("are used only for comparison: lime (4).")
     assert {(group.class_name, group.other_image_count) for group in report.clusters} == {("apple", 4)}
     few = dict(list(labels.items())[:8])
     with pytest.raises(InputError, match="Clustering needs 10 images with positive evidence"):

@@ -283,7 +283,7 @@ def reads_both(*, keeps_view: bool, reads: bool = True, changes: bool = False) -
 def test_memory_that_is_read_or_changed_as_another_view_is_an_error(keeps_view: bool, changes: bool) -> None:
     model = reads_both(keeps_view=keeps_view, reads=not changes, changes=changes)
     for _ in range(CALLS):
-        with pytest.raises((LayerError, ModelError), match="another view of its memory|reads or changes in place"):
+        with pytest.raises((LayerError, ModelError), match="another view of its memory|reads or overwrites"):
             gradcam.explain(model, IMAGES, "patches", target=1)
         assert not model.patches.kept.requires_grad
     assert gradcam.explain(model, IMAGES, "patches.conv", target=1).maps.any()
@@ -318,7 +318,9 @@ def test_a_layer_that_keeps_a_view_of_what_it_gives(*, is_transposed: bool) -> N
         return module.head(module.conv(x).mean((2, 3)) + module.conv.kept.flatten(1).amax(1, keepdim=True))
 
     model = FunctionModule(forward, conv=KeepsOutput(is_transposed=is_transposed), head=nn.Linear(4, 5)).double()
-    error, message = (LayerError, "another view of its memory") if is_transposed else (ModelError, "reads or changes")
+    error, message = (
+        (LayerError, "another view of its memory") if is_transposed else (ModelError, "reads or overwrites")
+    )
     for _ in range(CALLS):
         with pytest.raises(error, match=message):
             gradcam.explain(model.eval(), IMAGES, "conv", target=1)

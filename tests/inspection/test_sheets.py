@@ -264,7 +264,7 @@ def test_the_heading_has_the_name_and_a_bar_of_the_colours() -> None:
     name = round(ImageFont.load_default(TITLE).getlength("layer2.0"))
     assert np.array_equal(sheet[top : top + HEADING, MARGIN : MARGIN + name], np.array(canvas)[:, :name])
     end = MARGIN + 8 * 112 + 7 * GAP_PIXELS  # the right edge of the last cell
-    after = round(ImageFont.load_default(TEXT).getlength("largest, each channel by itself"))
+    after = round(ImageFont.load_default(TEXT).getlength("largest of each channel"))
     bar = sheet[top + base - BAR_HEIGHT + 1 : top + base + 1, end - after - GAP_PIXELS - BAR : end - after - GAP_PIXELS]
     assert is_all(bar[:, 0], colour(0))
     assert is_all(bar[:, -1], colour(1))
@@ -275,9 +275,9 @@ def test_the_heading_has_the_name_and_a_bar_of_the_colours() -> None:
 @pytest.mark.parametrize(
     ("values", "scale", "ends"),
     [
-        ((1, 4), "channel", ("0", "largest, each channel by itself")),
+        ((1, 4), "channel", ("0", "largest of each channel")),
         ((1, 4), "layer", ("0", "4.00")),
-        ((1, -4), "channel", ("negative", "positive, each channel by itself")),
+        ((1, -4), "channel", ("negative", "positive of each channel")),
         ((1, -4), "layer", ("-4.00", "4.00")),
         ((0, 0), "layer", ("0", "0")),
         ((0, -math.inf), "layer", ("0", "0")),

@@ -371,7 +371,7 @@ class TestEvaluation:
     def test_user_defined_class_names_are_in_messages(self, shapes: Detector, scene: Scene) -> None:
         missing = next(k for k in range(len(SHAPES)) if all(thing.shape != k for thing in scene.things))
         name = SHAPES[missing]
-        with pytest.raises(TargetError, match=f"No {name} was found .* The best candidates are {name}"):
+        with pytest.raises(TargetError, match=f"No {name} was found .* Best candidates: {name}"):
             shapes.explain(scene.picture, target=name)
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
         message = r"No pixel is predicted as dark \(0\)\. Predicted: bright \(1\) 100\.0 %"

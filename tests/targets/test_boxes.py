@@ -84,7 +84,7 @@ def test_no_box_above_the_threshold_lists_the_best_candidates() -> None:
     boxes, scores = boxes.detach(), scores.detach()
     best = scores.max(1).values.argsort(descending=True)[:3]
     for number in (all, 0):
-        with pytest.raises(TargetError, match="No box was found in the image: none is above") as caught:
+        with pytest.raises(TargetError, match="No box was found in the image: no score is above") as caught:
             explain(model, Box(number))
         message = str(caught.value)
         for row in best.tolist():

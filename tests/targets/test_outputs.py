@@ -20,7 +20,7 @@ from gradcam.targets.heads import require_class_head
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 Named = namedtuple("Named", ["first", "second"])
-PROBABILITIES = "which the heatmap explains instead of logits"
+PROBABILITIES = "The heatmap explains this output instead of logits"
 
 
 @dataclasses.dataclass
@@ -105,7 +105,7 @@ def test_half_precision_probabilities_are_recognised() -> None:
 )
 def test_probabilities_alone_are_explained_with_a_warning(finish: Callable[..., Any], kind: str) -> None:
     model = Net(finish).eval()
-    with pytest.warns(GradcamWarning, match=f"output is {kind}, {PROBABILITIES}") as caught:
+    with pytest.warns(GradcamWarning, match=f"output is {kind}. {PROBABILITIES}") as caught:
         gradcam.explain(model, IMAGES, "body")
     assert len(caught) == 1
     gradcam.explain(model, IMAGES, "body", target=ClassTarget(activation="none"))
@@ -176,7 +176,7 @@ def test_the_value_of_an_action_is_no_class(finish: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("name", ["keypoints", "boxes"])
 def test_scores_of_objects_are_no_classes(name: str) -> None:
     model = Net(lambda z, f: {name: torch.rand(2, 5, 4), "scores": z}).eval()
-    with pytest.raises(TargetError, match=f"The output has '{name}', so its scores are those of objects"):
+    with pytest.raises(TargetError, match=f"The output has '{name}', so its scores belong to objects"):
         gradcam.explain(model, IMAGES, "body")
 
 

@@ -76,7 +76,9 @@ class AnnotatedObject:
             actual = f"the model sees {width} x {height} pixels from {x}, {y}"
         else:
             return
-        raise InputError(f"{self.location}: has {columns} x {rows} pixels, but {actual}. Both must have the same size.")
+        raise InputError(
+            f"{self.location}: has {columns} x {rows} pixels, but {actual}. Give annotations of the full image."
+        )
 
 
 def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:

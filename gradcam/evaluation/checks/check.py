@@ -338,9 +338,9 @@ class SanityChecks:
         if ahead == 0:
             return None
         return (
-            f"{ahead} of {RANDOM_NETWORKS} re-initialised copies of the model {'prefers' if ahead == 1 else 'prefer'} "
-            "this image to the comparison images at least as clearly as the model does. For the model, the difference in "
-            f"probability is {preference:.2f}: there is too little to explain."
+            f"The model appears to be untrained, so there is too little to explain. It distinguishes this image from "
+            f"the comparison images by a difference in probability of {preference:.2f}. {ahead} of {RANDOM_NETWORKS} copies "
+            f"of the model with random weights {'does' if ahead == 1 else 'do'} this at least as clearly."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:
@@ -525,11 +525,11 @@ def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effe
         f"The best control map, {best.words}, reaches {max(0.0, best.effect) * 100:.0f} %"
     )
     if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:
-        reason += ", but does not follow the image"
+        reason += ", but this control map does not follow the image"
     outcome: Outcome = "passed" if effect >= MIN_EVIDENCE else "undecided"
     if moved_effects:
         chance = (1 + sum(value >= effect for value in moved_effects)) / (1 + len(moved_effects))
-        reason += f". Moved to random positions, the heatmap does at least as well in {chance * 100:.0f} % of cases"
+        reason += f". At random positions, the heatmap reaches at least as much in {chance * 100:.0f} % of cases"
         outcome = outcome if chance <= SIGNIFICANCE_LEVEL else "undecided"
     strictly_better = [control.words for control in strict_controls if control.is_better]
     as_good = [control.words for control in strict_controls if not control.is_distinguished]

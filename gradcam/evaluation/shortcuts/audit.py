@@ -184,6 +184,6 @@ def _note(
     if small:
         more = f", and {len(small) - MAX_LISTED} more" if len(small) > MAX_LISTED else ""
         yield (
-            f"Classes with fewer than {MIN_IMAGES_PER_CLASS} images with positive evidence are not clustered. "
-            f"Clusters of other classes are compared with them: {', '.join(small[:MAX_LISTED])}{more}."
+            f"A class needs {MIN_IMAGES_PER_CLASS} images with positive evidence to be clustered. These classes have fewer "
+            f"and are used only for comparison: {', '.join(small[:MAX_LISTED])}{more}."
         )

@@ -79,8 +79,8 @@ def _read_table(path: str, items: Sequence[InputImage]) -> tuple[dict[str, str],
         elif entry.wanted is None:
             failures[location] = f"{subject} has no class"
         elif labels.setdefault(name, entry.wanted) != entry.wanted:
-            used = f"but {labels[name]} on an earlier line, which is used"
-            failures[location] = f"{subject} has the class {entry.wanted} here, {used}"
+            used = f"the class {labels[name]} of an earlier line is used"
+            failures[location] = f"{subject} has the class {entry.wanted} on this line, but {used}"
     return labels, failures
 
 
