@@ -26,8 +26,8 @@ def compare(
 ) -> dict[tuple[str, str], Explanation]:
     """Explain with several layers and methods, all from one forward and one backward pass.
 
-    Shapley-CAM takes two more backward passes per class and layer. Methods that run the model several times do so for
-    each layer.
+    Shapley-CAM takes two more backward passes per class and layer. Methods that run the model several times run it
+    again for each layer.
 
     Parameters
     ----------

@@ -175,9 +175,9 @@ def explain(
     model : nn.Module
         Any PyTorch model. It may be frozen, in training mode, in half precision or compiled.
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
-        The model's input, usually a preprocessed floating-point tensor. A tuple is passed as positional arguments, a dict
-        as keyword arguments; its first floating-point 4-D or 5-D tensor is taken as the images. Detectors may take a list
-        of images (C,H,W), of any sizes.
+        The model's input, usually a preprocessed floating-point tensor. A tuple is passed as positional arguments, and a
+        dict as keyword arguments. The first floating-point 4-D or 5-D tensor among the arguments is taken as the images.
+        Detectors may take a list of images (C,H,W), of any sizes.
     layer : str or nn.Module, default None
         The target layer: its dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several output
         tensors, by key or index. "encoder.layer4#1" names one of several runs of a layer, counted from 0. If a layer
@@ -191,23 +191,23 @@ def explain(
         `ClassTarget`: in a loop with such a target, name the layer.
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. "rise", "drise" and the methods that follow a transformer's
-        attention, such as "rollout", need no layer. None means "gradcam" for classes. It means "hirescam", at each
-        level of a feature pyramid, for boxes and other targets with a position. The same holds for functions of an
-        output that is not (N,C), such as a segmentation.
+        attention, such as "rollout", need no layer. For classes, None means "gradcam". For boxes and other
+        targets with a position, None means "hirescam" at each level of a feature pyramid. None also means "hirescam" for
+        a function of an output that is not (N,C), such as a segmentation.
     target : Any, default None
         What to explain. None: each image's top class. An int for all images, N ints, or a nested (N,K) sequence or tensor
         for K maps per image. A `gradcam.targets.ClassTarget`. A function from the model's output to scores (N,) or (N,K).
         A box, mask, keypoint, sentence, word or reference image, as in `gradcam.targets`.
     layers : sequence of str or nn.Module, default None
-        Several layers instead of `layer`, to be joined as `join` says.
+        Several layers instead of `layer`. `join` says how their maps are combined.
 
     Other Parameters
     ----------------
     join : str, default None
         "sum" adds the raw maps of `layers`, at the finest of their grids.
     evidence : str, default "positive"
-        "positive" is evidence for the class, "negative" evidence against it; "signed" is both, in [-1,1]. "negative"
-        and "signed" need a method with `is_signed`. Use these two for regression and for single logits.
+        "positive" is evidence for the class, and "negative" is evidence against the class. "signed" is both, in [-1,1].
+        "negative" and "signed" need a method with `is_signed`. Both are useful for regression and for a single logit.
     augmentation : str, default "none"
         Test-time augmentation. "flip" adds the mirrored images to the batch. "flip-scale" also adds the images and the
         mirrored images with all values multiplied by 0.9 and by 1.1. Maps are means over these views.

@@ -40,7 +40,7 @@ class LayerRow:
     and its values may be negative, because it does not end in an activation function such as ReLU.
     `suggested_for_positive` marks the default layer for methods that assume non-negative activations, if that is a
     different layer. `guessed` is True if the layout is a guess. To test a guess, the image is changed at six points:
-    `places` is the number of points at which the right cell responds. If `places` is below 4, the cells lie elsewhere.
+    `places` is the number of points at which the right cell responds. If `places` is below 4, the guess counts as wrong.
     `places` is None if the layout is certain, or if nothing can be measured, as on the meta device.
     """
 
@@ -86,7 +86,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     tuple of LayerRow
         One row per layer, in the order of `model.named_modules()`. The fields are `name`, `type`, `shape`, `grid`,
         `stride`, `parameters`, `cam` (True if the layer can be a target layer), `reason` (why it cannot be one),
-        `is_suggested` (the default layer of `explain`), `both_signs`, `places`. If the default layer runs several
+        `is_suggested` (the default layer of `explain`), and more, as in `LayerRow`. If the default layer runs several
         times, it also has a row for its last run: "layer4.1.relu#1".
 
     Raises

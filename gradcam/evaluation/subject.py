@@ -60,7 +60,7 @@ class Subject:
     Raises
     ------
     ImageError
-        If the images are not a floating tensor (N,C,H,W).
+        If the images are not a floating-point tensor (N,C,H,W).
     TargetError
         If a class is invalid.
     ModelError

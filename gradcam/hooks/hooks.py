@@ -187,8 +187,8 @@ def grad_mode_off() -> Iterator[None]:
 class TargetLayer:
     """Record one layer's activations, and compute the gradient of a score with respect to them.
 
-    Nothing before the layer is recorded for autograd: the backward pass covers only the layers after it, changes no
-    ``.grad``, and needs no parameter that requires gradients. The layer's output is passed on as a clone, so that later
+    Autograd records only the layers after this layer. The backward pass therefore changes no ``.grad``, and does not
+    need parameters that require gradients. The layer's output is passed on as a clone, so that later
     in-place operations cannot change the recorded tensor. Several `TargetLayer` contexts may be open at once. Recording
     stays on from the layer's first run to the end of the context: use one context per forward pass.
 
@@ -391,7 +391,7 @@ class TargetLayer:
         return len(self._recorded) > 1
 
     def release(self) -> None:
-        """Detach the layer's output, as passed on, from the graph. Call this if no backward pass will follow."""
+        """Detach the output that the layer passed on from the graph. Call this if no backward pass will follow."""
         self._weaken_passed_on()
         while self._passed_on_refs:
             tensor = self._passed_on_refs.pop()()

@@ -30,7 +30,7 @@ class Edit:
     """The handle of a gradient edit, which is active from its creation until `remove()`.
 
     If the handle is used as a context manager, the end of the context removes the edit. If there was no error, the end
-    of the context also checks the layers: it raises `LayerError` for a layer that never ran although the model did, and
+    of the context also checks the layers: it raises `LayerError` for a layer that never ran although the model ran, and
     `GradientError` for a layer that cannot have a gradient. For a pattern, it is enough that one layer passes these
     checks. As with PyTorch's own hooks, deleting the handle does not remove the edit.
 
@@ -237,8 +237,8 @@ def clip_gradients(
 
     Each parameter's gradient is clipped separately, during the backward pass. (To scale all gradients together, call
     ``torch.nn.utils.clip_grad_norm_`` after the backward pass.) With gradient accumulation, the gradient of each
-    backward pass is clipped, not the accumulated sum. NaN stays NaN; with a norm, one NaN makes the whole gradient NaN,
-    and infinite values become NaN.
+    backward pass is clipped, not the accumulated sum. NaN stays NaN. If you give `norm`, one NaN makes the whole gradient
+    NaN, and infinite values become NaN.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class GradientFlow:
     Attributes
     ----------
     layers : tuple of LayerGradients
-        In the order in which the layers finish.
+        The layers, in the order in which they finish.
     reference : float
         The norm of the gradient at the model's output. Verdicts compare the layers' gradients with it.
     model : str
@@ -60,7 +60,7 @@ class GradientFlow:
     classes : Tensor (N,K) or None
         int64; None if the target was a function.
     scores : Tensor (N,K)
-        The scores, float32. The gradients are those of their sum.
+        The scores, float32. The gradients are of the sum of all scores.
 
     Examples
     --------

@@ -29,8 +29,8 @@ class Box(Target):
 
     The explained score belongs to the k-th box after the model's own postprocessing. Postprocessing only selects
     candidates, so it leaves their gradients unchanged. At each level of the feature pyramid, the map is relu(sum over
-    channels of gradient x activation). The maps are resized and added. They show one object, whereas the pooled
-    gradients of Grad-CAM would show all objects of its class.
+    channels of gradient x activation). The maps are resized and added. The maps show one object. The
+    pooled gradients of Grad-CAM would show all objects of the class.
 
     Parameters
     ----------

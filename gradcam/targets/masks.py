@@ -48,8 +48,8 @@ class Mask(Target):
     ``1 / |M| * sum(y[i, j] for i, j in M)``. y is resized to the image's size as in the model's own postprocessing. Maps are
     relu(sum over channels of gradient x activation) at each cell (Seg-XRes-CAM with a window of one cell), so they explain
     this region. With ``method="gradcam"`` the gradients are pooled, and the map shows the class everywhere in the image
-    (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit per pixel: the sum over
-    masks of class probability times mask probability is used instead. A single logit is two classes: 1 is positive, 0
+    (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit per pixel. Its score is the
+    class probability times the mask probability, summed over the masks. A single logit is two classes: 1 is positive, 0
     is the background.
 
     The default layer is the last stage of the backbone or encoder. The closer a layer is to the output, the more its map
@@ -58,15 +58,15 @@ class Mask(Target):
     Parameters
     ----------
     class_ : int, str, or sequence of these, default None
-        The class, by its index or, if the model has class names, by name; several give one map each. None is the class
-        predicted at the point. Without a point, None is the most frequent predicted class, other than the background,
-        within the mask or the image.
+        The class, by its index or, if the model has class names, by name. Several classes give one map each. None
+        means the class predicted at the point. Without a point, None means the class that is predicted at most pixels
+        of the mask or the image, other than the background.
     mask : sequence, array, Tensor or path, default None
-        The pixels. None takes all pixels predicted as the class. A point (x, y), in pixels of the image, takes those
+        The pixels. None takes all pixels predicted as the class. A point (x, y), in pixels of the image, takes the
         pixels of the class that are connected to the point by edges or corners. A box is (left, top, right, bottom). An
         array (H,W) of bools or integers has the size of the model's input image; for one mask per image, it is (N,H,W).
-        Its non-zero pixels are inside. A path names an image file with labels, grey values or colours: every pixel that
-        is not black is inside.
+        Non-zero pixels are inside the mask. A path names an image file with labels, grey values or colours: every pixel that
+        is not black is inside the mask.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
 

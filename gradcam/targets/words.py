@@ -46,8 +46,8 @@ class Token(Target):
     output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. The default
     layer is the last layer of the image encoder whose patches the text model reads.
 
-    Maps are "hirescam", gradient times activation, element-wise. Attention weights each patch differently, and the
-    pooled gradient of Grad-CAM would lose these differences.
+    Maps are "hirescam", gradient times activation, element-wise. Attention gives each patch a different weight, and
+    the pooled gradient of Grad-CAM would lose these differences.
 
     Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
     This contribution is not removed: compare the map with the maps of the earlier words.

@@ -197,8 +197,8 @@ def metric(
     callable
         A decorator. With the default `needs`, the decorated function takes two arguments. The first argument is the
         `Subject`, which has N images, their classes and the model. The second argument is the heatmaps, float32 (N,H,W)
-        in [0,1] on the images' device. The function returns a floating tensor or array (N,). `evaluate` passes one image
-        at a time, so N is 1.
+        in [0,1] on the images' device. The function returns a floating-point tensor or array (N,). `evaluate`
+        passes one image at a time, so N is 1.
 
     Raises
     ------

@@ -48,7 +48,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     Parameters
     ----------
     images : Tensor (N,C,H,W)
-        The images, floating.
+        The images, a floating-point tensor.
     known : Tensor (N,H,W)
         bool, True for known pixels.
     noise : float, default 0.01
@@ -65,7 +65,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     Raises
     ------
     ImageError
-        If the images are not a floating tensor (N,C,H,W), or `known` is not a bool tensor (N,H,W).
+        If the images are not a floating-point tensor (N,C,H,W), or `known` is not a bool tensor (N,H,W).
     GradcamError
         If the noise is negative.
 
