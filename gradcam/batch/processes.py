@@ -139,7 +139,9 @@ def pickle_job(job: ActorJob) -> bytes:
     try:
         _Pickler(file).dump(job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise GradcamError(f"Your own code in several processes needs cloudpickle: {remedy} ({error})") from None
+        raise GradcamError(
+            f"To run your own code in several processes, install cloudpickle: {remedy} ({error})"
+        ) from None
     return file.getvalue()
 
 

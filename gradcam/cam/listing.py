@@ -279,7 +279,7 @@ class _ListingRecorder:
         edge = output.info.edge
         if edge is None or edge not in depends:
             return "the score does not depend on it"
-        return None if depends[edge] else "only the class token reaches the score"
+        return None if depends[edge] else "the score depends only on its class token"
 
     def make_row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
         shape = grid = stride = None

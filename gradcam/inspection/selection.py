@@ -110,7 +110,7 @@ def refuse_compiled(model: nn.Module) -> None:
     """Raise `ModelError` if the model, or a part of it, runs as compiled code, which ignores hooks registered later."""
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if compiled:
-        part = f"Its {join_names(compiled[:3])} is" if compiled[0] else "The model is"
+        part = f"The model's {join_names(compiled[:3])} is" if compiled[0] else "The model is"
         raise ModelError(
             f"{part} compiled, and compiled code ignores hooks: to inspect it, run the uncompiled model (model._orig_mod, "
             "or one without model.compile())."

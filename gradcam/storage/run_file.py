@@ -152,7 +152,7 @@ def decode_run(data: bytes, source: str) -> dict[str, Any]:
     fields.setdefault("resolved", {})  # Earlier versions did not write this field.
     fault = describe_invalid_field(fields, FIELD_TYPES)
     if fault is not None:
-        raise OutputError(f"{source}: was changed, {fault}: {RECOVERY_ADVICE}")
+        raise OutputError(f"{source}: was changed ({fault}): {RECOVERY_ADVICE}")
     return fields
 
 

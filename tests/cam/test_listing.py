@@ -146,7 +146,7 @@ def test_behind_the_last_attention_only_the_class_token_counts() -> None:
     last = "encoder.layers.encoder_layer_1"
     inner = [f"{last}.{name}" for name in ("mlp", "ln_2", "self_attention")]
     for name in ("encoder", "encoder.ln", "encoder.layers", last, *inner):
-        assert rows[name].reason == "only the class token reaches the score"
+        assert rows[name].reason == "the score depends only on its class token"
         assert rows[name].grid == (4, 4)
     assert rows["encoder.layers.encoder_layer_0"].cam
     norm = LayerRow(f"{last}.ln_1", "LayerNorm", (1, 17, 16), (4, 4), (8, 8), 32, True, None, True)

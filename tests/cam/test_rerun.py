@@ -413,7 +413,7 @@ def test_in_inference_mode_with_recording_off_in_the_model() -> None:
 @pytest.mark.parametrize("method", ["ablationcam", "reciprocam"])
 def test_a_layer_that_does_not_reach_the_score(method: str) -> None:
     model = Model(lambda before, after: before)
-    with pytest.raises(LayerError, match="Changes on the grid of layer 'layer' do not reach the score"):
+    with pytest.raises(LayerError, match="The score does not change if the grid of layer 'layer' is changed"):
         gradcam.explain(model, IMAGES, "layer", method=method, target=1)
 
 

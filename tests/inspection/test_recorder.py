@@ -710,7 +710,7 @@ def test_compiled_models_are_refused(model: nn.Sequential) -> None:
     with pytest.raises(ModelError, match="compiled"), record(torch.compile(model, backend="eager"), "0"):
         pass
     model[0].compile(backend="eager")
-    with pytest.raises(ModelError, match="Its '0' is compiled"), record(model, "0"):
+    with pytest.raises(ModelError, match="The model's '0' is compiled"), record(model, "0"):
         pass
 
 

@@ -107,19 +107,22 @@ PREFIXES = (
 def test_a_common_prefix_is_removed_and_a_note_says_so(prefix: str) -> None:
     checkpoint = checkpoint_of(prefixed(prefix))
     assert count_classes(checkpoint, Small(1000)) == 5
-    assert loaded(checkpoint) == [f"Prefix '{prefix}' removed from 9 names."]
+    assert loaded(checkpoint) == [f"Prefix '{prefix}' removed from 9 tensor names."]
 
 
 @pytest.mark.parametrize(("outer", "inner"), [("_orig_mod.", ""), ("", "_orig_mod."), ("_orig_mod.", "_orig_mod.")])
 def test_the_prefixes_of_compiled_models_are_removed(outer: str, inner: str) -> None:
     notes = loaded(checkpoint_of(trained(), lambda name: outer + name.replace("features.", f"features.{inner}")))
-    assert [re.sub(r"\d", "N", note) for note in notes] == ["'_orig_mod.' removed from N names."]
+    assert [re.sub(r"\d", "N", note) for note in notes] == ["'_orig_mod.' removed from N tensor names."]
 
 
 @pytest.mark.parametrize("wrap", ["module._orig_mod.", "_orig_mod.module.", "model._orig_mod."])
 def test_marks_and_prefixes_together(wrap: str) -> None:
     bare = wrap.replace("_orig_mod.", "")
-    assert loaded(prefixed(wrap)) == ["'_orig_mod.' removed from 9 names.", f"Prefix '{bare}' removed from 9 names."]
+    assert loaded(prefixed(wrap)) == [
+        "'_orig_mod.' removed from 9 tensor names.",
+        f"Prefix '{bare}' removed from 9 tensor names.",
+    ]
 
 
 def test_the_wrappers_of_torch_itself() -> None:
@@ -132,17 +135,17 @@ IGNORED = "tensor(s) that the model does not need were ignored, such as"
 
 def test_an_averaged_model_of_torch() -> None:
     averaged = torch.optim.swa_utils.AveragedModel(trained())
-    assert loaded(averaged) == ["Prefix 'module.' removed from 9 names.", f"1 {IGNORED} 'n_averaged'."]
+    assert loaded(averaged) == ["Prefix 'module.' removed from 9 tensor names.", f"1 {IGNORED} 'n_averaged'."]
 
 
 def test_tensors_without_the_prefix_are_ignored_and_a_note_says_so() -> None:
     state = prefixed("model.") | {"criterion.weight": torch.ones(5), "teacher.fc.weight": torch.ones(5, 4)}
-    assert loaded(state) == ["Prefix 'model.' removed from 9 names.", f"2 {IGNORED} 'criterion.weight'."]
+    assert loaded(state) == ["Prefix 'model.' removed from 9 tensor names.", f"2 {IGNORED} 'criterion.weight'."]
 
 
 def test_names_outside_the_prefix_may_be_the_models() -> None:
     checkpoint = checkpoint_of(trained(), lambda name: name if name.startswith("fc") else f"backbone.{name}")
-    assert loaded(checkpoint) == ["Prefix 'backbone.' removed from 7 names."]
+    assert loaded(checkpoint) == ["Prefix 'backbone.' removed from 7 tensor names."]
 
 
 def test_tensors_without_the_prefix_are_reported_if_tensors_are_missing() -> None:
@@ -155,7 +158,7 @@ def test_tensors_without_the_prefix_are_reported_if_tensors_are_missing() -> Non
 
 @pytest.mark.parametrize(("ignored", "used"), [("model.", "ema_model.module."), ("a_teacher.", "model.")])
 def test_averaged_models_and_usual_prefixes_are_preferred(ignored: str, used: str) -> None:
-    assert loaded(prefixed(ignored, 1) | prefixed(used))[0] == f"Prefix '{used}' removed from 9 names."
+    assert loaded(prefixed(ignored, 1) | prefixed(used))[0] == f"Prefix '{used}' removed from 9 tensor names."
 
 
 def test_two_models_that_fit_equally_well_are_refused() -> None:
@@ -165,7 +168,7 @@ def test_two_models_that_fit_equally_well_are_refused() -> None:
 
 def test_a_prefix_of_the_model_is_added_to_names() -> None:
     assert count_classes(checkpoint_of(trained()), Wrapped(Small(1000))) == 5
-    assert loaded(trained(), Wrapped(Small())) == ["Prefix 'densenet121.' added to 9 names."]
+    assert loaded(trained(), Wrapped(Small())) == ["Prefix 'densenet121.' added to 9 tensor names."]
 
 
 def test_a_prefix_that_the_model_has_itself_stays() -> None:
@@ -266,7 +269,7 @@ def test_a_chexnet_loads_into_a_densenet_of_torchvision() -> None:
             model = torchvision.models.DenseNet(4, (2, 1), 8, num_classes=14)
         assert list(load_weights(model, checkpoint)) == [
             "30 tensors renamed: the file uses the names of an older torchvision version.",
-            f"Prefix 'module.densenet121.' removed from {len(state)} names.",
+            f"Prefix 'module.densenet121.' removed from {len(state)} tensor names.",
             "The tensors of 'classifier.0' were loaded into the last layer, 'classifier'. The file does not say whether "
             "training applied a sigmoid after this layer.",
         ]

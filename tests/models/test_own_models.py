@@ -569,7 +569,7 @@ def test_a_file_of_another_framework_is_no_model(tmp_path: Path, suffix: str) ->
         if is_there:
             file.mkdir() if suffix == ".mlpackage" else file.write_bytes(b"\x08\x07 something")
         message = refusal(str(file))
-        assert "gradients need a PyTorch model. Give that model, and its state dict with --weights" in message
+        assert "gradients need a PyTorch model. Give a PyTorch model, and its state dict with --weights" in message
         assert "Nearest" not in message
     assert "save the state dict of the original PyTorch model" in refusal("resnet18", weights=file)
 

@@ -149,7 +149,7 @@ def _require_effect(scores: Tensor, unchanged: Tensor, site: GridActivations) ->
         return
     rounding = 4 * torch.finfo(unchanged.dtype).eps * unchanged.abs().amax()
     if (scores - unchanged).abs().amax() <= rounding:
-        problem = f"Changes on the grid of layer '{site.layer}' do not reach the score."
+        problem = f"The score does not change if the grid of layer '{site.layer}' is changed."
         if "tokens" in site.layout.kind:
             raise BlindPatchesError(problem)
         raise BlindLayerError(f"{problem} Choose another layer, or explain the logit.")

@@ -223,7 +223,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     if (schema := header.pop("schema", None)) != SCHEMA:
         raise OutputError(f"{path}: has schema {shorten(schema)}, but this version of gradcam reads {SCHEMA}")
     if (fault := next(_find_faults(header, arrays), None)) is not None:
-        raise OutputError(f"{path}: is damaged, {fault}. Take the snapshot again")
+        raise OutputError(f"{path}: is damaged ({fault}). Take the snapshot again")
     labels = header["labels"]
     origin = Origin(**header | {"labels": None if labels is None else tuple(labels)})
     return Snapshot(origin, tuple(_to_rows(arrays)), {})

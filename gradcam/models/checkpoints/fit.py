@@ -139,7 +139,7 @@ def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
         unwrapped = {name.replace(part, ""): tensor for name, tensor in tensors.items()}
         if wrapped and len(unwrapped) == len(tensors) and not any(part in name for name in expected):
             tensors = unwrapped
-            notes.append(f"'{part}' removed from {wrapped} names.")
+            notes.append(f"'{part}' removed from {wrapped} tensor names.")
     renamed = list(tensors)
     for pattern, replacement in OLD_NAMES:
         if not any(pattern.search(name) for name in expected):
@@ -155,11 +155,13 @@ def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
         prefix = removable[0]
         inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         outside = {name: t for name, t in tensors.items() if not name.startswith(prefix) and name not in inside}
-        return Fitted(inside | outside, [*notes, f"Prefix '{prefix}' removed from {len(inside)} names."], list(outside))
+        return Fitted(
+            inside | outside, [*notes, f"Prefix '{prefix}' removed from {len(inside)} tensor names."], list(outside)
+        )
     if addable:
         prefix, count = addable
         tensors = {prefix + name if prefix + name in expected else name: tensor for name, tensor in tensors.items()}
-        notes.append(f"Prefix '{prefix}' added to {count} names.")
+        notes.append(f"Prefix '{prefix}' added to {count} tensor names.")
     return Fitted(tensors, notes)
 
 

@@ -243,7 +243,7 @@ def describe_unsupported_model(path: Path) -> str | None:
     """Return why a file given as the model cannot be explained, with advice; None if the file may be a checkpoint."""
     suffix, advice = path.suffix.lower(), "Give FILE.py:build, with `def build(): return"
     if suffix in OTHER_FORMATS:
-        hint = "gradients need a PyTorch model. Give that model, and its state dict with --weights"
+        hint = "gradients need a PyTorch model. Give a PyTorch model, and its state dict with --weights"
         return f"is {OTHER_FORMATS[suffix]}, which cannot be explained: {hint}"
     if suffix == ".pt2":
         return f"is an exported program. {advice} torch.export.unflatten(torch.export.load({str(path)!r}))`"
@@ -292,7 +292,7 @@ def explain_refusal(path: Path) -> ModelError:
         return ModelError(f"{path}: is damaged, or a pickle that torch.save did not write")
     if dangerous := [name for name in foreign if DANGEROUS.fullmatch(name)]:
         problem = f"contains code that runs when the file is loaded ({_list_names(dangerous)})"
-        advice = "It was not run. Do not load this file with other tools."
+        advice = "This code was not run. Do not load this file with other tools."
         return ModelError(f"{path}: {problem}, which no checkpoint needs. {advice}")
     if state_dicts := find_state_dicts(content, _is_tensor_stub):
         return _suggest_conversion(path, state_dicts[0], foreign)
