@@ -85,7 +85,7 @@ def check_compatible(first: Explanation, second: Explanation) -> None:
         )
     classes = [None if explanation.classes is None else explanation.classes.tolist() for explanation in (first, second)]
     if classes[0] != classes[1]:
-        raise GradcamError("The explanations are of different classes: use the same target= for all.")
+        raise GradcamError("The explanations are of different classes: pass the same target= for all.")
 
 
 def _shapes(heatmaps: Any) -> object:

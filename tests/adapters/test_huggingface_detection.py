@@ -371,7 +371,7 @@ def test_phrases_end_at_full_stops_and_question_marks() -> None:
     for label, places in enumerate([[1, 2], [4, 5, 6], [9, 10]]):
         expected = torch.stack([rated[:, place] for place in places]).amax(0)
         assert torch.equal(family.list_candidates(result, batch, label)[0].scores, expected)
-    with pytest.raises(TargetError, match="The label is 3, but there are 3 phrases or queries in the text"):
+    with pytest.raises(TargetError, match="There is no label 3: there are 3 phrases or queries in the text"):
         family.list_candidates(result, batch, 3)
 
 

@@ -186,7 +186,9 @@ def test_only_code_that_pickle_cannot_send_needs_cloudpickle(
     options = ("batch", "photos", "--batch-size", 2, "--device", "cpu", "--processes", 2, "-o")
     outcome = gradcam_command(*options, "mine", "--method", "mine.py:mycam")
     assert outcome.status == 2
-    hint = 'Error: To run your own code in several processes, install cloudpickle: pip install ".[processes]" in a clone'
+    hint = (
+        'Error: To run your own code in several processes, install cloudpickle: pip install ".[processes]" in a clone'
+    )
     assert outcome.err.startswith(hint)
     assert outcome.err.count("\n") == 1
     outcome = gradcam_command(*options, "out", "--target", "mine.py:score")

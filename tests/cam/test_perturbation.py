@@ -377,7 +377,7 @@ def test_reciprocam_leaves_the_class_token_as_it_is() -> None:
     for place in ((0, 0), (1, 2), (2, 3)):
         expected = score_with(slow.window(place, (3, 4))) - nothing
         torch.testing.assert_close(explanation.maps[:, :, place[0], place[1]].double(), expected, rtol=1e-5, atol=1e-8)
-    with pytest.raises(LayerError, match=r"Changes on the grid of layer 'second'.*Choose 'second.norm1'"):
+    with pytest.raises(LayerError, match=r"the grid of layer 'second' is changed.*Choose 'second.norm1'"):
         gradcam.explain(model, IMAGES, "second", method="reciprocam", target=CLASSES)
 
 
