@@ -368,7 +368,7 @@ def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.png": (10, 20)}, r"a.png: has 20 x 10 pixels, but the upright image has 100 x 50. Both"),
+        ({"a.png": (10, 20)}, r"a.png: has 20 x 10 pixels, but the upright image has 100 x 50. Give"),
         ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: is a second mask of 'a.jpg', beside .*a.bmp"),
         ({"d.png": (50, 100)}, "has 1 masks, but none is named like one of the 3 images, such as 'a.jpg'"),
         ({}, "has 0 masks"),

@@ -77,7 +77,7 @@ class AnnotatedObject:
         else:
             return
         raise InputError(
-            f"{self.location}: has {columns} x {rows} pixels, but {actual}. Give annotations of the full image."
+            f"{self.location}: has {columns} x {rows} pixels, but {actual}. Give annotations of the image's size."
         )
 
 
