@@ -85,9 +85,9 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     -------
     tuple of LayerRow
         One row per layer, in the order of `model.named_modules()`. The fields are `name`, `type`, `shape`, `grid`,
-        `stride`, `parameters`, `cam` (True if the layer can be a target layer), `reason` (why it cannot be one),
-        `is_suggested` (the default layer of `explain`), and more, as in `LayerRow`. If the default layer runs several
-        times, it also has a row for its last run: "layer4.1.relu#1".
+        `stride`, `parameters`, `cam`, `reason`, `is_suggested` and more. `cam` is True if the layer can be a target
+        layer; otherwise, `reason` says why not. `is_suggested` marks the default layer of `explain`. If the default
+        layer runs several times, it also has a row for its last run: "layer4.1.relu#1".
 
     Raises
     ------
