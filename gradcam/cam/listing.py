@@ -69,7 +69,7 @@ class LayerRow:
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     """List all layers of a model from one forward pass, and mark the layers that can be a target layer.
 
-    If the layout of some layers is ambiguous, seven more passes measure whether their cells respond in the right place.
+    If the layout of some layers is ambiguous, seven more passes test whether each cell responds to its part of the image.
     The model runs in evaluation mode, and is left unchanged.
 
     Parameters

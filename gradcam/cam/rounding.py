@@ -75,7 +75,8 @@ def denoise_method(
     """Compute maps from activations (N,C,...) and derivatives (N,K,C,...), and remove their rounding noise.
 
     Returns a list of pieces, each with the maps of a few classes. If `checks` are passed and there is a single piece,
-    its noise is removed when the checks are flushed. `peaks`: the pending ranges of activations and derivatives, if there are any.
+    its noise is removed when the checks are flushed. `peaks`: the pending ranges of activations and derivatives, if there
+    are any.
     """
     classes = max(1, MAX_DERIVATIVE_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
     pieces: list[DenoisedMaps] = []

@@ -40,7 +40,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     flow : GradientFlow
         The result of `inspection.gradients`.
     title : str, default None
-        The title. None names the model's class and the score.
+        The title. None stands for the name of the model's Python class and the score.
 
     Returns
     -------

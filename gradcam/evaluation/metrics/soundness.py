@@ -195,7 +195,7 @@ class Randomisation:
     correlations : Tensor (N,L)
         Rank correlation with the original heatmaps, float32 in [-1,1].
     heatmaps : Tensor (N,L,H,W)
-        The heatmaps of the partly randomised model for each layer in `layers`, float32.
+        `heatmaps[:, i]` are the heatmaps after the weights down to `layers[i]` are randomised, float32.
 
     Examples
     --------

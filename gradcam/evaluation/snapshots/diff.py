@@ -39,7 +39,7 @@ def diff(
 
     The models may be two checkpoints, two precisions, or a model and its quantised version. Both heatmaps explain the
     old model's top class, and are compared on the region that both models see. Heatmaps are rounded to 16 bits, as in a
-    snapshot. A model and its snapshot therefore give the same numbers.
+    snapshot. A comparison with a snapshot therefore gives the same numbers as one with its model.
 
     Parameters
     ----------
