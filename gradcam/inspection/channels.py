@@ -30,8 +30,8 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         As in `gradcam.explain`.
     layers : str, nn.Module, or a sequence of them
-        Dotted names, patterns such as `layer*.conv1`, and modules. A pattern selects the matching layers that have a grid. If
-        a layer runs several times, its first run is used.
+        Dotted names, patterns such as `layer*.conv1`, and modules. A pattern selects the
+        matching layers that have a grid. If a layer runs several times, its first run is used.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
 
