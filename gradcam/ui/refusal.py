@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from gradcam.web.render import hash_inline
 
 # The page removes the token from its address, and stores it for this tab. A refused token is not tried twice.
 SCRIPT = """
@@ -32,13 +32,9 @@ PAGE = (
 )
 
 
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
 POLICY = (
-    f"default-src 'none'; script-src 'sha256-{_hash(SCRIPT)}'; style-src 'sha256-{_hash(STYLE)}'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; script-src 'sha256-{hash_inline(SCRIPT)}'; style-src 'sha256-{hash_inline(STYLE)}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 

@@ -32,7 +32,7 @@ def render_standalone(
     """
     parts = {"style": styles, **scripts}
     content: dict[str, Any] = {name: "".join(map(read_static, files)) for name, files in parts.items()}
-    content |= {f"{name}_hash": _hash(content[name]) for name in parts}
+    content |= {f"{name}_hash": hash_inline(content[name]) for name in parts}
     return render(template, **values, **content)
 
 
@@ -55,6 +55,6 @@ def to_data_url(data: bytes, kind: str = "image/jpeg") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _hash(text: str) -> str:
+def hash_inline(text: str) -> str:
     """Return the hash by which the page's content security policy allows an inline style or script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
