@@ -95,6 +95,7 @@ def ui_command(
         from gradcam.models.preprocess import to_reading
         from gradcam.models.providers import DEFAULT_MODEL
         from gradcam.ui.explainer import Explainer
+        from gradcam.ui.jobs import stop_between_modules
         from gradcam.ui.model_cache import ModelCache, ModelRequest
         from gradcam.ui.server import WILDCARD_HOSTS, Server, find_address, find_hosts
         from gradcam.ui.strip import ImageStrip, list_images
@@ -127,7 +128,8 @@ def ui_command(
         # Other users of this machine can read the browser's command line, so this secret works only once.
         webbrowser.open(f"{page}?once={server.once}")
     application = server.to_application(find_hosts(host) | set(allow_host), takes_addresses=is_wildcard)
-    with contextlib.nullcontext() if allow_code else refuse_new_code(HOW_TO_ALLOW):
+    guard = contextlib.nullcontext() if allow_code else refuse_new_code(HOW_TO_ALLOW)
+    with guard, stop_between_modules():
         return _serve(application, sockets, server.jobs)
 
 

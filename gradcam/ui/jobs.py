@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,10 +41,17 @@ class Job:
             raise JobStopped
 
 
-@functools.cache  # Facts about a model are cached as long as no hook is added or removed.
-def _check_before_modules() -> None:
-    """Let all jobs stop before the next module of the model, because one pass of many images may take long."""
-    register_module_forward_pre_hook(lambda *_: job.check() if (job := getattr(_running, "job", None)) else None)
+@contextlib.contextmanager
+def stop_between_modules() -> Iterator[None]:
+    """Let stopped jobs end before the next module of the model, because one pass of many images may take long."""
+    # One hook for the whole time: facts about a model are cached as long as no hook is added or removed.
+    handle = register_module_forward_pre_hook(
+        lambda *_: job.check() if (job := getattr(_running, "job", None)) else None
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class JobQueue:
@@ -55,7 +62,6 @@ class JobQueue:
         self._newest: dict[str, Job] = {}
         self._jobs: dict[Future[Any], Job] = {}  # unfinished jobs
         self._is_ending = False
-        _check_before_modules()
 
     async def run(self, tab: str, work: Callable[[Progress], Result], is_disconnected: Callable[[], Any]) -> Result:
         """Run `work` in the thread and return its result. Raise `JobStopped` if the job is stopped."""

@@ -349,17 +349,17 @@ class TestReaders:
 
     def test_a_file_is_read_from_its_path_and_an_archive_member_from_a_temporary_file(self, tmp_path: Path) -> None:
         (tmp_path / "one.png").write_bytes(noise(1))
-        paths: list[Path] = []
+        paths: dict[str, Path] = {}  # Threads read in any order.
 
         def reader(path: Path) -> Any:
-            paths.append(path)
+            paths[path.suffix] = path
             return gradcam.read_image(path)
 
         items = [InputImage("folder/one.png", Content(path=tmp_path / "one.png"))]
         items.append(InputImage("folder/one.PNG", Content(noise(1))))
         results = run(tiny(reader=reader), items, INNER)
-        assert (paths[0], reads(items[0])) == (tmp_path / "one.png", 0)
-        assert (paths[1].suffix, paths[1].parent.exists()) == (".PNG", False)
+        assert (paths[".png"], reads(items[0])) == (tmp_path / "one.png", 0)
+        assert (paths.keys(), paths[".PNG"].parent.exists()) == ({".png", ".PNG"}, False)
         for result, expected in zip(results, run(tiny(), items, INNER)):
             assert_equal(result, expected)
 

@@ -281,7 +281,7 @@ def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
         assert verdict.to_record()["doubt"] == verdict.doubt
         if doubts:
             assert verdict.outcome == "failed"
-            assert verdict.summary.startswith("The heatmap at layer 'norm' may be misplaced: its cells")
+            assert verdict.summary.startswith("The heatmap at layer 'norm' may be misplaced: ")
 
 
 class PassThrough(nn.Module):

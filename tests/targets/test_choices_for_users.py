@@ -123,7 +123,7 @@ def test_candidates_are_in_pixels_of_the_image(transformers: Any, tmp_path: Path
     transformers.RTDetrImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
     detector = gradcam.load_detector(f"hf:{tmp_path}", threshold=0.99)
     image = np.random.default_rng(0).integers(0, 255, (128, 320, 3), dtype=np.uint8)
-    with pytest.raises(TargetError, match="best candidates") as caught:
+    with pytest.raises(TargetError, match="Best candidates") as caught:
         detector.explain(image)
     number = r"(-?\d+)"
     boxes = torch.tensor([[*map(float, item)] for item in re.findall(",".join([number] * 4), str(caught.value))])

@@ -539,7 +539,7 @@ def edit_and_measure_shift(browser: Any, empty: Serving, size: tuple[int, int]) 
     page.add_init_script(SHIFT)
     page.goto(empty.address)
     page.wait_for_timeout(300)
-    if page.locator("#start-screen").is_visible():
+    if not empty.ask("strip").json():  # Later visits find the example, and open it.
         page.locator("#example").click()
     expect(page.locator("#shown-name")).to_have_text("Egyptian cat")
     page.wait_for_timeout(700)  # Shifts within half a second of a click do not count, and the answer comes later.
