@@ -1,6 +1,7 @@
 """Define a CAM method: a name, its properties, and a function whose arguments depend on the kind of method."""
 
-# This module does not import torch, because the command line reads its choices from the table before it computes.
+# This module must not import torch at the top. The command line lists the methods in its help, and importing torch is
+# slow.
 
 from __future__ import annotations
 
@@ -19,30 +20,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A CAM method. Its kind, one of the subclasses below, defines what its function takes and returns.
+    """A CAM method. Its subclass defines the arguments and the result of its function.
 
     Parameters
     ----------
     name, summary
-        Its name, and what it does, in one line.
+        The method's name, and a description in one line.
     source
         The paper; None if there is none.
     function
-        The function, or its "module:name" (in this package, or with the full module name), imported on first use.
+        The function, or its "module:name" in this package. A function given by name is imported on first use.
     cost
         The number of forward passes, in words.
     is_signed
-        True if its negative values are evidence against the class.
+        True if negative values of the maps are evidence against the class.
     assumes_positive
-        True if it assumes activations without negative values, so that it needs a layer after a ReLU.
+        True if the method assumes non-negative activations. The target layer should then come after a ReLU.
     score
-        "finer" if it explains its own score instead of the requested score.
+        "finer" if the method explains the score of Finer-CAM instead of the requested score; None for other methods.
     options
-        The options that `using` can change, with their values.
+        The options of the function, with their values. `using` changes options.
     channels
-        "added" if channels are summed, "component" if their principal component is used, or "" for neither.
+        "added" if the map is the sum of the channels, "component" if it is their principal component, "" for other
+        methods.
     join
-        The function that joins the channels instead of a sum, given in the same form as `function`.
+        The "module:name" of a function that replaces the sum of the channels; None for the sum.
     """
 
     name: str
@@ -57,12 +59,12 @@ class Method:
     channels: Literal["added", "component", ""] = field(default="", repr=False)
     join: str | None = field(default=None, repr=False)
 
-    # The function's arguments from the recorded pass; empty if the function runs the model again.
+    # The names of the tensors that the function takes; empty if the function runs the model again.
     needs: ClassVar[tuple[str, ...]] = ()
-    # Maps lie on the grid of the target layer, on the input image, or on the grid of the attention's patches.
+    # Maps have a value per grid cell of the target layer, per pixel of the input, or per patch of the attention.
     place: ClassVar[Literal["layer", "input", "attention"]] = "layer"
     has_layer: ClassVar[bool] = True  # True if the method explains a target layer.
-    runs_again: ClassVar[bool] = False  # True if it runs the model, or a part of the model, more than once.
+    runs_again: ClassVar[bool] = False  # True if the function runs the model or a part of it again.
 
     @property
     def paper(self) -> str:
@@ -71,7 +73,7 @@ class Method:
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """Return the function with this method's options. It is imported on first use."""
+        """Return the function with this method's options. The function is imported on first use."""
         options = dict(self.options)
         if self.join is not None:
             options["join"] = import_function(self.join, __package__)
@@ -83,9 +85,10 @@ class Method:
         return self.compute(*inputs)
 
     def using(self, **options: Any) -> Method:
-        """Return the method with other options, to pass instead of a name: `METHODS["rise"].using(masks=2000)`.
+        """Return a copy of the method with other options, such as `METHODS["rise"].using(masks=2000)`.
 
-        Raises `GradcamError` for an option that the method does not have.
+        Pass the copy instead of a method's name. Raises `GradcamError` if the method does not have one of these
+        options.
         """
         for name in options:
             if name not in self.options:
@@ -94,10 +97,10 @@ class Method:
         return replace(self, options={**self.options, **check_plain(self.name, options)})
 
     def smoothed(self) -> Method:
-        """Return the method with eigen-smoothing.
+        """Return a copy of the method with eigen-smoothing.
 
-        The first principal component of the weighted channels replaces their sum. A method that already uses a
-        component is returned unchanged. Raises `GradcamError` for a method that does not sum channels.
+        The first principal component of the weighted channels replaces the sum of these channels. If the method already
+        uses a principal component, it is returned unchanged. Raises `GradcamError` if the method does not sum channels.
         """
         if not self.channels:
             raise GradcamError(
@@ -117,7 +120,7 @@ def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ActivationMethod(Method):
-    """A class-agnostic method: it computes maps (N,...) from activations (N,C,...) on a grid, float32 or float64."""
+    """A class-agnostic method that computes maps (N,...) from activations (N,C,...), in float32 or float64."""
 
     needs = ("activations",)
 
@@ -138,9 +141,9 @@ class CurvatureMethod(Method):
 
 
 class RerunMethod(Method):
-    """A method that runs the model, or its part after the layer, again, and returns maps (N,K,...) on the grid.
+    """A method that reruns the model, or the part after the layer, and returns maps (N,K,...) on the layer's grid.
 
-    Its function takes a `RecordedPass`, the layer's `GridActivations` and a `RerunBudget`, and returns `DenoisedMaps`.
+    The function takes a `RecordedPass`, the layer's `GridActivations` and a `RerunBudget`, and returns `DenoisedMaps`.
     """
 
     runs_again = True
@@ -156,7 +159,7 @@ class InputMethod(Method):
 
 
 class AttentionMethod(Method):
-    """A method that follows a transformer's attention, and returns maps (N,K,...) on the grid of patches.
+    """A method that uses a transformer's attention, and returns maps (N,K,...) on the grid of patches.
 
     Its function takes a `RecordedPass`, an `AttentionLog` and a `RerunBudget`.
     """
@@ -165,7 +168,10 @@ class AttentionMethod(Method):
 
 
 def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod, *inputs: Tensor) -> Tensor:
-    """Return the method's maps (N,K,...), or (N,...) from activations alone; raise `GradcamError` for other results."""
+    """Return the method's maps. Raise `GradcamError` if a custom function returned an invalid result.
+
+    Maps are (N,K,...), or (N,...) if the method takes only activations.
+    """
     import torch
 
     maps: Any = method.compute(*inputs)

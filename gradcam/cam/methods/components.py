@@ -1,13 +1,12 @@
 """Compute the maps of methods that use the first principal component of the channels.
 
-The sign of a principal component is arbitrary, so these rules choose it:
+The sign of a principal component is arbitrary. Two rules choose the sign:
 
-For activations alone, the value furthest from zero is positive. Activations are not centred, so after a ReLU, Eigen-CAM
-is positive everywhere.
+If the component is computed from activations alone, the value furthest from zero becomes positive. Activations are not
+centred. After a ReLU, Eigen-CAM is therefore positive everywhere.
 
-For activations times gradients, the sign agrees with the sum over the channels, which is HiResCAM: the inner product of
-the component and this sum is positive. If the inner product is only rounding error, the value furthest from zero is
-positive.
+If the component is computed from activations times gradients, its inner product with the sum over the channels
+(HiResCAM) becomes positive. If the inner product is only rounding error, the first rule applies.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ from torch import Tensor
 from gradcam.cam.methods.one_pass import ROUNDING
 from gradcam.errors import LayerError
 
-MAX_CELLS = 1024  # Kernel PCA decomposes a matrix of cells x cells.
+MAX_CELLS = 1024  # The limit for kernel PCA, which decomposes a matrix of cells x cells.
 
 
 def eigencam(activations: Tensor) -> Tensor:
-    """Compute Eigen-CAM: the activations projected on their first right singular vector, not centred; class-agnostic.
+    """Compute Eigen-CAM: project the uncentred activations on their first right singular vector.
 
-    Takes activations (N,C,...); returns maps (N,...) before the ReLU. Muhammad and Yeasin, IJCNN 2020, section III.
+    The maps are class-agnostic. Takes activations (N,C,...); returns maps (N,...) before the ReLU. Muhammad and Yeasin,
+    IJCNN 2020, section III.
     """
     return _make_peak_positive(_first_component(activations))
 
@@ -33,9 +33,10 @@ def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
     """Return the first principal component of the weighted channels, with the sign of their sum.
 
     Takes activations (N,C,...) and weights (N,K,C) or (N,K,C,...); returns maps (N,K,...) before the ReLU. As in
-    `eigencam`, the channels are not centred. With gradients as weights, this is Eigen-Grad-CAM. With the weights of
-    another method, it is eigen-smoothing. Both come from pytorch-grad-cam; there is no paper. The function
-    `eigen_smooth` of that package centres each channel and leaves the sign undetermined.
+    `eigencam`, the channels are not centred. If the weights are gradients, the result is Eigen-Grad-CAM. If the weights
+    come from another method, the result is eigen-smoothing. Both methods are from the package pytorch-grad-cam; there
+    is no paper. The function `eigen_smooth` of pytorch-grad-cam differs: it centres each channel and leaves the sign
+    undetermined.
     """
     expanded_activations = activations[:, None]
     products = expanded_activations * _add_axes(weights, expanded_activations)
@@ -48,11 +49,11 @@ def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
 
 
 def kpcacam(activations: Tensor) -> Tensor:
-    """Compute KPCA-CAM: the first component of kernel PCA over the cells of the grid; class-agnostic.
+    """Compute KPCA-CAM: the first component of kernel PCA over the cells of the grid.
 
-    Takes activations (N,C,...); returns maps (N,...) before the ReLU. Karmani et al., IEEE MMSP 2024, with the sigmoid
-    kernel tanh(x y / C + 1) on activations centred over the grid; the kernel matrix is centred too. Raises `LayerError`
-    for grids of more than 1024 cells.
+    The maps are class-agnostic. Takes activations (N,C,...); returns maps (N,...) before the ReLU. Karmani et al., IEEE
+    MMSP 2024. The kernel is the sigmoid kernel tanh(x y / C + 1). Activations are centred over the grid, and the kernel
+    matrix is centred too. Raises `LayerError` if the grid has more than 1024 cells.
     """
     cells = activations[0, 0].numel()
     if cells > MAX_CELLS:
@@ -69,7 +70,7 @@ def _kernel_component(points: Tensor) -> Tensor:
     rounding = kernel.shape[0] * torch.finfo(kernel.dtype).eps * kernel.abs().amax()
     kernel = kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
     values, vectors = torch.linalg.eigh(kernel)
-    # Identical points leave only rounding error, which a heatmap would show at full strength.
+    # If all points are equal, the largest eigenvalue is only rounding error, which a normalised heatmap would amplify.
     return vectors[:, -1] * torch.where(values[-1] > rounding, values[-1], 0).sqrt()
 
 
@@ -81,7 +82,7 @@ def _to_float64(tensor: Tensor) -> Tensor:
 def _first_component(tensor: Tensor) -> Tensor:
     """Return the first left singular vector over the grid, times its singular value.
 
-    Takes (N,C,...) and returns (N,...), of either sign. The vector is computed from the smaller of the two Gram
+    Takes (N,C,...) and returns (N,...). The sign is arbitrary. The vector is computed from the smaller of the two Gram
     matrices.
     """
     matrix = _to_float64(tensor.flatten(2))  # (N,C,P)
@@ -96,7 +97,7 @@ def _first_component(tensor: Tensor) -> Tensor:
 
 
 def _make_peak_positive(components: Tensor) -> Tensor:
-    """Return components (N,...), with the sign for which the value furthest from zero is positive."""
+    """Return components (N,...), negated where the value furthest from zero is negative."""
     return torch.where(_add_axes(_peaks(components), components) < 0, -components, components)
 
 

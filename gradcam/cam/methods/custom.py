@@ -13,26 +13,28 @@ from gradcam.errors import GradcamError, shorten
 
 
 def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
-    """Make a CAM method from a function of activations and gradients. Pass the result instead of a method's name.
+    """Make a CAM method from a function of activations and gradients.
+
+    Pass the result instead of a method's name.
 
     Parameters
     ----------
     name : str
-        Its name in results and file names: letters, digits, "-" and "_".
+        The method's name in results and file names. It may contain letters, digits, "-" and "_".
     summary : str
-        What it does, in one line.
+        A description of the method, in one line.
     signed : bool, default False
-        True if negative values of its maps are evidence against the class. This allows `evidence="negative"` and
-        "signed".
+        True if negative values of the maps are evidence against the class. The method then supports
+        `evidence="negative"` and "signed".
 
     Returns
     -------
     callable
-        A decorator for a pure function. Its parameters have these names: `activations` (N,C,...), optionally
-        `gradients` (N,K,C,...) of the K scores, and optionally `curvatures` (N,K,C,...), the Hessian times the
-        activations. The grid has any rank, and values are float32 or float64. The function returns maps (N,K,...), or
-        maps (N,...) if it takes only `activations`. Maps have the dtype and device of the activations. Further
-        parameters need defaults, and become options of `Method.using`.
+        A decorator for a pure function. The function's parameters must have these names: `activations` (N,C,...),
+        optionally `gradients` (N,K,C,...) of the K scores, and optionally `curvatures` (N,K,C,...), the Hessian times
+        the activations. The grid may have any number of axes. Values are float32 or float64. The function returns maps
+        (N,K,...), or maps (N,...) if it takes only `activations`. Maps have the dtype and device of the activations.
+        Any other parameter needs a default, and becomes an option of `Method.using`.
 
     Raises
     ------

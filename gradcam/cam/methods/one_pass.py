@@ -10,11 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ROUNDING = 64.0  # A sum of up to this many units in the last place of its terms counts as rounding error.
+ROUNDING = 64.0  # A sum is rounding error up to this many eps times the sum of its absolute terms.
 
 SIGMAS = 2.0  # FEM counts an activation as strong if it is this many standard deviations above its channel's mean.
 
-# Takes activations (N,C,...) and weights, (N,K,C) per channel or (N,K,C,...) per cell; returns maps (N,K,...).
+# A function of activations (N,C,...) and weights, (N,K,C) per channel or (N,K,C,...) per cell. It returns maps
+# (N,K,...).
 Join = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -56,23 +57,23 @@ def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> T
     """Compute Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid.
 
     Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. Selvaraju et al.,
-    ICCV 2017, equations 1 and 2. Finer-CAM uses the gradient of a different score: the class's logit minus a share of
-    its rivals' logits (Zhang et al., CVPR 2025, section 3).
+    ICCV 2017, equations 1 and 2. Finer-CAM uses the gradient of another score: the class's logit minus a share of the
+    logits of similar classes (Zhang et al., CVPR 2025, section 3).
     """
     return join(activations, gradients.flatten(3).mean(3))
 
 
 def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Compute Grad-CAM++: channels weighted by the sum of their positive gradients, each with its own coefficient.
+    """Compute Grad-CAM++: weight each channel by a weighted sum of its positive gradients.
 
     Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...). Chattopadhyay et al., WACV 2018,
-    equations 7 and 19, with Y = exp(score). The derivatives of Y are then powers of the score's gradient g, times
-    exp(score). This factor cancels in the coefficients g^2 / (2 g^2 + sum(A) g^3). It also scales the entire map, where
-    it is omitted because it is positive. A coefficient whose denominator is zero is zero.
+    equations 7 and 19, with Y = exp(score). The n-th derivative of Y is then exp(score) g^n, where g is the score's
+    gradient. In the coefficients g^2 / (2 g^2 + sum(A) g^3), the factor exp(score) cancels. The same positive factor of
+    the map is omitted. If a denominator is zero, the coefficient is zero.
     """
     g = gradients.flatten(3)
     total = activations.flatten(2).sum(2)[:, None, :, None]
-    denominators = 2 + total * g  # The factor g^2 cancels as well.
+    denominators = 2 + total * g  # The numerator and the denominator are divided by g^2.
     coefficients = (1 / denominators).masked_fill(denominators == 0, 0)
     return join(activations, (coefficients * g.relu()).sum(3))
 
@@ -81,7 +82,8 @@ def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
     """Compute XGrad-CAM: channels weighted by their activation-weighted mean gradient, sum(A g) / sum(A).
 
     Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...) before the ReLU. Fu et al., BMVC 2020,
-    section 3. A channel has weight zero if its sum is zero or only rounding error, as after an instance norm.
+    section 3. If a channel's sum is zero or only rounding error, as after an instance norm, the channel's weight is
+    zero.
     """
     a = activations.flatten(2)[:, None]
     total = a.sum(3)
@@ -91,20 +93,21 @@ def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
 
 
 def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:
-    """Compute Shapley-CAM: channels weighted by the mean of the gradient minus half of H A (Hessian times activations).
+    """Compute Shapley-CAM: weight each channel by the mean of g - H A / 2, from gradients g and curvatures H A.
 
-    Takes activations (N,C,...), gradients (N,K,C,...) and curvatures H A (N,K,C,...); returns maps (N,K,...) before the
-    ReLU. Cai, arXiv:2501.06261: the weights are a second-order expansion of the Shapley value. If the network after the
-    layer is linear, the curvature is zero and this is Grad-CAM.
+    Takes activations (N,C,...), gradients (N,K,C,...) and curvatures (N,K,C,...), the Hessian times the activations.
+    Returns maps (N,K,...) before the ReLU. Cai, arXiv:2501.06261: the weights are a second-order expansion of the
+    Shapley value. If the network after the layer is linear, curvatures are zero and the result equals Grad-CAM.
     """
     return join(activations, (gradients - curvatures / 2).flatten(3).mean(3))
 
 
 def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
-    """Compute FEM: the cells where a channel is far above its mean, weighted by that mean; class-agnostic.
+    """Compute FEM: add up, at each cell, the means of the channels that are far above their mean.
 
-    Takes activations (N,C,...); returns maps (N,...) before the ReLU. Fuad et al., IPTA 2020, section III: "far" means
-    two standard deviations or more. A channel that is constant up to rounding has no such cell.
+    The maps are class-agnostic. Takes activations (N,C,...); returns maps (N,...) before the ReLU. Fuad et al., IPTA
+    2020, section III: "far" means two standard deviations or more. If a channel is constant up to rounding, it is not
+    added at any cell.
     """
     a = activations.flatten(2)
     mean = a.mean(2, keepdim=True)

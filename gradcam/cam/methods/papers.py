@@ -15,8 +15,8 @@ FIELD = re.compile(r"^  (\w+) = \{+(.*?)\}+,$", re.MULTILINE)
 class Paper:
     """A publication.
 
-    `entry` is its complete BibTeX entry, with the title protected from lower-casing. Authors have the form "Surname,
-    First name and Surname, First name".
+    `entry` is the complete BibTeX entry. Double braces protect its title from lower-casing. `authors` has the form
+    "Surname, First name and Surname, First name".
     """
 
     authors: str
@@ -45,7 +45,7 @@ def _read() -> dict[str, Paper]:
 
 
 def __getattr__(name: str) -> Paper:
-    """Return the paper with that name."""
+    """Return the paper with this name in papers.bib."""
     if name not in _read():
         raise AttributeError(f"papers.bib has no {name}")
     return _read()[name]

@@ -22,8 +22,8 @@ from gradcam.hooks.memory import RerunBudget
 from gradcam.options import MAX_COUNT, argument_error, check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.
-MAX_SEED = 2**62 - 1  # Far below a torch generator's limit, because the index of a mask is added to the seed.
-MASKS_PER_STEP = 64  # RISE adds this many masks at once. (Scores are computed in chunks that fit the memory budget.)
+MAX_SEED = 2**62 - 1  # A seed plus the index of a mask must be a valid seed of a torch generator.
+MASKS_PER_STEP = 64  # RISE adds up this many masks at a time, whatever the memory budget is.
 
 
 def ablationcam(
@@ -31,12 +31,12 @@ def ablationcam(
 ) -> DenoisedMaps:
     """Compute Ablation-CAM: weight each channel by the share of the score that is lost if the channel is zero.
 
-    Returns maps (N,K,...) before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y-y_k)/y.
-    Here, the divisor is |y|, because a negative score would reverse every weight; if y is 0, nothing is divided. A
-    channel is set to zero everywhere, also at extra tokens such as a transformer's class token, unless a `reshape`
-    function excludes them. A weight has the sign of the channel's contribution. If activations may be negative, as
-    before a ReLU, the weight's sign may differ from the gradient's: choose a layer after a ReLU. Raises `LayerError` if
-    no channel changes the score, and `GradcamError` as `score_layer` does.
+    Returns maps (N,K,...) before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y-y_k)/y,
+    where y_k is the score without channel k. Here, the divisor is |y|, because a negative score would reverse the sign
+    of every weight. If y is 0, the weight is y-y_k. A channel is set to zero at all cells, and at extra tokens such as
+    a class token. A `reshape` function may exclude extra tokens. A weight has the sign of the channel's contribution to
+    the score. If activations are negative, this sign may differ from the sign of the gradient: choose a layer after a
+    ReLU. Raises `LayerError` if no channel changes the score, and the errors of `score_layer`.
     """
 
     def ablate(copies: Tensor, numbers: range) -> None:
@@ -59,14 +59,15 @@ def ablationcam(
 
 
 def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudget) -> DenoisedMaps:
-    """Compute Recipro-CAM: for each cell of the grid, the score if only the activations around the cell are kept.
+    """Compute Recipro-CAM: the value of a cell is the score if only the activations around the cell are kept.
 
     Returns maps (N,K,...) with values of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are
-    multiplied by a Gaussian window, (1 2 1; 2 4 2; 1 2 1) / 16, around the cell, cut off at the border. The requested
-    score replaces the paper's probability. The paper's maps m have no fixed zero, so its heatmap is (m - m.min()) /
-    (m.max() - m.min()). Here, the model's score for an empty grid is subtracted, so a positive value is evidence for
-    the class, and a negative value evidence against it. For volumes, the window is the product of (1 2 1) / 4 along the
-    three axes. Extra tokens such as class tokens stay unchanged. Raises as `ablationcam` does.
+    multiplied by a Gaussian window around the cell, (1 2 1; 2 4 2; 1 2 1) / 16. The border of the grid cuts off the
+    window. The requested score replaces the paper's probability. The paper scales each map from its minimum to its
+    maximum, so its zero has no meaning. Here, the score for an empty grid is subtracted. A positive value is therefore
+    evidence for the class, and a negative value is evidence against the class. For volumes, the window is the product
+    of (1 2 1) / 4 along the three axes. Extra tokens such as class tokens stay unchanged. Raises the errors of
+    `ablationcam`.
     """
     lengths = site.grid.shape[2:]
 
@@ -85,13 +86,13 @@ def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudge
 
 
 def _make_windows(numbers: range, lengths: torch.Size) -> Tensor:
-    """Return the windows (v,...) around the cells with these numbers; zeros for the number after the last cell."""
+    """Return Gaussian windows (v,...) around the numbered cells. The number after the last cell gives zeros."""
     inside = [number for number in numbers if number < lengths.numel()]
     cells = torch.tensor(inside, dtype=torch.int64, device="cpu")
     windows = torch.ones(len(cells), *[1] * len(lengths), dtype=torch.float32, device="cpu")
     for axis, (length, index) in enumerate(zip(lengths, torch.unravel_index(cells, lengths))):
         distances = (torch.arange(length, dtype=torch.float32, device="cpu")[None] - index[:, None]).abs()
-        profile = (0.5 - distances / 4).relu()  # 1/2 at the cell, 1/4 next to it.
+        profile = (0.5 - distances / 4).relu()  # 1/2 at the cell, 1/4 at its neighbours.
         windows = windows * profile.reshape(-1, *[length if i == axis else 1 for i in range(len(lengths))])
     return torch.cat([windows, windows.new_zeros(len(numbers) - len(cells), *lengths)])
 
@@ -109,10 +110,10 @@ def scorecam(
     """Compute Score-CAM: mask the image by each channel, and weight the channels by the softmax of the scores.
 
     Returns maps (N,K,...) before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the
-    image, scaled to [0,1] and multiplied by the image. The score of the baseline is the same for all channels, so it
-    does not change the softmax. A channel that is constant up to rounding makes no mask. Such a channel gets no weight
-    and is excluded from the softmax: it could only scale the map, or add a constant. Raises `GradcamError` if the
-    memory budget does not hold a single variant.
+    image, scaled to [0,1] and multiplied by the image. The paper subtracts the score of a baseline image. Here, this
+    step is omitted, because the softmax does not depend on a constant. If a channel is constant up to rounding, it
+    gives no mask. It gets no weight and is excluded from the softmax, because it could only scale the map or add a
+    constant. Raises `GradcamError` if the memory budget is too small for one masked copy of the images.
     """
     return _mask_channels(recorded, site, budget, join)
 
@@ -120,10 +121,10 @@ def scorecam(
 def fasterscorecam(
     recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, channels: int, join: Join = add_up
 ) -> DenoisedMaps:
-    """Compute Faster-Score-CAM: Score-CAM with only those channels of each image that vary most over the grid.
+    """Compute Faster-Score-CAM: Score-CAM with only the channels of each image that vary most over the grid.
 
     Returns maps (N,K,...) before the ReLU. `channels` is the number of channels. The method is from tf-keras-vis; there
-    is no paper. Raises as `scorecam` does, and `GradcamError` for fewer than one channel.
+    is no paper. Raises the errors of `scorecam`, and `GradcamError` if `channels` is below 1.
     """
     check_count(channels, "fasterscorecam: channels", "an int, 1 or more.")
     return _mask_channels(recorded, site, budget, join, max_channels=channels)
@@ -141,9 +142,10 @@ def sscam(
 ) -> DenoisedMaps:
     """Compute SS-CAM: Score-CAM with scores averaged over masks with Gaussian noise.
 
-    Returns maps (N,K,...) before the ReLU. Wang et al., arXiv:2006.14255, first variant: noise of standard deviation
-    `noise` is added to each mask in [0,1], `samples` times. All images get the same noise, so that no image depends on
-    its batch; the noise depends on `seed` alone. Raises as `scorecam` does, and `GradcamError` for invalid options.
+    Returns maps (N,K,...) before the ReLU. Wang et al., arXiv:2006.14255, first variant: each mask in [0,1] is used
+    `samples` times, each time with other noise of standard deviation `noise`. All images get the same noise, so that no
+    map depends on the rest of the batch. The noise depends only on `seed`. Raises the errors of `scorecam`, and
+    `GradcamError` for invalid options.
     """
     check_count(samples, "sscam: samples", "an int, 1 or more.")
     check_number("sscam", "noise", noise)
@@ -165,8 +167,9 @@ def iscam(
 ) -> DenoisedMaps:
     """Compute IS-CAM: Score-CAM with scores averaged over masks of increasing strength, from empty to full.
 
-    Returns maps (N,K,...) before the ReLU. Naidu et al., arXiv:2010.03023: the integral is the mean over the masks
-    times 1/n, 2/n, ... 1. Raises as `scorecam` does, and `GradcamError` for fewer than one step.
+    Returns maps (N,K,...) before the ReLU. Naidu et al., arXiv:2010.03023: each mask is multiplied by 1/n, 2/n, ..., 1,
+    and the mean of the n scores replaces the integral. Raises the errors of `scorecam`, and `GradcamError` if `steps`
+    is below 1.
     """
     check_count(steps, "iscam: steps", "an int, 1 or more.")
 
@@ -178,7 +181,10 @@ def iscam(
 
 
 def _join(recorded: RecordedPass, site: GridActivations, weights: Tensor, join: Join) -> DenoisedMaps:
-    """Return the weighted sum of the channels without rounding noise, because activations of both signs may cancel."""
+    """Return the weighted sum of the channels, without values that are only rounding error.
+
+    If activations of both signs cancel, the sum may be only rounding error.
+    """
     return denoise(lambda perturb: join(perturb(site.grid, 1), weights), recorded.tolerance)
 
 
@@ -192,10 +198,10 @@ def _mask_channels(
     rounds: int = 1,
     alter: Callable[[Tensor, range], Tensor] = lambda masks, _: masks,
 ) -> DenoisedMaps:
-    """Return the sum of the `max_channels` channels of each image that vary most, weighted by scores of masked images.
+    """Return the sum of each image's most variable channels, weighted by the scores of masked images.
 
-    Scores are means over `rounds`. `alter(masks, numbers)` changes masks (v,N,1,...) in [0,1]; each mask has `rounds`
-    consecutive numbers.
+    At most `max_channels` channels are used. Each channel gives `rounds` masks with consecutive numbers, and its score
+    is the mean of their scores. `alter(masks, numbers)` changes masks (v,N,1,...) in [0,1].
     """
     channels, is_valid = _rank_channels(site.grid, max_channels, recorded.tolerance)
     count = channels.shape[1]
@@ -207,9 +213,9 @@ def _mask_channels(
         copies.mul_(alter(masks, numbers).flatten(0, 1).to(copies))
 
     scores, _ = score_input(recorded, Variants(budget.batch.pictures, rounds * count, apply_masks), budget)
-    # A model on several devices may return its scores on a different device than the layer's.
+    # The scores and the layer may be on different devices.
     means = scores.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
-    # For an image without masks, the softmax is NaN.
+    # If an image has no valid channel, its softmax is NaN.
     shares = means.masked_fill(~is_valid[:, None], -torch.inf).softmax(2).nan_to_num(0)
     weights = shares.new_zeros(*shares.shape[:2], site.grid.shape[1])
     weights = weights.scatter_(2, channels[:, None].expand_as(shares), shares)
@@ -217,10 +223,11 @@ def _mask_channels(
 
 
 def _rank_channels(grid: Tensor, max_channels: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Return the channels (N,V) of each image that vary most, in descending order, and a mask of the valid channels.
+    """Return the indices (N,V) of the channels of each image that vary most, and a mask (N,V) of the valid indices.
 
-    A channel varies over the grid if its range exceeds rounding errors: `tolerance` times its largest magnitude. Images
-    with fewer such channels are filled up with channels that are not valid.
+    The most variable channel comes first. A channel varies over the grid if its range exceeds rounding errors:
+    `tolerance` times its largest magnitude. If an image has fewer such channels than another image, its other indices
+    are invalid.
     """
     values = grid.flatten(2)
     varies = values.amax(2) - values.amin(2) > tolerance * values.abs().amax(2)
@@ -241,16 +248,16 @@ def _make_masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
 def rise(
     recorded: RecordedPass, budget: RerunBudget, *, masks: int, cells: int, probability: float, seed: int
 ) -> DenoisedMaps:
-    """Compute RISE: how much the score rises if a pixel is visible, relative to the mean score over random masks.
+    """Compute RISE: how much the score rises above the mean score of random masks if a pixel is visible.
 
     Returns maps (N,K,...) at the images' size, with values of either sign. Petsiuk et al., BMVC 2018, equation 6: the
     sum of the masks times their scores, divided by the number of masks and by `probability`. The mean score is
-    subtracted first, so that zero means that a pixel makes no difference. Otherwise, the mean would add nearly the same
-    value to every pixel. (The paper's heatmaps remove this value by subtracting their minimum.)
+    subtracted first. A value of zero therefore means that a pixel makes no difference. Without the subtraction, the
+    mean would add nearly the same value to every pixel. (In the paper, each heatmap's minimum is subtracted instead.)
 
-    A mask has `cells` cells along each side, each visible with `probability`. It is resized, and shifted at random
-    (section 3.2). The masks depend on `seed` alone, and are the same for all images. Raises `GradcamError` for invalid
-    options, and if the memory budget does not hold a single variant.
+    A mask is a grid with `cells` cells along each side. Each cell is visible with `probability`. The grid is resized to
+    the image, and shifted at random (section 3.2). The masks depend only on `seed`, and are the same for all images.
+    Raises `GradcamError` for invalid options, and if the memory budget is too small for one masked copy of the images.
     """
     check_count(masks, "rise: masks", "an int, 1 or more.")
     check_count(cells, "rise: cells", "an int, 1 or more.")
@@ -267,7 +274,7 @@ def rise(
     scores, _ = score_input(recorded, Variants(pictures, masks, apply_masks), budget)
     tolerance, class_scores = recorded.score_tolerance, scores.permute(1, 2, 0)
     perturbed = [perturb(class_scores, 2, tolerance, i).permute(2, 0, 1) for i in range(NUM_PERTURBATIONS)]
-    # (V, 1 + perturbations, N, K)
+    # The shape is (V, 1 + perturbations, N, K).
     deviations = torch.stack([values - values.mean(0) for values in (scores, *perturbed)], 1)
     total = deviations.new_zeros((*deviations.shape[1:], *size))
     for start in range(0, masks, MASKS_PER_STEP):
@@ -279,10 +286,13 @@ def rise(
 
 
 def _sample_mask(size: Sequence[int], cells: int, probability: float, seed: int) -> Tensor:
-    """Return one mask in [0,1]: cells opened at random, resized to a margin of one cell, and cropped at random."""
+    """Return one random mask in [0,1], upsampled from a coarse grid of visible and hidden cells.
+
+    The grid is resized to the image plus a margin of one cell, and cropped at a random position.
+    """
     generator = torch.Generator("cpu").manual_seed(seed)
     is_open = torch.rand([cells] * len(size), generator=generator, dtype=torch.float32, device="cpu") < probability
-    lengths = [math.ceil(length / cells) for length in size]  # Side lengths of a cell.
+    lengths = [math.ceil(length / cells) for length in size]  # The side lengths of a cell in pixels.
     size_with_margin = [(cells + 1) * length for length in lengths]
     grid = is_open.float()[None, None]
     mask = F.interpolate(grid, size=size_with_margin, mode=MODES[len(size)], align_corners=False)[0, 0]
@@ -305,11 +315,11 @@ def smooth_gradcam_pp(
     """Compute Smooth Grad-CAM++: channels weighted as in Grad-CAM++, with derivatives averaged over noisy images.
 
     Returns maps (N,K,...). Omeiza et al., arXiv:1908.01224, equation 8: the first three derivatives are averaged over
-    `samples` copies with Gaussian noise. The noise's standard deviation is `noise` times the range of each image's
-    values, as in SmoothGrad; the paper does not specify it. As in `gradcam_pp`, the derivatives are powers of the
-    score's gradient. Classes and activations are taken from the image without noise. The noise is the same for all
-    images, and depends on `seed` alone. Raises `GradcamError` for invalid options, and `LayerError` if no copy has a
-    gradient at the layer.
+    `samples` copies with Gaussian noise. The paper does not specify the noise. As in SmoothGrad, its standard deviation
+    is `noise` times the range of each image's values. As in `gradcam_pp`, the derivatives are powers of the score's
+    gradient. Classes and activations are taken from the image without noise. The noise is the same for all images, and
+    depends only on `seed`. Raises `GradcamError` for invalid options, and `LayerError` if the gradients of all copies
+    are zero at the layer.
     """
     check_count(samples, "smoothgradcam-pp: samples", "an int, 1 or more.")
     check_number("smoothgradcam-pp", "noise", noise)

@@ -1,10 +1,11 @@
-"""Run the model, or its part after a layer, again on variants, with many in one batch if that gives right results.
+"""Rerun the model, or the part after a layer, on changed copies (variants) of its input or of the layer's output.
 
-A hook on the layer may pass on a batch of a different size, so that the earlier part of the model runs once, and only
-the later part (the tail) runs for each variant. The results are right if the tail computes each row independently. The
-first batch tests this. It contains two unchanged copies, which have to reproduce the recorded pass. Next to each copy
-is a row with extreme values, which would change the copy if the tail mixed rows. If the test fails, the entire model
-runs on a batch that is repeated for each variant. If the model mixes rows too, variants run one by one.
+If possible, a batch contains many variants. To rerun only the part after a layer (the tail), a hook replaces the
+layer's output by a batch of variants. The part before the layer runs on the images once for each batch of variants. The
+scores are correct if the tail computes each row of a batch independently. The first batch tests this condition. It
+contains two unchanged copies, which have to reproduce the recorded pass. Next to each unchanged copy is a row with
+extreme values, which would change the copy if the tail mixed rows. If the test fails, the entire model runs on a batch
+with the images repeated for each variant. If this batch fails the test too, variants run one by one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.layers.find import LayerRef
 from gradcam.targets.classes import ClassTarget, compute_scores
 
-GUARD_SCALE = 100.0  # A factor that changes the output of any model.
-NUM_GUARD_ROWS = 4  # The first chunk begins and ends with an unchanged row and an extreme row.
+GUARD_SCALE = 100.0  # A factor for extreme values, large enough to change the output of any model.
+NUM_GUARD_ROWS = 4  # The first chunk has two unchanged rows and two extreme rows per image.
 MIN_ROWS = NUM_GUARD_ROWS + 1
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One batch with `rows` rows per image: the variants with the given `numbers`, and unchanged rows."""
+    """One batch with `rows` rows per image: the variants with these `numbers`, filled up with unchanged rows.
+
+    If `is_guarded` is True, the batch also has guard rows: an unchanged row and an extreme row at each end.
+    """
 
     numbers: range
     rows: int
@@ -48,7 +52,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Variants:
-    """The description of `count` variants of `base` (N,...), whose first axis is the images.
+    """A description of `count` changed copies (variants) of the tensor `base` (N,...).
 
     `change(copies, numbers)` changes copies (v*N,...) in place into the variants with these numbers. Row v*N+n belongs
     to image n.
@@ -62,7 +66,8 @@ class Variants:
         """Return the rows of a chunk, flattened to (rows*N,...)."""
         stack = self.base.expand(chunk.rows, *self.base.shape).clone(memory_format=torch.contiguous_format)
         if chunk.is_guarded:
-            # Values of both signs, so that one of them stands out in any maximum or minimum over the rows.
+            # The extreme rows have opposite signs, so that one of the two rows dominates any maximum or minimum over
+            # rows.
             stack[1].mul_(-GUARD_SCALE).sub_(1)
             stack[-2].mul_(GUARD_SCALE).add_(1)
         if chunk.numbers:
@@ -71,7 +76,7 @@ class Variants:
 
 
 def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
-    """Divide `count` variants into as few chunks as possible, of at most `max_rows` rows and at least `MIN_ROWS`.
+    """Divide `count` variants into as few chunks as possible, with `MIN_ROWS` to `max_rows` rows each.
 
     Only the first chunk has guard rows.
     """
@@ -82,10 +87,11 @@ def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
     return [Chunk(range(first), rows, is_guarded=True), *(Chunk(numbers, rows) for numbers in later_numbers)]
 
 
-# The scores of variants (V,N,K), and of unchanged images (N,K) in a batch of this size.
+# The scores (V,N,K) of the variants, and the scores (N,K) of the unchanged images from a batch of the same size.
 VariantScores = tuple[Tensor, Tensor]
 Run = Callable[[Tensor, int], Any]  # Takes flattened variants and their number per image; returns the model's output.
-RerunStrategy = tuple[Run, Callable[[], int]]  # How to run variants, and a measurement of the bytes per variant.
+# A function that runs variants, and a function that measures the bytes per variant.
+RerunStrategy = tuple[Run, Callable[[], int]]
 
 
 def score_layer(
@@ -94,7 +100,7 @@ def score_layer(
     """Return the scores of variants of a layer's output; `variants.base` is `layer_output(site)`.
 
     Raises `LayerError` if no variant changes any score by more than rounding, and `GradcamError` if the memory budget
-    does not hold a single variant.
+    is too small for one variant.
     """
     layout, outlet = site.layout, recorded.outlets[site.layer]
 
@@ -131,7 +137,7 @@ def score_input(recorded: RecordedPass, variants: Variants, budget: RerunBudget)
 
     pass_bytes = _measure(recorded, budget)
     strategies: list[RerunStrategy] = [(run, lambda: 3 * variants.base.nbytes + pass_bytes)]
-    # On a CPU, convolutions are faster with channels last, but not every model accepts that.
+    # On a CPU, convolutions are faster in the channels-last memory format, but not every model accepts this format.
     if variants.base.device.type == "cpu" and variants.base.ndim == 4:
         strategies.insert(0, (run_channels_last, lambda: 4 * variants.base.nbytes + pass_bytes))
     return _score(recorded, variants, strategies, budget)
@@ -144,7 +150,7 @@ def layer_output(site: GridActivations) -> Tensor:
 
 def _require_effect(scores: Tensor, unchanged: Tensor, site: GridActivations) -> None:
     """Raise `LayerError` if no variant of a layer's output changes any score by more than rounding."""
-    # Without variants, or with zero activations, there is nothing to change.
+    # If there are no variants, or all activations are zero, no score can change.
     if not len(scores) or not site.grid.any():
         return
     rounding = 4 * torch.finfo(unchanged.dtype).eps * unchanged.abs().amax()
@@ -167,14 +173,14 @@ def _score(
         if chunks and (scores := _score_chunks(recorded, variants, run, budget, chunks)) is not None:
             return scores
     chunks = [Chunk(range(number, number + 1), 1) for number in range(variants.count)]
-    # Without a guarded chunk, there is no test that may fail.
+    # The result is not None, because no chunk is guarded.
     return cast("VariantScores", _score_chunks(recorded, variants, run, budget, chunks))
 
 
 def _score_chunks(
     recorded: RecordedPass, variants: Variants, run: Run, budget: RerunBudget, chunks: Sequence[Chunk]
 ) -> VariantScores | None:
-    """Return the scores of all chunks; None if the guarded chunk shows that rows are not independent."""
+    """Return the scores of all chunks; None if the guarded chunk fails, or shows that the model mixes rows."""
     parts, unchanged = [], recorded.scored.values.detach()
     for chunk in chunks:
         try:
@@ -200,7 +206,7 @@ def _measure(recorded: RecordedPass, budget: RerunBudget) -> int:
 
 
 def run_again(recorded: RecordedPass, budget: RerunBudget, count: int, pictures: Tensor | None = None) -> Any:
-    """Return the model's output for `count` copies of the batch; `pictures` replace the images of all copies."""
+    """Return the model's output for `count` copies of the batch. `pictures` replaces the images of all copies."""
     images = budget.batch.images
 
     def repeat(tensor: Tensor) -> Tensor:
@@ -232,7 +238,7 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
             )
         is_input = any(layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs)
         if is_input or is_parameter_or_buffer(tensor, module):
-            return containers.replace_tensor(output, tensor, rows)  # Other users of the tensor still get the original.
+            return containers.replace_tensor(output, tensor, rows)  # The tensor's other users must get the original.
         replacement = rows.detach()
         if containers.swap_contents(tensor, replacement):
             swapped.append((tensor, replacement))
@@ -249,7 +255,7 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
         hooks.before_forward(outlet.module, record_inputs)
         hooks.after_forward(outlet.module, hand_on)
         yield
-    for tensor, replacement in swapped:  # The model may keep the tensor for its next pass.
+    for tensor, replacement in swapped:  # Swap back, because the model may keep the tensor.
         containers.swap_contents(tensor, replacement)
 
 
@@ -270,7 +276,7 @@ def score_rows(recorded: RecordedPass, output: Any, count: int, positions: range
 
 
 def reproduces_first_pass(recorded: RecordedPass, output: Any, count: int) -> bool:
-    """Return whether the output has rows for each variant, and the first and the last equal the recorded pass."""
+    """Return whether the output has rows for each variant, and the first and last rows equal the recorded pass."""
     images = recorded.batch.images
     if recorded.scored.logits is not None:
         recorded_outputs = [recorded.scored.logits.detach()]

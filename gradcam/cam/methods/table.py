@@ -1,6 +1,7 @@
 """The table of all methods, and functions to find a method by name, in a user's file, or in an installed package."""
 
-# This module does not import torch, because the command line reads its choices from this table before it computes.
+# This module must not import torch at the top. The command line lists the methods in its help, and importing torch is
+# slow.
 
 from __future__ import annotations
 
@@ -86,15 +87,16 @@ METHODS: dict[str, Method] = {
 }
 # fmt: on
 
-MAX_NAME_LENGTH = 100  # Characters, for a name that includes changed options.
+MAX_NAME_LENGTH = 100  # The limit, in characters, for a name that includes changed options.
 ALIASES = {"chefer": "gradient-rollout"}  # Names that other packages use.
 
 
 def find_method(method: str | Method) -> Method:
-    """Return the method with that name, or the method itself.
+    """Return the method with this name. A `Method` is returned unchanged.
 
-    Case and hyphens are ignored, `++` means `-pp`, and `ALIASES` are understood. A name may also be `FILE.py:NAME`, or
-    a method of an installed package. Raises `GradcamError` for an unknown name, with the nearest names.
+    Upper case and hyphens are ignored, `++` is read as `-pp`, and the names in `ALIASES` are accepted. A name may also
+    be `FILE.py:NAME`, or the name of a method from an installed package. If the name is unknown, raises `GradcamError`
+    with the nearest names.
     """
     if isinstance(method, Method):
         return method
@@ -114,7 +116,7 @@ def find_method(method: str | Method) -> Method:
 
 
 def find_in_table(name: str) -> Method | None:
-    """Return the method of the table with this name or alias; None if there is none."""
+    """Return the method of the table with this name or alias; None if there is no such method."""
     normalised = _normalise_name(ALIASES.get(_normalise_name(name), name))
     return next((method for method in METHODS.values() if _normalise_name(method.name) == normalised), None)
 
@@ -122,7 +124,7 @@ def find_in_table(name: str) -> Method | None:
 def suggest_names(
     name: str, names: Iterable[str], otherwise: str = "`gradcam methods` lists them (gradcam.METHODS in Python)."
 ) -> str:
-    """Return advice for an unknown name: the nearest names if any are similar, else where names are listed."""
+    """Return advice for an unknown name: the most similar names, or `otherwise` if no name is similar."""
     offers = find_similar_names(name, names)
     return f"Nearest: {join_names(offers)}." if offers else otherwise
 
@@ -132,10 +134,10 @@ def _normalise_name(name: str) -> str:
 
 
 def find_methods(methods: Iterable[str | Method]) -> list[Method]:
-    """Return the methods, each once.
+    """Return the methods without duplicates.
 
     If a method has the same name as an earlier method, but different options, its name is extended by these options.
-    Raises `GradcamError` for unknown methods and for anything but a list.
+    Raises `GradcamError` for an unknown method, and if `methods` is not a list of at least one method.
     """
     is_list = isinstance(methods, Iterable) and not isinstance(methods, str)
     methods_by_name: dict[str, Method] = {}
@@ -145,7 +147,7 @@ def find_methods(methods: Iterable[str | Method]) -> list[Method]:
             changed = [f"{key}={value}" for key, value in method.options.items() if first.options.get(key) != value]
             if not changed or first.function != method.function:
                 raise GradcamError(f"Two methods are named {method.name!r}: rename one of them.")
-            # The name becomes part of file names.
+            # Other characters are replaced, because the name becomes part of file names.
             name = re.sub(r"[^\w.=+-]+", "_", "-".join([method.name, *changed]), flags=re.ASCII)[:MAX_NAME_LENGTH]
             if methods_by_name.setdefault(name, replace(method, name=name)) != replace(method, name=name):
                 raise GradcamError(f"Two methods are named {name!r}: rename one of them.")
@@ -155,14 +157,14 @@ def find_methods(methods: Iterable[str | Method]) -> list[Method]:
 
 
 def apply_smoothing(methods: Sequence[Method], smoothing: str) -> list[Method]:
-    """Return the methods with this smoothing; raise `GradcamError` if it is unknown or a method does not support it."""
+    """Return the methods with this smoothing. Raise `GradcamError` if a method does not support it."""
     if not isinstance(smoothing, str) or smoothing not in SMOOTHINGS:
         raise GradcamError(f"smoothing is {shorten(smoothing)}, expected one of {join_names(SMOOTHINGS)}.")
     return [method.smoothed() for method in methods] if smoothing == "eigen" else list(methods)
 
 
 def check_evidence(evidence: str, methods: Sequence[Method]) -> None:
-    """Raise `GradcamError` for a kind of evidence that is unknown, or that a method does not support."""
+    """Raise `GradcamError` if the kind of evidence is unknown, or if a method does not support it."""
     if not isinstance(evidence, str) or evidence not in EVIDENCE:
         raise GradcamError(f"evidence is {shorten(evidence)}, expected one of {join_names(EVIDENCE)}.")
     unsigned = [method.name for method in methods if not method.is_signed]
