@@ -1,4 +1,4 @@
-"""Pixel attributions: how much each value of the image, not of a layer, matters to a score.
+"""Pixel attributions: how much each value of the image contributes to a score.
 
 attribution = gradcam.attributions.integrated_gradients(model, images, target=281)
 image = gradcam.attributions.draw_attribution(attribution.values[0, 0])

@@ -28,8 +28,8 @@ from gradcam.options import Progress
 from gradcam.targets.base import ScoreExtractor, bind_target
 from gradcam.targets.classes import ClassTarget, compute_scores
 
-# This budget limits the number of classes that share a backward pass. It counts only the gradients at the images; the
-# gradients inside a network need up to twenty times as much memory.
+# This budget limits the number of classes that share a backward pass. The budget counts only the gradients at the
+# images. The gradients inside a network need up to twenty times as much memory.
 GRADIENT_BUDGET_BYTES = 2**23
 INPUT_FAILURES = ADVICE_IN_MODEL | {
     "the derivative for": (
@@ -42,7 +42,9 @@ Point = tuple[float, Tensor]  # (weight, images (N,C,...))
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Pixel attributions: how much each input value of N images matters to K scores. Tensors are on the images' device.
+    """Pixel attributions: how much each value of N images contributes to K scores.
+
+    Tensors are on the images' device.
 
     Attributes
     ----------
@@ -50,7 +52,7 @@ class Attribution:
         float32; (N,K,C,D,H,W) for volumes. Values are signed, neither clipped nor normalised. Integrated gradients are
         in units of the score. The values of all other methods are in units of the score per unit of the image.
     classes : Tensor (N,K) or None
-        int64; None if the target was a function.
+        The explained classes, int64; None if the target was a function.
     scores : Tensor (N,K)
         The explained scores, float32.
     output : Any
@@ -91,7 +93,7 @@ class Attribution:
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the attribution as NumPy arrays: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
 
-        An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`. Attributes that are None are
+        An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`. If an attribute is None, it is
         left out.
 
         Parameters
@@ -123,18 +125,19 @@ class AttributionPass:
     """A forward pass recorded by autograd, from the leaf (N,C,...) to the scores (N,K)."""
 
     leaf: Tensor
-    model_input: Tensor  # a copy of the leaf: the tensor that the model received
+    model_input: Tensor  # The copy of the leaf that the model received.
     output: Any
     scores: Tensor
     classes: Tensor | None
-    target: Any  # the target that explains the same classes or objects in another output
+    target: Any  # A target that explains the same classes or objects in another output.
 
 
 @dataclass(frozen=True)
 class DifferentiableModel:
     """A model whose state is preserved, the images (N,C,...) to differentiate at, and the target to explain.
 
-    `own_output` extracts the output of the user's model from the output of `model`; None if they are the same.
+    `own_output` extracts the output of the user's model from the output of `model`. It is None if both outputs are
+    equal.
     """
 
     model: nn.Module
@@ -145,7 +148,7 @@ class DifferentiableModel:
     own_output: Callable[[Any], Any] | None
 
     def run(self, images: Tensor, target: Any) -> AttributionPass:
-        """Record a forward pass of the given images, which replace the caller's images in the batch.
+        """Record a forward pass in which these images replace the caller's images in the batch.
 
         `images` may hold several versions of the caller's images, concatenated. The target is applied to the output of
         each version separately.
@@ -156,7 +159,7 @@ class DifferentiableModel:
         copies = len(model_input) // count
 
         def copy_input(tensor: Tensor) -> Tensor:
-            """Return a copy of the caller's tensor, repeated for each version. A pass may change the copy in place."""
+            """Return a copy of the caller's tensor, repeated for each version, that the model may change in place."""
             tensor = detach_input(tensor).clone()
             return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == count else tensor
 
@@ -193,7 +196,7 @@ class DifferentiableModel:
         total: Tensor | None = None
         finished, points = 0, iter(points)
         while group := list(itertools.islice(points, chunk)):
-            # Do not assign the pass to a variable, which would keep its autograd graph in memory during the next pass.
+            # If a variable held the pass, its autograd graph would stay in memory during the next pass.
             gradients = self.gradients(self.run(torch.cat([images for _, images in group]), target))
             gradients = gradients.unflatten(0, (len(group), self.batch.images))
             for (weight, _), gradient in zip(group, gradients):
@@ -206,7 +209,7 @@ class DifferentiableModel:
         return total
 
     def attribution(self, run: AttributionPass, values: Tensor, method: str, gaps: Tensor | None = None) -> Attribution:
-        """Return the result, with the scores and output of `run`, which has to be a pass of the caller's images.
+        """Return an `Attribution` of these values, with the scores and output of a pass of the caller's images (`run`).
 
         Raise `ModelError` if a score or a value is NaN or infinite.
         """
@@ -236,7 +239,7 @@ def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Diffe
 
 
 def fix_target(target: Any, run: AttributionPass) -> Any:
-    """Return a target that explains the classes or objects of `run` in other images; return functions unchanged."""
+    """Return a target for other images with the classes or objects of `run`. Return target functions unchanged."""
     if isinstance(target, ScoreExtractor):
         return run.target
     return target if run.classes is None else fix_classes(target, run.classes)

@@ -1,4 +1,4 @@
-"""Draw attributions as images on a grey background, as guided backpropagation is usually drawn."""
+"""Draw attributions as images on a grey background, the usual style for guided backpropagation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# The percentile was chosen by eye on photographs. At the 97th percentile, fur and feathers are overexposed. At the 99.5th
-# percentile, everything except the eyes of an animal fades to grey.
+# The percentile was chosen by eye on photographs. At the 97th percentile, fur and feathers are overexposed. At the
+# 99.5th, everything except the eyes of an animal fades to grey.
 PERCENTILE = 99
 GREY = 128
 
@@ -60,7 +60,7 @@ def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
 
 
 def place_in_image(picture: Pixels, region: Region, height: int, width: int) -> Pixels:
-    """Return a grey image (H,W,3) with `picture` stretched over a region (top, left, height, width)."""
+    """Return a grey image (H,W,3) with `picture` resized to a region (top, left, height, width)."""
     result = np.full((height, width, 3), GREY, np.uint8)
     crop(result, region)[...] = resize(picture, *region[2:])
     return result

@@ -47,7 +47,7 @@ def integrated_gradients(
     chunk : int, default 1
         The number of quadrature points per forward pass, as in `smoothgrad`.
     progress : callable, default None
-        Called with the number of steps done and the total.
+        A function that is called with the number of finished steps and the total number.
 
     Returns
     -------
@@ -57,7 +57,7 @@ def integrated_gradients(
     Raises
     ------
     GradcamError
-        If `steps` or `chunk` is below 1, or `progress` is not callable. Also as in `input_gradients`.
+        If `steps` or `chunk` is below 1, or `progress` is not callable. Also for the reasons in `input_gradients`.
     ImageError
         If the baseline is invalid.
 
@@ -84,7 +84,7 @@ def integrated_gradients(
             start_scores = subject.run(start, fixed_target).scores
         origin = at_least_float32(start)
         difference = at_least_float32(subject.images) - origin
-        # The quadrature is for an interval of length 2 (-1 to 1), and the path has length 1, so the weights are halved.
+        # The weights are halved, because they belong to the interval from -1 to 1, and the path has length 1.
         nodes = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
         points = ((weight / 2, (origin + (1 + node) / 2 * difference).to(start.dtype)) for node, weight in nodes)
         mean = subject.sum_gradients(points, fixed_target, count=steps, chunk=chunk, progress=progress)
@@ -119,7 +119,7 @@ def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Att
     model : nn.Module
         As in `gradcam.explain`.
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
-        As in `gradcam.explain`. The first floating-point 4-D or 5-D tensor is taken as the images.
+        As in `gradcam.explain`. The first floating-point tensor with 4 or 5 axes contains the images.
     target : Any, default None
         As in `gradcam.explain`.
 
@@ -169,8 +169,8 @@ def smoothgrad(
     """Compute SmoothGrad: the mean gradient over copies of each image with Gaussian noise.
 
     The noise is sampled on the CPU, with its own generator, and is the same for all images. An image's attribution
-    therefore depends neither on the other images nor on the device. The top class, scores and output are those of the
-    image without noise.
+    therefore depends neither on the other images nor on the device. The top class, the scores and the output come from
+    the image without noise.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def smoothgrad(
         The number of copies of all images per forward pass. A larger number is faster on a device with free capacity,
         and needs proportionally more memory. Other input tensors with one row per image are repeated to match.
     progress : callable, default None
-        Called with the number of copies done and the total.
+        A function that is called with the number of finished copies and the total number.
 
     Returns
     -------
@@ -201,7 +201,7 @@ def smoothgrad(
     ------
     GradcamError
         If `samples` or `chunk` is below 1, if `noise` is negative or not finite, if `seed` is out of range, or if
-        `progress` is not callable. Also as in `input_gradients`.
+        `progress` is not callable. Also for the reasons in `input_gradients`.
 
     Examples
     --------

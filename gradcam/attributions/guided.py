@@ -20,16 +20,16 @@ from gradcam.hooks.containers import to_batch
 from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.targets.classes import is_function
 
-# The autograd node of a hooked output, and the node of its base tensor if the output is a view changed in place.
+# The autograd node of a hooked output. If the output is a view, the second entry is the autograd node of its base
+# tensor.
 GuidedOutput = tuple[Node, "Node | None"]
 
 
 @contextlib.contextmanager
 def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
-    """Clamp the gradient at the output of each ReLU module to positive values, and yield a list of the hooked outputs.
+    """Set negative gradients at the output of each ReLU module to zero, and yield a list of the hooked outputs.
 
-    The gradient hook belongs to the value that the output had when the hook was registered. Later in-place changes of
-    the output do not affect the hook.
+    If the output is changed in place later, the gradient hook still acts on the gradient of the original value.
     """
     outputs: list[GuidedOutput] = []
     hooks = Hooks()
@@ -45,7 +45,7 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
 
     with hooks:
         for module in modules:
-            # nn.ReLU6 is a subclass of nn.Hardtanh, and an nn.Hardtanh with minimum 0 is a capped ReLU as well.
+            # An nn.Hardtanh with minimum 0 is a capped ReLU. nn.ReLU6 is a subclass of nn.Hardtanh.
             if isinstance(module, nn.ReLU) or (isinstance(module, nn.Hardtanh) and module.min_val == 0):
                 hooks.after_forward(module, clamp_gradient)
         yield outputs
@@ -80,7 +80,7 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
 
 
 def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]:
-    """Return the autograd nodes on all paths between the model's input and the scores, each with its direct users."""
+    """Return the autograd nodes on all paths from the model's input to the scores, mapped to their direct users."""
     if model_input.grad_fn is None:
         return {}
     users: dict[Node | None, set[Node]] = defaultdict(set)
@@ -96,11 +96,11 @@ def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]
 
 
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
-    """Compute the gradient at the image, letting every ReLU pass back only positive gradients.
+    """Compute the gradient at the image, with only positive gradients passed back at every ReLU.
 
-    The result shows fine detail, but hardly depends on the class: it shows what the network responds to in general. The
-    result may be zero everywhere. Hooks cover `nn.ReLU`, `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum
-    0. These modules may work in place, and may run several times. Other nonlinearities keep their gradient.
+    The result shows fine detail, but hardly depends on the class. It may be zero everywhere. Hooks cover `nn.ReLU`,
+    `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These modules may work in place, and may run several
+    times. Other nonlinearities keep their gradient.
 
     Parameters
     ----------

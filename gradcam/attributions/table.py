@@ -1,6 +1,7 @@
 """The table of pixel attribution methods."""
 
-# This module does not import torch, because the command line reads its choices from this table at start-up.
+# This module must not import torch at the top. The command line lists these methods in its help, and importing torch is
+# slow.
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Find the axes of layer outputs by running the model on changed batches.
 
-If a shape does not show which axis is which, the model runs on a changed batch, and its output shapes are compared. In
-a batch of one image, the image axis has length 1. If windows are folded into the image axis, its length is then the
-number of windows per image. In a batch with another text length, only tensors that contain text change their length.
+If a shape does not show which axis holds images or text, the model runs on a changed batch, and the output shapes are
+compared. If the batch has one image, the image axis has length 1. If windows are folded into the image axis, its length
+is the number of windows per image. If the batch has another text length, only tensors that contain text change their
+length.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class AxisResolver:
         return sorted({tensor.shape[1] for tensor in words + vectors})
 
     def find_layout(self, shape: Sequence[int], module: nn.Module, reshape: GridSpec = None) -> Layout | None:
-        """Return the layout of a module's output, as the function `find_layout` does; None also for text."""
+        """Return the layout of a module's output, as the function `find_layout` does; None also for outputs with text."""
         size, images = self._batch.size, self._batch.images
         axes = IMAGE_AXES if isinstance(reshape, str) else self.image_axes(shape, module)
         layout = find_layout(shape, size, module, images, patches=self._patches, reshape=reshape, image_axes=axes)
@@ -64,8 +65,7 @@ class AxisResolver:
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
         """Return which of a tensor's first two axes may be the image axis; an empty list if neither can be."""
-        # The shape is ambiguous if the number of tokens equals the number of images. (If windows are folded into the
-        # image axis, this is the number of tokens per window.)
+        # The shape is ambiguous if the number of tokens, per image or per window, equals the number of images.
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
             return IMAGE_AXES
@@ -84,7 +84,7 @@ class AxisResolver:
         return self._remember(module, ("text", shape, *self.text_lengths), lambda: self._has_text(shape, module))
 
     def prepare(self) -> None:
-        """Run the model now on a single image, and on texts of another length: a later run would call the caller's hooks."""
+        """Run the model on the changed batches now, because a later run would call the caller's hooks."""
         if self._batch.images > 1:
             _ = self._single_image_shapes
         if self.text_lengths:
@@ -96,7 +96,7 @@ class AxisResolver:
 
     def _has_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
         for shapes in self._changed_text_shapes:
-            if module not in shapes:  # The model rejects other text lengths, so the number of tokens decides.
+            if module not in shapes:  # The model rejected other text lengths.
                 image_tokens = [shape[1] - length for length in self.text_lengths]
                 grids = list(find_patch_grids(self._batch.size, self._patches))
                 return any(count == 0 or (count > 0 and list_token_layouts(count, grids)) for count in image_tokens)
@@ -110,7 +110,7 @@ class AxisResolver:
 
     @functools.cached_property
     def _changed_text_shapes(self) -> list[Shapes]:
-        """Return the shapes with each text one word shorter or, if that fails, with the last word repeated."""
+        """Return the shapes for texts without the last token or, if this fails, with the last token repeated."""
         shapes = []
         for length in self.text_lengths:
             shorter = {} if length == 1 else self._text_shapes(length, lambda tensor: tensor[:, :-1])
@@ -138,7 +138,7 @@ class AxisResolver:
                     if not isinstance(module, torch.jit.ScriptModule):
                         hooks.after_forward(module, record_shapes)
                 batch.run(self._model)
-        except Exception:  # A model may raise anything for a batch that it was not built for.
+        except Exception:  # The model may raise any error for a changed batch.
             return {}
         return shapes_by_module
 
@@ -151,7 +151,7 @@ def _is_of_images(tensor: Tensor, batch: Batch) -> bool:
 
 
 def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
-    """Raise `ImageError` if frames come before channels, because frames would be taken for the depth of a volume."""
+    """Raise `ImageError` for images (N,T,C,H,W), whose channel axis would be mistaken for the depth of a volume."""
     convolutions = [module for module in modules if isinstance(module, _ConvNd)]
     channels = batch.pictures.shape[1]
     takes_channels = any(isinstance(module, nn.Conv3d) and module.in_channels == channels for module in convolutions)

@@ -40,9 +40,9 @@ class LayerRef(NamedTuple):
 
 
 def unwrap(model: Any) -> nn.Module:
-    """Return the module inside `DataParallel`, `DistributedDataParallel` or `torch.compile`.
+    """Return the user's module without `DataParallel`, `DistributedDataParallel` and `torch.compile`.
 
-    Raises `ModelError` if there is no such module.
+    Raises `ModelError` if the model is not a module with Python code.
     """
     while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
@@ -59,7 +59,7 @@ def unwrap(model: Any) -> nn.Module:
 
 
 def refuse_foreign_models(model: object) -> None:
-    """Raise `ModelError` for a known kind of object that is not a PyTorch module, and say what to pass instead."""
+    """Raise `ModelError`, with advice, for known objects that are not plain PyTorch modules."""
     kind, is_module = type(model), isinstance(model, nn.Module)
     if is_module and not kind.__module__.startswith("ultralytics."):
         return
@@ -75,7 +75,7 @@ def refuse_foreign_models(model: object) -> None:
 
 
 def find_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[LayerRef]:
-    """Find several layers, each once. Raises the errors of `check_layers` and `find_layer`."""
+    """Find several layers, without duplicates. Raises the errors of `check_layers` and `find_layer`."""
     refs = [find_layer(model, layer) for layer in check_layers(layers)]
     return list({ref.name: ref for ref in refs}.values())
 
@@ -90,9 +90,9 @@ def check_layers(layers: Sequence[str | nn.Module]) -> Sequence[str | nn.Module]
 def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
     """Find a layer of an unwrapped model, by its name or by the module itself.
 
-    A name may contain the parts that wrappers add (`module.`, `_orig_mod.`). It may end with the key or index of one of
-    several tensors, and with the run of the module: "backbone:out", "encoder.layer4#1". Raises `LayerError` for an
-    unknown layer, and lists the nearest names.
+    A name may contain the parts that wrappers add (`module.`, `_orig_mod.`). If the module returns several tensors, the
+    name may end with a key or an index, as in "backbone:out". If the module runs several times, the name may end with
+    the number of a run, as in "encoder.layer4#1". If the layer is unknown, raises `LayerError` with the nearest names.
     """
     if isinstance(layer, nn.Module):
         layer = _uncompiled(layer)

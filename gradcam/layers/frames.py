@@ -16,7 +16,7 @@ from gradcam.layers.model_names import DETECTION_TRANSFORM_MODULE
 
 @dataclass(frozen=True)
 class Frame:
-    """The (height, width) of the network's input, and the window of each image in it: (top, left, height, width)."""
+    """The size of the network's input (`canvas`), and the window of each image in it (top, left, height, width)."""
 
     canvas: tuple[int, ...]
     windows: tuple[Window, ...]
@@ -32,7 +32,7 @@ class Frame:
 
 
 def watch_frames(modules: Iterable[nn.Module], hooks: Hooks) -> list[Frame]:
-    """Return a list to which a frame is added whenever a module of the model resizes and pads images."""
+    """Return a list that collects a frame whenever a module of the model resizes and pads images."""
     frames: list[Frame] = []
     transform_class = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", None)
 
@@ -48,7 +48,7 @@ def watch_frames(modules: Iterable[nn.Module], hooks: Hooks) -> list[Frame]:
 
 
 def find_frame(batch: Batch, frames: list[Frame]) -> Frame | None:
-    """Return the frame of a batch, from the model or from the batch itself; None without padding."""
+    """Return the frame of a batch, from the model or from the batch itself; None if no image is padded."""
     if frames and len(frames[-1].windows) == batch.images:
         return frames[-1]
     if batch.windows is not None:

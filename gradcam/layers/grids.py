@@ -17,18 +17,19 @@ from gradcam.layers.token_layout import find_layout, find_patches
 def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """Return the names of the layers whose output is a grid, found by one forward pass.
 
-    Layers that ran once come first, then the last runs of other layers, then their earlier runs. Within each group,
-    layers with one tensor come before layers with several, and the last to finish comes first. If a block and its last
-    part return the same output, the block comes first.
+    Layers that ran once come first, then the last runs of other layers, then the earlier runs of these layers. Within
+    each group, layers with one output tensor come before layers with several. Among these, layers that finished later
+    come first. A block therefore comes before its last part.
 
-    Three kinds of layers are left out: modules that return their input unchanged, adaptive pooling, whose grid is a
-    coarser copy of the previous grid, and auxiliary heads, which do not lead to the score.
+    Four kinds of layers are left out: modules that return their input unchanged, adaptive pooling, auxiliary heads, and
+    queries of decoders. The grid of adaptive pooling is a coarser copy of the previous grid. Auxiliary heads do not
+    lead to the score.
     """
     names = {module: name for name, module in _modules_outside_attention(model) if name}
     decoders = tuple(name for module, name in names.items() if "Decoder" in type(module).__name__)
     patches = find_patches(model.modules())
     runs: Counter[str] = Counter()
-    # The key is True for layers with several tensors.
+    # The key is True for layers that return several tensors.
     finished: dict[bool, list[tuple[str, int]]] = {False: [], True: []}
 
     def record_grid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -58,11 +59,11 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
 
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules outside attention, with their names.
+    """Yield the names and modules of a model, without the parts of attention modules.
 
     Inside an attention module, tokens are not mixed yet, or are arranged in windows. Some attention modules start with
-    a norm. This norm is yielded too, because its input comes from outside the attention module. A module that contains
-    blocks is a network, whatever its name.
+    a norm. This norm is yielded, because its input comes from outside the attention module. If a module contains
+    blocks, it counts as a network, even if its name contains "attention".
     """
     yield name, module
     class_name = type(module).__name__.lower()

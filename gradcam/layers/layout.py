@@ -20,12 +20,12 @@ from gradcam.options import LAYOUTS
 
 POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Excludes subclasses: some work on channels first.
-# These usually follow convolutions. GELU and Dropout are left out, because transformers have them as well.
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Without subclasses, some of which work on channels first.
+# Modules that usually follow convolutions. GELU and Dropout are left out, because transformers use them too.
 CONVNET_LAYERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
 
 Change = Callable[[Tensor], object]  # Changes a tensor in place.
-Lengths = Sequence[int]  # The lengths of a shape, an image or a grid.
+Lengths = Sequence[int]  # The lengths of a tensor, an image or a grid.
 Grid = tuple[int, ...]
 ReshapeFunction = Callable[[Tensor], Tensor]
 GridSpec = str | Grid | None  # One of `options.LAYOUTS`, the grid of the last tokens, or None to find the grid.
@@ -36,9 +36,9 @@ ReshapeSpec = GridSpec | ReshapeFunction
 class Layout:
     """The arrangement of a layer's output on the image: its grid, and which tokens are the grid's cells.
 
-    `kind` is one of `options.LAYOUTS`; "tokens" are (N,T,D), "tokens first" (T,N,D). `prefix` tokens come before the
-    cells, and any remaining tokens after them. If the cells are not in row-major order, `order` lists their tokens row
-    by row.
+    `kind` is one of `options.LAYOUTS`. The output is (N,T,D) for "tokens", and (T,N,D) for "tokens first". `prefix`
+    tokens come before the cells, and any remaining tokens after them. If the cells are not in row-major order, `order`
+    lists their tokens row by row.
     """
 
     grid: Grid
@@ -119,13 +119,14 @@ def _find_map_kind(shape: Lengths, size: Lengths, module: nn.Module | None) -> s
     axis = None if module is None else find_channel_axis(module, shape)
     if axis == 1:
         return "channels first"
-    if axis == -1:  # Partitioned windows lack the image's aspect ratio, and are no grid.
+    if axis == -1:  # If the aspect ratio differs from the image's, the output consists of windows, and is no grid.
         return "channels last" if fits_last else None
     is_unclear = fits_first == fits_last and module is not None and has_channels_last(module, shape)
     if is_unclear or is_attention_output(module):
         return None
-    # After convolutions, the aspect ratio may differ from the image's, because vertical and horizontal strides may
-    # differ. The same holds for modules with a part for `shape[1]` channels.
+    # Vertical and horizontal strides of convolutions may differ, which changes the aspect ratio. After convolutions,
+    # and for modules with a part for `shape[1]` channels, channels first is therefore assumed even if neither ratio
+    # fits.
     if fits_first != fits_last or isinstance(module, CONVNET_LAYERS) or shape[1] in _list_channels(module):
         return "channels first" if fits_first or not fits_last else "channels last"
     if not fits_first:
@@ -141,10 +142,10 @@ def is_attention_output(module: nn.Module | None) -> bool:
 
 
 def find_channel_axis(module: nn.Module, shape: Lengths) -> int | None:
-    """Return the channel axis of a module's output, 1 or -1; None if it may be on either axis."""
+    """Return the channel axis of a module's output, 1 or -1; None if both axes are possible."""
     if isinstance(module, CHANNELS_FIRST):
         return 1
-    features = None  # The length of the channel axis, for modules that usually have it last.
+    features = None  # The number of channels, for modules that usually have the channel axis last.
     if isinstance(module, nn.Linear):
         features = module.out_features
     elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1:
@@ -157,7 +158,7 @@ def find_channel_axis(module: nn.Module, shape: Lengths) -> int | None:
 
 
 def _probe_channel_axis(module: nn.Module, features: int, rank: int) -> int | None:
-    """Return the feature axis of a LayerNorm or Linear subclass, where it rejects other lengths; None if unclear."""
+    """Return the only axis, 1 or -1, on which a LayerNorm or Linear subclass accepts its features; None if unclear."""
     in_features = module.in_features if isinstance(module, nn.Linear) else features
     weight = next(module.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))
     lengths, accepted = [max(in_features, features) + 1, *[1] * (rank - 3)], []
@@ -179,7 +180,10 @@ def _list_channels(module: nn.Module | None) -> list[Any]:
 
 
 def has_aspect(grid: Lengths, size: Lengths) -> bool:
-    """Return whether one stride gives this grid, rounded up or down. A volume's first axis may have its own stride."""
+    """Return whether a single stride turns `size` into this grid, rounded up or down.
+
+    In a volume, the first axis may have another stride.
+    """
     if any(cells > length for cells, length in zip(grid[:-2], size[:-2])):
         return False
     sides = list(zip(grid[-2:], size[-2:]))
@@ -194,7 +198,7 @@ def _distortion(grid: Lengths, size: Lengths) -> float:
 
 
 def is_guess(layout: Layout, module: nn.Module, shape: Lengths, size: Lengths) -> bool:
-    """Return whether only a number of cells or an aspect ratio supports the layout, and no module confirms it."""
+    """Return whether the layout follows only from the number of cells or the aspect ratio, not from the module."""
     if layout.kind == "channels last":
         return not has_channels_last(module, shape)
     if layout.kind != "channels first" or not has_aspect(layout.grid, size):
@@ -209,7 +213,7 @@ def is_guess(layout: Layout, module: nn.Module, shape: Lengths, size: Lengths) -
 
 
 def to_reshape(value: Any) -> ReshapeSpec:
-    """Return a grid as a tuple, a layout's name, a function, or None. Raises `LayerError` for any other `value`."""
+    """Return `reshape` as a tuple (a grid), a layout's name, a function, or None; raise `LayerError` otherwise."""
     if value is None or callable(value):
         return value
     if isinstance(value, str) and value.replace("-", " ") in LAYOUTS:

@@ -4,5 +4,6 @@ MODELING = r"transformers\.models\.\w+\.modeling_\w+\."
 BACKBONES = rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)"
 
 
-# This module resizes and pads a list of images inside the model. The module matters only if it has been imported.
+# The torchvision module whose transform resizes and pads images inside a detector. If it was not imported, no model has
+# such a transform.
 DETECTION_TRANSFORM_MODULE = "torchvision.models.detection.transform"

@@ -17,13 +17,13 @@ FindLayout = Callable[[Sequence[int]], Layout | None]  # Returns the layout of a
 class GradientPaths:
     """The paths through the autograd graph from the images to the scores, and facts about the edges on these paths.
 
-    `pictures` is the edge of the model's copy of the images. `find_layout` distinguishes class tokens from patches. The
-    tensors that autograd saved are not read, because autograd may have saved none.
+    `pictures` is the graph edge of the images that the model received. `find_layout` distinguishes class tokens from
+    patches. The paths are found without saved tensors, because autograd may have saved no tensors.
 
-    For each edge that leads to the scores, `depends` tells whether the scores depend on more than the class token
-    there. `whole` contains the edges that every path passes. For each edge, `weights` counts the operations that mix
-    channels by weights on the path to the scores; if there are several paths, the smallest count is used. `pooled`
-    contains the edges that the images reach through adaptive pooling only.
+    `depends` maps each edge that leads to the scores to a bool: False if the scores depend only on the class token at
+    that edge. `whole` contains the edges that lie on every path. `weights` maps each edge to the number of operations
+    that mix channels by weights between the edge and the scores. If there are several paths, the smallest number is
+    used. `pooled` contains the edges that the images reach only through adaptive pooling.
     """
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:
@@ -39,7 +39,7 @@ class GradientPaths:
                 self.weights[input_edge] = min(self.weights.get(input_edge, count), count)
         self.pooled: set[Edge] = set()
         for edge in reversed(self._order):
-            # Leave out parameters: they have no inputs.
+            # Inputs without inputs are parameters, which are left out.
             inputs = [input_edge for input_edge in _input_edges(edge) if _input_edges(input_edge)]
             if pytorch.is_adaptive_pool(edge[0]) or (inputs and self.pooled.issuperset(inputs)):
                 self.pooled.add(edge)
@@ -48,7 +48,7 @@ class GradientPaths:
         return edge is not None and self.depends.get(edge, False)
 
     def _find_dependence(self) -> dict[Edge, bool]:
-        # If a model reads only the class token, as `x[:, 0]`, the gradient of every patch is zero after the last
+        # If the scores read only the class token, as in `x[:, 0]`, the gradient of every patch is zero after the last
         # attention. Before that attention, the scores depend on the patches again, because attention mixes tokens.
         depends_on_patches: dict[Edge, bool] = {}
         pending = [(edge, True) for edge in self.scores]
@@ -62,11 +62,11 @@ class GradientPaths:
         return depends_on_patches
 
     def _find_bottlenecks(self, pictures: Edge) -> frozenset[Edge]:
-        """Return the edges that every path from the images passes.
+        """Return the edges that lie on every path from the images.
 
         The number of paths through an edge is the number of paths from the images to the edge (`paths_in`), times the
-        number of paths from the edge to the end (`paths_out`). The end is the scores. If the scores read only a class
-        token, the end is the last operation that mixes other tokens into the class token.
+        number of paths from the edge to the end (`paths_out`). Usually, the end is the scores. If the scores read only
+        a class token, the end is the last operation that mixes other tokens into the class token.
         """
         ends, order = self.scores, _sort_edges(self.scores, stop=self._reads_prefix)
         if pictures not in order:
@@ -100,7 +100,7 @@ class GradientPaths:
 
 
 def is_nonnegative(edge: Edge) -> bool:
-    """Return whether all values are outputs of functions such as ReLU, so that hardly any value is negative."""
+    """Return whether all values come from activations with hardly any negative values, such as ReLU or GELU."""
     pending, visited = [edge], {edge}
     while pending:
         current = pending.pop()
@@ -119,7 +119,7 @@ def _input_edges(edge: Edge) -> list[Edge]:
 
 
 def _sort_edges(ends: Sequence[Edge], stop: Callable[[Node], bool] = lambda _: False) -> list[Edge]:
-    """Return all edges that lead to `ends`, each after the edges that it leads to.
+    """Return `ends` and all edges that lead to them, in topological order: each edge comes after the edges that use it.
 
     If `stop` returns True for an operation, the inputs of this operation are left out.
     """

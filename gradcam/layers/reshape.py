@@ -13,9 +13,10 @@ from gradcam.layers.layout import Change, ReshapeFunction
 
 @dataclass(frozen=True, eq=False)
 class IndexLayout:
-    """The layout that a reshape function describes: where in the layer's output the value of each cell comes from.
+    """The layout that a reshape function describes: the position in the layer's output of each value on the grid.
 
-    `indices` (N,C,*grid) point into the flattened output with the images first. An image has `folds` rows.
+    `indices` (N,C,*grid) are positions in the flattened output with the images first. The output has `folds` rows per
+    image.
     """
 
     indices: Tensor
@@ -38,7 +39,7 @@ class IndexLayout:
         return (rows if self.folds == 1 else rows.flatten(0, 1)).movedim(0, self.image_axis)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
-        """Change the picked values in place. Values that the reshape function leaves out stay unchanged."""
+        """Change the values on the grid in place. Values that the reshape function leaves out stay unchanged."""
         values = rows.view(-1, rows[: len(self.indices)].numel())
         grid = values[:, self.indices].flatten(0, 1)
         change(grid)
@@ -49,13 +50,14 @@ class IndexLayout:
 
 
 def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, images: int, rank: int) -> IndexLayout:
-    """Return the layout that a reshape function describes, for the given number of images and of grid axes (`rank`).
+    """Return the layout that a reshape function describes, found by calling the function with numbered positions.
 
-    The function is called with numbered positions, so that its output tells where each value came from. Raises
-    `LayerError` if the function fails, returns another shape, computes new values, uses a value twice, or mixes images.
+    The numbers in the function's output show where each value came from. `images` is the number of images, and `rank`
+    is the number of grid axes. Raises `LayerError` if the function fails, returns another shape, computes new values,
+    uses a value twice, or mixes images.
     """
     shape, count = activations.shape, activations.numel()
-    dtype = torch.float32 if activations.device.type == "mps" else torch.float64  # Exact for these numbers.
+    dtype = torch.float32 if activations.device.type == "mps" else torch.float64  # Exact for the numbers below.
     subject = f"The reshape function, called with the tensor {tuple(shape)} of layer '{layer}',"
     numbers = torch.arange(1, count + 1, dtype=dtype, device=activations.device).reshape(shape)
     picked = _call(function, numbers, subject)
@@ -65,8 +67,8 @@ def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, ima
     indices = picked.to(torch.int64) - 1
     is_pick = bool((picked == picked.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
     if is_pick:
-        # The positions alone prove little: a ReLU or a cumulative maximum leaves positive, increasing numbers
-        # unchanged. So the function is also called with noise.
+        # A ReLU or a cumulative maximum leaves positive, increasing numbers unchanged. To detect such operations, the
+        # function is also called with noise.
         generator = torch.Generator("cpu").manual_seed(0)
         noise = torch.randn(count, dtype=dtype, device="cpu", generator=generator).to(numbers)
         output = _call(function, noise.reshape(shape), subject)
@@ -95,7 +97,7 @@ def _call(function: ReshapeFunction, tensor: Tensor, subject: str) -> Tensor:
 
 
 def _image_axis(indices: Tensor, shape: torch.Size, images: int, subject: str) -> tuple[int, int]:
-    """Return the image axis, and the number of rows per image: one, or several if windows were folded into it."""
+    """Return the image axis, and its number of rows per image: 1, or more if windows are folded into the axis."""
     coordinates = torch.unravel_index(indices, shape)
     expected = torch.arange(images, dtype=torch.int64, device=indices.device).reshape(-1, *[1] * (indices.ndim - 1))
     axes = sorted(range(len(shape)), key=lambda axis: shape[axis] != images)

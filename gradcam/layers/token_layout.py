@@ -1,6 +1,7 @@
 """Lay out the tokens of a transformer: find the grid that a number of tokens forms on the image.
 
-The result is an assumption: extra tokens come first. `cam/measure_layout.py` measures the order and corrects it.
+Extra tokens are assumed to come before the cells. `cam/measure_layout.py` measures the order of tokens, and corrects
+the assumption.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch.nn.modules.conv import _ConvNd
 from gradcam.layers import layout as maps
 from gradcam.layers.layout import Grid, GridSpec, Layout, Lengths
 
-MAX_IMAGE_CHANNELS = 4  # Input channels of a convolution that works on the image itself.
-USUAL_DEPTH = 16  # Slices of a volume, or frames of a clip.
-MAX_PREFIX_TOKENS = 8  # Such as a class token, a distillation token and registers.
-MAX_GUESSED_PREFIX = 2  # Limit if no grid of the model's patches fits: the tokens may then be a selection of patches.
-MAX_PREFIX_OF_GIVEN_GRID = 8  # If the user gives the grid.
+MAX_IMAGE_CHANNELS = 4  # The limit for input channels of a convolution on the image itself.
+USUAL_DEPTH = 16  # The usual number of slices of a volume, or frames of a clip.
+MAX_PREFIX_TOKENS = 8  # The limit for extra tokens, such as a class token, a distillation token and registers.
+MAX_GUESSED_PREFIX = 2  # The limit if no patch grid fits: the tokens may then be a selection of patches.
+MAX_PREFIX_OF_GIVEN_GRID = 8  # The limit if the user passes the grid.
 IMAGE_AXES = (0, 1)  # Axes of token tensors that may be the image axis.
 TOKEN_KINDS = ("tokens", "tokens first")  # The layout of tokens whose image axis is 0, (N,T,D), or 1, (T,N,D).
 
@@ -75,14 +76,17 @@ def find_even_grids(size: Grid) -> tuple[Grid, ...]:
 
 
 def consists_of_patches(grid: Grid, size: Lengths, patches: Sequence[Patch]) -> bool:
-    """Return whether each cell of this grid consists of whole patches, or of whole steps of a first convolution."""
+    """Return whether the side lengths of a cell are multiples of the stride of one of the patches.
+
+    If no stride is above 1, return True.
+    """
     steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
     cell_size = [length // count for length, count in zip(size, grid)][-2:]
     return not steps or any(all(length % step == 0 for length, step in zip(cell_size, stride[-2:])) for stride in steps)
 
 
 def find_rival_layouts(shape: Lengths, module: nn.Module, size: Lengths, patches: Sequence[Patch] = ()) -> list[Layout]:
-    """Return all layouts that fit equally well, such as token grids with as many cells; [] if only one fits."""
+    """Return all layouts that fit equally well, such as token grids with equally many cells; [] if only one fits."""
     if len(shape) == 3:
         layouts = _find_token_layouts(shape[1], size, patches)
         return layouts if len(layouts) > 1 else []
@@ -109,7 +113,7 @@ def find_layout(
     is no grid. `patches` is the result of `find_patches`; it is needed for tokens. `reshape` is one of
     `options.LAYOUTS`, or the grid that the last tokens form. `image_axes` are the possible image axes of tokens;
     `AxisResolver` finds them by running the model. Tokens (N,T,D) form a grid if exactly one grid fits. (T,N,D) is
-    assumed only if (N,T,D) is impossible. Other outputs are maps, as in `find_map_layout`.
+    assumed only if (N,T,D) is impossible. For other outputs, `find_map_layout` returns the layout.
     """
     if len(shape) != 3:
         return maps.find_map_layout(shape, size, module, images, reshape=reshape)
@@ -140,7 +144,7 @@ def find_layout(
 
 
 def _find_token_layouts(tokens: int, size: Lengths, patches: Sequence[Patch]) -> list[Layout]:
-    """Return layouts with few tokens outside the grid: on the model's patch grids or, if none fits, on even grids."""
+    """Return layouts with few extra tokens: on the model's patch grids or, if no patch grid fits, on even grids."""
     layouts = list_token_layouts(tokens, find_patch_grids(size, patches))
     if layouts:
         return layouts

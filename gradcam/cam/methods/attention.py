@@ -1,4 +1,4 @@
-"""Methods that follow a transformer's attention.
+"""Methods that use a transformer's attention.
 
 Rollout, gradient rollout and LeGrad use all blocks; Grad-ECLIP uses the last attention.
 """
@@ -29,20 +29,22 @@ from gradcam.layers.layout import Layout
 from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import compute_scores
 
-# Up to this number of classes, gradients at all tokens cost less than another run of a block.
+# Up to this number of classes, Grad-ECLIP computes gradients at all tokens, which costs less than another run of a
+# block.
 MAX_CLASSES_AT_ALL_TOKENS = 4
 Gradients = Sequence[Tensor | None]
 
 
 def rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
-    """Compute attention rollout: how much of each patch is mixed into the token that the head reads; class-agnostic.
+    """Compute attention rollout: the share of each patch in the token that the classification head reads.
 
-    Returns maps (N,K,h,w), the same for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block's output at a token
-    is half the token itself, and half the mixture of tokens that the token attends to. The attention is averaged over
-    the heads. The matrices of the blocks are multiplied. The map is the row of the token that the head reads, usually
-    the class token. If the head reads several tokens, as mean pooling does, the map is the mean of their rows. The
-    gradient at the last block's output shows which tokens the head reads. Raises `ModelError` if the attention cannot
-    be followed, and `BlindLayerError` if the score has no gradient.
+    Returns maps (N,K,h,w) that are equal for all classes. Abnar & Zuidema, ACL 2020, equation 1: a block's output at a
+    token is modelled as half the token itself, and half the attention-weighted mean of all tokens. Attention is
+    averaged over the attention heads, and the matrices of the blocks are multiplied. The map is the row of the token
+    that the classification head reads, usually the class token. If the head reads several tokens, as mean pooling does,
+    the map is the mean of the rows of these tokens. The gradient at the last block's output shows which tokens the head
+    reads. Raises `ModelError` if the attention cannot be traced back to the image, and `BlindLayerError` if the score
+    has no gradient.
     """
     blocks = capture.find_blocks(log, recorded)
     with _run_rollout(recorded, blocks, budget, capture.keep_values) as (scored, tokens, attentions):
@@ -53,13 +55,14 @@ def rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudg
 
 
 def gradient_rollout(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
-    """Compute gradient-weighted rollout: attention is weighted by how much an increase would raise the score.
+    """Compute gradient-weighted rollout: weight attention by its gradient, and accumulate it over the blocks.
 
-    Returns non-negative maps (N,K,h,w). Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: R starts as the
-    identity, and becomes R + A R in each block. A is the product of attention and its gradient, without negative
-    values, averaged over the attention heads. The map is a row of R, as in `rollout`, minus the same row of the
-    identity, which would add the same value to every patch that the classification head reads. Raises `ModelError` if
-    the attention cannot be followed, and `BlindLayerError` if its gradient is exactly zero.
+    Returns non-negative maps (N,K,h,w). Chefer et al., ICCV 2021, equations 5 and 6 for self-attention: a relevance
+    matrix R starts as the identity, and becomes R + A R in each block. A is the positive part of attention times
+    gradient, averaged over the attention heads. The map is a row of R, as in `rollout`. The same row of the identity is
+    subtracted, because it would add the same value to every patch that the classification head reads. Raises
+    `ModelError` if the attention cannot be traced back to the image, and `BlindLayerError` if the gradient at the last
+    block is exactly zero.
     """
     blocks = capture.find_blocks(log, recorded)
     parts = []
@@ -82,7 +85,7 @@ def _is_scaled(recorded: RecordedPass) -> bool:
 def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
     """Multiply a row (T,) by the matrices of the blocks (N,T,T), the last block first, and return (N,T).
 
-    The matrix of a block is half attention and half identity, with rows divided by their sums.
+    The matrix of a block is the mean of attention and identity, with each row divided by its sum.
     """
     values = row.to(attentions[0]).expand(len(attentions[0]), 1, -1)
     for attention in reversed(attentions):
@@ -92,16 +95,16 @@ def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
 
 
 def accumulate(weighted: Sequence[Tensor], row: Tensor) -> Tensor:
-    """Multiply a row (T,) by I + block for all blocks (...,T,T), the last first, and return (...,T) minus the row."""
+    """Multiply a row (T,) by I + A for each block's A (...,T,T), the last block first. Return (...,T) minus the row."""
     start = row.to(weighted[0]).expand(*weighted[0].shape[:-2], 1, -1)
-    added = torch.zeros_like(start)  # Not added to `start`, because float32 would round small values away.
+    added = torch.zeros_like(start)  # If added to `start`, small values would be rounded away.
     for block in reversed(weighted):
         added = added + (start @ block + added @ block)
     return added[..., 0, :]
 
 
 def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return the positive values of attention times gradient, averaged over the heads, (k,N,T,T).
+    """Return the positive part of attention times gradient, averaged over the attention heads, as (k,N,T,T).
 
     Attention is (N,heads,T,T), gradients are (k,N,heads,T,T).
     """
@@ -112,7 +115,7 @@ def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
 
 
 def find_read_tokens(gradient: Tensor | None, blocks: capture.AttentionBlocks) -> Tensor:
-    """Return equal weights (T,), with sum 1, for the tokens that the head reads, and zero for other tokens.
+    """Return weights (T,) with sum 1: equal for all tokens that the classification head reads, zero for other tokens.
 
     The head reads a token if any gradient (k,*shape) at the last block's output is nonzero at this token.
     """
@@ -150,7 +153,7 @@ def _run_rollout(
 
 
 def _make_any_score(scored: TargetScores) -> Tensor:
-    """Return a number per image (N,1) that depends on all logits if there are any, as rollout is class-agnostic."""
+    """Return one score per image (N,1) for class-agnostic rollout. If there are logits, it depends on all logits."""
     with torch.enable_grad():
         if scored.logits is None:
             return scored.values[:, :1]
@@ -159,14 +162,15 @@ def _make_any_score(scored: TargetScores) -> Tensor:
 
 
 def legrad(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
-    """Compute LeGrad: where more attention would raise the score, separately in every block.
+    """Compute LeGrad: the positive gradients of each block's score at its attention, averaged over the blocks.
 
     Returns non-negative maps (N,K,h,w). Bousselham et al., ICCV 2025, equations 5 to 8: the score of a block is the
     score that the head computes for this block's output. The positive gradients of this score at the block's attention
-    are averaged over heads and queries, and then over blocks. The authors' code for CLIP gives the head the mean of all
-    tokens; here, the head reads what it reads in the model, such as the class token. All blocks share one pass if
-    possible: their outputs enter the head as one larger batch. Raises `ModelError` if the attention cannot be followed,
-    or if the head also reads earlier blocks, and `BlindLayerError` if all gradients are exactly zero.
+    are averaged over attention heads and queries, and then over blocks. In the authors' code for CLIP, the
+    classification head reads the mean of all tokens. Here, it reads the same tokens as in the model, such as the class
+    token. If possible, all blocks share one pass: the outputs of the blocks enter the head as one larger batch. Raises
+    `ModelError` if the attention cannot be traced back to the image, or if the head also reads earlier blocks, and
+    `BlindLayerError` if all gradients are exactly zero.
     """
     blocks = capture.find_blocks(log, recorded)
     results, count = [], len(blocks.modules)
@@ -187,7 +191,7 @@ def legrad(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudge
 
 def _score_blocks_together(recorded: RecordedPass, run: Callable[..., Any], count: int) -> Tensor | None:
     """Return the sum of all blocks' scores (N,K) from one pass; None if the head mixes the rows of a batch."""
-    # The last block comes first and last: both copies have to reproduce the recorded pass.
+    # The batch begins and ends with the last block's output, and both copies have to reproduce the recorded pass.
     blocks_in_batch = [count - 1, *range(count)]
     try:
         scores, output = run(blocks_in_batch)
@@ -210,12 +214,12 @@ def _run_legrad(
 ) -> tuple[Sequence[Tensor], Any]:
     """Run a pass in which the outputs of `blocks_in_batch` enter the head as one batch; return scores and output.
 
-    The scores are (N,K) per block. `attentions` is filled with the attention of all blocks. A block's attention reaches
-    the score only through its own block's output.
+    The scores are (N,K) per block. `attentions` is filled with the attention of all blocks. The score of a block has
+    gradients only at the attention of this block.
     """
     attentions.clear()
     outputs, joined = list[Tensor](), list[Node | None]()
-    gates = list[Tensor]()  # The next block's inputs, detached, so that gradients stop there.
+    gates = list[Tensor]()  # Detached inputs of the later blocks, at which gradients stop.
 
     def pass_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         tensor: Any = find_floating_tensor(output)  # A block returns one tensor.
@@ -228,7 +232,7 @@ def _run_legrad(
             joined.append(next_input.grad_fn)
         if not swap_contents(tensor, next_input):
             return replace_tensor(output, tensor, next_input)
-        outputs[-1] = next_input  # After the swap, this object holds the block's output.
+        outputs[-1] = next_input  # After the swap, `next_input` holds the block's output.
         return None
 
     with grad_mode_off(), Hooks() as hooks:
@@ -260,7 +264,7 @@ def _is_reached(leaves: Sequence[Tensor], scores: Tensor, *, without: Node | Non
     targets = {pytorch.find_edge(leaf).node for leaf in leaves}
     queue = [scores.grad_fn]
     visited = {without, *queue}
-    for node in queue:  # The list grows while it is iterated.
+    for node in queue:  # The list grows during the loop.
         for next_node, _ in () if node is None else node.next_functions:
             if next_node not in visited:
                 visited.add(next_node)
@@ -269,7 +273,7 @@ def _is_reached(leaves: Sequence[Tensor], scores: Tensor, *, without: Node | Non
 
 
 def _differentiate(recorded: RecordedPass, scores: Tensor, attentions: Sequence[Tensor]) -> tuple[Tensor, bool]:
-    """Return the sum of positive gradients over attentions, (N,K,T), and whether any gradient is nonzero."""
+    """Return the sum over attentions of the mean positive gradients (N,K,T), and whether any gradient is nonzero."""
     parts, has_gradient = [], False
     for gradients in _compute_jacobian(recorded, scores, attentions):
         present = [at_least_float32(gradient) for gradient in gradients if gradient is not None]
@@ -280,19 +284,19 @@ def _differentiate(recorded: RecordedPass, scores: Tensor, attentions: Sequence[
 
 
 def grad_eclip(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudget) -> Tensor:
-    """Compute Grad-ECLIP: the values that the last attention takes from each patch, weighted by channel gradients.
+    """Compute Grad-ECLIP: the values of the last attention at each patch, weighted by gradients and attention.
 
-    Returns non-negative maps (N,K,h,w). Zhao et al., ICML 2024: the map at patch i is ReLU(sum over channels c of w_c
-    lambda_i v_ic). v are the attention's values. w is the score's gradient at the attention's output for the class
-    token, in the channels of all heads, before the projection. lambda is a loosened attention: the cosine between the
-    class token's query and the patch's key, over the channels of all heads, scaled from 0 (the lowest of the patches)
-    to 1 (the highest). The loosened attention replaces the softmax, which gives most patches little weight.
+    Returns non-negative maps (N,K,h,w). Zhao et al., ICML 2024: the map at patch i is ReLU(sum over c of w_c lambda_i
+    v_ic), where c runs over the channels of all heads. v_ic are the attention's values. w_c is the score's gradient at
+    the attention's output for the class token, before the projection. lambda_i is a loosened attention: the cosine
+    between the class token's query and the patch's key. The cosines of all patches are scaled so that the lowest is 0
+    and the highest is 1. Loosened attention replaces the softmax, because the softmax gives most patches little weight.
 
-    Instead of the class token, all queries that the head reads are used, and their maps are added before the ReLU. This
-    covers the probe of attention pooling, whose keys are the tokens of the last block, and mean pooling over patches.
-    The authors' code runs the last attention with a single head; here, the model's heads are used. Only the recorded
-    pass is needed. For a new model, another pass finds the last attention. Raises `ModelError` if there is no attention
-    over the image, and `BlindLayerError` if the gradient is exactly zero.
+    Here, all queries that the classification head reads replace the class token, and the maps of these queries are
+    added before the ReLU. Models with attention pooling or mean pooling are therefore supported too. The authors' code
+    runs the last attention with a single head. Here, the model's heads are used. Usually, the recorded pass is
+    sufficient. If the model is new, another pass records the last attention. Raises `ModelError` if there is no
+    attention over the image, and `BlindLayerError` if the gradient is exactly zero.
     """
     number, layout = capture.find_last(log, recorded)
     attention, scores = capture.find_attention_tensors(log, number), recorded.scored.values
@@ -304,7 +308,7 @@ def grad_eclip(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunB
     values = _join_heads(_split_heads(attention.value, recorded)[..., layout.list_cells(), :])
     output = _join_heads(_split_heads(attention.output.detach(), recorded))
     parts, shares, has_gradient = [], [], False
-    # In the backward pass, checkpoints repeat forward operations, and need the same attention patch.
+    # If a checkpoint recomputes the attention in the backward pass, the patch must be active again.
     module = attention.enclosing_runs[-1].module if attention.enclosing_runs else recorded.model
     with capture.AttentionLog().record(module), torch.autograd.set_multithreading_enabled(False):
         for gradient, row in _compute_query_gradients(recorded, attention, log, scores):
@@ -316,17 +320,17 @@ def grad_eclip(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunB
             parts.append((contribution * looseness[:, rows]).sum(-2).relu().unflatten(-1, layout.grid))
     if not has_gradient:
         raise blind_attention(log.attentions[number].where)
-    # If a change as large as the attention's output itself hardly changes the score, the gradient is rounding error. An
+    # If even a change as large as the attention's output hardly changes the score, the gradient is rounding error. An
     # example is the similarity of an image to itself.
     is_rounding = torch.cat(shares) <= recorded.score_tolerance * scores.detach().abs().T
     return torch.cat(parts).masked_fill(is_rounding[..., None, None], 0).transpose(0, 1)
 
 
 def loosen(query: Tensor, key: Tensor, layout: Layout) -> Tensor:
-    """Return scaled cosines (N,Q,P) between queries (N,heads,Q,d) and the patches' keys in (N,heads,T,d).
+    """Return scaled cosines (N,Q,P) between queries (N,heads,Q,d) and those keys (N,heads,T,d) that are patches.
 
-    A cosine covers the channels of all heads. For each query, cosines are scaled so that the lowest is 0 and the
-    highest is 1. If all cosines are equal, they become 1.
+    A cosine is computed over the channels of all heads. For each query, cosines are scaled so that the lowest is 0 and
+    the highest is 1. If all cosines are equal, they become 1.
     """
     queries = torch.nn.functional.normalize(_join_heads(query), dim=-1)
     keys = torch.nn.functional.normalize(_join_heads(key)[:, layout.list_cells()], dim=-1)
@@ -341,7 +345,7 @@ def _join_heads(tensor: Tensor) -> Tensor:
 
 
 def _split_heads(tensor: Tensor, recorded: RecordedPass, ndim: int = 4) -> Tensor:
-    """Return tokens, or gradients at tokens, as (...,N,heads,T,d), even if images and heads share an axis."""
+    """Return tokens, or gradients at tokens, as (...,N,heads,T,d). If images and heads share an axis, split it."""
     return tensor if tensor.ndim == ndim else tensor.unflatten(-3, (recorded.batch.images, -1))
 
 
@@ -365,7 +369,7 @@ def _attend_again(
 def _compute_query_gradients(
     recorded: RecordedPass, attention: capture.AttentionTensors, log: capture.AttentionLog, scores: Tensor
 ) -> Iterator[tuple[Tensor, int | None]]:
-    """Yield, for a few classes at a time, gradients (k,N,heads,Q,d) at the attention's output, and the query's index.
+    """Yield gradients (k,N,heads,Q,d) at the attention's output for k classes at a time, and the query's index.
 
     The index is None if the gradients are for all queries.
     """
@@ -383,12 +387,12 @@ def _compute_query_gradients(
 def _compute_single_query_gradients(
     recorded: RecordedPass, attention: capture.AttentionTensors, log: capture.AttentionLog, scores: Tensor
 ) -> list[tuple[Tensor, int | None]] | None:
-    """Return the gradients for a head that reads one token, at a fraction of the cost; None for other heads.
+    """Return the gradients for a classification head that reads a single token; None for other heads.
 
-    In most blocks, everything after the attention treats each token separately. So the block runs again on copies of
-    that token, one per class, and a single backward pass computes a different class's gradient for each copy. Without
-    the copies, each class would need a backward pass for all tokens, although the gradient is zero at nearly all of
-    them. Every copy has to reproduce the token's output.
+    In most blocks, the operations after the attention treat each token separately. The block therefore runs again on
+    copies of the token that the head reads, with one copy per class. A single backward pass computes the gradient of a
+    different class at each copy. Without copies, each class would need a backward pass for all tokens, although nearly
+    all gradients are zero. Every copy has to reproduce the token's output.
     """
     enclosing_block = capture.find_enclosing_block(attention, log, recorded)
     if enclosing_block is None or _is_scaled(recorded):
@@ -416,17 +420,17 @@ def _compute_single_query_gradients(
 def _run_block_on_copies(
     recorded: RecordedPass, attended: Tensor, block_run: capture.ModuleRun, token: tuple[int, int], gradients: Tensor
 ) -> Tensor | None:
-    """Run a block on copies of one token; return the gradients (k,N,heads,1,d) at its attention's output, `attended`.
+    """Run a block on copies of one token, and return gradients (k,N,heads,1,d) at the attention's output, `attended`.
 
-    `token` is the axis and the index of the token. `gradients` (k,N,D) are those at the block's output. Return None if
-    the block does not treat each token separately.
+    `token` is the axis and the index of the token. `gradients` (k,N,D) are the gradients at the block's output for this
+    token. Return None if the block does not treat each token separately.
     """
     (axis, row), block_output = token, cast("Tensor", block_run.output)
     inputs = list_tensors((block_run.args, block_run.kwargs))
     block_input = next((tensor for tensor in inputs if tensor.shape == block_output.shape), None)
     query = _split_heads(attended.detach(), recorded)[..., row : row + 1, :]
     expected = block_output.detach().narrow(axis, row, 1)
-    # The second count is for a block that accepts only its usual number of tokens.
+    # The second count is needed if a block accepts only its usual number of tokens.
     for count in (len(gradients), block_output.shape[axis]):
         if block_input is None or count < len(gradients):
             return None
@@ -455,7 +459,7 @@ def _return_first(replacement: Tensor, *_: Tensor) -> Tensor:
 
 
 def _run_block(recorded: RecordedPass, block_run: capture.ModuleRun, block_input: Tensor, tokens: Tensor) -> Tensor:
-    """Return the block's output for `tokens` instead of its input."""
+    """Return the block's output after replacing the block's input by `tokens`."""
     inputs = block_run.args, block_run.kwargs
     args, kwargs = map_tensors(inputs, lambda tensor: tokens if tensor is block_input else tensor)
     with pytorch.autocast(recorded.scored.values.device.type, recorded.autocast):

@@ -30,46 +30,50 @@ from gradcam.layers.token_layout import find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
-# Functions that compute attention; `torch.autograd.grad` does so if it repeats checkpoints.
+# Functions that compute attention. `torch.autograd.grad` computes attention if it recomputes checkpoints.
 FUNCTIONS_WITH_ATTENTION = (F.multi_head_attention_forward, torch.autograd.grad)
 NO_ATTENTION = (
     "no attention was found. The model has no attention, or uses a custom kernel such as flash_attn (load Hugging Face "
     "models with attn_implementation='eager')"
 )
-OVERRIDE_CHECK = "has_torch_function"  # The function with which PyTorch's functions check for overrides.
+OVERRIDE_CHECK = "has_torch_function"  # The function by which PyTorch's functions check for overrides.
 
 KeepAttention = Callable[[Tensor], Tensor]
 OnAttention = Callable[[tuple[int, ...]], KeepAttention | None]
 OnResult = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# The modules that directly contained the last attention over the image in an earlier pass. Later passes record the
-# tensors of this attention at once, and then check that it is still the last.
+# The modules that directly contained the last attention over the image in an earlier pass. A later pass records the
+# tensors of the attention in such a module, and then checks that this attention is still the last.
 _last_attention_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class AttentionPatch(TorchFunctionMode):
     """A context that observes each attention in this thread: fused attention, and matrix products around a softmax.
 
-    `on_attention` is called with the shape (rows,...,queries,keys) of an attention before it is computed. If it returns
-    a function, that function takes the probabilities and returns the probabilities to use. If it returns None, the
-    attention stays unchanged. Probabilities of fused attention are computed only for such a function, in float32, or in
-    the model's dtype if that is more precise. The output then equals the fused kernel's output up to rounding, and has
-    the same dtype. `on_result` gets queries, keys and values, each (rows,...,tokens,channels), and the result, and
-    returns the result to use. A softmax over the last of three or more axes counts as attention; the matrix products
-    before and after it provide queries, keys and values.
+    For each attention, `on_attention` is called with the shape (rows,...,queries,keys). If `on_attention` returns a
+    function, this function takes the probabilities, and returns the probabilities to use. If `on_attention` returns
+    None, the attention stays unchanged.
+
+    Fused attention computes its output without probabilities. If a function needs the probabilities, they are computed
+    in float32, or in the model's dtype if this dtype is more precise. The output then equals the fused kernel's output
+    up to rounding, and has the same dtype.
+
+    `on_result` is called with queries, keys and values, each (rows,...,tokens,channels), and the result. It returns the
+    result to use. A softmax over the last of three or more axes counts as attention. The matrix product before the
+    softmax provides queries and keys, and the product after the softmax provides values.
     """
 
     def __init__(self, on_attention: OnAttention, on_result: OnResult | None = None) -> None:
         super().__init__()
         self._on_attention, self._on_result = on_attention, on_result
-        # The factors of the last matrix product. They may be queries and transposed keys.
+        # The factors of the last matrix product, which may be queries and transposed keys.
         self._factors: tuple[Tensor, Tensor] | None = None
         self._shape: torch.Size | None = None  # The shape of the last softmax's result, until the next product.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in FUNCTIONS_WITH_ATTENTION and OVERRIDE_CHECK in func.__code__.co_names:
-            with self:  # The mode is inactive while it handles a function.
+            with self:  # PyTorch deactivates the mode inside `__torch_function__`.
                 return _copy_without_override_check(func)(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
@@ -109,10 +113,9 @@ def _get_axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) 
 @functools.cache
 def _copy_without_override_check(function: Any) -> Callable[..., Any]:
     """Return a copy of a PyTorch function without its check for overrides."""
-    # While the mode is active, the check succeeds, so the function calls the mode before it does any work: this would
-    # never end. While the mode is inactive, the softmax or the fused attention inside the function is not observed.
-    # Changing the check in torch.nn.functional would affect other threads too. So the function is copied, with globals
-    # of its own.
+    # If the mode is active, the check makes the function call the mode, which calls the function again, without end. If
+    # the mode is inactive, the softmax or the fused attention inside the function is not observed. A changed check in
+    # torch.nn.functional would affect other threads. The function is therefore copied, together with its globals.
     new_globals = {**function.__globals__, OVERRIDE_CHECK: lambda _: False}
     return FunctionType(function.__code__, new_globals, function.__name__, function.__defaults__, function.__closure__)
 
@@ -134,7 +137,7 @@ def _compute_unfused_attention(  # noqa: PLR0917  # The signature of scaled_dot_
     dtype = autocast or query.dtype
     with pytorch.without_autocast(device):
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        if enable_gqa:  # Several heads share keys and values.
+        if enable_gqa:  # Several heads of queries share keys and values.
             group_size = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(group_size, -3), value.repeat_interleave(group_size, -3)
         factor = query.shape[-1] ** -0.5 if scale is None else scale
@@ -151,7 +154,7 @@ def _compute_unfused_attention(  # noqa: PLR0917  # The signature of scaled_dot_
 
 @dataclass(frozen=True)
 class ObservedAttention:
-    """One attention: its shape (rows,...,queries,keys), and the modules that were running, the outermost first."""
+    """The shape (rows,...,queries,keys) of one attention, and the modules that were running, the outermost first."""
 
     shape: tuple[int, ...]
     running: tuple[str, ...]
@@ -162,13 +165,13 @@ class ObservedAttention:
 
     @property
     def where(self) -> str:
-        """Return the innermost module; "" if there is none."""
+        """Return the name of the innermost module; "" if no module was running."""
         return self.running[-1] if self.running else ""
 
 
 @dataclass
 class ModuleRun:
-    """One run of a module: its inputs, and its output tensor once it has finished.
+    """One run of a module: its inputs, and its output tensor once the run has finished.
 
     `num_before` is the number of attentions observed before this run.
     """
@@ -185,8 +188,8 @@ class ModuleRun:
 class AttentionTensors:
     """The tensors of one attention: queries (N,heads,Q,d), keys and values (N,heads,T,d), and the output.
 
-    Autograd's graph starts at the output. `number` is the index of the attention in the pass. `enclosing_runs` are the
-    modules that were running, the outermost first.
+    The autograd graph starts at the output. `number` is the index of the attention in the pass. `enclosing_runs` are
+    the modules that were running, the outermost first.
     """
 
     query: Tensor
@@ -201,8 +204,9 @@ class AttentionTensors:
 class AttentionLog:
     """All attentions of one pass in order, and the output shapes of the modules that contain an attention.
 
-    `tensors` maps the names of the modules that ran the last attention to their outputs, each with its version.
-    `attention_tensors` has the tensors of the last attention. It is empty until a pass has shown which module runs it.
+    `tensors` maps the name of each module that ran the last attention to the module's output and its version.
+    `attention_tensors` holds the tensors of the last attention. It is empty until an earlier pass has found the module
+    that runs the last attention.
     """
 
     attentions: list[ObservedAttention] = field(default_factory=list)
@@ -215,7 +219,7 @@ class AttentionLog:
     def record(self, model: nn.Module) -> Iterator[None]:
         """Record one run of the model, without changing it.
 
-        After an attention that is known to be the last, grad mode stays on.
+        If an attention is known to be the last, grad mode is on after it.
         """
         names = {module: name for name, module in model.named_modules()}
         self.modules.update({name: module for module, name in names.items()})
@@ -242,7 +246,7 @@ class AttentionLog:
                 return output
             start = output if output.requires_grad else output.detach().requires_grad_()
             torch.set_grad_enabled(True)
-            if not is_backward_running():  # In a backward pass, a checkpoint repeats what was recorded before.
+            if not is_backward_running():  # In a backward pass, a checkpoint recomputes a recorded attention.
                 inputs = query.detach(), key.detach(), value.detach()
                 self.attention_tensors[:] = [AttentionTensors(*inputs, start, len(self.attentions) - 1, running.copy())]
             return start.clone()  # Clone, because the model may change the tensor in place.
@@ -259,7 +263,7 @@ class AttentionLog:
 class AttentionBlocks:
     """The attention blocks of a model by name, in the order in which they run.
 
-    `shape` is the shape of the last block's output, and `layout` its layout on the image.
+    `shape` is the shape of the last block's output, and `layout` places its tokens on the image.
     """
 
     modules: dict[str, nn.Module]
@@ -281,11 +285,11 @@ class AttentionBlocks:
 
 
 def find_blocks(log: AttentionLog, recorded: RecordedPass) -> AttentionBlocks:
-    """Return the blocks of the recorded model; each is the outermost module that contains a single attention.
+    """Return the attention blocks of the recorded model. A block is the outermost module with a single attention.
 
     Attention after the last block, such as attention pooling, belongs to the head. Raises `ModelError` if there is no
-    attention, if a block's attention is not between all tokens of the image, or if the number of tokens changes between
-    blocks.
+    attention, if a block's attention does not connect all tokens of the image, or if the number of tokens changes
+    between blocks.
     """
     attentions, modules = _list_image_attention(log, recorded), {}
     for index, attention in enumerate(attentions):
@@ -299,12 +303,12 @@ def find_blocks(log: AttentionLog, recorded: RecordedPass) -> AttentionBlocks:
 
 
 def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: RecordedPass) -> Layout:
-    """Return the layout with the token order that is measured at the last module that contains attention."""
+    """Return the layout with the token order that is measured at the output of the last module with attention."""
     for name, shape in reversed(log.outputs.items()):
         assumed = _find_layout(shape, recorded, log.modules[name]) if len(shape) == 3 else None
         if assumed is not None and shape[1 - assumed.image_axis] == tokens:
             outlet, (activations, version) = LayerRef(name, log.modules[name]), log.tensors.get(name, (None, 0))
-            # If more attention followed, or the tensor was changed in place, compute the tensor again.
+            # If another attention followed, or the tensor was changed in place, compute the tensor again.
             if activations is None or version_of(activations) != version:
                 activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
             if activations is not None:
@@ -313,7 +317,7 @@ def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Reco
 
 
 def is_over_image(shape: Sequence[int], recorded: RecordedPass) -> bool:
-    """Return whether an attention (N,...,T,T), or (N*heads,T,T), is between tokens that form a grid on each image."""
+    """Return whether an attention (N,...,T,T), or (N*heads,T,T), connects tokens that form a grid on each image."""
     return shape[-2] == shape[-1] and _find_key_layout(shape, recorded) is not None
 
 
@@ -348,10 +352,10 @@ def _list_image_attention(log: AttentionLog, recorded: RecordedPass) -> list[Obs
 
 
 def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
-    """Return the index of the last attention whose keys are tokens of the image, and their layout.
+    """Return the index of the last attention whose keys are tokens of the image, and the layout of these tokens.
 
-    The queries may be the same tokens or others, such as a class token or the probe of attention pooling. Raises
-    `ModelError` if there is no such attention.
+    The queries may be other tokens, such as a class token or the probe of attention pooling. Raises `ModelError` if
+    there is no such attention.
     """
     for number, attention in reversed(list(enumerate(log.attentions))):
         if (layout := _find_key_layout(attention.shape, recorded)) is not None:
@@ -361,12 +365,12 @@ def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
 
 
 def find_attention_tensors(log: AttentionLog, number: int) -> AttentionTensors | None:
-    """Return the stored tensors of the attention with this number; None if they were not stored."""
+    """Return the recorded tensors of the attention with this index; None if they were not recorded."""
     return next((tensors for tensors in log.attention_tensors if tensors.number == number), None)
 
 
 def remember_last(log: AttentionLog, number: int, recorded: RecordedPass) -> None:
-    """Store, for all later passes, that this attention is the last over the image."""
+    """Remember for later passes that the module of this attention runs the last attention over the image."""
     running = log.attentions[number].running
     _last_attention_modules.add(log.modules[running[-1]] if running else recorded.model)
 
@@ -374,7 +378,7 @@ def remember_last(log: AttentionLog, number: int, recorded: RecordedPass) -> Non
 def find_enclosing_block(
     attended: AttentionTensors, log: AttentionLog, recorded: RecordedPass
 ) -> tuple[ModuleRun, Layout] | None:
-    """Return the outermost module that ran only this attention and returned its tokens; None if there is none."""
+    """Return the outermost module that ran only this attention and returned its tokens; None if no module did."""
     name, layout = _find_owner(log.attentions, attended.number, log, recorded) or (None, None)
     block_run = next((run for run in attended.enclosing_runs if run.name == name), None)
     return None if layout is None or block_run is None else (block_run, layout)
@@ -393,7 +397,7 @@ def _describe_misfit(attention: ObservedAttention, batch: Batch) -> str:
 def _find_owner(
     attentions: Sequence[ObservedAttention], index: int, log: AttentionLog, recorded: RecordedPass
 ) -> tuple[str, Layout] | None:
-    """Return the outermost module that ran only this attention and returned its tokens, and their layout."""
+    """Return the outermost module that ran only this attention and returned its tokens, and the tokens' layout."""
     tokens = attentions[index].keys
     other_modules = {name for i, attention in enumerate(attentions) if i != index for name in attention.running}
     for name in attentions[index].running:
@@ -419,7 +423,7 @@ def keep_values(probabilities: Tensor) -> Tensor:
 
 
 def keep_differentiable(probabilities: Tensor) -> Tensor:
-    """Turn grad mode on, and return the probabilities as tensors that require gradients.
+    """Turn grad mode on, and return the probabilities as a tensor that requires gradients.
 
     The probabilities of the first block become a leaf of the graph, and the probabilities of later blocks depend on
     this leaf.
@@ -432,12 +436,13 @@ def keep_differentiable(probabilities: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def capture_attention(blocks: AttentionBlocks, recorded: RecordedPass, keep: KeepAttention) -> Iterator[list[Tensor]]:
-    """Capture the attention (N,heads,T,T) of each block while the model runs, and yield the list that collects it.
+    """Yield a list that collects the attention (N,heads,T,T) of each block while the model runs.
 
-    `keep` selects what is captured. Run the backward pass in this context too: checkpoints run blocks again during it,
-    and have to compute attention as in the first run. The context keeps the backward pass in this thread, where
-    attention is observed. An attention takes N x heads x T x T numbers per block, 1.8 MB for one image and one block of
-    ViT-B/16. The graph after this attention takes as much memory as a training step.
+    `keep` takes the attention of a block, and returns the tensor to collect and to use in the model. Run the backward
+    pass in this context too. Checkpoints run blocks again in the backward pass, and have to compute attention as in the
+    first run. The context makes the backward pass run in this thread, because attention in other threads is not
+    observed. The attention of a block has N x heads x T x T values: 1.8 MB for one image in ViT-B/16. The autograd
+    graph takes as much memory as in a training step.
     """
     images, tokens, attentions = recorded.batch.images, blocks.shape[blocks.token_axis], list[Tensor]()
 
