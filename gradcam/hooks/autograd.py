@@ -16,13 +16,13 @@ from gradcam.errors import BlindLayerError, LayerError, ModelError, join_names
 from gradcam.hooks import pytorch
 
 Edge = tuple[Node, int]  # (operation, index of its output)
-# Returns the gradient that replaces its argument, or None to leave it.
+# A function that returns a new gradient, or None to leave the gradient unchanged.
 GradientHook = Callable[[Tensor], Tensor | None]
 
-# The scales are powers of two, because multiplying by a power of two does not round. The largest scale that leaves all
-# gradients finite is used, because it loses least to underflow.
+# The scales are powers of two, because multiplying by a power of two does not round. The largest scale with finite
+# gradients is used, because it causes the least underflow.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
-MAX_GRADIENT_BYTES = 2**28  # The limit for one layer's gradients of all classes that share a backward pass.
+MAX_GRADIENT_BYTES = 2**28  # The limit for one layer's gradients in a backward pass of several classes.
 
 OUT_OF_PLACE = "replace the in-place operation with an out-of-place one."
 CHANGED_VALUE = f"overwrites a value that the backward pass needs, so training would fail as well: {OUT_OF_PLACE}"
@@ -50,7 +50,7 @@ ADVICE_AFTER_LAYER = {
 
 @contextlib.contextmanager
 def translate_torch_errors(explanations: Mapping[str, str]) -> Iterator[None]:
-    """Raise a `ModelError` that says what to do, instead of a known PyTorch error.
+    """Replace known PyTorch errors by a `ModelError` with advice.
 
     `explanations` maps a part of PyTorch's error text to the advice.
     """
@@ -68,11 +68,11 @@ def jacobian(
 ) -> Iterator[list[Tensor | None]]:
     """Yield the gradients of scores (N,K) at each of `inputs` (N,...), as (k,N,...) for k classes at a time.
 
-    A gradient is None if the scores do not depend on that input. The images of a batch do not affect each other, so one
-    backward pass from a class's scores, summed over the batch, gives that class's gradient for all images.
+    If the scores do not depend on an input, its gradient is None. The images of a batch do not affect each other. One
+    backward pass from the sum of a class's scores over the batch therefore gives the gradients of all images.
 
     `scaled` prevents underflow in graphs with float16: the scores are multiplied by a power of two before the backward
-    pass, and the gradients are converted to float32 and divided by that power.
+    pass, and the gradients are converted to float32 and divided by the same power.
 
     `most_bytes` limits the memory for one input's gradients of all classes that share a backward pass (default
     `MAX_GRADIENT_BYTES`).
@@ -113,7 +113,7 @@ def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scal
             return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []
     for direction in directions:
-        with torch.enable_grad():  # A scalar needs no `grad_outputs`, for which autograd would import sympy.
+        with torch.enable_grad():  # A scalar needs no `grad_outputs`, which would make autograd import sympy.
             value = values[0] if len(values) == 1 else values @ direction
             value = value if scale == 1 else value * scale
         rows.append(_gradients(value, inputs))
@@ -132,7 +132,7 @@ def list_graph_nodes(tensor: Tensor) -> list[Node]:
 
 
 def list_ancestor_nodes(node: Node) -> list[Node]:
-    """Return all nodes that lead to a node, each once, without the node itself."""
+    """Return all nodes that lead to this node, each once, without this node."""
     nodes: list[Node] = [node]
     visited = {node}
     for current in nodes:  # The list grows during the loop.
@@ -162,7 +162,8 @@ class ScoreGraph:
     def route(self) -> Hashable:
         """Return the operations as a tuple that can be compared with the tuple of another graph.
 
-        The operations decide the memory layout, and which activations reach the scores.
+        Cached facts about the memory layout, or about the activations that affect the scores, hold only for equal
+        tuples.
         """
         return tuple(pytorch.describe_operation(node) for node in self.nodes if not pytorch.is_copy(node))
 
@@ -191,7 +192,7 @@ def trace_score_graph(
     for edge in edge_queue:  # The list grows during the loop.
         nodes[edge[0]] = None
         is_bypassed = is_bypassed or edge == images
-        # A copy overwrites its first input completely, so that input does not count.
+        # A copy overwrites its first input completely, so its first input does not count.
         for node, index in edge[0].next_functions[pytorch.is_overwriting_copy(edge[0]) :]:
             if node is not None and (node, index) not in edges and (node, index) not in ends:
                 edges.add((node, index))
@@ -224,7 +225,7 @@ def grad_mode_off_error(layers: Sequence[str]) -> ModelError:
 
 
 def no_dependence_error(layers: Sequence[str]) -> BlindLayerError:
-    """Return the error for a score that no path connects with a layer."""
+    """Return the error for a score that does not depend on the layers."""
     reason = (
         f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from the layer to the"
     )

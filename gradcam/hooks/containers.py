@@ -23,7 +23,7 @@ QUANTISED_ADVICE = f"8-bit integers, which have no gradient: explain the origina
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
-    """Return all modules, each once: in another order than `model.modules()`, but in a quarter of the time."""
+    """Return all modules, each once. The order differs from `model.modules()`, which takes four times as long."""
     modules, visited = [model], {model}
     for module in modules:  # The list grows during the loop.
         for child in module._modules.values():
@@ -58,7 +58,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(copied, MutableMapping):
             copied[key] = child
         else:
-            object.__setattr__(copied, key, child)  # Also works for frozen dataclasses; only our copy changes.
+            object.__setattr__(copied, key, child)  # This also works for frozen dataclasses.
     return copied
 
 
@@ -70,8 +70,8 @@ def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
 def take_rows(output: Any, rows: slice, total: int) -> Any:
     """Return the part of a model's output that belongs to some of its `total` images.
 
-    The slice `rows` is applied to each tensor of length `total`, or to a list with one entry per image, as detectors
-    return it.
+    The slice `rows` is applied to each tensor of length `total`, or to a list with one entry per image. Detectors
+    return such lists.
     """
     if isinstance(output, list) and len(output) == total and not any(isinstance(item, Tensor) for item in output):
         return output[rows]
@@ -90,7 +90,7 @@ def find_floating_tensor(value: Any) -> Tensor | None:
 
 
 def floating_tensors_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
-    """Return a dict with each floating-point tensor in `value` once, by the keys and indices that lead to it."""
+    """Return the floating-point tensors in `value`, each once, by the keys and indices that lead to the tensor."""
     if isinstance(value, Tensor):
         return {(): value} if value.is_floating_point() else {}
     entries: dict[int, tuple[tuple[str, ...], Tensor]] = {}
@@ -125,7 +125,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class LayerInput:
     """A tensor among a layer's inputs, and the tensor passed to the layer instead.
 
-    `given` is `original` or a copy of it; `version` is the version of `given` before the layer ran.
+    `given` is `original` or a copy of `original`. `version` is the version of `given` before the layer ran.
     """
 
     original: Tensor
@@ -139,8 +139,9 @@ class LayerInput:
     def replace(self, values: Tensor) -> Tensor:
         """Copy `values` into the original, which the model may use elsewhere; return the tensor that holds the values.
 
-        Two kinds of originals stay unchanged, so that their other uses are not recorded. A parameter would keep its graph
-        alive after the pass. If a view without a graph were changed, autograd would reject all other views of its memory.
+        Two kinds of originals stay unchanged, so their other uses are not recorded. A parameter with a graph would keep
+        the graph alive after the pass. If a view without a graph were changed, autograd would reject all other views of
+        its memory.
         """
         original = self.original
         is_unrecorded_view = pytorch.is_view(original) and not original.requires_grad
@@ -157,7 +158,8 @@ def version_of(tensor: Tensor) -> int:
 def copy_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
     """Return a layer's input tensors, and the layer's new arguments, or None if the arguments stay the same.
 
-    If an earlier target layer is recording, the layer gets copies, because autograd may have saved the originals.
+    If an earlier target layer is recording, the layer gets copies. Autograd may have saved the original inputs, and the
+    layer may change its inputs in place.
     """
     copies: dict[int, Any] = {
         id(tensor): tensor.clone()
@@ -180,9 +182,9 @@ class Batch:
     """The arguments of a model, and the images among them.
 
     `pictures` is the tensor with the images, `images` is their number, and `size` is their (H,W) or (D,H,W). If the
-    model takes a list of images (C,H,W), `listed` has their sizes. The arguments then contain `pictures` instead of the
-    list: one tensor in which each image lies in the upper left corner, padded with zeros. If images do not cover all of
-    the network's input, `windows` has the part that each image covers.
+    model takes a list of images (C,H,W), `listed` has the sizes of these images. The arguments then contain `pictures`
+    instead of the list. In `pictures`, each image lies in the upper left corner, and the rest is filled with zeros. If
+    images do not cover the entire input of the network, `windows` has the part that each image covers.
     """
 
     args: tuple[Any, ...]
@@ -202,13 +204,13 @@ class Batch:
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:
-        """Return the batch for some of its images. Only metadata changes: cut the tensors beforehand."""
+        """Return the batch with the metadata of some of its images. Slice the tensors beforehand."""
         rows = slice(first, first + images)
         listed, windows = self.listed and self.listed[rows], self.windows and self.windows[rows]
         return replace(self, images=images, listed=listed, windows=windows)
 
     def repeat(self, times: int) -> Batch:
-        """Return the batch for repeated images. Only metadata changes: repeat the tensors beforehand."""
+        """Return the batch with the metadata of repeated images. Repeat the tensors beforehand."""
         listed, windows = self.listed and self.listed * times, self.windows and self.windows * times
         return replace(self, images=self.images * times, listed=listed, windows=windows)
 

@@ -34,7 +34,7 @@ class Hooks:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._thread: int | None = None
-        self._entry_index = 0  # Position among all `Hooks`, in the order in which they were entered.
+        self._entry_index = 0  # The position among all `Hooks` contexts, in the order of entry.
         self._prune_above = MIN_HANDLES_TO_PRUNE
 
     def __enter__(self) -> Hooks:
@@ -65,7 +65,7 @@ class Hooks:
 
         def hook(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
             refuse_compiling()
-            # There is no `kwargs` while another thread is registering or removing the hook: PyTorch keeps the flag
+            # While another thread registers or removes the hook, PyTorch may pass no `kwargs`: it stores the flag
             # `with_kwargs` in a second dictionary, which may not be updated yet.
             if len(kwargs_and_output) == 2:
                 if repeated is not None and is_backward_running():
@@ -88,10 +88,10 @@ class Hooks:
     def observe_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:
         """Call `function` with the gradient of a tensor that requires grad, and return the tensor to continue with.
 
-        The gradient is the one that `retain_grad()` would show: the sum over all uses, after every edit
-        (`edit_gradient`). It belongs to the tensor's present value, even if the tensor is changed in place later. If
-        `function` returns a tensor, this tensor replaces the gradient. Views and leaves are cloned, and `function` gets
-        the gradient of the clone. For other tensors, the graph gets no additional node.
+        `function` gets the gradient that `retain_grad()` would show: the sum over all uses, after all edits
+        (`edit_gradient`). The gradient belongs to the tensor's present value, even if the tensor is changed in place
+        later. If `function` returns a tensor, this tensor replaces the gradient. Views and leaves are cloned, and
+        `function` gets the gradient of the clone. For all other tensors, the graph gets no additional node.
         """
         return self._tap(tensor, "observers", function)
 
@@ -113,7 +113,7 @@ class Hooks:
         return tensor
 
     def _own(self, handle: RemovableHandle) -> None:
-        """Add the handle of a short-lived tensor. Once there are many handles, drop those of deleted tensors."""
+        """Add the handle of a short-lived tensor. If there are many handles, drop the handles of deleted tensors."""
         self._handles.append(handle)
         if len(self._handles) > self._prune_above:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
@@ -137,7 +137,7 @@ def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
 
 
 class PassToken:
-    """A mark for a running pass. Sets refer to it weakly, so that it disappears with an interrupted pass's frame."""
+    """A mark for a running pass. Sets hold it by weak references, so that it disappears with its pass."""
 
 
 class ThreadState(threading.local):
@@ -157,14 +157,14 @@ def in_own_pass() -> bool:
 
 
 def make_inner_pass_check() -> Callable[[], bool]:
-    """Return a function that tells whether this thread is inside a pass that started after this call."""
+    """Return a function that checks whether this thread is inside a pass that started after this call."""
     outer_tokens = weakref.WeakSet(thread_state.tokens)
     return lambda: any(token not in outer_tokens for token in thread_state.tokens)
 
 
 @contextlib.contextmanager
 def grad_mode_off() -> Iterator[None]:
-    """Turn grad mode off, and restore the caller's mode at the end, in whatever order contexts end.
+    """Turn grad mode off, and restore the caller's mode at the end. Contexts may end in any order.
 
     `torch.no_grad` would leave grad mode off for good if the outer of two contexts ended first, which can happen when a
     generator is abandoned.
@@ -179,7 +179,7 @@ def grad_mode_off() -> Iterator[None]:
         inner = next((later for earlier, later in itertools.pairwise(saved_modes) if earlier is saved), None)
         if inner is None:
             torch.set_grad_enabled(saved[0])
-        else:  # The inner context ends later, so it has to restore the mode that this one saved.
+        else:  # The inner context ends later, and has to restore the mode that the outer context saved.
             inner[0] = saved[0]
         saved_modes[:] = [mode for mode in saved_modes if mode is not saved]
 
@@ -203,7 +203,8 @@ class TargetLayer:
     run : int, default None
         The run to record, counted from 0, if the layer runs several times.
     has_backward_hook : bool, default True
-        If True, a plain `score.backward()` also sets `gradients`. If False, only the method `backward` does.
+        If True, a plain `score.backward()` also sets `gradients`. If False, only the method `backward` sets
+        `gradients`.
 
     Raises
     ------
@@ -223,9 +224,9 @@ class TargetLayer:
     (torch.Size([2, 512, 2, 2]), True)
     """
 
-    # A full backward hook on the layer itself would turn the layer's output into a view, which an in-place operation
-    # must not modify (pytorch issue 61519); such an operation often follows. Instead, the forward hook stores the
-    # output as a leaf that requires gradients, and turns grad mode on for the following layers. It sends the leaf
+    # A full backward hook on the layer itself would turn the layer's output into a view. An in-place operation, which
+    # often follows, must not modify such a view (pytorch issue 61519). Instead, the forward hook stores the output as a
+    # leaf that requires gradients, and turns grad mode on for the following layers. The forward hook sends the leaf
     # through a private identity module, which carries the full backward hook. The rest of the model gets a clone of the
     # identity's output.
 
@@ -247,7 +248,8 @@ class TargetLayer:
         self._module, self._keys, self._run = module, tuple(keys), run
         self._identity = nn.Identity() if has_backward_hook else None
         self._context: contextlib.ExitStack | None = None
-        # True if grad mode was off when the layer ran, as for the first layer, or if the model turned grad mode off.
+        # True if grad mode was off when the layer ran: no earlier target layer was recording, or the model turned grad
+        # mode off.
         self.ran_unrecorded = False
         self._runs = 0
         self._inputs: list[containers.LayerInput] = []
@@ -255,9 +257,10 @@ class TargetLayer:
         self._output_keys: list[tuple[str, ...]] = []  # The keys of all tensors that the layer returned.
         self._recorded: dict[tuple[str, ...], Tensor] = {}
         self._versions: list[int] = []
-        # Tensors that share the output's memory, but have no recorded gradient. A score must not depend on them.
+        # Tensors that share the output's memory, but have no recorded gradient. A score must not depend on these
+        # tensors.
         self._unrecorded: list[weakref.ref[Tensor]] = []
-        self._passed_on: list[Tensor] = []  # Strong references: PyTorch does not swap tensors with weak ones.
+        self._passed_on: list[Tensor] = []  # Strong references: PyTorch swaps no tensor that has weak references.
         self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, after the context has ended.
         self._gradients: Tensor | None = None
 
@@ -278,7 +281,7 @@ class TargetLayer:
             advice = "Call model.eval() to explain, or use gradcam.inspection.record() in training."
             warn(f"Layer '{self.name}' is in training mode, but {reason}. {advice}")
         with contextlib.ExitStack() as context:
-            context.enter_context(grad_mode_off())  # Only until the layer has run.
+            context.enter_context(grad_mode_off())  # Grad mode is off only until the layer has run.
             context.callback(self._release_unrecorded)
             context.callback(self._weaken_passed_on)
             hooks = context.enter_context(Hooks())
@@ -391,7 +394,7 @@ class TargetLayer:
         return len(self._recorded) > 1
 
     def release(self) -> None:
-        """Detach the output that the layer passed on from the graph. Call this if no backward pass will follow."""
+        """Detach the layer's output from the graph. Call this method if no backward pass will follow."""
         self._weaken_passed_on()
         while self._passed_on_refs:
             tensor = self._passed_on_refs.pop()()
@@ -427,7 +430,7 @@ class TargetLayer:
         return arguments
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if self._in_inner_pass():  # For example, an explanation may run between the passes of a training step.
+        if self._in_inner_pass():  # Ignore inner passes, such as an explanation during a training step.
             return None
         if self._gradients is not None:  # The first run after a backward pass starts a new forward pass.
             self._runs, self._gradients = 0, None
@@ -468,7 +471,7 @@ class TargetLayer:
         # place, and other parts of the model use it as the layer's input, not as its output.
         is_shared = _shares_storage(tensor, [input_.given for input_ in inputs])
         must_keep_object = is_parameter_or_buffer(tensor, self._module) or (source is not None and not is_changed)
-        if tensor.requires_grad:  # An earlier TargetLayer is open. A new leaf would cut off its gradient.
+        if tensor.requires_grad:  # An earlier TargetLayer is open, and a new leaf would cut off the earlier gradient.
             start = tensor.clone() if is_shared else tensor
         else:
             start = tensor.detach().clone(memory_format=_memory_format(tensor)).requires_grad_()
@@ -488,7 +491,7 @@ class TargetLayer:
             elif not must_keep_object:
                 self._mark_unrecorded(tensor)
         if source is not None and is_changed:
-            # The layer changed its input in place. The gradient must include later uses of that input.
+            # The layer changed its input in place. The gradient must include later uses of the changed input.
             passed_on = source.replace(passed_on)
         self._recorded[keys] = start
         self._versions.append(0 if start.is_inference() else start._version)
@@ -499,7 +502,7 @@ class TargetLayer:
         if tensor.is_leaf and not (tensor.requires_grad or tensor.is_inference() or isinstance(tensor, nn.Parameter)):
             tensor.requires_grad_()
             if not pytorch.is_view(tensor):
-                increment_version(tensor)  # PyTorch then raises an error for its views.
+                increment_version(tensor)  # PyTorch then raises an error if its views are used.
             self._unrecorded.append(weakref.ref(tensor))
 
     def _weaken_passed_on(self) -> None:

@@ -57,13 +57,13 @@ class HalvingRunner:
                 yield result
                 start += len(part)
                 continue
-            gc.collect()  # Only after the handler, because the error's traceback keeps tensors alive.
+            gc.collect()  # Not inside the handler: the error's traceback keeps tensors alive.
             torch.cuda.empty_cache()  # Does nothing without CUDA.
             self.largest = len(part) // 2
 
 
 class _MemorySpan:
-    """The total size in bytes of the storages that were created since a mark and are still alive, and its peak."""
+    """The bytes of all living storages that were created since a mark: the current sum, and its peak."""
 
     current = peak = 0
 
@@ -129,10 +129,10 @@ class Meter(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class RerunBudget:
-    """The memory budget of a batch's reruns, and the memory that parts of one pass take.
+    """The memory budget for reruns of a batch, and the measured memory of the parts of a pass.
 
-    `batch` has the model's original arguments; callers pass copies to the model. `budget` is in bytes. None means the
-    default, which a single variant of the batch may exceed.
+    `batch` has the model's original arguments; callers pass copies to the model. `budget` is in bytes. If it is None,
+    the default applies, which a single variant of the batch may exceed.
     """
 
     batch: Batch

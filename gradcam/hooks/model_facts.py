@@ -1,9 +1,10 @@
 """Cache of computed facts about a model, and the guard that clears it when the model changes.
 
-Finding a default layer, or measuring where its cells lie, costs forward passes, so the results are cached. They are
-valid for one state of the model: its modules, settings and hooks, and the identity, memory, version and sampled values
-of its tensors. Versions alone are not enough: writes through `.data` or NumPy do not increase them. Facts that depend
-on the input are not cached. Code that uses a cached fact compares the fact with the graph of its own pass.
+The search for a default layer, and the measurement of a layout, need forward passes, so the results are cached. Cached
+results are valid for one state of the model: its modules, settings and hooks, and the identity, memory, version and
+sampled values of its tensors. Versions alone are not enough: writes through `.data` or NumPy do not increase a tensor's
+version. Facts that depend on the input are not cached. Code that uses a cached fact compares the fact with the graph of
+its own pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-MAX_CACHED_VALUES = 1024  # Per model; the oldest are dropped first.
+MAX_CACHED_VALUES = 1024  # The limit per model. The oldest values are dropped first.
 
 
 @dataclass
@@ -40,11 +41,11 @@ class ModelFacts:
         return self._cache[key]
 
     def get(self, key: Hashable) -> Any:
-        """Return the cached value; None if there is none."""
+        """Return the cached value; None if no value is cached."""
         return self._cache.get(key)
 
     def set(self, key: Hashable, value: Any) -> None:
-        """Cache a value, replacing an earlier one; None deletes the entry."""
+        """Cache a value, and replace an earlier value. None deletes the entry."""
         self._cache.pop(key, None)
         self._cache.update({} if value is None else {key: value})
         while len(self._cache) > MAX_CACHED_VALUES:
@@ -55,7 +56,7 @@ class ModelFacts:
         _ = self._cache
 
     def take_over(self) -> None:
-        """Keep the cached values although the explanation itself changed the model.
+        """Keep the cached values valid after the explanation itself changed the model.
 
         Some models change in every pass: they count their passes, or store an output.
         """
@@ -64,7 +65,7 @@ class ModelFacts:
             return
         from gradcam.hooks.model_state import ModelState
 
-        # Attributes of arbitrary classes, and unusual tensors, may raise any exception.
+        # Reading the attributes of arbitrary classes, or unusual tensors, may raise any exception.
         with contextlib.suppress(Exception), _lock:
             if not state.holds(self.model):
                 self_changing_models.add(self.model)

@@ -17,12 +17,12 @@ from torch.nn.modules import module as torch_module
 
 from gradcam.hooks.containers import list_modules
 
-MAX_DEPTH, MAX_ITEMS = 3, 64  # Limits for settings that contain other settings.
-MAX_VALUES = 64  # The number of values compared per tensor. In a larger tensor, they are evenly spaced.
+MAX_DEPTH, MAX_ITEMS = 3, 64  # Limits for the depth and the length of nested settings.
+MAX_VALUES = 64  # The number of values compared per tensor. In a larger tensor, these values are evenly spaced.
 INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By item size in bytes.
 SIMPLE_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
-# Hooks of this module are ignored, because another thread may have put them on the model.
+# Hooks registered by this package are ignored, because they may belong to an explanation in another thread.
 HOOKS_MODULE = "gradcam.hooks.hooks"
 
 
@@ -48,8 +48,8 @@ class ModelState:
         self._forwards = {kind: _refer(kind.forward) for kind in kinds}
         tensors = self._take_tensors()
         if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
-            raise TypeError  # Such tensors do not count their writes, or have no memory of their own.
-        _storages = [tensor.untyped_storage() for tensor in tensors]  # These keep the memory allocated.
+            raise TypeError  # These tensors may not count writes, or may have no memory.
+        _storages = [tensor.untyped_storage() for tensor in tensors]  # References keep the memory allocated.
         self._memory = _describe_memory(tensors)
         self._samples = Samples(tensors)
         self._values = self._samples.read(tensors)
@@ -97,7 +97,7 @@ class ModelState:
         get_settings = operator.itemgetter(*names, *names[:1]) if names else lambda _: ()
         settings = get_settings(attributes)
         is_plain = all(map(_is_plain, settings))
-        # Settings may be lists that are changed in place, so they are copied.
+        # Settings are copied, because a setting may be a list that is changed in place.
         described = copy.deepcopy(settings) if is_plain else self._describe_all(settings)
         hooks = _list_hooks(module)
         return weakref.ref(module), type(module), len(attributes), get_settings, described, is_plain, hooks
@@ -106,7 +106,7 @@ class ModelState:
         return [self._describe(value) for value in settings]
 
     def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 # one for each kind of value
-        """Return a description that stays equal as long as the value does, and keeps no part of the value alive."""
+        """Return a description that changes if the value changes. It keeps no part of the value alive."""
         kind = type(value)
         if kind in SIMPLE_TYPES:
             return value
@@ -125,8 +125,8 @@ class ModelState:
             return kind
         if isinstance(value, functools.partial):
             return kind, self._describe((value.func, value.args, value.keywords), depth)
-        # An object described before, such as a shared configuration, is represented by its number: describing it again
-        # and again could take exponential time.
+        # If an object, such as a shared configuration, is described already, its number represents it. Repeated
+        # descriptions could take exponential time.
         if id(value) in self._objects:
             return kind, self._objects[id(value)]
         self._objects[id(value)] = len(self._objects)
@@ -157,8 +157,8 @@ class Samples:
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # These views of the tensors' memory do not own the memory. They are grouped by item size on the CPU, and by
-        # device and item size on GPUs.
+        # Arrays and tensors that read the memory of the model's tensors without owning it. CPU arrays are grouped by
+        # item size, and GPU tensors by device and item size.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
         # (index of the tensor, size, stride)

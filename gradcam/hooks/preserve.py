@@ -1,9 +1,10 @@
 """Contexts that preserve a model's training flags, buffers, compiler mode and random state, even with several threads.
 
-All threads share this state. If two overlapping explanations each saved, changed and restored it, the second would save
-what the first had set. Overlapping explanations therefore save and restore the state together, under a lock: the first
-one saves it, and the last one restores it. The random state is an exception. If another thread draws from PyTorch's
-global generator while a model draws from it during an explanation, numbers may be drawn twice.
+All threads share this state. If each explanation saved and restored the state alone, a second overlapping explanation
+would save the changes of the first. Overlapping explanations therefore share one saved state, under a lock. The first
+explanation saves the state, and the last explanation restores it. The random state is an exception: each explanation
+saves and restores it separately. If another thread samples from PyTorch's global generator in the meantime, random
+numbers may repeat.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gradcam.hooks.hooks import PassToken, thread_state
 def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Prepare a model for an explanation (evaluation mode, eager, differentiable), and yield its modules, each once."""
     modules = list_modules(model)
-    # Keep a reference to this thread's tokens: if the context is abandoned, the garbage collector may close it in
+    # This thread's tokens are stored in a variable, because the garbage collector may close an abandoned context in
     # another thread.
     token, tokens = PassToken(), thread_state.tokens
     with contextlib.ExitStack() as stack:
@@ -51,9 +52,9 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
         yield modules
 
 
-MT19937_BYTES = 4 * 625  # 624 words, and the position among them.
+MT19937_BYTES = 4 * 625  # 624 words, and the position of the next word.
 
-# The lock is reentrant, because the garbage collector may end an abandoned context in the thread that has the lock.
+# The lock is reentrant, because the garbage collector may end an abandoned context in the thread that holds the lock.
 _lock = threading.RLock()
 
 
@@ -68,13 +69,13 @@ def _change_while_used(
     register: _Register,
     modules: Iterable[Any],
     save: Callable[[Any], Any],
-    restore: Callable[[Any, Any], None],  # It must not raise.
+    restore: Callable[[Any, Any], None],  # `restore` must not raise.
     *,
     change: Callable[[nn.Module], None] = lambda _: None,
     is_affected: Callable[[nn.Module], bool] = lambda _: True,
 ) -> Iterator[None]:
-    """Change the affected modules; the first user of a module saves its value, and the last one restores it."""
-    token = PassToken()  # An interruption between two lines would leave a counter wrong for good.
+    """Change the affected modules. The first pass to use a module saves its value, and the last pass restores it."""
+    token = PassToken()  # Tokens replace a counter, which an interrupt could leave wrong.
     try:
         with _lock:
             for module in modules if register else filter(is_affected, modules):
@@ -82,7 +83,7 @@ def _change_while_used(
                     register[module] = save(module), weakref.WeakSet()
                 if module in register:
                     register[module][1].add(token)
-                    change(module)  # The entry exists: after an interruption, a later exit restores it.
+                    change(module)  # After an interrupt, a later exit restores the entry above.
         yield
     finally:
         with _lock:
@@ -96,8 +97,9 @@ def _change_while_used(
 def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Set the modules to evaluation mode, and restore each module's training flag at the end.
 
-    Modules that were in training mode also lose the entries that they added to their dictionaries meanwhile. For
-    example, LeViT caches attention biases in evaluation mode. These would be outdated after the next training step.
+    If a module was in training mode, entries that it added to its dictionaries in evaluation mode are deleted. For
+    example, LeViT caches attention biases in evaluation mode. The cached biases would be outdated after the next
+    training step.
     """
 
     def set_flag(module: nn.Module) -> None:
@@ -121,8 +123,9 @@ def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None
 def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Restore the buffers that a model changes in place in evaluation mode, such as counters and observers.
 
-    Running statistics are left out: evaluation mode does not change them, but a thread that trains the model may. If
-    parameters changed meanwhile, another thread is loading weights or training, and no buffer is restored.
+    The running statistics of batch norms are not restored. Evaluation mode does not change these statistics, but
+    another thread may be training the model. If parameters changed meanwhile, another thread is loading weights or
+    training. In this case, no buffer is restored.
     """
     owners = [module for module in modules if module._buffers and not isinstance(module, _NormBase)]
     if not owners:
@@ -136,8 +139,9 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     def restore(module: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers if _count_writes(modules) == before else ():
-            # The write may have attached a graph to the buffer. If the model replaced the buffer by another tensor,
-            # that tensor stays: it is usually a cache, and the module stores elsewhere what the cache was computed for.
+            # A write may have attached a graph to the buffer. If the model replaced the buffer by another tensor, the
+            # new tensor stays in the module. The new tensor is usually a cache. An older cache could contradict other
+            # attributes of the module.
             if buffer.grad_fn is not None and not pytorch.is_view(buffer):
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
@@ -158,18 +162,19 @@ def _count_writes(modules: Iterable[nn.Module]) -> int:
 def _is_equal(tensor: Tensor, expected: Tensor) -> bool:
     """Return whether all values are equal, where NaN equals NaN.
 
-    Versions need not show a change: the kernels of observers do not increase a tensor's version.
+    Values are compared because versions may not show a change: the kernels of observers do not increase a tensor's
+    version.
     """
     try:
         return torch.equal(tensor, expected) or bool(tensor.isclose(expected, rtol=0, atol=0, equal_nan=True).all())
-    except (RuntimeError, NotImplementedError):  # PyTorch stores some dtypes that it cannot compare.
+    except (RuntimeError, NotImplementedError):  # PyTorch cannot compare some dtypes.
         return True
 
 
 def _shared_mode(enter: Callable[[], Callable[[], None]]) -> AbstractContextManager[None]:
-    """Share a process-wide mode: the first pass that needs it enters it, and the last one leaves it, in any thread.
+    """Share a process-wide mode between passes: the first pass enters the mode, and the last pass leaves it.
 
-    `enter` returns the function that leaves the mode.
+    The passes may run in different threads. `enter` returns the function that leaves the mode.
     """
     return _change_while_used(_modes, [enter], lambda _: enter(), lambda _, leave: leave())
 
@@ -177,7 +182,7 @@ def _shared_mode(enter: Callable[[], Callable[[], None]]) -> AbstractContextMana
 def _without_fused_attention() -> Callable[[], None]:
     with contextlib.ExitStack() as stack:
         for kernel in ("flash", "mem_efficient", "cudnn", "math"):
-            # In spite of their module's name, these switches also affect the CPU kernels.
+            # The switches in `torch.backends.cuda` also affect the CPU kernels.
             switch = getattr(torch.backends.cuda, f"enable_{kernel}_sdp")
             stack.callback(switch, getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")())
             switch(kernel == "math")
@@ -186,10 +191,10 @@ def _without_fused_attention() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Run compiled modules uncompiled, and disable PyTorch's fast path, because both ignore hooks registered later."""
+    """Disable compiled code and PyTorch's fast path, because both ignore hooks that are registered later."""
     unhooked = pytorch.find_unhooked(modules)
     with contextlib.ExitStack() as stack:
-        if unhooked:  # Only if necessary, because eager mode slows down all threads.
+        if unhooked:  # Otherwise, eager mode would slow down all threads for nothing.
             stack.enter_context(_shared_mode(pytorch.run_eagerly))
         if unhooked and not pytorch.HAS_STANCE:
             calls = pytorch.read_calls, pytorch.restore_calls
@@ -205,8 +210,8 @@ def plain_attention() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Restore the random states of PyTorch, NumPy and Python, each only if it changed, because threads share them."""
-    # Parameters are listed module by module: `model.parameters()` would delay the GPU by about a dozen kernel launches.
+    """Restore the random states of PyTorch, NumPy and Python. Threads share them, so only changed states are set."""
+    # Parameters are listed module by module, because `model.parameters()` takes as long as a dozen kernel launches.
     owners = modules if torch.cuda.is_initialized() else ()
     parameters = [parameter for module in owners for parameter in module._parameters.values() if parameter is not None]
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
@@ -232,7 +237,7 @@ def _read_python_words() -> tuple[Any, ...]:
 
 
 def _read_numpy_words() -> tuple[Any, ...] | None:
-    """Return the words and the stored normal number of NumPy's global generator; None if it is not an MT19937."""
+    """Return the words and the cached normal sample of NumPy's global generator; None if it is not an MT19937."""
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # NumPy's stubs omit it
     if not isinstance(generator, np.random.MT19937):
         return None
@@ -241,16 +246,16 @@ def _read_numpy_words() -> tuple[Any, ...] | None:
 
 
 def _read_memory(value: object, class_: type) -> bytes:
-    """Return the bytes of an object after its header."""
+    """Return the bytes of an object's memory after the object header."""
     head = object.__basicsize__
     return ctypes.string_at(id(value) + head, class_.__basicsize__ - head)
 
 
 class _GeneratorState:
-    """The state of a generator outside PyTorch.
+    """The state of Python's or NumPy's global generator.
 
-    Reading the state takes as long as a layer of a small network. The last state is therefore reused while the words in
-    the generator's memory stay the same.
+    Reading the state takes as long as a layer of a small network. If the words in the generator's memory did not
+    change, the last state is therefore reused.
     """
 
     last_states: ClassVar[dict[Any, tuple[Any, Any]]] = {}

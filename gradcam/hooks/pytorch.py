@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-# Activation functions with non-negative values. Some dip below zero, but little compared with their positive values.
+# Activation functions with non-negative values. Some, such as SiLU, have small negative values too.
 ACTIVATION_OPS = ("relu", "silu", "gelu", "hardswish", "mish", "softplus", "sigmoid", "hardsigmoid", "softmax")
 CLAMP_MINIMA = {"hardtanh": "_saved_min_val", "clampmin": "_saved_min", "clampb": "_saved_min"}
 MAX_LEAK = 0.1  # A leaky ReLU with at most this slope counts as a ReLU.
@@ -27,8 +27,8 @@ LAST_OPERATIONS = {
     "Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax",
     "Addmm": "linear", "Mm": "linear", "Linear": "linear", "Convolution": "linear",
 }  # fmt: skip
-# Graph nodes of ReLUs, and their attributes that must be zero. A clamp counts only if its maximum is 6 or missing:
-# other clamps keep values in a range, and are no activations.
+# Graph nodes of ReLUs, and their attributes that must be zero. A clamp counts as a ReLU only if its maximum is 6 or
+# missing. Other clamps limit values to a range, and are no activation functions.
 RELU_NODES = {
     "ReluBackward": (), "HardtanhBackward": ("_saved_min_val",), "ThresholdBackward": ("_saved_threshold",),
     "ClampMinBackward": ("_saved_min",), "ClampBackward": ("_saved_min",),
@@ -59,7 +59,7 @@ find_backward_task = torch._C._current_graph_task_id  # The id of this thread's 
 find_running_node = torch._C._current_autograd_node  # The operation whose derivative this thread is computing.
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # Attributes of a compiled module.
+CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # Attributes that a compiled module calls.
 HAS_STANCE = hasattr(torch.compiler, "set_stance")  # Since 2.6.
 
 
@@ -73,7 +73,7 @@ Predicate = Callable[[Node], bool]
 
 
 def _contains(*words: str) -> Predicate:
-    """Return a function that tells whether an operation's name, in lower case, contains one of the words."""
+    """Return a function that checks whether an operation's name, in lower case, contains one of the words."""
 
     def contains(node: Node) -> bool:
         name = node.name().lower()
@@ -87,19 +87,19 @@ def _ends_with(*words: str) -> Predicate:
 
 
 _may_mix_tokens = _contains("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
-# Operations that select, move, pool and resize values. "add" and "mul" count only if both inputs are in the graph.
+# Operations that select, move, pool or resize values.
 _selects_or_moves = _contains(
     *("pool", "view", "permute", "transpose", "tbackward", "slice", "select", "clone", "alias", "copy", "stride"),
     *("upsample", "expand", "cat", "stack", "pad", "squeeze", "split", "unbind", "shuffle", "roll"),
 )
 is_attention_operation = _contains("softmax", "attention", "dotproduct")
-# Operations that mix channels by weights. A grouped convolution mixes channels only within each group.
+# Operations that mix channels by weights.
 has_weights = _contains("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
 is_adaptive_pool = _contains("adaptive")
 is_error_node = _contains("error")  # A node that raises an error in the backward pass.
 is_opaque = _contains("differentiablegraphbackward", "compiledfunctionbackward")  # Compiled code hides its operations.
-is_overwriting_copy = _ends_with("CopyBackwards")  # Its first input is the previous value of the tensor.
-is_copy = _ends_with("CopyBackwards", "CloneBackward0")  # Recording a layer adds such copies.
+is_overwriting_copy = _ends_with("CopyBackwards")  # The first input of such a copy is the overwritten value.
+is_copy = _ends_with("CopyBackwards", "CloneBackward0")  # Copies that recording a layer may add.
 # Operations that pass their values on unchanged.
 is_passthrough = _ends_with("CopyBackwards", "CloneBackward0", "BackwardHookFunctionBackward", "AccumulateGrad")
 
@@ -110,12 +110,15 @@ def mixes_tokens(node: Node) -> bool:
 
 
 def mixes_all_channels(node: Node) -> bool:
-    """Return whether an operation mixes all channels by weights. Bilinear upsampling has no weights."""
+    """Return whether an operation mixes all channels by weights.
+
+    Bilinear upsampling has no weights, and a grouped convolution mixes channels only within each group.
+    """
     return has_weights(node) and not node.name().startswith("Upsample") and getattr(node, "_saved_groups", 1) == 1
 
 
 def takes_weights(node: Node) -> bool:
-    """Return whether an operation's inputs without a graph are weights."""
+    """Return whether an operation takes weights, so that inputs without a graph are expected."""
     ops = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
     return node.name().startswith(ops)
 
@@ -135,13 +138,13 @@ def is_activation(node: Node) -> bool:
 def keeps_nonnegative(node: Node, inputs: int) -> bool:
     """Return whether an operation maps non-negative values to non-negative values.
 
-    `inputs` is the number of recorded inputs.
+    `inputs` is the number of recorded inputs. An addition or multiplication counts only if both inputs are recorded.
     """
     return _selects_or_moves(node) or (node.name().startswith(("AddBackward", "MulBackward")) and inputs > 1)
 
 
 def read_selection(node: Node) -> tuple[Sequence[int], int, range] | None:
-    """Return a selection's or slice's input shape, axis and selected positions; None for other operations."""
+    """Return the input shape, axis and selected positions of a selection or slice; None for other operations."""
     if node.name() not in ("SelectBackward0", "SliceBackward0"):
         return None
     saved: Any = node
@@ -191,7 +194,7 @@ def find_last_operation(tensor: Tensor) -> str:
 def is_relu(node: Node) -> bool:
     """Return whether an operation is a ReLU or a ReLU6, under any of their names.
 
-    Before 2.14, PyTorch does not record which operation changed a view in place; the result is then True.
+    Before 2.14, PyTorch does not record which operation changed a view in place. For such a change, the result is True.
     """
     if "CopySlices" in node.name() and not hasattr(node, "_wrapped_node"):
         return True
@@ -233,7 +236,7 @@ def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def run_eagerly() -> Callable[[], None]:
-    """Make all code call hooks, and return a function that undoes this.
+    """Run compiled code and fast paths eagerly, so that all modules call hooks. Return a function that undoes this.
 
     Before 2.6, compiled modules also need `call_eagerly`.
     """

@@ -15,8 +15,8 @@ from gradcam.hooks.autograd import HALF_PRECISION_SCALES, _are_finite, _gradient
 def hessian_products(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
     """Yield each class's gradient g at the activations A, and the Hessian-vector product H A, both (1,N,...).
 
-    H A is the derivative of g·A, with A held constant in the product. Both are None if the score does not depend on the
-    activations. H A is zero if the score is linear after the layer. `scaled` is as in `jacobian`.
+    H A is the derivative of g·A, with A held constant in the product. If the score does not depend on the activations,
+    g and H A are None. If the score is linear after the layer, H A is zero. `scaled` is as in `jacobian`.
     """
     with torch.enable_grad():
         values = scores.sum(0).unbind()
@@ -39,9 +39,9 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
             total = (gradient * activations.detach()).sum()
         (product,) = _gradients(total, [activations])
     if product is None:
-        # A function written in Python may return a gradient that cannot be differentiated again. At best, the
-        # gradient's graph contains an error node; often, the graph does not show the problem. Hooks such as ours do not
-        # change the gradient, so `is_python_function` excludes them.
+        # A function written in Python may return a gradient that cannot be differentiated again. Sometimes the
+        # gradient's graph contains an error node. Often the graph does not show the problem. PyTorch's module hooks are
+        # such functions too, but they do not change the gradient, so `is_python_function` excludes them.
         python_nodes = [node for node in list_graph_nodes(value) if pytorch.is_python_function(node)]
         if python_nodes or any(map(pytorch.is_error_node, list_graph_nodes(gradient))):
             name = pytorch.get_function_name(python_nodes[0]) if python_nodes else "a function written in Python"

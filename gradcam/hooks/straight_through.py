@@ -17,7 +17,7 @@ from gradcam.hooks.hooks import Hooks
 def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Give dynamically quantised linear layers the gradient of the unrounded layer; their outputs stay the same.
 
-    The derivative of rounding is zero almost everywhere, and PyTorch's quantised kernels have none. The
+    The derivative of rounding is zero almost everywhere, and PyTorch's quantised kernels have no derivative. The
     straight-through estimator (Bengio et al., 2013, arXiv 1308.3432) uses the gradient of the unrounded layer instead.
     """
     dynamic = torch.ao.nn.quantized.dynamic
@@ -26,7 +26,7 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
         (inputs,) = (*args, *kwargs.values())
         if not (torch.is_grad_enabled() and inputs.requires_grad):
             return None
-        # Here `weight` is a method. In other linear layers it is a tensor, which is what the type checker assumes.
+        # In a quantised layer, `weight` is a method. The type checker assumes a tensor.
         unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
         return output.detach() + (unrounded - unrounded.detach())
 

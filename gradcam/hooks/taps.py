@@ -19,9 +19,9 @@ TAP = "gradcam tap"  # Metadata key of a gradient tap on a tensor's `grad_fn`; t
 class GradientTap:
     """Functions that edit or observe the complete gradient of a tensor.
 
-    Edits run in a hook on the tensor, like a user's own hooks: all these hooks run in the order of registration, and
+    Edits run in one tensor hook. This hook and the user's own tensor hooks run in the order of registration, and
     `retain_grad()` shows the result. Observers run afterwards, in a hook on the tensor's `grad_fn`. If a later in-place
-    operation gives the tensor another `grad_fn`, the observers' hook stays on the earlier one.
+    operation gives the tensor another `grad_fn`, the observers' hook stays on the earlier `grad_fn`.
     """
 
     def __init__(self, tensor: Tensor, node: Node) -> None:
@@ -32,8 +32,9 @@ class GradientTap:
         def edit(gradient: Tensor | None) -> Tensor | None:
             if gradient is None or not self.edits:
                 return None
-            # If a block returns the output of its last part, both edit the same tensor, and the last part's hook
-            # registered its edit first. Sorting by the owners' indices restores the order of their contexts.
+            # If a block returns the output of its last part, the hooks of both edit the same tensor, and the last
+            # part's hook registers its edit first. Sorting by entry index restores the order in which the contexts of
+            # the hooks were entered.
             functions = [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])]
             return _apply_in_turn(functions, gradient)
 
@@ -58,8 +59,9 @@ def _apply_in_turn(functions: list[GradientHook], gradient: Tensor) -> Tensor:
 def find_tap(tensor: Tensor) -> tuple[GradientTap, Tensor]:
     """Return the gradient tap on the tensor's `grad_fn`, and the tensor to continue with.
 
-    Views and leaves are cloned: an in-place op would replace a view's `grad_fn`, and a leaf has none. If PyTorch allows
-    it, the clone's contents are swapped into the view object, so that all references to the view refer to the clone.
+    Views and leaves are cloned: an in-place op would replace a view's `grad_fn`, and a leaf has no `grad_fn`. If
+    PyTorch allows it, the clone's contents are swapped into the view object, so that all references to the view refer
+    to the clone.
     """
     if tensor.grad_fn is None or pytorch.is_view(tensor):
         clone = tensor.clone()

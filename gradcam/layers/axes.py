@@ -57,7 +57,7 @@ class AxisResolver:
         return sorted({tensor.shape[1] for tensor in words + vectors})
 
     def find_layout(self, shape: Sequence[int], module: nn.Module, reshape: GridSpec = None) -> Layout | None:
-        """Return the layout of a module's output, as the function `find_layout` does; None also for outputs with text."""
+        """Return the layout of a module's output, as the function `find_layout` does; None for outputs with text."""
         size, images = self._batch.size, self._batch.images
         axes = IMAGE_AXES if isinstance(reshape, str) else self.image_axes(shape, module)
         layout = find_layout(shape, size, module, images, patches=self._patches, reshape=reshape, image_axes=axes)
