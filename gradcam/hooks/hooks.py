@@ -82,7 +82,8 @@ class Hooks:
 
     def at_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
-        # `unserializable_hook` prevents a warning when the tensor is saved. It marks the partial, not `function`.
+        # `unserializable_hook` prevents a warning when the tensor is saved. The partial is marked, because `function`
+        # belongs to the caller.
         self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
     def observe_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:
@@ -261,7 +262,7 @@ class TargetLayer:
         # tensors.
         self._unrecorded: list[weakref.ref[Tensor]] = []
         self._passed_on: list[Tensor] = []  # Strong references: PyTorch swaps no tensor that has weak references.
-        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, after the context has ended.
+        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # Weak references to them after the context has ended.
         self._gradients: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -310,7 +311,7 @@ class TargetLayer:
     def recorded(self) -> dict[tuple[str, ...], Tensor]:
         """Return every floating-point tensor that the layer returned, by its keys and indices.
 
-        Raises `LayerError` as `activations` does.
+        Raises the errors of `activations`.
         """
         if self._runs == 0:
             reason = "Hooks are skipped in compiled modules, and in modules whose forward() is called directly."
@@ -345,7 +346,7 @@ class TargetLayer:
         return self._gradients
 
     def backward(self, score: Tensor) -> Tensor:
-        """Compute the gradient of a score at the layer. Call it again for other scores of the same forward pass.
+        """Compute the gradient of a score at the layer. Call this method again for other scores of the same pass.
 
         Parameters
         ----------

@@ -37,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 class HalvingRunner:
     """Runs work in parts that fit into memory. When a part does not fit, later parts have half its size.
 
-    `largest` is the number of items per part.
+    `largest` is the present limit for the number of items per part.
     """
 
     def __init__(self, largest: int) -> None:
@@ -81,7 +81,7 @@ class _TrackedStorage(weakref.ref[Any]):
 
 
 class Meter(TorchDispatchMode):
-    """Counts the memory of the tensors that operations create after each `mark`, as long as they are alive.
+    """Counts the memory of the tensors that operations create after each `mark`, as long as these tensors are alive.
 
     Temporary memory inside kernels is not counted.
     """

@@ -26,9 +26,9 @@ MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
 HOOKS_MODULE = "gradcam.hooks.hooks"
 
 
-# The state of one module: a weak reference to the module, its class, its number of attributes, a function that reads
-# the settings from the attributes, the settings, whether the settings are compared directly, and the hooks except those
-# of this package.
+# The state of one module: (weak reference to the module, class, number of attributes, function that reads the settings
+# from the attributes, settings, is_plain, hooks). If is_plain is True, settings are compared directly. Hooks of this
+# package are left out.
 ModuleState = tuple[Any, ...]
 
 
@@ -161,7 +161,7 @@ class Samples:
         # item size, and GPU tensors by device and item size.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
-        # (index of the tensor, size, stride)
+        # Each entry is (index of the tensor, size, stride).
         self._on_other_devices: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
         for index, tensor in enumerate(tensors):
             if tensor.is_meta or not tensor.numel():
@@ -183,7 +183,7 @@ class Samples:
                 self._on_other_devices.append((index, (count,), (stride,)))
 
     def read(self, tensors: list[Tensor]) -> list[bytes]:
-        """Return the values that the tensors have now. Addresses, shapes and strides must be as at construction."""
+        """Return the values that the tensors have now. Addresses, shapes and strides must not have changed."""
         values = [np.concatenate(arrays).tobytes() for arrays in self._arrays.values()]
         groups: dict[Any, list[Tensor]] = {}
         for index, size, stride in self._on_other_devices:

@@ -43,7 +43,7 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
         stack.enter_context(torch.inference_mode(False))
         for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state):
             stack.enter_context(context(modules))
-        # If this module was not imported, no layer is dynamically quantised.
+        # If PyTorch's module for dynamic quantisation was not imported, no layer is dynamically quantised.
         quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")
         if quantised is not None and any(issubclass(kind, quantised.Linear) for kind in set(map(type, modules))):
             from gradcam.hooks.straight_through import straight_through

@@ -60,11 +60,11 @@ find_running_node = torch._C._current_autograd_node  # The operation whose deriv
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # Attributes that a compiled module calls.
-HAS_STANCE = hasattr(torch.compiler, "set_stance")  # Since 2.6.
+HAS_STANCE = hasattr(torch.compiler, "set_stance")  # True since PyTorch 2.6.
 
 
 def message_contains(error: BaseException, parts: Iterable[str]) -> bool:
-    """Return whether an error's text contains one of these parts, in upper or lower case."""
+    """Return whether an error's text contains one of these parts, regardless of case."""
     text = str(error).lower()
     return any(part.lower() in text for part in parts)
 
@@ -212,7 +212,7 @@ def _find_edge(tensor: Tensor) -> GradientEdge:
         return get_gradient_edge(tensor)
 
 
-# Before 2.6, a leaf has no edge while grad mode is off.
+# Before PyTorch 2.6, a leaf has no edge while grad mode is off.
 find_edge = get_gradient_edge if VERSION >= (2, 6) else _find_edge
 
 
@@ -227,7 +227,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the modules that ignore hooks registered later: compiled ones and, before 2.5, PyTorch's encoder."""
+    """Return the modules that ignore hooks registered later: compiled modules and, before PyTorch 2.5, its encoders."""
     unhooked = [*filter(is_compiled, modules)] if "torch._dynamo" in sys.modules else []
     if VERSION < (2, 5):
         encoders = nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention
@@ -238,7 +238,7 @@ def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:
 def run_eagerly() -> Callable[[], None]:
     """Run compiled code and fast paths eagerly, so that all modules call hooks. Return a function that undoes this.
 
-    Before 2.6, compiled modules also need `call_eagerly`.
+    Before PyTorch 2.6, compiled modules also need `call_eagerly`.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
@@ -275,7 +275,7 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
     return contextlib.nullcontext() if device == "mps" else torch.autocast(device, enabled=False)
 
 
-# Before 2.5, autocast does not support "mps".
+# Before PyTorch 2.5, autocast does not support "mps".
 is_autocast_enabled = torch.is_autocast_enabled if VERSION >= (2, 5) else _has_autocast
 without_autocast = partial(torch.autocast, enabled=False) if VERSION >= (2, 5) else _without_autocast
 
@@ -296,8 +296,9 @@ def synchronize(device: torch.device) -> None:
 def differentiate_edges(score: Tensor, edges: Sequence[GradientEdge]) -> tuple[Tensor | None, ...]:
     """Return the gradients of a scalar score at edges of the graph.
 
-    The score is passed as an edge too, because a torch function mode might replace a tensor argument. Before 2.5,
-    `torch.autograd.grad` takes no edge as output, so the engine is called directly, which bypasses modes.
+    The score is passed as an edge too, because a torch function mode might replace a tensor argument. Before PyTorch
+    2.5, `torch.autograd.grad` takes no edge as output. The engine is therefore called directly, which bypasses function
+    modes.
     """
     if VERSION >= (2, 5):
         return torch.autograd.grad([find_edge(score)], edges, retain_graph=True, allow_unused=True)

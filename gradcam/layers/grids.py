@@ -18,7 +18,7 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
     """Return the names of the layers whose output is a grid, found by one forward pass.
 
     Layers that ran once come first, then the last runs of other layers, then the earlier runs of these layers. Within
-    each group, layers with one output tensor come before layers with several. Among these, layers that finished later
+    each group, layers with one output tensor come before layers with several. In each case, layers that finished later
     come first. A block therefore comes before its last part.
 
     Four kinds of layers are left out: modules that return their input unchanged, adaptive pooling, auxiliary heads, and

@@ -21,9 +21,9 @@ class GradientPaths:
     patches. The paths are found without saved tensors, because autograd may have saved no tensors.
 
     `depends` maps each edge that leads to the scores to a bool: False if the scores depend only on the class token at
-    that edge. `whole` contains the edges that lie on every path. `weights` maps each edge to the number of operations
-    that mix channels by weights between the edge and the scores. If there are several paths, the smallest number is
-    used. `pooled` contains the edges that the images reach only through adaptive pooling.
+    that edge. `whole` contains the edges that lie on every path. `weights` maps each edge to the number of later
+    operations that mix channels by weights. If several paths lead to the scores, the smallest number is used. `pooled`
+    contains the edges that the images reach only through adaptive pooling.
     """
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:

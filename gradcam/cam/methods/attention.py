@@ -153,7 +153,7 @@ def _run_rollout(
 
 
 def _make_any_score(scored: TargetScores) -> Tensor:
-    """Return one score per image (N,1) for class-agnostic rollout. If there are logits, it depends on all logits."""
+    """Return one score per image (N,1) for class-agnostic rollout: it depends on all logits, if there are any."""
     with torch.enable_grad():
         if scored.logits is None:
             return scored.values[:, :1]

@@ -68,7 +68,7 @@ class AttentionPatch(TorchFunctionMode):
         self._on_attention, self._on_result = on_attention, on_result
         # The factors of the last matrix product, which may be queries and transposed keys.
         self._factors: tuple[Tensor, Tensor] | None = None
-        self._shape: torch.Size | None = None  # The shape of the last softmax's result, until the next product.
+        self._shape: torch.Size | None = None  # The shape of the last softmax's result; None after the next product.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

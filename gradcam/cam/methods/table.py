@@ -88,7 +88,7 @@ METHODS: dict[str, Method] = {
 # fmt: on
 
 MAX_NAME_LENGTH = 100  # The limit, in characters, for a name that includes changed options.
-ALIASES = {"chefer": "gradient-rollout"}  # Names that other packages use.
+ALIASES = {"chefer": "gradient-rollout"}  # Maps names in other packages to names in this table.
 
 
 def find_method(method: str | Method) -> Method:
