@@ -32,9 +32,9 @@ SCRIPTS = {"script": HEAD_SCRIPTS, "own": (*PAGE_SCRIPTS, "ask.js", "cover.js", 
 
 EXAMPLE = Path(__file__).parent / "cat_and_espresso.jpg"
 STARTERS = {
-    DEFAULT_MODEL: "EfficientNet-Lite0, included",
-    "resnet50": "ResNet-50, downloads 98 MB",
-    "vit_b_16": "ViT-B/16, downloads 331 MB",
+    DEFAULT_MODEL: "included",
+    "resnet50": "downloads 98 MB",
+    "vit_b_16": "downloads 331 MB",
 }
 
 
@@ -74,10 +74,9 @@ class Server:
 
     async def show_page(self, request: Request) -> Response:
         """Return the page."""
-        others = [(name, text) for name, text in STARTERS.items() if name != self.model]
-        starters = [("", STARTERS.get(self.model, f"{self.model}, as started")), *others[:2]]
+        starters = {self.model: "given at the start"} | STARTERS
         page_data = {"token": self.token, "largest": MAX_UPLOAD_BYTES, "model": self.model, "version": __version__}
-        page_data |= {"models": self.models, "starters": starters, "methods": list_general_methods()}
+        page_data |= {"models": self.models, "starters": list(starters.items())[:3], "methods": list_general_methods()}
         contents: Any = {"start": page_data, "tables": {name: encode_colormap(name) for name in COLORMAPS}}
         contents |= {
             "verbs": VERBS,

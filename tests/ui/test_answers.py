@@ -401,7 +401,7 @@ def test_the_start_page_lists_models_without_the_file_system(talk: Talk) -> None
     text = talk.web.get("/").text
     assert '<option value="resnet18">' in text
     assert text.count('name="starter"') == 3
-    assert "ResNet-50 <small>downloads 98 MB" in text
+    assert "resnet50 <small>downloads 98 MB" in text
 
 
 # ---- Access

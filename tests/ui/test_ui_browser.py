@@ -474,7 +474,7 @@ def test_an_example_and_three_models_are_offered_at_the_start(browser: Any, plac
         drop, window = page.locator("#start-screen .drop").bounding_box(), DESKTOP["width"] * DESKTOP["height"]
         assert drop["width"] * drop["height"] > 0.25 * window
         assert page.locator("#starters label").all_inner_texts() == [
-            "EfficientNet-Lite0\nincluded", "ResNet-50\ndownloads 98 MB", "ViT-B/16\ndownloads 331 MB"
+            "efficientnet_lite0\nincluded", "resnet50\ndownloads 98 MB", "vit_b_16\ndownloads 331 MB"
         ]  # fmt: skip
         assert page.locator("#example img").evaluate("(image) => image.naturalWidth") == 560
         assert 100 < page.locator("#models option").count() < 300
@@ -482,6 +482,10 @@ def test_an_example_and_three_models_are_offered_at_the_start(browser: Any, plac
         assert page.locator("#model").input_value() == "resnet50"
         page.locator("#starters label").first.click()
         assert page.locator("#model").input_value() == ""
+        for typed, checked in (("vit_b_16", ["vit_b_16"]), ("convnext_tiny", []), ("efficientnet_lite0", [""]), ("", [""])):
+            page.locator("#model").fill(typed)
+            assert page.locator("#starters :checked").evaluate_all("(inputs) => inputs.map((input) => input.value)") == checked
+        assert page.get_by_role("button", name="Explain").is_hidden()  # There is no image to explain.
         page.locator("#example").click()
         expect(page.locator("#shown-name")).to_have_text("Egyptian cat")
         assert page.locator("#start-screen").is_hidden()

@@ -130,8 +130,9 @@ def test_the_heatmap_is_drawn_as_the_package_draws_it(
     go: Callable[..., Any], classifier: gradcam.Classifier, photo: Photo, evidence: str, colormap: str
 ) -> None:
     page = go()
-    choose(page, "evidence", evidence)
     page.select_option("#colours", colormap)
+    choose(page, "evidence", evidence)
+    assert page.locator("#colours").is_disabled() == (evidence == "signed")  # It has its own colours.
     page.locator("#opacity").fill("80")
     picture = photo("cat_and_espresso.jpg")
     expected, explanation = expected_overlay(classifier, picture, 285, evidence=evidence, colormap=colormap, alpha=0.8)
@@ -221,8 +222,8 @@ def test_hovering_lists_the_targets_that_a_cell_supports(go: Callable[..., Any],
         order = np.argsort(-values[:, row, column])[:8]
         names = page.locator("#place .label").all_inner_texts()
         assert names[:3] == [cat.targets.names[k] for k in order[:3]]
-        numbers = [int(all_inner_text) for all_inner_text in page.locator("#place .number").all_inner_texts()]
-        # 100 is the strongest cell of any class, so that a weak cell has small numbers.
+        numbers = [int(text.removesuffix(" %")) for text in page.locator("#place .number").all_inner_texts()]
+        # 100 % is the strongest cell of any class, so that a weak cell has small numbers.
         for number, k in zip(numbers, order):
             assert abs(number - 100 * values[k, row, column] / values.max()) < 2
     page.mouse.move(5, 5)
@@ -529,9 +530,9 @@ def test_a_link_opens_the_same_view(go: Callable[..., Any], file: Path) -> None:
     page = go()
     choose(page, "layers", "head.0")
     find_option(page, "espresso").click()
+    page.select_option("#colours", "viridis")
     choose(page, "evidence", "signed")
     choose(page, "cells", "raw")
-    page.select_option("#colours", "viridis")
     page.locator("#opacity").fill("80")
     page.mouse.click(*at(page, 0.2, 0.3))
     wait_until(page, "location.hash.includes('place')")

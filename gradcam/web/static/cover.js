@@ -110,6 +110,7 @@ function bindCover({ changed, ended, left }) {
     cover.tool = event.target.value;
     [cover.at, cover.stroke] = [null, null];
     canvas.classList.toggle("active", cover.tool !== "look");
+    element("kinds").disabled = element("size").disabled = cover.tool === "look";
     drawCover();
     left();
   });

@@ -8,6 +8,7 @@ let lowered = []; // their names in lower case, for the search
 function makeList() {
   lowered = targets.names.map((text, target) => `${text.toLowerCase()} ${targets.indices[target] ?? ""}`);
   element("targets").querySelectorAll("[role=option]").forEach((row) => row.remove());
+  element("search").placeholder = targets.kind === "class" ? "Name or class number" : "Name";
   makeSentence();
   filter();
 }
@@ -62,6 +63,8 @@ function drawRow(row, target, position) {
   verdict.children[0].textContent = label(target);
   verdict.children[1].textContent = text + sayChange(target);
   verdict.children[2].style.setProperty("--share", Math.min(1, Math.max(0, share)));
+  row.classList.toggle("outlined", hasObject(target));
+  row.style.setProperty("--outline", colourOf(target));
 }
 
 function sayChange(target) {

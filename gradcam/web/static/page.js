@@ -74,6 +74,8 @@ function drawLegend() {
   const [low, high] = isPair()
     ? [`for ${name(state.b)}`, `for ${name(state.a)}`]
     : { positive: ["no positive evidence", "strongest"], negative: ["no negative evidence", "strongest"], signed: ["evidence against", "evidence for"] }[kind];
+  element("colours").disabled = isSigned;
+  element("shown").style.setProperty("--strongest", `rgb(${[...tables[state.colours].slice(3 * 230, 3 * 231)].join(" ")})`);
   element("legend-low").textContent = low;
   element("legend-high").textContent = high;
 }
@@ -86,7 +88,8 @@ function describe() { // what one sees, in one sentence
     : kind === "negative" ? ["The network took these parts as evidence against ", amount && ` (${amount})`]
     : kind === "signed" ? ["Warm parts are evidence for ", `${amount && ` (${amount})`}, cold parts against it.`]
     : [`The network looked mostly here ${VERBS[targets.kind] ?? VERBS.score} `, `${amount && ` (${amount})`}.`];
-  element("shown-before").textContent = before;
+  const [start, end = ""] = before.split(/(?<= here)/); // The strongest colour explains "here".
+  element("shown-before").replaceChildren(start, ...(end ? [make("span", { className: "sample" }), end] : []));
   element("shown-name").textContent = targets.texts?.[state.a]?.trim() || name(state.a);
   element("shown-after").textContent = after;
   const set = current();

@@ -30,7 +30,7 @@ function showPlace() {
   element("release").hidden = !state.pinned;
   showSecondPlace(where);
   if (!where) {
-    element("place-hint").textContent = "Point at the image, or tap it. Click to pin a cell.";
+    element("place-hint").textContent = "Point at a cell of the image, or tap it. Click to pin the cell.";
     list.replaceChildren();
     return;
   }
@@ -39,7 +39,7 @@ function showPlace() {
   square.classList.toggle("kept", Boolean(state.pinned));
   const values = set.at(row * set.columns + column), best = findBest(values, LISTED);
   const strongest = set.strongest ?? values[best[0]];
-  element("place-hint").textContent = best.length ? `100: the strongest cell of any ${KINDS[targets.kind]?.[0] ?? "target"}` : "No positive evidence in this cell.";
+  element("place-hint").textContent = best.length ? "In % of the image's strongest cell" : "No positive evidence in this cell.";
   while (list.children.length > best.length) list.lastChild.remove();
   while (list.children.length < best.length) list.append(make("li", {}, make("button", { type: "button", className: "pick" }, makeVerdict("", 0))));
   best.forEach((position, i) => {
@@ -48,7 +48,7 @@ function showPlace() {
     button.dataset.target = target;
     button.title = label(target);
     verdict.children[0].textContent = label(target);
-    verdict.children[1].textContent = share > 0 && share < 0.005 ? "< 1" : `${Math.round(100 * share)}`;
+    verdict.children[1].textContent = share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`;
     verdict.children[2].style.setProperty("--share", Math.min(1, share));
   });
 }
@@ -126,9 +126,11 @@ function readMask(mask) { // from the lengths of runs, of which the first is out
 
 const colourOf = (target) => `hsl(${Math.round(137.5 * target) % 360} 90% 60%)`; // The golden angle keeps neighbours apart.
 
+const hasObject = (target) => Boolean(masks[target] ?? targets.boxes?.[target]);
+
 function showObjects() {
   masks = (targets.masks ?? []).map(readMask);
-  const hasObjects = masks.some(Boolean) || (targets.boxes ?? []).some(Boolean);
+  const hasObjects = targets.names.some((_, target) => hasObject(target));
   element("objects-row").hidden = !hasObjects;
   element("objects").hidden = !hasObjects || !state.areObjectsShown;
 }
@@ -144,7 +146,7 @@ function drawObjects() { // the outlines of all boxes and masks, and of the chos
 
 function drawObject(context, target, scale, thickness) {
   const box = targets.boxes?.[target], mask = masks[target];
-  const strokes = [["rgb(0 0 0 / 70%)", thickness + 3], [target === state.a ? "#fff" : colourOf(target), thickness]];
+  const strokes = [["rgb(0 0 0 / 70%)", thickness + 3], [colourOf(target), thickness]];
   if (mask) drawMask(context, mask, strokes);
   else if (box) {
     for (const [style, width] of strokes) {

@@ -260,6 +260,10 @@ function bindImages() {
     }
   });
   element("starters").addEventListener("change", (event) => { element("model").value = event.target.value; });
+  element("model").addEventListener("input", () => {
+    const typed = element("model").value.trim();
+    for (const input of element("starters").querySelectorAll("input")) input.checked = input.value === (typed === opened.model ? "" : typed);
+  });
 }
 
 // ---- Models and files used before, and the page as a file
