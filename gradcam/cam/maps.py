@@ -51,8 +51,8 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
         more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
         warn(
             f"The activations of {join_names(layers[:1])}{more} have both signs, but {', '.join(names)} "
-            f"assume{'s' if len(names) == 1 else ''} no negative values: heatmaps may be wrong. Choose a layer after a ReLU "
-            "(`gradcam layers` marks layers of both signs with ±), or another method."
+            f"assume{'s' if len(names) == 1 else ''} no negative values: heatmaps may be wrong. Choose another method, or a "
+            "layer after a ReLU. (`gradcam layers` marks layers with both signs with ±.)"
         )
 
 

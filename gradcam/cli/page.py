@@ -64,7 +64,7 @@ def page_command(
         require_images([image], output_mode)
         return _write_page(image, make_page, output_mode, output, is_file=is_file, url=params["url"])
     if params["url"] is not None:
-        raise click.UsageError("--url is for the page of one image, but there are several: make that page alone.")
+        raise click.UsageError("--url needs exactly one image, but several were given: run the command for each image.")
     if output is None or is_file:
         problem = "no --output" if output is None else f"{output} is one file"
         raise click.UsageError(f"There are several images, but {problem}: give a folder to --output.")

@@ -524,7 +524,7 @@ class Classifier:
         Raises
         ------
         TargetError
-            If the label is unknown, several classes share it, or no class has the index.
+            If no class has the label or the index, or if several classes share the label.
         """
         return find_class(self.labels, name, self.classes or None)
 

@@ -48,7 +48,7 @@ def _to_path(text: str) -> Path:
 )
 @options.layers("Layers whose output is written", default="the model's default layer")
 @click.option(
-    "--pool", "pools", is_flag=True, help="Average each channel over the image, to arrays (N,C) instead of (N,C,h,w)."
+    "--pool", "pools", is_flag=True, help="Average each channel over the image: write arrays (N,C), not (N,C,h,w)."
 )
 @options.model
 @options.number("--batch-size", "Batch size. It is halved if memory runs out.", maximum=MAX_BATCH_SIZE)

@@ -81,7 +81,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     ImageError
         If the heatmaps are not (N,H,W), if an image has no boxes, if its boxes are not (B,4), or if a box is empty.
     GradcamError
-        If the share is not from 0 to below 1.
+        If the share is below 0, or is 1 or more.
 
     Examples
     --------
