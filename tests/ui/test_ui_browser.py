@@ -482,9 +482,15 @@ def test_an_example_and_three_models_are_offered_at_the_start(browser: Any, plac
         assert page.locator("#model").input_value() == "resnet50"
         page.locator("#starters label").first.click()
         assert page.locator("#model").input_value() == ""
-        for typed, checked in (("vit_b_16", ["vit_b_16"]), ("convnext_tiny", []), ("efficientnet_lite0", [""]), ("", [""])):
+        for typed, checked in {
+            "vit_b_16": ["vit_b_16"],
+            "convnext_tiny": [],
+            "efficientnet_lite0": [""],
+            "": [""],
+        }.items():
             page.locator("#model").fill(typed)
-            assert page.locator("#starters :checked").evaluate_all("(inputs) => inputs.map((input) => input.value)") == checked
+            values = page.locator("#starters :checked").evaluate_all("(inputs) => inputs.map((input) => input.value)")
+            assert values == checked
         assert page.get_by_role("button", name="Explain").is_hidden()  # There is no image to explain.
         page.locator("#example").click()
         expect(page.locator("#shown-name")).to_have_text("Egyptian cat")
