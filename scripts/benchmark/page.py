@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import tempfile
 import time
@@ -96,15 +97,20 @@ def measure_page(settings: Settings) -> Iterator[Table]:
     yield Table("page", title, ["", "median, ms", "quartiles, ms", "95th percentile, ms"], rows, notes, raw)
 
 
+def find_chromium() -> str | None:
+    """Return the path of Chromium; None without Chromium or Playwright."""
+    if importlib.util.find_spec("playwright") is None:
+        return None
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
 def _time_in_browser(file: Path, notes: list[str]) -> Iterator[tuple[str, list[float]]]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        chromium = None
+    chromium = find_chromium()
     if chromium is None:
         notes.append("Playwright or Chromium is missing: nothing was timed in a browser.")
         return
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         tab = browser.new_page(viewport={"width": 1280, "height": 800})

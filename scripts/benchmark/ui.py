@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import numpy as np
 
 from benchmark.cases import MEGABYTE, PICTURE, ROOT
 from benchmark.measuring import STATUS, Settings, report_progress
-from benchmark.page import FLAGS
+from benchmark.page import FLAGS, find_chromium
 from benchmark.tables import Table
 
 TITLE = "The local page"
@@ -46,14 +45,12 @@ LOAD_MODEL = "import sys, gradcam; classifier = gradcam.load_classifier(); print
 
 def measure_ui(settings: Settings) -> Iterator[Table]:
     """Measure with the embedded model."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        chromium = None
+    chromium = find_chromium()
     if chromium is None or not STATUS.exists():
         yield Table("ui", TITLE, notes=["Skipped: it needs Playwright, Chromium and Linux's /proc."])
         return
+    from playwright.sync_api import sync_playwright
+
     rounds = max(settings.rounds.values())
     report_progress(TITLE, "loading the model")
     with subprocess.Popen([sys.executable, "-c", LOAD_MODEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -731,9 +731,10 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility(go: Callable[..., Any], axe: str, viewport: dict[str, int], scheme: str) -> None:
-    page = go(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+@pytest.mark.parametrize("colours", ["light", "dark", "forced"])
+def test_accessibility(go: Callable[..., Any], axe: str, viewport: dict[str, int], colours: str) -> None:
+    scheme = {"forced_colors": "active"} if colours == "forced" else {"color_scheme": colours}
+    page = go(viewport=viewport, bypass_csp=True, **scheme)
     page.locator("#against").check()
     page.mouse.click(*at(page, 0.3, 0.3))
     page.evaluate(axe)
