@@ -1,4 +1,4 @@
-"""The parts that all targets share: binding to a model, score extraction, and the description of each map."""
+"""Base classes of all targets: they bind a target to a model, extract its scores, and describe each map."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ from gradcam.hooks.containers import Batch, Window
 if TYPE_CHECKING:
     from gradcam.adapters.base import LocalGradient
 
-# The default method for a single object or region. Pooled gradients would show all objects of the class.
+# The default method for targets that are a single object or region. Grad-CAM pools gradients over all positions, so its
+# map would show all objects of the class.
 LOCAL_METHOD = "hirescam"
 Box4 = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """The target that one map explains, if it is not a plain class: a box, a mask, a sentence and so on.
+    """A description of the box, mask, sentence or other object that one map explains. Plain classes have no instance.
 
     Attributes
     ----------
     kind : str
         "box", "missed", "mask", "text", "like", "keypoint" or "word".
     name : str
-        The readable name: "person", a sentence, a word.
+        The display name, such as "person", a sentence, or a word.
     index : int or None
         The class index.
     score : float or None
-        The model's confidence, from 0 to 1, or the cosine similarity for text and reference images. None if there is no
+        The model's confidence, from 0 to 1. For text and reference images, the cosine similarity. None if there is no
         score.
     number : int or None
         The number of the box, keypoint or word within its image.
     box : (float, float, float, float) or None
         Left, top, right and bottom, in pixels of the image.
     edge : str or None
-        "left", "top", "right" or "bottom", if that edge is explained instead of the score.
+        "left", "top", "right" or "bottom" if the map explains this edge of the box instead of its score.
     mask : Tensor (H,W) or None
-        The explained mask, or the mask of the box, bool.
+        The explained mask, or the mask of the detected object, bool.
     point : (float, float) or None
         The keypoint, or the point that selected the mask: x and y, in pixels.
     against : sequence of str
-        The sentences that a text is contrasted with.
+        The sentences whose mean similarity is subtracted from the score of a text.
     form : str or None
-        How the target was passed: a mask as "predicted", "point", "box", "array" or "file", and a sentence as "text" or
-        "embedding".
+        The form in which the target was passed. For a mask: "predicted", "point", "box", "array" or "file". For a
+        sentence: "text" or "embedding".
     text : str or None
-        A word as it is written in the caption, with the spaces before it.
+        The word as the caption contains it, with the spaces before the word.
     axis : str or None
-        "x" or "y", if that coordinate of a keypoint is explained instead of its score.
+        "x" or "y" if the map explains this coordinate of the keypoint instead of its score.
     box_number : int or None
         The number of the box that contains the keypoint.
 
@@ -84,21 +85,23 @@ class Instance:
     box_number: int | None = None
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
-        """Map the box, point and mask from a region of this canvas to a region of another canvas.
+        """Convert the box, point and mask from pixels of one canvas to pixels of another canvas.
+
+        Both canvases contain the same region of the image, at different positions and scales.
 
         Parameters
         ----------
         source : (float, float, float, float)
-            Top, left, height and width of the region on the present canvas, in pixels.
+            The region on the present canvas, in pixels: top, left, height and width.
         target : (float, float, float, float)
-            The region on the new canvas.
+            The same region on the new canvas.
         size : (int, int)
-            Height and width of the new canvas, and of the new mask; the mask is zero outside the present canvas.
+            Height and width of the new canvas. The new mask has this size, and is zero outside the present canvas.
 
         Returns
         -------
         Instance
-            A copy in pixels of the new canvas.
+            A copy with the converted box, point and mask.
         """
         down, across = (new_length / old_length for new_length, old_length in zip(target[2:], source[2:]))
         y0, x0 = source[0] - target[0] / down, source[1] - target[1] / across
@@ -116,7 +119,7 @@ class Instance:
 
 
 def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
-    """Resample a window of a mask (H,W) to `size` by nearest-neighbour sampling; pixels outside the mask are zero."""
+    """Crop a window from a mask (H,W), and resize it to `size` by nearest neighbours. Pixels outside the mask are 0."""
     steps = (torch.arange(count, dtype=torch.float32, device=mask.device) + 0.5 for count in size)
     positions = [(step * (window[2 + i] / size[i]) + window[i]).floor().long() for i, step in enumerate(steps)]
     is_inside = [(position >= 0) & (position < side) for position, side in zip(positions, mask.shape)]
@@ -128,12 +131,14 @@ def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
 class TargetScores:
     """Scores (N,K), attached to the graph, and descriptions of the scored objects.
 
-    `classes` (N,K) and `logits` (N,C) are None for a function's scores. `target` computes the scores of the same
-    objects for another output. `instances` describe the scored objects of each image, which may be fewer than K; None
-    for scores of plain classes. `differentiate` is set for scores that depend on small parts of a layer. This function
-    takes tensors (N,C,H,W) and returns a list of local gradients for each tensor, or None if the gradients have to be
-    computed by autograd. `settled` (N,K) marks scores whose true gradient is zero, so that the computed gradient is
-    only rounding error.
+    If a function computed the scores, `classes` (N,K) and `logits` (N,C) are None. `target` computes the scores of the
+    same objects from another output of the model. `instances` describe the scored objects of each image. An image may
+    have fewer than K objects. For plain classes, `instances` is None.
+
+    `differentiate` is set if each score depends only on a small part of a layer. This function takes activations
+    (N,C,H,W) of several layers, and returns a list of local gradients for each layer. It returns None if only autograd
+    can compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of
+    such a score is only rounding error.
     """
 
     values: Tensor
@@ -146,25 +151,26 @@ class TargetScores:
 
 
 class ScoreExtractor(ABC):
-    """The score extractor of a bound target: it computes scores from the output of the module that is run."""
+    """Base class of score extractors, which compute a target's scores from the output of `BoundTarget.model`."""
 
     @abstractmethod
     def score(self, output: Any, images: int) -> TargetScores:
-        """Return the scores of the images. Raise `TargetError` if the explained object is not in the output."""
+        """Return the scores of the images. Raise `TargetError` if the output does not contain the explained object."""
 
 
 @dataclass(frozen=True)
 class BoundTarget:
     """A target bound to a model.
 
-    `model` is the module to run, and `batch` its input. `target` is the argument of `compute_scores`. `layer` and
-    `method` are the defaults. If `layer` is None, the last layer with a grid is explained. If `layers` is not empty,
-    these layers are explained instead of `layer`, and their maps are added. `own_output` converts the output of `model`
-    to the output of the explained model; None if both are the same. `list_found` takes the output of `model`, and lists
-    all objects or classes that are detected in each image. `has_places` is True if the target names a position in the
-    image, which augmented views would move. `mirror` is set for the similarity to reference images. It returns the
-    reference images, and the target that explains the similarity on them. `reshape` arranges tokens on a grid if their
-    number alone does not determine the grid.
+    `model` is the module to run, and `batch` is its input. `target` is passed to `compute_scores`. `layer` and `method`
+    are the defaults. If `layer` is None, the default is the last layer with a grid. If `layers` is not empty, the maps
+    of these layers are added, and `layer` is ignored. `reshape` arranges tokens on a grid, if their number alone does
+    not determine the grid.
+
+    `own_output` converts the output of `model` to the output of the explained model. If both outputs are the same,
+    `own_output` is None. `list_found` lists all detected objects or classes of each image, from the output of `model`.
+    If `has_places` is True, the target is at a fixed position, so augmentation by moved views is refused. `mirror` is
+    set for the similarity to reference images. It returns the reference images, and the target for their own maps.
     """
 
     model: nn.Module
@@ -181,7 +187,7 @@ class BoundTarget:
 
 
 class Target(ABC):
-    """A target whose score depends on the kind of model: a box, a mask, a sentence."""
+    """Base class of targets that need an adapter for the kind of model, such as boxes, masks and sentences."""
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
@@ -190,9 +196,9 @@ class Target(ABC):
         Parameters
         ----------
         model : nn.Module
-            The model that is explained.
+            The model to explain.
         batch : Batch
-            The model's input, with the images.
+            The model's input, which contains the images.
 
         Returns
         -------
@@ -207,5 +213,5 @@ class Target(ABC):
 
 
 def bind_target(target: Any, model: nn.Module, batch: Batch) -> BoundTarget:
-    """Bind a target of any kind to a model. Classes and functions need no information about the model."""
+    """Bind a target of any kind to a model. Classes and functions are not changed."""
     return target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)

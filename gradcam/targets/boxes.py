@@ -1,4 +1,4 @@
-"""Targets for detectors: detected boxes, and places where an object was missed."""
+"""Targets for detectors: detected boxes, and boxes around objects that the detector missed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AnyFamily = TypeVar("AnyFamily", bound=Family)
 class Box(Target):
     """A detected box: explain its score, or the position of one of its edges.
 
-    The explained score belongs to the k-th box after the model's own postprocessing. Postprocessing only selects
-    candidates, so it leaves their gradients unchanged. At each level of the feature pyramid, the map is relu(sum over
-    channels of gradient x activation). The maps are resized and added. The maps show one object. The
-    pooled gradients of Grad-CAM would show all objects of the class.
+    Boxes are numbered after the model's own postprocessing. Postprocessing only selects among candidate boxes, so the
+    gradient of a selected score is unchanged. Each level of the feature pyramid has a map: relu(sum over channels of
+    gradient x activation). These maps are resized and added. The resulting map shows only the explained object. Pooled
+    gradients, as in Grad-CAM, would show all objects of the class.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Box(Target):
         "left", "top", "right" or "bottom": explain this edge's position in pixels instead of the score. Positive
         evidence moves the edge to the right or down.
     class_ : int or str, default None
-        Count only boxes of this class, given by its index or, if the model has class names, by name.
+        Consider only boxes of this class, given by its index or, if the model has class names, by name.
     threshold : float, default None
-        Count only boxes with at least this score. None uses the model's own threshold.
+        Consider only boxes with at least this score. None means the model's own threshold.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class Box(Target):
 
     @property
     def numbers(self) -> Sequence[Any] | None:
-        """Return the indices of the boxes to explain; None if all boxes are explained."""
+        """Return the numbers of the boxes to explain; None if all boxes are explained."""
         return list_numbers(self.number, "The box")
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
@@ -92,19 +92,18 @@ class Box(Target):
 
 @dataclass(frozen=True)
 class MissedBox(Target):
-    """A missed detection: explain the evidence for an object in a place where the detector found none.
+    """A missed object: explain the evidence for an object in a box in which the detector found none.
 
-    The candidates are all boxes before the model's own selection. The class score of each candidate is multiplied by
-    its intersection over union with the given box, as in the similarity of D-RISE. The explained score is the largest
-    product.
+    All of the model's boxes before postprocessing are candidates. The class score of each candidate is multiplied by
+    its intersection over union with the given box, as in D-RISE. The explained score is the largest product.
 
     Parameters
     ----------
     box : (float, float, float, float), or a sequence of such tuples
         Left, top, right and bottom, in pixels of the image.
     class_ : int or str, default None
-        The expected class, given by its index or, if the model has class names, by name. None takes the most probable
-        class of each candidate.
+        The expected class, given by its index or, if the model has class names, by name. None means the most
+        probable class of each candidate.
 
     Raises
     ------
@@ -180,7 +179,7 @@ class NoBoxError(TargetError):
 
     @classmethod
     def of(cls, subject: str, image: int, candidates: Sequence[Instance]) -> NoBoxError:
-        """Create the error with its message. The constructor takes the message alone, so that errors can be pickled."""
+        """Create the error with its message. The constructor takes only a message, so that errors can be pickled."""
         descriptions = []
         for candidate in candidates:
             edges = [f"{max(edge, 0):.0f}" for edge in candidate.box or (0, 0, 0, 0)]
@@ -197,12 +196,12 @@ class NoBoxError(TargetError):
 
 
 def name_image(batch: Batch, i: int) -> str:
-    """Return the name of image i of a batch, for a message."""
+    """Return how a message names image i of a batch."""
     return "the image" if batch.images == 1 else f"image {i}"
 
 
 def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
-    """Raise `TargetError` for a box outside the image; `size` is the (height, width) of the image."""
+    """Raise `TargetError` if a box is outside the image, whose (height, width) is `size`."""
     height, width = size
     for x0, y0, x1, y1 in boxes:
         if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
@@ -210,7 +209,7 @@ def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
 
 
 def require_family(model: nn.Module, adapter: type[AnyFamily], kind: str) -> AnyFamily:
-    """Return the family of a model. Raise `TargetError` if the model is not of a supported family of this kind."""
+    """Return the adapter for a model. Raise `TargetError` if the package has no adapter of this type for the model."""
     family = find_family(model, adapter)
     if family is None:
         raise TargetError(
@@ -231,7 +230,7 @@ def _bind(family: DetectorAdapter, model: nn.Module, batch: Batch, extractor: Sc
     def list_found(run: ModelRun) -> list[list[Instance]]:
         return [[describe(family, image, k) for k in range(len(image.scores))] for image in family.read(run, batch)]
 
-    # ODAM applies the local method at each level of the pyramid.
+    # As in ODAM, the method is applied at each level of the feature pyramid.
     return BoundTarget(
         family.wrap(model), batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output,
         list_found=list_found, has_places=True, layers=family.layers, reshape=family.reshape(batch),
@@ -248,7 +247,7 @@ def describe(family: DetectorAdapter, detections: Detections, k: int, edge: str 
 
 @dataclass(frozen=True)
 class BoxScoreExtractor(ScoreExtractor):
-    """The score extractor for detected boxes: their scores, or the positions of one edge."""
+    """Extracts the scores of detected boxes, or the position of one edge of each box."""
 
     family: DetectorAdapter
     batch: Batch
@@ -298,11 +297,11 @@ class BoxScoreExtractor(ScoreExtractor):
 
 @dataclass(frozen=True)
 class PlaceScoreExtractor(ScoreExtractor):
-    """The score extractor for given boxes and classes: those of `instances`. The class None stands for any class.
+    """Extracts scores for the boxes and classes of `instances`. If a class is None, candidates of any class count.
 
-    The best candidate has the largest product of class score and overlap with the box. The score is this product or, if
-    `edge` is set, the position of the candidate's edge. `allows_no_candidate` is True for modified images, in which a
-    box may overlap no candidate.
+    For each box, the best candidate has the largest product of class score and overlap with the box. This product is
+    the score. If `edge` is set, the position of the candidate's edge is the score instead. `allows_no_candidate` is
+    True for modified images, because there no candidate may overlap the box.
     """
 
     family: DetectorAdapter
@@ -318,7 +317,7 @@ class PlaceScoreExtractor(ScoreExtractor):
         for i, row in enumerate(self.instances):
             best = [self._find_best(candidates[instance.index][i], instance.box) for instance in row]
             values.append([value for value, _ in best])
-            # A detected box keeps the score of its detection.
+            # For a detected box, the description keeps the score that the detector reported.
             scores = [score if instance.kind == "missed" else instance.score for instance, (_, score) in zip(row, best)]
             instances.append([replace(instance, score=score) for instance, score in zip(row, scores)])
         return pad_scores(values, instances, replace(self, allows_no_candidate=True))

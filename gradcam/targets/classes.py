@@ -1,4 +1,4 @@
-"""Define class targets, and compute the scores of all targets: logits, probabilities, contrasts and functions."""
+"""Class targets, and the scores of targets of any kind: logits, probabilities, contrasts and function values."""
 
 from __future__ import annotations
 
@@ -44,21 +44,24 @@ class ClassTarget:
     Parameters
     ----------
     classes : int, sequence or Tensor, default None
-        An int for all images, N ints, or (N,K); None for the `top` most probable classes of each image.
+        One class for all images, one class per image (N,), or K classes per image (N,K). None means the `top` most
+        probable classes of each image.
     top : int, default 1
         The number of most probable classes to explain.
     score : str, default "logit"
-        "logit", "probability", or "contrast": the class's logit minus the mean of its five strongest rivals.
+        "logit", "probability" or "contrast". A contrast is the class's logit minus the mean logit of its rivals: the
+        five other classes with the largest logits.
     against : int or sequence of int, default ()
-        The rivals for score "contrast", instead of the five strongest.
+        The rivals for the score "contrast", instead of these five classes.
     activation : str, default "auto"
-        How logits become probabilities: "softmax", "sigmoid" (multi-label), "none" (the output is values or
-        probabilities), "applied" (a single output is a probability), or "auto" (sigmoid for a single logit, otherwise
-        softmax). With "sigmoid" or "applied", a single output is two classes: 1 is positive, 0 is negative. With
-        "none", a single output is a regression value, explained as class 0.
+        The function that converts logits to probabilities: "softmax", "sigmoid" (for multi-label models), or "auto"
+        (sigmoid for a single logit, otherwise softmax). "none" means that the output is values or probabilities.
+        "applied" means that a single output is a probability. With "sigmoid" or "applied", a single output counts as
+        two classes: 1 is positive, 0 is negative. With "none", a single output is a regression value, explained as
+        class 0.
     output : str or int, default None
-        The key or index of the class scores in an output with several heads. None works if there is only one head, or
-        if one head is named `logits`.
+        For models with several heads, the key or index of the class scores in the output. None works if there is only
+        one head, or if one head is named `logits`.
 
     Raises
     ------
@@ -102,7 +105,7 @@ class ClassTarget:
             raise TargetError(f"against is {shorten(self.against)}, but the score is {self.score!r}: {advice}")
 
     def resolve(self, logits: Tensor, images: int) -> ClassTarget:
-        """Choose the classes (N,K), and the rivals of a contrast, from these logits.
+        """Determine the classes (N,K) and, for a contrast, their rivals from the logits.
 
         Parameters
         ----------
@@ -155,7 +158,7 @@ class ClassTarget:
         return to_two_classes(logits, self.activation) if is_pair else logits
 
     def compute(self, logits: Tensor) -> Tensor:
-        """Compute the scores (N,K) from logits (N,C). The target has to be resolved."""
+        """Compute the scores (N,K) from logits (N,C), after `resolve` has determined the classes."""
         if self.score == "contrast":
             return compute_contrast(logits, self.classes, cast("Tensor", self._rivals))
         is_logit = self.score == "logit"
@@ -173,7 +176,7 @@ class ClassTarget:
 
 
 def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
-    """Compute the scores of a target in any of its forms.
+    """Compute the scores of a target of any kind.
 
     Raises `TargetError` if the target does not fit the output or the number of images.
     """
@@ -197,7 +200,7 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
 
 
 def is_function(target: Any) -> bool:
-    """Return whether a target computes scores itself. A Python class is callable, but does not compute scores."""
+    """Return whether a target computes the scores. Python classes are callable too, but are not accepted."""
     return isinstance(target, (Target, ScoreExtractor)) or (callable(target) and not isinstance(target, type))
 
 
@@ -214,10 +217,10 @@ def to_class_target(target: Any) -> ClassTarget:
 def resolve_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTarget, Tensor]:
     """Return the logits (N,C), and the target with its activation resolved.
 
-    A single output of unknown meaning counts as a binary logit.
+    If the output is a single number per image, of unknown meaning, it counts as a binary logit.
     """
     logits = target.find_logits(output, images)
-    # If the single output is a probability, `_warn_of_output` reports it later.
+    # If the last operation was an activation, `_warn_of_output` warns that the output is not a logit.
     if target.activation != "auto" or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
         return target, logits
     if target.classes is not None:
@@ -227,7 +230,7 @@ def resolve_logits(target: ClassTarget, output: Any, images: int) -> tuple[Class
 
 
 def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int, operation: str) -> None:
-    """Warn if the scores are probabilities, or if the first of several tensors is explained."""
+    """Warn if the scores are not logits, or if the first of several possible tensors is explained."""
     if not isinstance(output, Tensor) and target.output is None:
         from gradcam.targets.output_heads import warn_of_further_heads
 
@@ -277,7 +280,7 @@ def to_integers(classes: Any) -> np.ndarray[Any, Any]:
 
 
 def _without_tensors(classes: Any) -> Any:
-    """Convert nested sequences of tensors and arrays to plain ones; return None if one contains a bool."""
+    """Convert tensors and arrays, also in nested sequences, to Python numbers; return None if a value is a bool."""
     if isinstance(classes, (list, tuple)):
         values = [_without_tensors(value) for value in classes]
         return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
@@ -295,7 +298,7 @@ def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Te
 
 
 def to_two_classes(logits: Tensor, activation: str) -> Tensor:
-    """Convert a single logit z (N,1) to two classes: -z and z, or 1 - p and p if it is a probability p."""
+    """Convert a single logit z (N,1) to the logits (-z, z), or a single probability p to (1 - p, p)."""
     return torch.cat([1 - logits if activation == "applied" else -logits, logits], 1)
 
 
@@ -315,13 +318,13 @@ def is_dense_float(tensor: Tensor) -> bool:
 
 
 def describe_type(tensor: Tensor) -> str:
-    """Return a tensor's dtype, and its layout if that is unusual."""
+    """Describe a tensor's dtype, and its layout or device if the tensor is not strided or is on the meta device."""
     layout = "" if tensor.layout == torch.strided else f"{tensor.layout} ".removeprefix("torch.")
     return f"{'meta ' if tensor.is_meta else layout}{tensor.dtype}"
 
 
 def _advise(values: Any) -> str:
-    """Return a hint for an output that is not (N,C): which target to use, or "" if only a function can help."""
+    """Suggest a target for an output that is not (N,C); return "" if only a function can explain the output."""
     if isinstance(values, Tensor) and values.ndim == 4:
         return "for a segmentation use targets.Mask(class, mask) (--task segmentation); for anything else "
     is_boxes = not isinstance(values, Tensor) or values.ndim == 3
@@ -329,11 +332,11 @@ def _advise(values: Any) -> str:
 
 
 def _is_normalised(logits: Tensor) -> bool:
-    """Return whether all rows have norm 1; False for one-hot probabilities and short half-precision vectors."""
+    """Return whether all rows have norm 1. Return False for one-hot probabilities and short half-precision vectors."""
     values, itemsize = logits.detach(), logits.dtype.itemsize
     if logits.shape[1] < (MIN_HALF_PRECISION_LENGTH if itemsize < 4 else 2):
         return False
-    # A linear layer does not normalise its output.
+    # The output of a linear layer is not normalised, even if its norm is 1 by chance.
     if logits.grad_fn is not None and find_last_operation(logits) == "linear":
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
@@ -345,9 +348,9 @@ def _is_normalised(logits: Tensor) -> bool:
 def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
     """Return the logits (N,C) in a model's output, converted to at least float32.
 
-    The logits are the output itself, its `logits`, or its tensor of shape (N,C). If the output has logits and their
-    probabilities, the logits are returned. If the output has several other tensors without names, the first one is
-    returned. `head` selects a tensor by key or index. A single logit may also have the shape (N,). Raises `TargetError`
+    The logits are the output itself, its `logits`, or its tensor of shape (N,C). A single logit may also have the shape
+    (N,). If the output contains both logits and their probabilities, the logits are returned. If the output contains
+    several unnamed tensors, the first one is returned. `head` selects a tensor by key or index. Raises `TargetError`
     for other shapes, for an embedding, and if there are several named heads but `head` is None.
     """
     logits: Any = output
@@ -384,9 +387,9 @@ def to_rivals(against: Any) -> np.ndarray[Any, Any]:
 
 
 def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the rivals (N,K,R) of each class: the classes `against`, or the five strongest if there are none.
+    """Return the rivals (N,K,R) of each class: the classes `against` or, if there are none, the five strongest.
 
-    Raises `TargetError` if the model does not have a rival, or if a class would be contrasted with itself.
+    Raises `TargetError` if a class of `against` does not exist, or if a class would be contrasted with itself.
     """
     indices = to_rivals(against)
     if not len(indices):
@@ -401,7 +404,7 @@ def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
-    """Return each class's logit minus `share` times the mean logit of its rivals (N,K,R); without rivals, the logit."""
+    """Return each class's logit minus `share` times the mean logit of its rivals, if it has rivals (N,K,R)."""
     class_logits = logit(logits, classes)
     if rivals.shape[2] == 0:
         return class_logits
@@ -409,6 +412,6 @@ def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: flo
 
 
 def find_nearest_rivals(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return, for each class, the three classes with the nearest logits (N,K,R); fewer if the model has fewer."""
+    """Return the three classes whose logits are nearest to each class's logit (N,K,R); fewer in a small model."""
     distances = (logits[:, None] - logit(logits, classes)[..., None]).abs().scatter(2, classes[..., None], float("inf"))
     return distances.topk(min(MAX_FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices

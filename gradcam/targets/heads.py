@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from gradcam.errors import TargetError, warn
 from gradcam.layers.model_names import BACKBONES
 
-MAX_SUM_ERROR = 1e-2  # the rounding error of the sum of a thousand half-precision probabilities
+MAX_SUM_ERROR = 1e-2  # rounding error of the sum of a thousand half-precision probabilities
 HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear", "linear")
-# The last linear layer of an image tower looks like a classifier, but it is a projection.
+# Image towers of image-text models. Their last linear layer is a projection to the embedding space, not a classifier.
 IMAGE_TOWERS = (
     r"open_clip\.(transformer|modified_resnet|timm_model)\.\w+|clip\.model\.(VisionTransformer|ModifiedResNet)"
 )
@@ -27,7 +27,7 @@ PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "d
 
 
 def are_probabilities(values: Tensor) -> bool:
-    """Return whether the values (N,C) are not negative and each row sums to 1."""
+    """Return whether no value (N,C) is negative and each row sums to 1."""
     if values.ndim < 2 or values.shape[1] < 2:
         return False
     values = values.detach().float()
@@ -47,10 +47,10 @@ def require_class_head(model: nn.Module) -> None:
 
 
 def find_output_module(model: nn.Module) -> nn.Module:
-    """Return the module that computes the output: the last module of a sequence, or the only module in a wrapper."""
+    """Return the module that computes the output: the last one of an `nn.Sequential`, or the only one in a wrapper."""
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
-        # A wrapper that holds tensors may compute scores by comparing an embedding with the tensors.
+        # A wrapper with tensors of its own may compute scores by comparing an embedding with the tensors.
         has_tensors = model._parameters or model._buffers or any(isinstance(x, Tensor) for x in vars(model).values())
         is_sequence = type(model).forward is nn.Sequential.forward
         makes_scores = getattr(model, "makes_scores", False)

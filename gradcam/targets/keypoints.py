@@ -24,18 +24,18 @@ from gradcam.targets.object_choice import find_overlaps, is_valid_index
 class Keypoint(Target):
     """A keypoint of a pose model: explain its heatmap's maximum, or its position.
 
-    The score is the largest value of the keypoint's heatmap. With `axis`, the score is the point's x or y in pixels:
-    the mean of all positions, weighted by the softmax of the heatmap (soft-argmax). Positive evidence then moves the
-    point to the right or down.
+    The score is the largest value of the keypoint's heatmap. If `axis` is given, the score is the keypoint's x or y in
+    pixels, computed by soft-argmax: the mean of all positions, weighted by the softmax of the heatmap. Positive
+    evidence then moves the keypoint to the right or down.
 
     Parameters
     ----------
     number : int, sequence of int, or all
         The keypoints to explain, counted from 0. The builtin `all`, or "all", means all keypoints.
     axis : str, default None
-        "x" or "y": explain that coordinate instead of the heatmap's maximum.
+        The coordinate "x" or "y" to explain instead of the heatmap's maximum.
     box : int, default 0
-        If the model finds keypoints per box, the number of the detected box: box 0 has the highest score.
+        The number of the detected box, for models that predict keypoints in each box. Box 0 has the highest score.
     temperature : float, default None
         The divisor of the heatmap before the softmax. None means 0.05 for ViTPose, whose heatmaps peak at 1. For all
         other models, such as Keypoint R-CNN, None means 1, which suits logits.
@@ -49,9 +49,10 @@ class Keypoint(Target):
     Notes
     -----
     Supported models are torchvision's Keypoint R-CNN, Hugging Face's ViTPose, and all models whose output is keypoint
-    heatmaps (N,P,h,w), or contains them as `heatmaps`. Coordinates are in pixels of the model's input image; the centre
-    of the first pixel is at 0.5. The position of a box counts as fixed, so only the content of the box explains a
-    coordinate. Maps are "hirescam" (gradient times activation, element-wise) at each level of a feature pyramid.
+    heatmaps (N,P,h,w), or contains them as `heatmaps`. Coordinates are in pixels of the model's input image, and the
+    centre of the first pixel is at 0.5. The position of the box is treated as a constant: a coordinate is explained
+    only by the content of the box. The default method is "hirescam" (gradient times activation, element-wise), at each
+    level of a feature pyramid.
 
     Examples
     --------
@@ -83,7 +84,7 @@ class Keypoint(Target):
 
     @property
     def numbers(self) -> Sequence[Any] | None:
-        """Return the numbers of the keypoints; None for all."""
+        """Return the numbers of the keypoints to explain; None if all keypoints are explained."""
         return list_numbers(self.number, "The keypoint")
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
@@ -97,11 +98,11 @@ class Keypoint(Target):
 
 @dataclass(frozen=True)
 class KeypointScoreExtractor(ScoreExtractor):
-    """The score extractor for keypoints.
+    """Extracts the scores of keypoints.
 
-    For the first output, `boxes` is None, and the target's box number selects a box in each image. For later outputs,
-    `boxes` are the boxes that were selected in the first output. In each image, the pose with the largest product of
-    score and overlap with that box is then used. If no pose overlaps the box, a heatmap of zeros is used.
+    In the first forward pass, `boxes` is None, and the target's box number selects a pose in each image. In later
+    passes, on modified images, `boxes` has the box of each selected pose. The pose with the largest product of score
+    and overlap with this box is then used. If no pose overlaps the box, the heatmap is zero.
     """
 
     family: PoseAdapter
@@ -125,7 +126,7 @@ class KeypointScoreExtractor(ScoreExtractor):
         return list(numbers)
 
     def _select_pose(self, i: int, poses: Poses) -> Poses:
-        """Select the pose in the target's box, or in the box most similar to the box selected in the first output."""
+        """Select the pose by the target's box number or, in later passes, by similarity to the box selected before."""
         number = self.target.box
         if self.boxes is None or poses.scores is None:
             count, image = len(poses.heatmaps), name_image(self.batch, i)
@@ -184,6 +185,6 @@ def find_centres(pose: Poses, axis: int) -> Tensor:
 
 
 def to_box(pose: Poses) -> Box4:
-    """Return the box of the pose."""
+    """Return the box of a pose as four numbers."""
     x0, y0, x1, y1 = pose.regions[0].tolist()
     return x0, y0, x1, y1

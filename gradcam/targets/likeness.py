@@ -18,8 +18,8 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
-# The default methods. Grad-CAM fits a mean over tokens, which is a sum with one term per token. Pooling by attention is
-# not such a sum, so Grad-ECLIP is used.
+# The default methods. Grad-CAM suits towers whose embedding is the mean of the tokens, because each token then
+# contributes one term. Towers that pool tokens by attention need Grad-ECLIP.
 MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
 MAX_EMBEDDING_ULPS = 64  # tolerance for two embeddings of one image, in units in the last place
 
@@ -30,13 +30,14 @@ class Like(Target):
     """A reference image: explain what makes the images similar to this reference.
 
     The score is the cosine similarity of the two embeddings. The reference's embedding is a constant. If the reference
-    is an image, the explanation's `reference` has the maps on that image, one for each explained image.
+    is an image, `explanation.reference` contains maps on the reference image, one for each explained image.
 
     Parameters
     ----------
     reference : Tensor (C,H,W), (R,C,H,W), (D,) or (R,D), or an image
-        The reference image, preprocessed like the images, or its embedding. Several references give one map each. With
-        `gradcam.load_matcher`, the reference may be anything that `gradcam.read_image` takes, or a list of such images.
+        The reference image, preprocessed like the explained images, or its embedding. Each reference gives one map.
+        With `gradcam.load_matcher`, the reference may be anything that `gradcam.read_image` takes, or a list of such
+        images.
     name : str or sequence of str, default "reference"
         The name of the reference, or a list of names for several references.
 
@@ -104,7 +105,7 @@ class Like(Target):
         extractor = CosineScoreExtractor(family, batch, *to_directions(vectors), instances)
 
         def mirror(scored: TargetScores) -> tuple[Any, Any]:
-            embedded = getattr(scored.target, "embedded", None)  # None for a target that covers augmented views.
+            embedded = getattr(scored.target, "embedded", None)  # A target for augmented views stores no embeddings.
             return references, Like(embed(family, model, batch) if embedded is None else embedded, "picture")
 
         bound = bind_cosines(model, batch, extractor)
@@ -119,12 +120,12 @@ def embed(family: Embedder, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def narrow(family: Embedder, batch: Batch) -> Batch:
-    """Return the batch, without inputs of the text tower if the model has two towers."""
+    """Return the batch without the inputs of a text tower, which images do not need."""
     return family.narrow(batch) if isinstance(family, TwoTowers) else batch
 
 
 def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor) -> BoundTarget:
-    """Bind the cosine scores to the model, with the default layer and method of its image tower."""
+    """Bind cosine scores to a model, with the default layer and method for the model's image tower."""
     family = extractor.family
     method = ATTENTION_METHOD if family.is_transformer and not family.takes_mean else MEAN_POOLING_METHOD
     module, images = family.wrap(model), narrow(family, batch)
@@ -132,10 +133,11 @@ def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor
 
 
 def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the unit vectors (K,D) of `vectors`, first minus the mean unit vector of `against`, then unchanged.
+    """Return the directions (K,D) and the unit vectors (K,D) of `vectors`.
 
-    Both results are at least float32, detached from the graph, and not inference tensors. Raises `TargetError` for a
-    zero vector, infinities and NaN.
+    A direction is the unit vector minus the mean unit vector of `against`. Without `against`, both results are equal.
+    They are at least float32, detached from the graph, and not inference tensors. Raises `TargetError` for a zero
+    vector, infinities and NaN.
     """
     with torch.inference_mode(False), torch.no_grad():
         units = _to_units(vectors)
@@ -152,9 +154,10 @@ def _to_units(vectors: Tensor) -> Tensor:
 
 
 def _is_parallel(vectors: Tensor, directions: Tensor) -> Tensor:
-    """Return a mask (N,K): True if direction k is parallel to the unit vector of image n.
+    """Return a mask (N,K) that is True if direction k is parallel to the unit vector of image n.
 
-    The cosine is then at its maximum or minimum, so its computed gradient is only rounding error.
+    The cosine is then at its maximum or minimum. Its true gradient is zero, and the computed gradient is rounding
+    error.
     """
     vectors = vectors.detach()
     perpendicular = directions - (vectors @ directions.T)[..., None] * vectors[:, None]
@@ -164,10 +167,10 @@ def _is_parallel(vectors: Tensor, directions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CosineScoreExtractor(ScoreExtractor):
-    """The score extractor for cosines: products of the normalised embeddings (N,D) and `directions` (K,D).
+    """Extracts cosine scores: the dot products of the normalised embeddings (N,D) and the `directions` (K,D).
 
-    `units` (K,D) are the unit vectors whose cosines the instances report. `embedded` are the embeddings of the scored
-    images; None before they are computed.
+    The cosines with `units` (K,D) are reported in the instances. `embedded` are the embeddings of the scored images;
+    None before `score` computes them.
     """
 
     family: Embedder

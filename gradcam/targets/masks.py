@@ -35,8 +35,8 @@ FORMS = (
     "a point (x, y), a box (left, top, right, bottom), an array (H,W) of bools or integers, the path of an image, or None "
     "for the pixels predicted as the class"
 )
-LOSSY_SUFFIXES = (".jpg", ".jpeg")  # Compression changes black pixels.
-CONNECTIVITY = 8  # neighbours of a pixel, diagonal ones included, so that thin diagonal structures stay connected
+LOSSY_SUFFIXES = (".jpg", ".jpeg")  # Lossy compression may turn black pixels into dark grey ones.
+CONNECTIVITY = 8  # Neighbours of a pixel. Diagonal neighbours count, so that thin diagonal structures stay connected.
 MAX_CLASSES_IN_MESSAGE = 5
 
 
@@ -44,29 +44,29 @@ MAX_CLASSES_IN_MESSAGE = 5
 class Mask(Target):
     """A class in a region of an image: explain the class's logit in this region, for segmentation models.
 
-    The score is the mean, or the sum, of the class's logits y over the pixels of the mask M:
-    ``1 / |M| * sum(y[i, j] for i, j in M)``. y is resized to the image's size as in the model's own postprocessing. Maps are
-    relu(sum over channels of gradient x activation) at each cell (Seg-XRes-CAM with a window of one cell), so they explain
-    this region. With ``method="gradcam"`` the gradients are pooled, and the map shows the class everywhere in the image
-    (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit per pixel. Its score is the
-    class probability times the mask probability, summed over the masks. A single logit is two classes: 1 is positive, 0
-    is the background.
+    The score is the mean, or the sum, of the class's logits y over the pixels of the mask M: ``1 / |M| * sum(y[i, j]
+    for i, j in M)``. y is resized to the image's size, as in the model's own postprocessing. At each cell, the map is
+    relu(sum over channels of gradient x activation), so the map shows the evidence for this region only (Seg-XRes-CAM
+    with a window of one cell). With ``method="gradcam"``, the gradients are pooled, and the map shows the class
+    everywhere in the image (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit
+    per pixel. Its score is the class probability times the mask probability, summed over the masks. A single logit
+    counts as two classes: 1 is positive, 0 is the background.
 
-    The default layer is the last stage of the backbone or encoder. The closer a layer is to the output, the more its map
-    resembles the mask itself.
+    The default layer is the last stage of the backbone or encoder. The closer a layer is to the output, the more its
+    map resembles the mask itself.
 
     Parameters
     ----------
     class_ : int, str, or sequence of these, default None
-        The class, by its index or, if the model has class names, by name. Several classes give one map each. None
-        means the class predicted at the point. Without a point, None means the class that is predicted at most pixels
-        of the mask or the image, other than the background.
+        The class, by its index or, if the model has class names, by name. Each class gives one map. If `mask` is a
+        point, None means the class predicted at this point. Otherwise, None means the most frequent predicted class in
+        the mask or the image, other than the background.
     mask : sequence, array, Tensor or path, default None
-        The pixels. None takes all pixels predicted as the class. A point (x, y), in pixels of the image, takes the
+        The pixels. None selects all pixels predicted as the class. A point (x, y), in pixels of the image, selects the
         pixels of the class that are connected to the point by edges or corners. A box is (left, top, right, bottom). An
-        array (H,W) of bools or integers has the size of the model's input image; for one mask per image, it is (N,H,W).
-        Non-zero pixels are inside the mask. A path names an image file with labels, grey values or colours: every pixel that
-        is not black is inside the mask.
+        array of bools or integers is one mask (H,W), or one mask per image (N,H,W), in the size of the model's input.
+        Non-zero pixels are inside the mask. A path names an image file with labels, grey values or colours. All pixels
+        that are not black are inside the mask.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
 
@@ -94,7 +94,7 @@ class Mask(Target):
     ----------
     Hasany et al., "Seg-XRes-CAM: Explaining Spatially Local Regions in Image Segmentation", CVPR Workshops 2023;
     Vinogradova et al., "Towards Interpretable Semantic Segmentation via Gradient-weighted Class Activation Mapping",
-    AAAI 2020, which takes the sum.
+    AAAI 2020 (with the sum).
     """
 
     class_: Any = None
@@ -135,7 +135,7 @@ class Mask(Target):
 
     @property
     def classes(self) -> list[Any] | None:
-        """Return all classes as a list; None means that each image's prediction determines the class."""
+        """Return the classes as a list; None if the model's prediction for each image determines the class."""
         if self.class_ is None:
             return None
         classes = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
@@ -167,7 +167,7 @@ def _is_number(value: Any) -> bool:
 
 
 def find_image_areas(batch: Batch) -> list[Tensor]:
-    """Return each image's area in the model's input, bool (H,W): everything except padding."""
+    """Return a mask (H,W) for each image that is True where the model's input shows the image, and not padding."""
     frame = find_frame(batch, [])
     visible = torch.zeros(batch.images, *batch.size, dtype=torch.bool, device=batch.device)
     for i, visible_mask in enumerate(visible):
@@ -177,7 +177,7 @@ def find_image_areas(batch: Batch) -> list[Tensor]:
 
 
 def _find_fixed_masks(target: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return each image's fixed mask, bool (H,W); None if the model's prediction determines it.
+    """Return the mask (H,W) of each image, bool; None if the model's prediction determines the masks.
 
     Raises `TargetError` for an empty mask, and for a mask that does not have the size of the model's input.
     """
@@ -207,7 +207,7 @@ def _find_fixed_masks(target: Mask, batch: Batch, visible: Sequence[Tensor]) -> 
 
 
 def check_point(point: Sequence[float], box: Box4) -> None:
-    """Raise `TargetError` for a point outside the image, which occupies this box."""
+    """Raise `TargetError` if the point is outside `box`, the box of the image in the model's input."""
     x0, y0, x1, y1 = box
     if not (x0 <= point[0] < x1 and y0 <= point[1] < y1):
         origin = f" and begins at {(int(x0), int(y0))}" if x0 or y0 else ""
@@ -223,9 +223,9 @@ def _fill_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
 
 
 def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """Read a mask file, bool (H,W): True for labels other than 0, or for colours that are not black or transparent.
+    """Read a mask file as bool (H,W): label 0, black and transparent pixels are False, all other pixels are True.
 
-    Raises `ImageError` for a file that is not an image, and for a format whose compression changes black pixels.
+    Raises `ImageError` if the file is not an image, or if the compression of its format changes black pixels.
     """
     try:
         return read_label_mask(path).astype(bool)
@@ -241,9 +241,10 @@ def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class MaskScoreExtractor(ScoreExtractor):
-    """The score extractor for masks.
+    """Extracts the scores of masks.
 
-    `visible` is each image's area in the model's input. `fixed_masks` are None if the prediction determines the masks.
+    For each image, `visible` is True where the model's input is not padding. If the prediction determines the masks,
+    `fixed_masks` is None.
     """
 
     family: SegmenterAdapter
@@ -264,7 +265,7 @@ class MaskScoreExtractor(ScoreExtractor):
         return TargetScores(pixels.reduce_logits(logits), classes, None, pixels, instances)
 
     def list_classes(self, output: ModelRun) -> list[list[Instance]]:
-        """Return the classes predicted in each image, with their share of its pixels as the score."""
+        """Return the predicted classes of each image. The score of a class is the fraction of its pixels."""
         logits = self.family.read(output, self.batch).detach()
         instances = []
         for i in range(len(logits)):
@@ -296,7 +297,7 @@ class MaskScoreExtractor(ScoreExtractor):
 
 @dataclass(frozen=True, eq=False)
 class PixelScoreExtractor(ScoreExtractor):
-    """The score extractor for classes (N,K) and masks (N,K,H,W) that are the same for every output."""
+    """Extracts scores for fixed classes (N,K) and masks (N,K,H,W), which do not depend on the model's output."""
 
     family: SegmenterAdapter
     batch: Batch
@@ -309,7 +310,7 @@ class PixelScoreExtractor(ScoreExtractor):
         return TargetScores(values, self.classes[:images], None, self)
 
     def reduce_logits(self, output: Tensor) -> Tensor:
-        """Return the scores (N,K) from the logits that the family returned."""
+        """Return the scores (N,K): the mean or sum of the class's logits over each mask."""
         logits, classes, masks = to_class_logits(output), self.classes[: len(output)], self.masks[: len(output)]
         class_logits = torch.stack([image_logits[indices] for image_logits, indices in zip(logits, classes)])
         total = resize_logits(class_logits, self.batch.size).where(masks, 0).sum((2, 3))
@@ -339,8 +340,9 @@ def find_box(mask: Tensor) -> Box4:
 class ImagePrediction:
     """A model's prediction for one image.
 
-    `logits` (C,H,W) cover the model's input; the image is where `visible` (H,W) is True. `is_single` is True if two
-    classes were made from one logit. `message_prefix` names the image in messages.
+    `logits` (C,H,W) cover the model's input, and `visible` (H,W) is False where the input is padding. `is_single` is
+    True if the model has a single logit, from which two classes were made. `message_prefix` names the image in
+    messages.
     """
 
     family: SegmenterAdapter
@@ -371,13 +373,13 @@ class ImagePrediction:
         return self.name(index) if self.labels is None else f"{self.labels[index]} ({index})"
 
     def to_index(self, class_: Any) -> int:
-        """Return a class index for an index or a name. Raise `TargetError` for an unknown class."""
+        """Return the index of a class, given by index or name. Raise `TargetError` if the class is unknown."""
         index = to_label(class_, self.labels) if isinstance(class_, str) else int(class_)
         check_class_range([index], len(self.logits))  # type: ignore[list-item]  # Only None has no index.
         return index  # type: ignore[return-value]
 
     def choose(self, mask: Tensor | None, pixel: tuple[int, int] | None) -> int:
-        """Return the class predicted at a pixel, or else the most frequent class in the mask or the image.
+        """Return the class predicted at `pixel`, or the most frequent class in the mask or image if `pixel` is None.
 
         The background counts only if there is no other class.
         """
@@ -395,13 +397,13 @@ class ImagePrediction:
         return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
     def list_shares(self) -> list[tuple[int, float]]:
-        """Return the predicted classes with their shares of the image's pixels, in descending order."""
+        """Return each predicted class and its fraction of the image's pixels, largest fractions first."""
         counts = self.count(self.predicted)
         shares = enumerate((counts / counts.sum()).tolist())
         return sorted((entry for entry in shares if entry[1]), key=lambda entry: -entry[1])
 
     def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
-        """Return the pixels (H,W) predicted as a class; with `pixel`, return only the region around `pixel`.
+        """Return the pixels (H,W) predicted as a class or, if `pixel` is given, only the connected region around it.
 
         Raises `TargetError` if no pixel is predicted as the class, or if `pixel` is predicted as another class.
         """

@@ -18,7 +18,7 @@ def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
 
 
 def to_label(class_: int | str | None, labels: Sequence[str] | None) -> int | None:
-    """Return a class index for an index or a name. Raise `TargetError` for an unknown class."""
+    """Return the index of a class, given by index or name. Raise `TargetError` if the class is unknown."""
     if class_ is None or is_valid_index(class_):
         return class_  # type: ignore[return-value]  # It is an int or None.
     if labels is None:

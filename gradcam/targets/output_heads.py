@@ -17,15 +17,18 @@ from gradcam.targets.heads import MAX_SUM_ERROR, NO_CLASSES, are_probabilities
 
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
-# If a part of an output has such a name, the output's scores belong to objects, and not to the image.
+# Names of tensors in outputs that have one score per object instead of one score per image.
 OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
 
 
 def choose_tensor(output: Any, images: int, head: str | int | None) -> Any:
-    """Return the class scores in an output, or else its first floating-point tensor. `head` is a key or an index."""
+    """Return the class scores in an output or, if there are none, its first floating-point tensor.
+
+    If `head` is given, return the tensor with this key or index.
+    """
     heads = _list_heads(output)
     if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
-        head = list(heads)[head]  # The fields of a named tuple have indices, too.
+        head = list(heads)[head]  # A named tuple also accepts an index.
     if head is not None and head not in heads:
         names = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
         content = f"it has {names}" if heads else "it is a single tensor, or has no keys"
@@ -41,7 +44,7 @@ def choose_tensor(output: Any, images: int, head: str | int | None) -> Any:
 
 
 def find_output_name(output: Any, logits: Tensor) -> str | None:
-    """Return the key or index of the tensor that the logits come from; None if the output is a single tensor."""
+    """Return the key or index of the tensor in the output that equals the logits; None for a single tensor."""
     for name, value in _list_heads(output).items():
         is_candidate = isinstance(value, Tensor) and value.is_floating_point() and value.numel() == logits.numel()
         if is_candidate and torch.equal(value.detach().reshape(logits.shape).to(logits), logits.detach()):
@@ -57,7 +60,7 @@ def find_activation(values: Tensor, logits: Tensor) -> str | None:
     if values is logits or values.shape != logits.shape or not values.is_floating_point():
         return None
     if are_probabilities(values) and not are_probabilities(logits):
-        return "softmax"  # possibly with a temperature
+        return "softmax"  # The model may divide the logits by a temperature, so the values are not compared.
     tolerance = 1e-5 if min(values.dtype.itemsize, logits.dtype.itemsize) > 2 else MAX_SUM_ERROR
     values, logits = values.detach().float(), logits.detach().float()
     results = {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1), "sigmoid": logits.sigmoid()}
@@ -76,7 +79,10 @@ def _list_heads(output: Any) -> dict[str | int, Any]:
 
 
 def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
-    """Return the class scores, or else the first floating tensor. Raise `TargetError` if the choice is ambiguous."""
+    """Return the class scores or, if there are none, the first floating-point tensor.
+
+    Raises `TargetError` if several tensors may be the class scores.
+    """
     first = next(iter(heads.values()), None)
     if isinstance(first, (tuple, list)) and _find_class_scores(_list_heads(first), images):
         return _choose_head(_list_heads(first), images)
@@ -85,7 +91,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         return find_floating_tensor(list(heads.values()))
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
-    if logits.numel() == images:  # Next to other tensors, one number per image may be a value estimate.
+    if logits.numel() == images:  # A tensor with one number per image may be an estimate, not a logit.
         rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
         rows = [name for name in rows if find_activation(heads[name], logits) is None]
         if isinstance(names[0], str) or rows[0] != names[0]:
@@ -98,7 +104,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
 
 
 def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str | int]:
-    """Return the names of tensors that may be logits. Raise `TargetError` for embeddings and object scores."""
+    """Return the names of tensors that may be logits. Raise `TargetError` if all are embeddings or object scores."""
     rows = {name: tensor for name, tensor in _list_rows(heads, images).items() if tensor.is_floating_point()}
     rows = {name: tensor for name, tensor in rows.items() if tensor.ndim == 2} or rows
     scores = {name: tensor for name, tensor in rows.items() if not EMBEDDING_NAME.search(str(name))}
@@ -111,17 +117,17 @@ def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str 
 
 
 def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, Tensor]:
-    """Return the tensors (N,) and (N,C) of an output by name."""
+    """Return the tensors in an output that have the shape (N,) or (N,C), by name."""
     return {name: x for name, x in heads.items() if isinstance(x, Tensor) and x.ndim in (1, 2) and len(x) == images}
 
 
 def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
-    """Warn if an output has several tensors of class scores; `is_linear` is True if the first is a linear layer's."""
+    """Warn if an output has several tensors of class scores. `is_linear`: a linear layer computed the first tensor."""
     heads = _list_heads(output)
     if not heads or any(name in heads for name in LOGIT_NAMES):
         return
     further_heads = _find_class_scores(heads, images)[1:]
-    if is_linear:  # A second tensor often contains features, which rarely come from a linear layer.
+    if is_linear:  # Features, which models often return after the logits, rarely come from a linear layer.
         further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
     if further_heads:
         choice = f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first tensor with its index"

@@ -16,14 +16,14 @@ from gradcam.targets.classes import compute_scores, is_function, resolve_logits,
 
 @dataclass(frozen=True)
 class RepeatedTarget(ScoreExtractor):
-    """A target for the output of augmented views: one block of `images` rows for each of the `blocks` views."""
+    """A target for a batch of augmented views, one after another: each of the `blocks` views has `images` rows."""
 
     target: Any
     images: int
     blocks: int
 
     def score(self, output: Any, images: int) -> TargetScores:
-        """Return the scores of all rows. If classes or rivals are chosen by rank, the first block determines them."""
+        """Return the scores of all rows. Classes and rivals chosen by rank are determined from the first view only."""
         total = self.images * self.blocks
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]

@@ -28,12 +28,12 @@ class Text(Target):
     Parameters
     ----------
     text : str, sequence of str, Tensor (D,) or (T,D)
-        One or several sentences, or their embeddings. Each sentence gives one map.
+        The sentences to explain, or their embeddings. Each sentence gives one map.
     against : str, sequence of str, Tensor (D,) or (A,D), default ()
-        The sentences to contrast with.
+        The sentences whose mean similarity is subtracted, or their embeddings.
     tokenizer : callable, default None
-        A function from a list of sentences to the input of the model's text encoder. It replaces the model's own
-        tokenizer.
+        A function that takes a list of sentences and returns the input of the model's text encoder. It replaces the
+        model's own tokenizer.
 
     Raises
     ------

@@ -20,19 +20,19 @@ from gradcam.targets.boxes import require_family
 
 @dataclass(frozen=True, eq=False)
 class Token(Target):
-    """A word of a caption: explain what the model looked at when it chose that word.
+    """A word of a caption: explain which parts of the image made the model choose the word.
 
-    The score is the word's logit, given the image and the words before it. The model reads the finished caption again
+    The score is the word's logit, given the image and all earlier words. The finished caption is the model's input
     (teacher forcing), so one forward pass and one batched backward pass explain all words. Attention weights are
-    not used, so models keep their fast attention.
+    not needed, so the model can keep fused attention kernels.
 
     Parameters
     ----------
     ids : sequence of int, or Tensor (T,), default None
-        The caption's tokens, without start tokens and prompt. All images share this caption. None means the caption
-        that the model generates by greedy decoding, which works for one image at a time.
+        The caption's tokens, without start tokens and prompt. All images share this caption. If None, the model
+        generates the caption by greedy decoding, for one image at a time.
     position : int or sequence of int, default None
-        The tokens to explain, counted from 0. None means all.
+        The positions of the tokens to explain, counted from 0. None means all tokens.
 
     Raises
     ------
@@ -44,10 +44,10 @@ class Token(Target):
     -----
     Encoder-decoder models take the images alone. Models that continue a prompt, such as LLaVA, take their processor's
     output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. The default
-    layer is the last layer of the image encoder whose patches the text model reads.
+    layer is the layer of the image encoder that passes its patches to the text model.
 
-    Maps are "hirescam", gradient times activation, element-wise. Attention gives each patch a different weight, and
-    the pooled gradient of Grad-CAM would lose these differences.
+    The default method is "hirescam" (gradient times activation, element-wise). Attention gives each patch a different
+    weight, and Grad-CAM would average these weights by pooling the gradient.
 
     Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
     This contribution is not removed: compare the map with the maps of the earlier words.
@@ -82,12 +82,12 @@ class Token(Target):
 
     @property
     def positions(self) -> Sequence[Any]:
-        """Return the positions as a list; [0] if `position` is None."""
+        """Return the positions as a sequence. If `position` is None, return [0] as a valid placeholder."""
         has_several = isinstance(self.position, (list, tuple, range))
         return self.position if has_several else [0 if self.position is None else self.position]
 
     def choose(self, tokens: Sequence[int]) -> list[int]:
-        """Return the positions of the tokens to explain in a caption.
+        """Return the positions of the tokens to explain, and check that the caption has these positions.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class Token(Target):
         module, text_batch = family.bind(model, batch, tokens)
         try:
             names, texts = family.decode_tokens(tokens), family.split_caption(tokens)
-        except TargetError:  # There is no tokenizer.
+        except TargetError:  # The model has no tokenizer.
             names = [f"token {token}" for token in tokens]
             texts = [f" {name}" for name in names]
         extractor = WordScoreExtractor(family, text_batch, tokens, self.choose(tokens), names, texts)
@@ -139,7 +139,7 @@ def to_tokens(ids: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class WordScoreExtractor(ScoreExtractor):
-    """The score extractor for words: the logit of each explained token of a caption."""
+    """Extracts the scores of words: the logit of each explained token in the caption."""
 
     family: CaptionerAdapter
     batch: Batch
