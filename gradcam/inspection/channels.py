@@ -1,4 +1,4 @@
-"""Activation maps: each channel of a layer's output as a map, and the strength of each channel."""
+"""Compute activation maps, one per channel of a layer's output, and the strength of each channel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from gradcam.layers.layout import to_reshape
 def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any = None) -> dict[str, Tensor]:
     """Compute the activations of layers as feature maps (N,C,h,w).
 
-    Tokens and channels-last maps are rearranged to a grid as in `gradcam.explain`; tokens before the grid, such as the
-    class token, are left out. The model is left unchanged, and several threads may call this at once.
+    Tokens and channels-last maps are rearranged to a grid (N,C,h,w), as in `gradcam.explain`. The class token and other
+    tokens that are not part of the grid are left out. The model is left unchanged. Several threads may call this
+    function at once.
 
     Parameters
     ----------
@@ -31,21 +32,20 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
         As in `gradcam.explain`.
     layers : str, nn.Module, or a sequence of them
         Dotted names, patterns such as `layer*.conv1`, and modules. A pattern selects the
-        matching layers that have a grid. If a layer runs several times, its first run is used.
+        matching layers whose output has a grid. If a layer runs several times, its first run is used.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
 
     Returns
     -------
     dict of str to Tensor (N,C,h,w)
-        The feature maps by dotted name; for volumes (N,C,d,h,w). They have the layer's precision and device, and are
-        detached.
+        The detached feature maps by dotted name, with the layer's dtype and device. For volumes, (N,C,d,h,w).
 
     Raises
     ------
     LayerError
-        As in `features`. Also if a layer has no grid, such as a fully connected layer, or if a pattern matches only
-        layers without a grid.
+        As in `features`. Also if the output of a layer has no grid, as for a fully connected layer, or if a pattern
+        matches only such layers.
     ImageError
         If the input contains no images (N,C,H,W) or (N,C,D,H,W).
 
@@ -72,21 +72,21 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
 
     for layer in requested:
         errors = [lay_out(name, module) for name, module in select_layers(model, layer).items() if name in outputs]
-        if all(errors):  # A pattern skips layers without a grid, and fails only if no layer is left.
+        if all(errors):  # A pattern is an error only if none of its layers has a grid.
             raise LayerError(f"{errors[0]} `gradcam inspect features` accepts any output.")
     return grids
 
 
 def measure_strengths(maps: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the mean absolute activation of each channel (C,h,w) as (C,); NaN if the channel contains NaN."""
+    """Return the mean absolute activation (C,) of channels (C,h,w); NaN for a channel that contains NaN."""
     return np.asarray(np.abs(maps.astype(np.float64)).mean(axis=(1, 2)))
 
 
 def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> list[int]:
-    """Return the channel indices in an order of `options.CHANNEL_ORDERS`: strongest first, or as in the layer.
+    """Return the channel indices in one of `options.CHANNEL_ORDERS`: by strength, or by index.
 
-    With strongest first, channels with NaN come before all others, so that they are noticed. Ties keep the layer's
-    order.
+    By strength, channels that contain NaN come first, so that they are noticed, and then the strongest channels. Ties
+    are ordered by index.
     """
     if order == "index":
         return list(range(len(strengths)))
@@ -95,9 +95,9 @@ def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> 
 
 
 def take_maps(activations: Any, image: int, name: str) -> NDArray[np.float64]:
-    """Return one image's maps (C,h,w) from a layer's activations: floats (N,C,h,w), or (C,h,w) of one image.
+    """Return the maps (C,h,w) of one image from floating-point activations (N,C,h,w) or (C,h,w).
 
-    Raises `ImageError` for anything else, and for an image index out of range.
+    Raises `ImageError` for other activations, and for an image index out of range.
     """
     subject = f"The activations of '{name}' are" if name else "The activations are"
     if not isinstance(activations, (Tensor, np.ndarray)):

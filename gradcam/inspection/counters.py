@@ -1,4 +1,4 @@
-"""Measure the cost of a forward pass: time on any device, multiply-adds (computed from shapes), and memory."""
+"""Measure the time, the multiply-adds (computed from shapes) and the memory of a forward pass, on any device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gradcam.hooks.containers import list_tensors
 from gradcam.hooks.pytorch import synchronize
 
 Formula = Callable[..., int]
-# Operators of these namespaces count as 0 multiply-adds, unless they have a formula or are listed as unknown below.
+# Operators of these namespaces count as 0 multiply-adds, unless they have a formula or are listed in `UNKNOWN`.
 NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "dtensor")
 NEGLIGIBLE = ("torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align")
-# Operators of PyTorch that do multiply, but have no formula. Their cost is unknown.
-UNKNOWN = (  # `matmul` is listed for nested tensors; for other tensors it arrives decomposed into products.
+# PyTorch operators that multiply, but have no formula. Their number of multiply-adds is unknown.
+UNKNOWN = (  # `matmul` is listed for nested tensors. For all other tensors, it is counted by its decomposition.
     "_addmm_activation", "_cdist_forward", "_cslt_sparse_mm", "_dyn_quant_matmul_4bit", "_euclidean_dist", "_fft_c2c",
     "_fft_c2r", "_fft_r2c", "_grouped_mm", "_int_mm", "_mixed_dtypes_linear",
     "_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_fused_attention_overrideable",
@@ -37,12 +37,12 @@ UNKNOWN = (  # `matmul` is listed for nested tensors; for other tensors it arriv
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """Counts the multiply-adds that this thread computes while the mode is on, in `total`.
+    """A dispatch mode whose `total` is the number of multiply-adds that this thread computes while the mode is on.
 
-    Matrix products, convolutions and attention are counted by the formulas of `torch.utils.flop_counter`, with two
-    operations per multiply-add. `FORMULAS` covers operators without such a formula. Biases, norms, activations, pooling
-    and interpolation count as 0, as usual. `unknown` is the number of operators without any formula, such as quantised
-    ones and those of other packages.
+    The formulas of `torch.utils.flop_counter` count two operations per multiply-add in matrix products, convolutions
+    and attention. `FORMULAS` has formulas for other operators. Biases, norms, activations, pooling and interpolation
+    count as 0, as usual. `unknown` is the number of operators with unknown cost, such as quantised operators and
+    operators of other packages.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class MultiplyAdds(TorchDispatchMode):
         packet = getattr(operator, "_overloadpacket", operator)
         formula, divisor = FORMULAS.get(str(packet)), 1
         if formula is None:
-            formula, divisor = flop_registry.get(packet), 2  # A multiply-add is two operations.
+            formula, divisor = flop_registry.get(packet), 2  # PyTorch counts a multiply-add as two operations.
         if formula is None and packet is not operator and not any(tensor.is_nested for tensor in list_tensors(args)):
             with self:
                 output = operator.decompose(*args, **kwargs)
@@ -64,20 +64,20 @@ class MultiplyAdds(TorchDispatchMode):
                 return output
         output = operator(*args, **kwargs)
         if formula is None:
-            namespace, _, name = operator.name().partition("::")  # A higher-order operator has no namespace.
+            namespace, _, name = operator.name().partition("::")  # Higher-order operators have no namespace.
             name = name.partition(".")[0]
             is_free = namespace in NAMESPACES and name.removesuffix("_") not in UNKNOWN
             self.unknown += not (is_free or f"{namespace}::{name}" in NEGLIGIBLE)
             return output
         try:
             self.total += int(formula(*args, **kwargs, out_val=output)) // divisor
-        except Exception:  # The formula does not support this form of the operator, such as nested tensors.
+        except Exception:  # Some formulas do not support nested tensors and similar arguments.
             self.unknown += 1
         return output
 
 
 def _count_attention(query: Tensor, *parameters: Any, **__: Any) -> int:
-    """Return the multiply-adds of the single operator that computes self-attention in `nn.MultiheadAttention`."""
+    """Return the multiply-adds of the fused operator for self-attention in `nn.MultiheadAttention`."""
     _, _, width, _, weight, _, last_weight = parameters[:7]
     images, tokens, _ = query.shape
     return images * tokens * (weight.numel() + last_weight.numel() + 2 * tokens * int(width))
@@ -89,7 +89,7 @@ def _count_scaled_products(query: Tensor, keys: Tensor, values: Tensor, *_: Any,
 
 
 def _count_recurrence(values: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    """Return the multiply-adds of a recurrent network: each row is multiplied with each matrix once."""
+    """Return the multiply-adds of a recurrent network, which multiplies each input vector with each matrix once."""
     return prod(values.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim > 1)
 
 
@@ -108,19 +108,20 @@ FORMULAS: dict[str, Formula] = {
 
 
 class Storages:
-    """The memory of tensors, with each storage counted once.
+    """Counts the memory of tensors, and counts each storage once.
 
-    Views, and outputs of in-place operations, share memory that is already counted. Only weak references are held, so
-    that no tensor is kept alive, and a new tensor at the same address is recognised as new.
+    Views and outputs of in-place operations add no memory, because their storage is already counted. Storages are
+    referenced weakly, so that tensors can be freed. If a new tensor gets the address of a freed tensor, its memory is
+    counted as new.
     """
 
     def __init__(self, tensors_before: Iterable[Tensor]) -> None:
-        self.total = 0  # Bytes of all tensors so far, including those passed to the constructor.
+        self.total = 0  # Bytes, including the tensors passed to the constructor.
         self._counted: dict[int, StorageWeakRef] = {}
         self.add(list(tensors_before))
 
     def add(self, output: object) -> None:
-        """Count the new memory of the tensors in `output`. A view of a larger storage counts with its own size only."""
+        """Count the new memory of the tensors in `output`. For a view of a larger storage, count the view's size."""
         new: dict[int, int] = {}
         references = {}
         for value in list_tensors(output):
@@ -128,7 +129,7 @@ class Storages:
             size = tensor.numel() * tensor.itemsize
             try:
                 storage = tensor.untyped_storage()
-            except (NotImplementedError, RuntimeError):  # Tensors without a storage, such as sparse ones, are new.
+            except (NotImplementedError, RuntimeError):  # Sparse tensors and similar ones have no storage.
                 self.total += size
                 continue
             reference = StorageWeakRef(storage)
@@ -140,10 +141,10 @@ class Storages:
 
 
 class Clock:
-    """A clock that measures work on devices.
+    """A clock for work on one or several devices.
 
-    On a single CUDA device, time stamps are events in its stream, and reading the clock does not wait. Several devices,
-    and devices of other kinds, are synchronised at each reading.
+    For a single CUDA device, a time stamp is an event in the device's stream, so reading the clock does not wait. In
+    all other cases, each reading synchronises the devices.
     """
 
     def __init__(self, devices: Collection[torch.device]) -> None:
@@ -151,7 +152,7 @@ class Clock:
         self._uses_events = [device.type for device in self._accelerators] == ["cuda"]
 
     def read(self) -> Any:
-        """Return a time stamp."""
+        """Return the present time: an event for a single CUDA device, otherwise seconds."""
         if not self._uses_events:
             self.wait()
             return time.perf_counter()
@@ -160,7 +161,7 @@ class Clock:
         return event
 
     def wait(self) -> None:
-        """Wait until all time stamps are complete."""
+        """Wait until the devices have finished all work, so that `between` can compare time stamps."""
         for device in self._accelerators:
             synchronize(device)
 

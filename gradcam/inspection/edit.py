@@ -27,12 +27,12 @@ MAX_PLACES_IN_REPR = 3
 
 
 class Edit:
-    """The handle of a gradient edit, which is active from its creation until `remove()`.
+    """The handle of a gradient edit. The edit is active from the creation of the handle until `remove()`.
 
-    If the handle is used as a context manager, the end of the context removes the edit. If there was no error, the end
-    of the context also checks the layers: it raises `LayerError` for a layer that never ran although the model ran, and
-    `GradientError` for a layer that cannot have a gradient. For a pattern, it is enough that one layer passes these
-    checks. As with PyTorch's own hooks, deleting the handle does not remove the edit.
+    The handle is also a context manager that removes the edit at the end of the context. If the context ends without an
+    error, the layers are checked. If the model ran but a layer did not, `LayerError` is raised. If a layer's output
+    required no gradient, `GradientError` is raised. For a pattern, one layer that passes these checks is enough. As
+    with PyTorch's own hooks, deleting the handle does not remove the edit.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Edit:
     places : sequence of str
         The names of the edited tensors, layers or parameters.
     run_check : RunCheck, default None
-        The checks at the end of the context.
+        The checks that run at the end of the context.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class Edit:
         return self._is_active
 
     def remove(self) -> None:
-        """Stop editing gradients, including those of forward passes that have already run. Calling it again does nothing."""
+        """Stop editing gradients, also for forward passes that have already run. Further calls have no effect."""
         self._is_active = False
         self._hooks.__exit__()
 
@@ -92,25 +92,26 @@ def edit_gradients(
     layers: Layers | None = None,
     parameters: str | Sequence[str] | None = None,
 ) -> Edit:
-    """Let a function change gradients in the backward pass: its result replaces the gradient for all earlier layers.
+    """Change gradients in the backward pass by a function, whose result is passed on to all earlier layers.
 
-    The edit is active immediately, until `Edit.remove()` or the end of a `with` block. Several edits of one gradient
-    run in the order of their registration. A recorder of an edited layer records the edited gradient.
+    The edit is active immediately. It ends with `Edit.remove()` or with the `with` block. Several edits of one gradient
+    run in the order of their registration. If `inspection.record` records an edited layer, it records the edited
+    gradient.
 
     Parameters
     ----------
     where : Tensor or nn.Module
         A tensor that requires gradients, or a model together with `layers` or `parameters`.
     function : callable
-        A function that takes a gradient and returns a new tensor of the same shape, dtype, layout and device, or None
-        to leave the gradient unchanged. Sparse gradients stay sparse. With `create_graph=True`, autograd also
+        A function that takes a gradient, and returns a new tensor of the same shape, dtype, layout and device. If it
+        returns None, the gradient is unchanged. Sparse gradients stay sparse. With `create_graph=True`, autograd also
         differentiates the function.
     layers : str, nn.Module, or a sequence of them, default None
-        The layers whose output gradient is edited, in all later passes of this thread: names, patterns and modules. If
-        a layer returns several tensors, the gradient of the first floating-point tensor is edited.
+        The names, patterns or modules of layers. The gradient at the output of each layer is edited, in all later
+        passes of this thread. If a layer returns several tensors, the first floating-point tensor is used.
     parameters : str or sequence of str, default None
-        The names and patterns of the parameters whose gradient is edited. The function runs once in each backward pass,
-        before the gradient is added to ``.grad``.
+        The names or patterns of parameters. For each parameter, the function runs once in each backward pass, before
+        the gradient is added to ``.grad``.
 
     Returns
     -------
@@ -120,11 +121,10 @@ def edit_gradients(
     Raises
     ------
     GradientError
-        If no gradient reaches the tensor or the parameters. Also in the backward pass, if the function's result does
-        not match the gradient, or if the function changed the gradient in place (changes through ``.data`` are not
-        detected).
+        If the tensor or a parameter requires no gradient. In the backward pass: if the function's result does not match
+        the gradient, or if the function changed the gradient in place (changes through ``.data`` are not detected).
     LayerError
-        If a layer or parameter does not exist. Also in the forward pass, if a layer returns no floating-point tensor.
+        If a layer or parameter does not exist. In the forward pass: if a layer returns no floating-point tensor.
     ModelError
         If the layers belong to a compiled model.
 
@@ -172,7 +172,7 @@ def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Ed
     run_check = RunCheck(model, layers)
 
     def choose_edit(name: str, activations: Tensor) -> GradientHook | None:
-        if in_own_pass():  # This package's own passes are not edited.
+        if in_own_pass():  # Passes that gradcam itself runs are not edited.
             return None
         run_check.note_run(name)
         return partial(replace_gradient, f"layer '{name}'", function)
@@ -195,9 +195,9 @@ def _open_hooks() -> Iterator[Hooks]:
 
 
 def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Tensor | None:
-    """Return the gradient after an edit by `function`; None to leave the gradient unchanged.
+    """Return the gradient that `function` returns, after checks; None if `function` left the gradient unchanged.
 
-    `place` names the edited object in messages. Raises `GradientError` as `edit_gradients` does.
+    `place` is the name of the edited object in messages. Raises `GradientError` as in `edit_gradients`.
     """
     version, refusal = version_of(gradient), None
     try:
@@ -237,30 +237,30 @@ def clip_gradients(
 
     Each parameter's gradient is clipped separately, during the backward pass. (To scale all gradients together, call
     ``torch.nn.utils.clip_grad_norm_`` after the backward pass.) With gradient accumulation, the gradient of each
-    backward pass is clipped, not the accumulated sum. NaN stays NaN. If you give `norm`, one NaN makes the whole gradient
-    NaN, and infinite values become NaN.
+    backward pass is clipped, not the accumulated sum. NaN stays NaN. With `norm`, a single NaN makes all values of the
+    gradient NaN, and infinite values become NaN.
 
     Parameters
     ----------
     model : nn.Module
         The model in training.
     limit : float
-        A positive number.
+        The largest absolute value or, with `norm`, the largest p-norm. A positive number.
     norm : float, default None
         None clamps every value to [-limit, limit]. With a number p, such as 2.0 or math.inf, each gradient whose p-norm
         exceeds `limit` is scaled down until its p-norm equals `limit`.
     parameters : str or sequence of str, default "*"
-        Names and patterns; parameters that require no gradient are skipped.
+        Names and patterns of parameters. A pattern skips parameters that require no gradient.
 
     Returns
     -------
     Edit
-        Call its `remove()`, or end its `with` context, to stop clipping.
+        A handle and context manager. Its `remove()`, or the end of its `with` block, stops the clipping.
 
     Raises
     ------
     GradientError
-        If the limit is not positive and finite, or if the norm is neither positive nor None (it may be infinite). Also
+        If the limit is not a positive, finite number, or if the norm is not a positive number, `math.inf` or None. Also
         as in `edit_gradients`.
 
     Examples
@@ -286,24 +286,24 @@ def _is_positive(value: object) -> TypeGuard[float]:
 
 
 def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
-    # Values stored at the same index add up, so a sparse tensor is coalesced first. Only stored values are clipped.
+    # A sparse tensor may store several values for one index. `coalesce` adds these values before they are clipped.
     if gradient.layout == torch.sparse_coo:
-        # The values are written to a clone: in PyTorch 2.11, building a sparse tensor from its parts raises a warning.
+        # The clipped values are written to a clone, because constructing a sparse tensor warns in PyTorch 2.11.
         clone = gradient.coalesce().clone()
         clone._values().copy_(_clip(clone._values(), limit, norm))
         return clone
     if norm is None:
         if gradient.is_complex():
             return torch.view_as_complex(_clip(torch.view_as_real(gradient), limit, norm))
-        # PyTorch rejects a bound that half precision cannot represent.
+        # `clamp` rejects a limit that is too large for half precision.
         limit = min(limit, torch.finfo(gradient.dtype).max)
         return gradient.clamp(-limit, limit)
     if not gradient.numel():
         return gradient  # An empty tensor has no infinity norm.
-    # Squares of large values overflow in float32. Apple's GPUs have no float64.
+    # In float32, the squares of large values would overflow. MPS has no float64.
     wide_dtype = torch.promote_types(gradient.dtype, torch.float32 if gradient.device.type == "mps" else torch.float64)
     gradient_norm = torch.linalg.vector_norm(gradient, norm, dtype=wide_dtype)
-    # A GPU may convert the factor to the gradient's dtype first, and float16 cannot represent very small factors.
+    # In float16, a very small factor would become zero.
     wide_gradient = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
     return (wide_gradient * (limit / gradient_norm.clamp(min=limit))).to(gradient.dtype)
 
@@ -311,10 +311,10 @@ def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
 class ParameterAliases(TorchFunctionMode):
     """A mode in which this thread computes with aliases of parameters: leaf tensors that share the parameters' memory.
 
-    The parameters themselves do not change, not even in `requires_grad`, so that other threads may use and train them
-    meanwhile. `on_use(parameter)` is called whenever an operation gets a parameter. The mode does not affect
-    TorchScript, or a custom `autograd.Function` that gets the parameter itself. There, a parameter that requires
-    gradients gets a gradient of its own, and a frozen parameter gets none.
+    The parameters themselves, and their `requires_grad`, do not change, so other threads may use and train them at the
+    same time. `on_use(parameter)` is called whenever a parameter is an argument of an operation. TorchScript and custom
+    `autograd.Function`s use the parameter itself, not its alias. Its gradient is then added to the gradient at the
+    alias. If the parameter is frozen, there is no such gradient.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:
@@ -323,7 +323,7 @@ class ParameterAliases(TorchFunctionMode):
         self._aliases: dict[int, tuple[nn.Parameter, Tensor]] = {}
         for parameter in parameters:
             if parameter.is_floating_point() or parameter.is_complex():
-                # Autograd cannot use inference tensors, so their alias is a copy.
+                # Autograd rejects inference tensors, so an inference tensor is copied.
                 alias = (parameter.clone() if parameter.is_inference() else parameter).detach().requires_grad_()
                 self._aliases[id(parameter)] = (parameter, alias)
 
@@ -337,16 +337,16 @@ class ParameterAliases(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def differentiate(self, score: Tensor, other_leaves: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Return the gradients of a scalar score at the parameters that it depends on. No ``.grad`` changes.
+        """Return the gradients of a scalar score at all parameters that affect the score, without changing ``.grad``.
 
-        Gradients at `other_leaves` are computed too, but not returned: the backward pass then reaches all tensors between
-        these leaves and the score, and their gradient hooks run.
+        Gradients at `other_leaves` are also computed, but not returned. They make the backward pass reach all tensors
+        between these leaves and the score, so that the gradient hooks of these tensors run.
         """
         targets = list(self._aliases.values())  # (parameter, leaf that shares its memory)
         parameters = [parameter for parameter, _ in targets]
         targets += [(leaf, leaf) for leaf in parameters if leaf.requires_grad and not leaf.is_inference()]
-        # The leaves are passed as edges. If they were tensors, this mode would replace them, and PyTorch would switch the
-        # mode off during the backward pass. A checkpoint that recomputes a part of the forward pass needs the mode.
+        # `torch.autograd.grad` gets graph edges instead of leaf tensors. If it got tensors, PyTorch would switch this
+        # mode off during the backward pass, but checkpoints that recompute a part of the forward pass need the mode.
         edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]
         with self:
             gradients = pytorch.differentiate_edges(score, edges)

@@ -22,18 +22,18 @@ from gradcam.layers.find import unwrap
 def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]:
     """Extract the outputs of layers; the forward pass stops after the last requested layer.
 
-    The tensors are detached, and have the layer's precision and device. Later in-place operations of the model do not
-    change the tensors. The model runs eagerly in evaluation mode, without gradients, and is left unchanged. Layers
-    after the last requested layer do not run. Forward hooks on the modules that contain this layer do not run either.
-    If one of these hooks must run (`always_call=True`, as in accelerate), the full forward pass runs. Several threads
-    may call this at once.
+    The returned tensors are detached copies with the layer's dtype and device. The model runs eagerly in evaluation
+    mode, without gradients, and is left unchanged. Layers after the last requested layer do not run. Forward hooks on
+    modules that contain the last requested layer do not run either. If such a hook was registered with
+    ``always_call=True``, as in accelerate, the full forward pass runs. Several threads may call this function at once.
 
     Parameters
     ----------
     model : nn.Module
         Any model.
     images : Tensor, tuple or dict
-        The model's input, on the model's device. A tuple is passed as positional arguments, a dict as keyword arguments.
+        The model's input, on the model's device. A tuple is passed as positional arguments, a dict as keyword
+        arguments.
     layers : str, nn.Module, or a sequence of them
         Dotted names, patterns such as `layer*.conv1`, and modules. A pattern skips layers that do not run or return no
         floating-point tensor.
@@ -42,8 +42,8 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     -------
     dict of str to Tensor
         The outputs by dotted name, in the requested order. Layers that match a pattern are in the model's order. If a
-        layer returns several tensors, the first floating-point one is used. If a layer runs several times, the output
-        of its first run is used.
+        layer returns several tensors, its output is the first floating-point tensor. If a layer runs several times, its
+        output is from the first run.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     model = unwrap(model)
     groups = []
     for requested in to_layer_list(layers):
-        # A pattern may match modules without a forward(), such as `ModuleList`. They are left out.
+        # A pattern may match modules without a forward(), such as `ModuleList`. These modules are left out.
         group = select_layers(model, [requested])
         groups.append({name: module for name, module in group.items() if _has_forward(module)} or group)
     args, kwargs = to_inputs(images)
@@ -82,20 +82,20 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 class _Stop(BaseException):
-    """The signal that ends a forward pass; its argument identifies the extraction that no longer needs this pass.
+    """Raised in a hook to end a forward pass. The argument is the extraction for which the pass ran.
 
-    Not an `Exception`, because many models catch exceptions.
+    The class is not an `Exception`, because many models catch exceptions.
     """
 
 
-# The innermost extraction of this thread. If passes are nested, only this extraction records.
+# The innermost extraction of this thread. If a model calls `features` in its own forward, only the inner call records.
 _innermost: ContextVar[object] = ContextVar("innermost", default=None)
 
 
 def _extract(
     run_model: Callable[[], Any], groups: Sequence[Mapping[str, nn.Module]], *, ends_early: bool
 ) -> dict[str, Tensor]:
-    """Run the model, and return the outputs of layers; each group needs at least one floating-point output."""
+    """Run the model, and return the outputs of layers. Raise `LayerError` if a group has no floating-point output."""
     layers = {name: module for group in groups for name, module in group.items()}
     outputs: dict[str, Tensor | None] = {}
     extraction, outer = object(), _innermost.get()
@@ -108,7 +108,7 @@ def _extract(
             return
         if (tensor := find_floating_tensor(output)) is not None:
             refuse_vmap(tensor)
-            # If the model turned inference mode on, the clone would be an inference tensor.
+            # Without this context, a model that uses inference mode would make the clone an inference tensor.
             with torch.inference_mode(False):
                 tensor = tensor.detach().clone()
         outputs[name] = tensor
@@ -125,7 +125,7 @@ def _extract(
         if stop.args != (extraction,):
             raise
     except Exception:
-        if not has_all():  # A model that caught the stop may fail because the layer's output is missing.
+        if not has_all():  # A model that catches `_Stop` may fail later.
             raise
     finally:
         _innermost.set(outer)

@@ -31,16 +31,15 @@ from gradcam.targets.classes import compute_scores
 
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
 NAN, INFINITE = "NaN", "infinite"
-# Limits for the norm of the gradient at a layer's output, divided by the norm at the model's output. Pooling and the
-# number of values change this ratio little. Networks that train well (ResNets, VGGs, DenseNet121, Vision Transformers,
-# trained or not) stay far inside the limits. Thirty sigmoid layers, or thirty layers with weights four times too large,
-# are far outside.
+# Limits for the norm of the gradient at a layer's output, divided by the norm at the model's output. This ratio hardly
+# depends on pooling or on the number of values. ResNets, VGGs, DenseNet121 and Vision Transformers, trained or not, are
+# far inside the limits. Networks with thirty sigmoid layers, or with weights four times too large, are far outside.
 MIN_NORM_RATIO, MAX_NORM_RATIO = 1e-4, 1e4
-CHUNK_VALUES = 2**16  # Per CPU thread: half a megabyte as float64, which fits into a core's cache.
-MAX_CHUNK_THREADS = 4  # Threads that share a chunk. NumPy's part of the work uses a single thread.
-MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Range of the sum of squares in which float64 has its full precision.
-# If the sum of squared deviations is below this fraction of the sum of squares, rounding would hide the deviations.
-# They are then computed again, relative to the mean.
+CHUNK_VALUES = 2**16  # Values per CPU thread: half a megabyte in float64, which fits into a core's cache.
+MAX_CHUNK_THREADS = 4  # More threads would not help, because NumPy's part of the work uses a single thread.
+MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Inside these limits, a sum of squares is precise in float64.
+# If the sum of squared deviations is below this fraction of the sum of squares, its rounding error is too large. The
+# deviations are then computed again, after the mean is subtracted.
 MIN_RELATIVE_SPREAD = 1e-6
 Measurement = tuple[int, Tensor]  # (number of values, result of `measure`)
 
@@ -54,13 +53,13 @@ class GradientFlow:
     layers : tuple of LayerGradients
         The layers, in the order in which they finish.
     reference : float
-        The norm of the gradient at the model's output. Verdicts compare the layers' gradients with it.
+        The norm of the gradient at the model's output. Verdicts compare the layers' gradients with this norm.
     model : str
         The model's class.
     classes : Tensor (N,K) or None
         int64; None if the target was a function.
     scores : Tensor (N,K)
-        The scores, float32. The gradients are of the sum of all scores.
+        The scores, float32. The sum of all scores was differentiated.
 
     Examples
     --------
@@ -84,7 +83,7 @@ class GradientFlow:
         return f"{type(self).__name__}({self.model}, {size}, {summary})"
 
     def rows(self) -> list[dict[str, Any]]:
-        """List one flat dict per layer output and parameter, for `pandas.DataFrame`."""
+        """Return a flat dict for each layer's output and for each parameter, as rows of a `pandas.DataFrame`."""
         return [row for layer in self.layers for row in layer.rows()]
 
 
@@ -102,7 +101,7 @@ class LayerGradients:
         How often the layer ran; 0 if only its parameters were used.
     activations : Statistics or None
         Statistics of the gradient at the layer's output, over all runs together. If the layer returns several tensors,
-        the first floating-point one is used.
+        its output is the first floating-point tensor.
     parameters : tuple of ParameterGradient
         The layer's own parameters, without those of its submodules.
     verdict : str or None
@@ -127,12 +126,12 @@ class LayerGradients:
 
     @property
     def parameters_norm(self) -> float:
-        """Return the norm of the gradients of all the layer's parameters together; NaN if there are no gradients."""
+        """Return the norm of the gradient with respect to all the layer's parameters; NaN if there is no gradient."""
         norms = [parameter.gradient.norm for parameter in self.parameters if parameter.gradient is not None]
         return math.hypot(*norms) if norms else math.nan
 
     def rows(self) -> list[dict[str, Any]]:
-        """List one flat dict for the output and one per parameter, each with name, statistics, ratio and verdict."""
+        """Return a flat dict for the output and for each parameter, with names, statistics, ratio and verdict."""
         gradients: list[tuple[str, Statistics | None, float | None]]
         gradients = [("output", self.activations, None)] if self.runs else []
         gradients += [(parameter.name, parameter.gradient, parameter.ratio) for parameter in self.parameters]
@@ -174,7 +173,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """Return the gradient's norm divided by the parameter's; None without a gradient, or if the parameter is 0."""
+        """Return the gradient's norm divided by the parameter's norm; None if there is no gradient, or a norm of 0."""
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 
@@ -182,8 +181,8 @@ class ParameterGradient:
 class Statistics:
     """Summary statistics of a tensor.
 
-    For an empty tensor, `norm` and `largest` are 0, and `mean`, `std` and `zeros` are NaN. With NaN or infinite values,
-    the other numbers follow floating-point arithmetic.
+    For an empty tensor, `norm` and `largest` are 0, and `mean`, `std` and `zeros` are NaN. If the tensor contains NaN
+    or infinite values, these values are not excluded from `norm`, `mean`, `std` and `largest`.
 
     Attributes
     ----------
@@ -233,9 +232,9 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     """Measure the gradients of a score at each layer's output and parameters.
 
     The sum of all scores (N,K) is differentiated. For one image and one class, this sum is the class's logit. Frozen
-    parameters have gradients, too, except in TorchScript or in a custom `autograd.Function`. In float16, gradients are
-    scaled during the backward pass, so that small values are not lost. The model runs eagerly in evaluation mode, and
-    is left unchanged, including ``.grad``. Several threads may call this at once.
+    parameters also get gradients, except in TorchScript or in a custom `autograd.Function`. In float16, gradients are
+    scaled during the backward pass, so that small values are not lost. The model runs eagerly in evaluation mode. The
+    model and its ``.grad`` are left unchanged. Several threads may call this function at once.
 
     Parameters
     ----------
@@ -246,13 +245,14 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     target : Any, default None
         As in `gradcam.explain`.
     layers : str, nn.Module, or a sequence of them, default None
-        Names, patterns (`layer*.conv1`) and modules. None selects all layers that ran and either have no submodules or
-        have their own parameters. Layers that return their input unchanged are left out.
+        Names, patterns (`layer*.conv1`) and modules. None selects the layers that ran and have no submodules, and the
+        layers that have their own parameters. Without parameters, layers that return their input unchanged are left
+        out.
 
     Returns
     -------
     GradientFlow
-        One entry per layer, with statistics over all its runs together, and a verdict on problems.
+        The gradients of each layer, with statistics over all runs of the layer, and a verdict.
 
     Raises
     ------
@@ -260,7 +260,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         If a layer does not exist, never runs, or returns no floating-point tensor. Also if a pattern matches no layer
         that runs and returns such a tensor.
     ModelError
-        If no recorded operation leads to the score.
+        If the score does not depend on the images or parameters by operations that autograd records.
     GradcamError
         As in `gradcam.explain`.
 
@@ -278,7 +278,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     def to_leaf(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
             leaves.append(tensor := detach_input(tensor).detach().requires_grad_())
-        return tensor.clone()  # The model may change its input in place.
+        return tensor.clone()  # Autograd forbids in-place changes of a leaf, and the model may change its input.
 
     leaf_layers = {
         name: layer for name, layer in model.named_modules() if not layer._modules or [*layer.parameters(recurse=False)]
@@ -312,7 +312,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
 def _select_layer_names(model: nn.Module, layers: Layers | None, observer: GradientObserver) -> list[str]:
     """Return the layers to report, in order of execution.
 
-    Raises `LayerError` for a requested layer that did not run, or returned no floating-point tensor.
+    Raises `LayerError` if a requested layer did not run, or returned no floating-point tensor.
     """
     if layers is None:
         owners, skipped = observer.parameter_owners.values(), observer.returning_input | observer.without_tensor
@@ -332,9 +332,9 @@ def _select_layer_names(model: nn.Module, layers: Layers | None, observer: Gradi
 class GradientObserver:
     """Observes layers while a model runs and while a score is differentiated.
 
-    `order` has the names of layers that ran, or whose parameters were used. `without_tensor` has the layers that
-    returned no floating-point tensor, and `returning_input` the layers that returned their input. `parameter_owners`
-    maps the id of each parameter to the name of its layer.
+    `order` contains the names of layers that ran or whose parameters were used, in order of execution. `without_tensor`
+    contains the layers that returned no floating-point tensor. `returning_input` contains the layers that returned
+    their input. `parameter_owners` maps the id of each parameter to the name of its layer.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
@@ -348,14 +348,15 @@ class GradientObserver:
         self._runs: Counter[str] = Counter()
         self._scale = 1.0
         self._is_differentiating = False
-        # The keys are layer names, and None for the model's output.
+        # Layer names are the keys, and None is the key for the model's output.
         self._activations: dict[str | None, list[Measurement]] = defaultdict(list)
         self._parameters: dict[nn.Parameter, Measurement] = {}
 
     def note_use(self, parameter: nn.Parameter) -> None:
         """Note that an operation uses a parameter.
 
-        The parameter's layer need not run: attention uses the weight of its projection layer without running the layer.
+        The layer may never run. For example, attention uses the weight of its output projection without a call of the
+        projection layer.
         """
         if (name := self.parameter_owners.get(id(parameter))) is not None:
             self.order.setdefault(name)
@@ -363,9 +364,9 @@ class GradientObserver:
     def attach(self, hooks: Hooks) -> None:
 
         def observe_output(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-            if self._is_differentiating:  # A checkpoint repeats a run that is already recorded.
+            if self._is_differentiating:  # A checkpoint repeats a run in the backward pass.
                 return None
-            if name not in self._runs:  # The layer's first run decides its position, not an earlier use of a parameter.
+            if name not in self._runs:  # Order the layer by its first run.
                 self.order.pop(name, None)
                 self.order[name] = None
             self._runs[name] += 1
@@ -378,14 +379,14 @@ class GradientObserver:
             return self.watch_output(name, output, hooks)
 
         for name, layer in self._layers.items():
-            # Parts of the model may be scripted modules, which take no hook.
+            # Scripted modules, which a model may contain, do not support these hooks.
             if not isinstance(layer, torch.jit.ScriptModule):
                 hooks.after_forward(layer, partial(observe_output, name))
 
     def watch_output(self, name: str | None, output: Any, hooks: Hooks) -> Any:
-        """Return the output to continue with. Its gradient is measured as soon as autograd computes the gradient.
+        """Return an output equal to `output` whose gradient will be measured in the backward pass.
 
-        `name` is the layer's name, or None for the model's output.
+        `name` is the name of the layer; None for the output of the model.
         """
         tensor = find_floating_tensor(output)
 
@@ -401,9 +402,10 @@ class GradientObserver:
         return gradient.numel(), measure(at_least_float32(gradient) / self._scale)
 
     def differentiate(self, score: Tensor, aliases: ParameterAliases, leaves: list[Tensor], *, is_scaled: bool) -> None:
-        """Measure the gradients of a scalar score.
+        """Run the backward pass of a scalar score, and measure the gradients.
 
-        If `is_scaled` (for graphs with float16), the largest scale with finite gradients is used.
+        If `is_scaled` is True (for graphs with float16), the score is multiplied by the largest scale for which all
+        gradients are finite. The measured gradients are divided by this scale.
         """
         self._is_differentiating = True
         for scale in (*HALF_PRECISION_SCALES, 1.0) if is_scaled else (1.0,):
@@ -418,7 +420,8 @@ class GradientObserver:
     def reference(self) -> float:
         """Return the norm of the gradient at the model's output.
 
-        If that norm is not positive and finite, returns the norm at the last layer where it is; 0 if there is none.
+        If that norm is zero, infinite or NaN, return the norm at the last layer whose norm is positive and finite. If
+        there is no such layer, return 0.
         """
         statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
         norms = (gradient.norm for gradient in statistics if gradient is not None)
@@ -440,7 +443,7 @@ class GradientObserver:
 
 
 def find_verdict(layer: LayerGradients, reference: float) -> str | None:
-    """Return the verdict on a layer; None if nothing is wrong.
+    """Return the verdict on a layer; None if there is no problem.
 
     `reference` is the norm of the gradient at the model's output. The verdict is "NaN" or "infinite" if the gradient at
     the layer's output or at a parameter contains such a value. It is "no gradient" if the gradient is missing or
@@ -463,12 +466,12 @@ def find_verdict(layer: LayerGradients, reference: float) -> str | None:
 
 
 def rms(gradient: Statistics) -> float:
-    """Return the root mean square, a typical size of the values that does not depend on their number."""
+    """Return the root mean square of the values, which unlike the norm does not grow with their number."""
     return gradient.norm / math.sqrt(gradient.count)
 
 
 def join(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of all values together, computed from the statistics of each part."""
+    """Combine the statistics of several tensors into the statistics of all their values."""
     if len(parts) == 1:
         return parts[0]
     count = sum(part.count for part in parts)
@@ -490,9 +493,8 @@ def to_statistics(count: int, numbers: Tensor) -> Statistics:
 def measure(tensor: Tensor) -> Tensor:
     """Return the fields of `Statistics` except `count`, as a float64 tensor (7,) on the tensor's device.
 
-    The function does not wait for a GPU. The relative error is at most 1e-6 for every dtype, layout and scale. On MPS,
-    which has no float64, the result is float32. The real and imaginary parts of complex numbers count as separate
-    values.
+    The function does not wait for a GPU. For every dtype, layout and scale, the relative error is at most 1e-6. MPS has
+    no float64, so the result is float32 there. A complex number counts as two values, its real and imaginary part.
     """
     tensor = tensor.detach()
     if tensor.is_nested:
@@ -502,7 +504,7 @@ def measure(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
-    # The values are flattened in their order in memory, so that nothing is copied.
+    # The axes are sorted by stride, so that flattening does not copy the values.
     strides = tensor.stride()
     values = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
@@ -514,14 +516,14 @@ def measure(tensor: Tensor) -> Tensor:
 
 
 def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the result of `measure` from a few operations on all values (n,), for devices that run asynchronously."""
+    """Return the result of `measure` for values (n,), in a few operations that do not wait for the device."""
     if values.dtype not in (torch.float32, torch.float64):
         values = values.float() if values.is_floating_point() else values.to(dtype)
     count = values.numel()
     mean = values.mean(dtype=dtype)
     centre = mean.to(values.dtype)
-    # `centre` is the mean rounded to the values' dtype, so that the differences keep this dtype. The last term removes
-    # the effect of this rounding.
+    # `centre` is the mean, rounded to the dtype of the values. The differences then keep this dtype and use less
+    # memory. The last term corrects for the rounding.
     squares = torch.linalg.vector_norm(values - centre, dtype=dtype) ** 2 - count * (mean - centre) ** 2
     low, high = values.aminmax()
     numbers = [
@@ -532,13 +534,13 @@ def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def _measure_in_chunks(values: Tensor) -> list[float]:
-    """Return the result of `measure` for values (n,) on the CPU, in chunks, to read each value from memory once."""
+    """Return the result of `measure` for values (n,) on the CPU, in chunks that fit into the cache."""
     count = len(values)
     total, squares, largest, zeros, nans, infinities = _sum_up(values)
     if nans or infinities:
         extreme = math.nan if nans else math.inf
         return [extreme, total / count, math.nan, zeros / count, extreme, nans, infinities]
-    if largest and not MIN_SQUARE_SUM < squares < MAX_SQUARE_SUM:  # Only float64 can contain such values.
+    if largest and not MIN_SQUARE_SUM < squares < MAX_SQUARE_SUM:  # Possible only in float64.
         norm, mean, std, zero_share, *_ = _measure_in_chunks(values / largest)
         return [norm * largest, mean * largest, std * largest, zero_share, largest, 0, 0]
     spread = squares - total / count * total
@@ -561,7 +563,7 @@ def _sum_up(values: Tensor) -> tuple[float, float, float, int, int, int]:
         total += part.sum().item()
         squares += torch.dot(part, part).item()
         largest = max(largest, -low, high)
-        zeros += int(np.count_nonzero(part.numpy() == 0))  # Faster than PyTorch's `count_nonzero`, which branches.
+        zeros += int(np.count_nonzero(part.numpy() == 0))  # `torch.count_nonzero` is slower.
         if not (math.isfinite(low) and math.isfinite(high)):
             nans += int(np.count_nonzero(np.isnan(part.numpy())))
             infinities += int(np.count_nonzero(np.isinf(part.numpy())))

@@ -1,4 +1,4 @@
-"""Plot the gradient flow through a network, so that vanishing and exploding layers stand out."""
+"""Plot the gradient flow through a network, and highlight layers with vanishing and exploding gradients."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 COLOURS = {VANISHING: "#2b6cb0", EXPLODING: "#c2410c", NO_GRADIENT: "#6b21a8", "NaN": "#b91c1c", "infinite": "#b91c1c"}
 INK, MUTED, LINE, RING = "#1f2937", "#9ca3af", "#374151", "#0d9488"
 DOTS_PER_INCH = 100
-MAX_LAYER_LABELS = 72  # Layer names below the axis. With more layers, only every second, third, ... is named.
+MAX_LAYER_LABELS = 72  # In networks with more layers, only every second, third, ... layer is named below the axis.
 INCHES_PER_LAYER, MIN_WIDTH_INCHES, MAX_WIDTH_INCHES = 0.19, 8.0, 18.0  # Width of the figure.
 # Height of the plot, and additional height for each letter of the longest name below the plot.
 PLOT_HEIGHT_INCHES, INCHES_PER_LETTER = 5.6, 0.042
-MAX_NAME_LENGTH = 40  # In characters. A longer name is cut at its start, because its end is more specific.
-MAX_DECADES = 36  # Range of the axis on each side of the reference, in powers of ten.
+MAX_NAME_LENGTH = 40  # Characters. Longer names lose their start, because the end of a name is more specific.
+MAX_DECADES = 36  # Maximum range of the axis above and below the reference, in powers of ten.
 
 
 def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     """Plot the norm of each layer's gradient, in order of execution.
 
-    The line shows the gradient at each layer's output. A ring shows the gradients of all parameters of a layer
-    together. The axis is logarithmic, and the background is coloured where gradients vanish or explode. Zero or missing
-    gradients are marked at the bottom, NaN and infinite ones at the top.
+    The line shows the gradient at each layer's output. A ring shows the gradient with respect to all parameters of a
+    layer. The axis is logarithmic. The background is coloured where gradients vanish or explode. Zero and missing
+    gradients are marked at the bottom, NaN and infinite gradients at the top.
 
     Parameters
     ----------
     flow : GradientFlow
         The result of `inspection.gradients`.
     title : str, default None
-        The title. None stands for the name of the model's Python class and the score.
+        The title. None means the name of the model's class, and the score.
 
     Returns
     -------
@@ -67,8 +67,8 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
 
     outputs = [math.nan if layer.activations is None else layer.activations.norm for layer in flow.layers]
     parameters = [layer.parameters_norm for layer in flow.layers]
-    # The limits are whole powers of ten around all norms, at least two decades from the reference, so that small
-    # differences look small.
+    # The axis extends to the powers of ten around all norms. It extends at least two decades above and below the
+    # reference, so that small differences look small.
     middle = math.log10(flow.reference) if flow.reference else 0.0
     logs = [middle, *(math.log10(norm) for norm in outputs + parameters if 0 < norm < math.inf)]
     low = 10 ** (math.floor(max(middle - MAX_DECADES, min(*logs, middle - 2))) - 0.6)
@@ -99,7 +99,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
 
 
 def _new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
-    """Return a figure and its axes, made without pyplot, which would keep the figure and choose a display."""
+    """Create a figure and its axes without pyplot, which would store the figure globally and select a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -133,7 +133,7 @@ def _shade(axes: Axes, reference: float, low: float, high: float) -> None:
 
 
 def _hide_off_scale(norms: Sequence[float]) -> list[float]:
-    """Return the norms that fit on a logarithmic axis, and NaN for the others, which are marked at the axis' edges."""
+    """Replace norms that a logarithmic axis cannot show by NaN. Markers at the edges of the axis show them instead."""
     return [norm if 0 < norm < math.inf else math.nan for norm in norms]
 
 

@@ -37,11 +37,11 @@ def record(
 ) -> Recorder[Any]:
     """Record activations and gradients of layers during training, in a context.
 
-    A step is one run of the model's own forward, in the thread that entered the context. A run under `torch.no_grad()`
-    is a step with activations only; runs by gradcam itself are not steps. A gradient is stored with the step whose
-    forward pass it belongs to, even if later steps have already run. If there are several backward passes through one
-    step, the last gradient is stored. If the loss is scaled, by a GradScaler or for gradient accumulation, recorded
-    gradients are scaled as well. Training does not change: losses and parameters are identical to the bit.
+    A step is one forward pass of the whole model, in the thread that entered the context. Under `torch.no_grad()`, a
+    step has activations only. Passes that gradcam itself runs are not steps. Gradients are stored in the step of their
+    forward pass, even if later steps have already run. If several backward passes go through one step, only the last
+    gradient is stored. If the loss is scaled, by a GradScaler or for gradient accumulation, the recorded gradients are
+    scaled as well. Training does not change: losses and parameters are identical to the bit.
 
     Parameters
     ----------
@@ -50,33 +50,34 @@ def record(
     layers : str, nn.Module, or a sequence of them
         Dotted names, patterns such as `layer*.conv1`, and modules.
     keep : str, default "statistics"
-        "statistics" keeps seven numbers per tensor on the device, so that no step waits for a GPU. "device" keeps
-        copies of the tensors on their device. "cpu" copies the tensors to the CPU, so each step waits for the GPU.
+        "statistics" stores seven numbers per tensor on the tensor's device, so that no step waits for a GPU. "device"
+        stores a copy of each tensor on its device. "cpu" copies each tensor to the CPU, so each step waits for the GPU.
     every : int, default 1
-        Steps 0, `every`, 2 * `every` and so on are recorded.
+        The interval between recorded steps: steps 0, `every`, 2 * `every` and so on are recorded.
     last : int, default None
-        Keep only this many of the latest recorded steps; None keeps all.
+        The number of latest recorded steps to keep; None keeps all.
 
     Returns
     -------
     Recorder
-        A context manager. Its `activations` and `gradients` hold the values of the latest step, by layer; `rows()` is for
-        pandas.
+        A context manager. Its `activations` and `gradients` contain the values of the latest step, by layer. Its
+        `rows()` are statistics of all steps, for pandas.
 
     Raises
     ------
     LayerError
-        If a layer does not exist, no layer matches a pattern, or a layer returns no floating-point tensor. Also at the
-        end of a context without an error, if a layer never ran although the model did.
+        If a layer does not exist, no layer matches a pattern, or a layer returns no floating-point tensor. At the end
+        of the context: if the model ran, but a requested layer did not.
     ModelError
-        If the model is compiled or runs under torch.func. Also at the end, if all runs were inside a compiled function.
+        If the model is compiled or runs under torch.func. At the end of the context: if the model ran only inside a
+        compiled function.
     GradcamError
         If `keep`, `every` or `last` is invalid.
 
     Notes
     -----
-    A gradient covers all uses of the output tensor, as with `retain_grad()`. If a layer returns its input, or a block
-    returns the output of its last submodule, both have the same gradient.
+    A gradient is the sum over all uses of the output tensor, as with `retain_grad()`. If two modules return the same
+    tensor, such as a block and its last submodule, their gradients are equal.
 
     Examples
     --------
@@ -96,7 +97,7 @@ def record(
 
 
 class Recorder(Generic[Value]):
-    """The result of `record`. You can enter the context again after it has ended; step numbers then continue.
+    """The result of `record`. After its context has ended, you can enter it again, and the step numbers continue.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ class Recorder(Generic[Value]):
         self._layouts: dict[Layout, Layout] = {}
         self._steps: deque[Step[Value]] = deque(maxlen=last)
         self._current: Step[Value] | None = None
-        self._count = 0  # Number of model runs.
+        self._count = 0  # Number of steps so far, recorded or not.
         self._hooks: Hooks | None = None
 
     def __enter__(self) -> Recorder[Value]:
@@ -199,9 +200,9 @@ class Recorder(Generic[Value]):
     def rows(self) -> list[dict[str, Any]]:
         """List statistics of all recorded steps as flat dicts, for pandas or a CSV file.
 
-        The keys are step, layer, run (the layer's run in this step, from 0), kind ("activation" or "gradient"), and the
-        fields of `Statistics`. Rows are in the order of the steps. Within a step, activations come first, in order of
-        execution.
+        The keys are step, layer, run, kind and the fields of `Statistics`. `run` counts the runs of the layer in the
+        step, from 0. `kind` is "activation" or "gradient". The dicts are in the order of the steps. Within a step,
+        activations come first, in order of execution.
         """
         fetch(step.store for step in self._steps)
         return [row for step in self._steps for row in step.rows()]
@@ -247,20 +248,20 @@ class Recorder(Generic[Value]):
 
 @dataclass(eq=False, repr=False)
 class Step(Generic[Value]):
-    """One recorded run of the model.
+    """One recorded forward pass of the model.
 
     Attributes
     ----------
     number : int
-        The number of the run, counted from 0. Runs that were not recorded count as well.
+        The number of the step, counted from 0. Steps that were not recorded count as well.
     layers : sequence of str
         The names of all recorded layers.
     is_differentiable : bool
-        True if the model ran with gradients.
+        True if gradients were enabled when the model ran.
     store : RecordStore
         The recorded values.
     runs : Counter of str
-        How often each layer ran.
+        The number of times that each layer ran.
 
     Examples
     --------
@@ -278,7 +279,7 @@ class Step(Generic[Value]):
     layers: Sequence[str]
     is_differentiable: bool
     store: RecordStore
-    runs: Counter[str] = field(default_factory=Counter)  # Runs of each layer so far.
+    runs: Counter[str] = field(default_factory=Counter)
 
     @property
     def activations(self) -> Readings[Value]:
@@ -298,9 +299,9 @@ class Step(Generic[Value]):
 
 
 class Readings(Mapping["str | tuple[str, int]", Value]):
-    """The values of a step by layer: `readings["layer4"]`, or `readings["layer4", 1]` for its second run.
+    """The values of a step by layer: `readings["layer4"]`, or `readings["layer4", 1]` for the layer's second run.
 
-    If a layer has no value, raises a `LayerError` that states the reason.
+    Raises `LayerError`, which states the reason, if the layer has no value.
     """
 
     def __init__(self, values: Mapping[Key, Any], kind: str, step: Step[Value]) -> None:
@@ -350,7 +351,7 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
 class Key(NamedTuple):
     """The key of a recorded value.
 
-    `run` is the layer's run in this step, from 0. `kind` is "activation" or "gradient".
+    `run` counts the runs of the layer in the step, from 0. `kind` is "activation" or "gradient".
     """
 
     layer: str
@@ -358,14 +359,15 @@ class Key(NamedTuple):
     kind: str
 
 
-Layout = tuple[tuple[Key, int], ...]  # The key and the number of values for each row of a block.
+Layout = tuple[tuple[Key, int], ...]  # For each row of a block: the key, and the number of values in the tensor.
 
 
 class RecordStore:
-    """The latest value for each key: a snapshot, or statistics, which stay on the tensor's device until they are read.
+    """Stores the latest value for each key: a copy of the tensor, or its statistics.
 
-    `keep` is as in `record`. `pack` stores the statistics as one block, with a row per tensor. `layouts` shares equal
-    tuples of keys and counts between steps, so that an epoch stores each tuple once.
+    `keep` is as in `record`. Statistics stay on the tensor's device until they are read. `pack` stacks the statistics
+    into one block with a row per tensor. Steps with the same keys and counts share one `Layout` from `layouts`, which
+    saves memory.
     """
 
     def __init__(self, keep: str, layouts: dict[Layout, Layout]) -> None:
@@ -378,11 +380,11 @@ class RecordStore:
     def add(self, key: Key, tensor: Tensor) -> None:
         if self._keep == "statistics":
             self._unpacked[key] = (tensor.numel(), measure(tensor))
-        else:  # The tensor is copied, because it may be changed in place later.
+        else:  # Always copy, because the model may change the tensor in place later.
             self._snapshots[key] = tensor.to("cpu", copy=True) if self._keep == "cpu" else tensor.clone()
 
     def pack(self) -> None:
-        """Stack all rows into one tensor: on a GPU if any row is on a GPU, so that nothing waits for the GPU."""
+        """Stack all rows into one tensor, on a GPU if any row is on a GPU, because a copy to a GPU does not wait."""
         if not self._unpacked:
             return
         unpacked, self._unpacked = self._unpacked, {}
@@ -403,7 +405,7 @@ class RecordStore:
 
 
 def fetch(stores: Iterable[RecordStore]) -> None:
-    """Move the statistics from other devices to the CPU, with one copy per device for all steps."""
+    """Move the statistics of all steps to the CPU, with a single copy per device."""
     by_device: dict[torch.device, list[tuple[RecordStore, Tensor]]] = defaultdict(list)
     for store in stores:
         store.pack()

@@ -28,12 +28,12 @@ ERRORS = {"layer": LayerError, "parameter": GradientError}
 
 
 def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
-    """Return layers by their dotted names, in the requested order, each once.
+    """Return the requested layers by dotted name, without duplicates, in the requested order.
 
-    `layers` is a dotted name, a pattern (`layer*.conv1`), a module of the model, or a sequence of these. In a pattern,
-    `*` matches anything including dots, `?` any character, and `[12]` a 1 or a 2. The layers that match a pattern are
-    in the model's order. Raises `LayerError` if `layers` is empty, if a layer does not exist, or if a pattern matches
-    no layer.
+    `layers` is a dotted name, a pattern (`layer*.conv1`), a module of the model, or a sequence of names, patterns and
+    modules. In a pattern, `*` matches any text including dots, `?` any character, and `[12]` a 1 or a 2. The layers
+    that match a pattern are in the model's order. Raises `LayerError` if `layers` is empty, if a layer does not exist,
+    or if a pattern matches no layer.
     """
     requested, model = to_layer_list(layers), unwrap(model)
     modules: dict[str, nn.Module] = {}
@@ -57,7 +57,7 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
 
 
 def to_layer_list(layers: Layers) -> list[str | nn.Module]:
-    """Return names, patterns and modules as a list. Raises `LayerError` if the list is empty."""
+    """Return names, patterns and modules as a list. Raise `LayerError` if the list is empty."""
     return _to_list(layers, "layer", "a dotted name, a pattern such as 'layer*.conv1', or several")
 
 
@@ -69,7 +69,7 @@ def _to_list(value: Any, kind: str, expected: str) -> list[Any]:
 
 
 def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
-    """Select parameters by names or patterns (`fc*.bias`), and return those that require gradients, by dotted name.
+    """Return the parameters that match names or patterns (`fc*.bias`) and require gradients, by dotted name.
 
     Raises `GradientError` if `parameters` is empty, if a parameter does not exist or requires no gradient, or if a
     pattern matches no parameter that requires gradients.
@@ -89,14 +89,15 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name is a pattern, which may match several names."""
+    """Return whether a name is a pattern with wildcards."""
     return any(character in name for character in "*?[")
 
 
 def _match_pattern(pattern: str, entries: Mapping[str, Value], kind: str) -> dict[str, Value]:
     """Return the entries whose name matches a pattern.
 
-    If no name matches, raises `LayerError` for layers and `GradientError` for parameters, with the nearest names.
+    Raises an error that suggests similar names if no name matches: `LayerError` for layers, `GradientError` for
+    parameters.
     """
     matches = {name: value for name, value in entries.items() if fnmatch.fnmatchcase(name, pattern)}
     if not matches:
@@ -107,7 +108,7 @@ def _match_pattern(pattern: str, entries: Mapping[str, Value], kind: str) -> dic
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raise `ModelError` if the model, or a part of it, runs as compiled code, which ignores hooks registered later."""
+    """Raise `ModelError` if the model, or a part of it, is compiled. Compiled code ignores hooks registered later."""
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if compiled:
         part = f"The model's {join_names(compiled[:3])} is" if compiled[0] else "The model is"
@@ -118,7 +119,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 class RunCheck:
-    """A check that requested layers ran, and that their outputs require gradients. One layer per pattern suffices."""
+    """Checks that requested layers ran and that their outputs required gradients. One layer per pattern is enough."""
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
         requested = layers if layers == () else to_layer_list(layers)
@@ -134,7 +135,7 @@ class RunCheck:
             self._ran_with_grad.add(name)
 
     def note_model(self, *_: object) -> None:
-        """Note that the whole model ran, except in a pass of this package. Used as a forward hook."""
+        """Note in a forward hook that the whole model ran, except in passes that gradcam itself runs."""
         self._has_model_run |= not in_own_pass()
 
     def require_runs(self) -> None:
@@ -169,13 +170,14 @@ Attacher = Callable[[str, Tensor, GradientHook], Tensor]
 def follow_layers(
     hooks: Hooks, layers: Mapping[str, nn.Module], on_activations: ActivationHook, *, attach: Attacher | None = None
 ) -> None:
-    """Call `on_activations(name, activations)` at each run of a layer. If the result is a hook, it gets the gradient.
+    """Call `on_activations(name, activations)` at each run of a layer, and attach the gradient hook that it returns.
 
-    `activations` is the first floating-point tensor of the layer's output, detached. The model may change it in place
-    after the call. The hook gets the gradient with respect to this tensor, as in `Hooks.observe_gradient`. Nothing else
-    changes for the model. If a checkpoint repeats a run in the backward pass, the run is not reported again.
+    `activations` is the first floating-point tensor of the layer's output, detached. The model may change this tensor
+    in place after the call. If `on_activations` returns a hook, the hook gets the gradient with respect to this tensor,
+    by `Hooks.observe_gradient`. The computation of the model does not change. A run that a checkpoint repeats in the
+    backward pass is not reported again.
 
-    If `attach` is not None, `attach(name, tensor, hook)` is called instead of `hooks.observe_gradient`. The hooks raise
+    If `attach` is given, `attach(name, tensor, hook)` replaces `Hooks.observe_gradient`. The forward hooks raise
     `LayerError` if a layer returns no floating-point tensor.
     """
     checkpoint_hooks = _CheckpointHooks()
@@ -203,18 +205,19 @@ def follow_layers(
 
 
 class _CheckpointHooks:
-    """The gradient hooks of runs inside reentrant checkpoints.
+    """Stores the gradient hooks of layer runs inside reentrant checkpoints, until the outputs require gradients.
 
-    Such a checkpoint first runs its layers with grad mode off. In the backward pass, the checkpoint's autograd node
-    runs them again with grad mode on. For each node, the runs of a layer come in the same order in every backward pass.
+    A reentrant checkpoint first runs its layers with grad mode off. In the backward pass, the checkpoint's autograd
+    node runs the layers again with grad mode on. For each node, the runs of a layer come in the same order in every
+    backward pass.
     """
 
     def __init__(self) -> None:
-        # Nodes are referenced weakly: without a backward pass, the hooks are deleted with the graph.
+        # The nodes are referenced weakly, so that their hooks are deleted with the graph.
         self._functions: WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]] = WeakKeyDictionary()
 
     def add(self, name: str, function: GradientHook | None) -> None:
-        """Store a hook for the outermost reentrant checkpoint whose forward pass is running, if there is one."""
+        """Store a hook for the outermost reentrant checkpoint that is running; do nothing outside a checkpoint."""
         node, frame = None, sys._getframe().f_back
         while frame is not None:
             if frame.f_code is CheckpointFunction.forward.__code__:
@@ -225,7 +228,7 @@ class _CheckpointHooks:
 
     def find(self, name: str) -> GradientHook | None:
         node = find_running_node()
-        is_checkpoint = isinstance(node, BackwardCFunction)  # Other nodes allow no weak references.
+        is_checkpoint = isinstance(node, BackwardCFunction)  # Other nodes do not support weak references.
         functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
         if functions:
             functions.rotate(-1)

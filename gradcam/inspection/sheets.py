@@ -1,4 +1,4 @@
-"""Draw activation maps as one image: the network's input image, and below it a block of cells for each layer."""
+"""Draw activation maps as one image: the model's input image at the top, then a block of cells for each layer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gradcam.images.sheets import INK, LINE_HEIGHT, MARGIN, WHITE, find_font, me
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, accept_old_parameters, check_choice, check_count
 
-# These colours were chosen by eye, on photographs. Zero is black in both scales, so that a dead channel looks the same
-# everywhere. White at zero would make sparse maps pale, and a grey scale would hide the sign.
+# The colours for maps with negative values, chosen by eye on maps of photographs. Zero is black, as in the colour map
+# for positive maps, so that dead channels look the same in every layer. White at zero would make sparse maps pale.
 POSITIVE_COLOURS = ((0, 0, 0), (110, 40, 25), (200, 90, 40), (245, 170, 80), (255, 245, 215))
 NEGATIVE_COLOURS = ((0, 0, 0), (25, 60, 110), (50, 130, 190), (140, 210, 240), (235, 250, 255))
-MARKER = (255, 0, 255)  # NaN and infinity: magenta, which neither these colours nor the usual colour maps contain.
+MARKER = (255, 0, 255)  # Magenta for NaN and infinity. No usual colour map contains magenta.
 PERCENTILE = 99
 TITLE, TEXT, LABEL = 18, 14, 12  # Font sizes.
-HEADING, CAPTION = 34, 18  # Height of the line above the cells, and of the text below a cell.
+HEADING, CAPTION = 34, 18  # Heights of the line above the cells and of the text below a cell.
 BAR, BAR_HEIGHT = 80, 12
 CAPTION_COLOUR = (105, 105, 105)
-MAX_PIXELS = 2**28  # Limit for all cells together: 21,000 cells at the default size.
+MAX_PIXELS = 2**28  # For all cells together. At the default size, this allows 21,000 cells.
 LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
 
 
@@ -50,13 +50,14 @@ def draw_activations(
 ) -> Pixels:
     """Draw feature maps as an image: a block per layer, and a cell per channel.
 
-    Layers without negative values use the colour map. Layers with negative values use warm colours above zero, cold colours
-    below, and black at zero. NaN and infinity are magenta; channels with NaN come first.
+    Layers without negative values use the colour map. In layers with negative values, warm colours are positive, cold
+    colours are negative, and black is zero. NaN and infinity are magenta. Channels with NaN come first.
 
     Parameters
     ----------
     activations : mapping of str to Tensor, Tensor or array
-        The result of `inspection.activations`, any mapping from names to floats (C,h,w) or (N,C,h,w), or one such tensor.
+        The result of `inspection.activations`, another mapping from names to floats (C,h,w) or (N,C,h,w), or a single
+        tensor or array of this shape.
     image : int, default 0
         The number of the image in the batch.
     channels : int, default 64
@@ -64,17 +65,17 @@ def draw_activations(
     columns : int, default 8
         The number of cells in a row.
     order : str, default "strongest"
-        "strongest" sorts by the mean absolute activation, "index" by channel number.
+        The order of the channels. "strongest" sorts them by mean absolute activation, "index" by channel number.
     scale : str, default "channel"
         The colour scale. "channel" scales each channel to its own maximum, which shows its structure; "layer" scales
         all channels to the maximum of the layer, so that strong channels stand out. Both maxima are the 99th percentile
         of the non-zero absolute values.
     size : int, default 112
-        The longer side of a cell, in pixels; smaller maps are enlarged without blurring.
+        The longer side of a cell, in pixels. Smaller maps are enlarged without interpolation.
     colormap : str, default "inferno"
         The name of an OpenCV colour map.
     input_image : image, default None
-        The model's input image, in any form that `gradcam.read_image` takes, drawn above the blocks.
+        The model's input image, to be drawn above the blocks, in any form that `gradcam.read_image` takes.
     title : str, default ""
         The text to the right of `input_image`.
 
@@ -121,7 +122,7 @@ def draw_activations(
             cells.append(draw_cell(maps[channel], size, largest=end, signed=signed, colormap=colormap))
             labels.append((str(channel), _to_text(strengths[channel]) if maps[channel].any() else "dead"))
         grid = _lay_out(cells, labels, columns)
-        levels = np.linspace(-1 if signed else 0, 1, BAR, dtype=np.float32)  # The colour bar.
+        levels = np.linspace(-1 if signed else 0, 1, BAR, dtype=np.float32)  # The values of the colour bar.
         bar = _paint(np.tile(levels, (BAR_HEIGHT, 1)), find_colours(colormap, signed=signed))
         if scale == "layer":
             ends = _to_text(-largest) if signed else "0", _to_text(largest)
@@ -164,7 +165,7 @@ def _lay_out(cells: Sequence[Pixels], labels: Sequence[tuple[str, str]], columns
 
 
 def _draw_heading(name: str, description: str, bar: Pixels, ends: tuple[str, str], width: int) -> Pixels:
-    """Draw one line: name and description at the left, the colour bar with the labels of its ends at the right."""
+    """Draw the line above a block: the layer's name and description on the left, a labelled colour bar on the right."""
     start_label, end_label = ends
     description_x = measure_text(name, TITLE) + GAP_PIXELS if name else 0
     description_end = description_x + measure_text(description, TEXT) + 3 * GAP_PIXELS
@@ -202,24 +203,24 @@ def _to_text(value: float) -> str:
 def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed: bool, colormap: str) -> Pixels:
     """Draw a map (h,w) in colour, with a longer side of `size` pixels, as an RGB uint8 image.
 
-    Values are divided by `largest`, clipped to [-1,1], and coloured as in `find_colours`. NaN and infinity are magenta.
-    A smaller map is enlarged to sharp rectangles. A larger map is shrunk by averaging before it is coloured.
+    The values are divided by `largest`, clipped to [-1,1], and coloured by `find_colours`. NaN and infinity are
+    magenta. A smaller map is coloured and then enlarged to sharp rectangles. A larger map is first shrunk by averaging.
     """
     longest = max(values.shape)
     rows, columns = (max(1, round(side * size / longest)) for side in values.shape)
     levels, colours = (values / (largest or 1.0)).astype(np.float32), find_colours(colormap, signed=signed)
     if longest > size:
         return _paint(resize(levels, rows, columns), colours)
-    factor = math.ceil(size / longest)  # An integer factor and then slight shrinking avoid jagged edges.
+    factor = math.ceil(size / longest)  # Rounded up: enlarging by an integer and then shrinking avoids jagged edges.
     enlarged = _paint(levels, colours).repeat(factor, 0).repeat(factor, 1)
     return np.asarray(cv2.resize(enlarged, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def find_largest(values: NDArray[Any]) -> float:
-    """Return the value that gets the last colour; 0 if there is none.
+    """Return the value that maps to the end of the colour scale; 0 if all values are zero or not finite.
 
-    This value is the 99th percentile of the finite, non-zero absolute values, so that a few peaks do not darken
-    everything else. The result is always one of these absolute values. Of at most a hundred values, it is the largest.
+    The result is the 99th percentile of the finite, non-zero absolute values. With the maximum, a few peaks would
+    darken the rest of the map. The percentile is not interpolated. For at most a hundred values, it is the maximum.
     """
     magnitudes = np.abs(values[np.isfinite(values) & (values != 0)])
     return float(np.percentile(magnitudes, PERCENTILE, method="higher")) if magnitudes.size else 0.0
@@ -227,10 +228,10 @@ def find_largest(values: NDArray[Any]) -> float:
 
 @functools.cache
 def find_colours(colormap: str, *, signed: bool) -> NDArray[np.uint8]:
-    """Return the RGB colours of levels from 0 to 1 (256,3), or of signed levels from -1 to 1 (511,3).
+    """Return a colour scale as RGB: (256,3) for values from 0 to 1 or, if `signed`, (511,3) for values from -1 to 1.
 
-    Signed colours do not depend on the colour map: black at zero in the middle, through orange to white for positive
-    values, and through blue to white for negative ones.
+    The signed scale does not use `colormap`. Zero is black. Positive values go through orange to white, and negative
+    values through blue to white.
     """
     if not signed:
         return list_colours(find_colormap(colormap)).astype(np.uint8)

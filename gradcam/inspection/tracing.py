@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 @keep_old_names
 @dataclass(frozen=True)
 class Call:
-    """One call of one module. Its counts include the calls of its submodules.
+    """One call of a module. The counts and the time include the calls of submodules.
 
     Attributes
     ----------
@@ -37,29 +37,30 @@ class Call:
     type : str
         The module's class.
     depth : int
-        The number of enclosing calls.
+        The number of calls that contain this call.
     inputs : tuple of shapes
         The shapes of all input tensors; -1 for the ragged axis of a nested tensor.
     outputs : tuple of shapes
-        The shapes of all output tensors; empty if the call raised an exception that its caller caught.
+        The shapes of all output tensors; empty if the call raised an exception.
     dtypes : tuple of str
         The outputs' dtypes, such as "float32".
     parameters : int
-        The number of parameter values, each counted once.
+        The number of values in the module's parameters. Shared parameters are counted once.
     multiply_adds : int or None
-        The multiply-adds of the call. None if the count of an operator is unknown.
+        The multiply-adds of the call. None if the cost of an operator is unknown.
     activation_bytes : int
-        The new memory that module outputs took during the call. Views and in-place changes take none.
+        The memory of all module outputs that were created during the call. Views and in-place changes add no memory.
     seconds : float or None
-        The time of the call. None without timed passes, on the meta device, or if the passes ran different calls.
+        The time of the call. None if there were no timed passes, on the meta device, or if the passes differ in their
+        calls.
     run : int
-        The number of this call among the module's calls in the pass, counted from 1.
+        The position of this call among the module's calls in the pass, counted from 1.
     runs : int
         The number of the module's calls in the pass.
     other_names : tuple of str
         The module's other names in the model.
     tied : tuple of str
-        The names, in other modules, of the parameters that this module shares with them.
+        If this module shares parameters with other modules, the dotted names of the parameters there.
 
     Examples
     --------
@@ -90,7 +91,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of a forward pass in order of their start. The model's own call comes first and has the totals.
+    """The calls of a forward pass, in order of their start. The first call is the model's own and has the totals.
 
     Attributes
     ----------
@@ -117,7 +118,7 @@ class Trace:
 
     @property
     def parameters(self) -> int:
-        """Return the number of values in the model's parameters, each counted once."""
+        """Return the number of values in the model's parameters. Shared parameters are counted once."""
         return self.calls[0].parameters
 
     @property
@@ -127,12 +128,12 @@ class Trace:
 
     @property
     def activation_bytes(self) -> int:
-        """Return the memory of all module outputs, each piece counted once."""
+        """Return the memory of all module outputs. Shared memory is counted once."""
         return self.calls[0].activation_bytes
 
     @property
     def seconds(self) -> float | None:
-        """Return the time of the whole pass, including the hooks on every module."""
+        """Return the time of the whole pass, which includes the hooks on all modules."""
         return self.calls[0].seconds
 
     def __repr__(self) -> str:
@@ -155,13 +156,13 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     images : Tensor, tuple or mapping
         The model's input, images or not. A tuple is passed as positional arguments, a mapping as keyword arguments.
     rounds : int, default 3
-        The number of timed passes, which follow one pass that counts operations. Times are medians. 0 measures no
-        times.
+        The number of timed passes. Times are medians over these passes. If 0, no times are measured. Before the timed
+        passes, one pass counts operations.
 
     Returns
     -------
     Trace
-        Its `calls` are in order of execution; `pandas.DataFrame(trace.calls)` makes a table of them.
+        The calls, in order of execution. `pandas.DataFrame(trace.calls)` converts the calls to a table.
 
     Raises
     ------
@@ -170,14 +171,14 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     ImageError
         If `images` contains no tensor.
     GradcamError
-        If `rounds` is invalid. Errors of the model are passed on; since Python 3.11, a note in the error names the
-        layer.
+        If `rounds` is invalid. Errors that the model raises are passed on. Since Python 3.11, they have a note that
+        names the layer.
 
     Notes
     -----
-    Multiply-adds of matrix products, convolutions, attention and recurrent layers are counted. Each is two operations,
-    as in `torch.utils.flop_counter` and most papers. Times include the hooks, which take some microseconds per call.
-    With hooks, PyTorch skips its fast path for `nn.TransformerEncoderLayer`. Modules whose `forward` is called
+    Multiply-adds of matrix products, convolutions, attention and recurrent layers are counted. A multiply-add is two
+    floating-point operations (FLOPs). Times include the hooks, which take some microseconds per call. Because of the
+    hooks, PyTorch does not use its fast path for `nn.TransformerEncoderLayer`. Modules whose `forward` is called
     directly, and TorchScript, are not traced.
 
     Examples
@@ -196,7 +197,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     if is_meta:
         args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to("meta"))
     devices = list(dict.fromkeys(tensor.device for tensor in chain(model_tensors, list_tensors((args, kwargs)))))
-    # These are the modules that hooks can watch, without the wrappers of torch.compile.
+    # Scripted modules cannot be hooked. The wrappers of torch.compile are not modules of the user's model.
     names: dict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
@@ -206,7 +207,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     timed_passes = [run_timed_pass(subject, Clock(devices)) for _ in range(0 if is_meta else rounds)]
     passes_agree = all(log.order == counted_log.order for log, _ in timed_passes)
     columns = zip(*(column for _, column in timed_passes)) if passes_agree else ()
-    # A call that never ended has no time.
+    # A call that raised an exception has no time.
     seconds = [None if isnan(column[0]) else median(column) for column in columns]
     calls = _to_calls(names, counted_log.entries, seconds or [None] * len(counted_log.entries))
     notes = [] if passes_agree else ["The model's passes differ, so its calls have no times."]
@@ -227,7 +228,7 @@ def _to_calls(
     for module, (name, *_) in names.items():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             owners[parameter].append((module, f"{name}.{key}".lstrip(".")))
-    # For each module, the names that its parameters have in other modules.
+    # If a module shares parameters with other modules, the names of the parameters there.
     tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)
     for parameter_owners in owners.values():
         for module, _ in parameter_owners:
@@ -253,7 +254,7 @@ def _to_calls(
 
 @dataclass(frozen=True)
 class TracedModel:
-    """A model and its arguments, and the modules that hooks can watch, each with all its names."""
+    """A model, its arguments, and all names of each module that can have hooks."""
 
     model: nn.Module
     names: Mapping[nn.Module, Sequence[str]]
@@ -262,7 +263,7 @@ class TracedModel:
 
 
 class CallSnapshot(NamedTuple):
-    """The shapes and dtypes of a call's input or output, and the counters of the pass at that moment."""
+    """The shapes and dtypes of the input or output of a call, and the counters of the pass at this point."""
 
     shapes: tuple[Shape, ...]
     dtypes: tuple[str, ...]
@@ -272,7 +273,7 @@ class CallSnapshot(NamedTuple):
 
 
 def run_counted_pass(subject: TracedModel) -> CallLog:
-    """Run one pass that records a `CallSnapshot` at each call's start and end.
+    """Run one pass that records a `CallSnapshot` at the start and the end of each call.
 
     If the model raises an error, a note in the error names the layer.
     """
@@ -295,7 +296,7 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
             with counter:
                 subject.model(*args, **kwargs)
         except Exception as error:
-            if len(log.open) > 1 and hasattr(error, "add_note"):  # Since Python 3.11.
+            if len(log.open) > 1 and hasattr(error, "add_note"):  # `add_note` exists since Python 3.11.
                 entry = log.open[-1]
                 shapes = ", ".join(map(str, entry.start.shapes)) if entry.start is not None else "something odd"
                 name, kind = subject.names[entry.module][0], type(entry.module).__name__
@@ -305,7 +306,7 @@ def run_counted_pass(subject: TracedModel) -> CallLog:
 
 
 def run_timed_pass(subject: TracedModel, clock: Clock) -> tuple[CallLog, list[float]]:
-    """Run one pass, and return its calls and the seconds that each call took; NaN if the call did not end."""
+    """Run one pass, and return its calls and the seconds of each call; NaN if the call raised an exception."""
     with preserve_state(subject.model), torch.no_grad(), Hooks() as hooks:
         args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
         log = CallLog(hooks, subject.names, lambda _: clock.read(), lambda _: clock.read())
@@ -325,10 +326,10 @@ def _shape(tensor: Tensor) -> Shape:
 
 
 class CallLog:
-    """The calls of modules in one pass, in order of their start; `open` has the calls that have not ended yet.
+    """Records the calls of modules in one pass. `entries` are in order of start; `open` are the calls still running.
 
-    The results of `begin((args, kwargs))` and `end(output)` are recorded for each call. Nothing else runs between these
-    functions and the call, so that a clock measures only the call.
+    For each call, the results of `begin((args, kwargs))` and `end(output)` are recorded. `begin` is the last function
+    before the call, and `end` is the first function after the call, so that a clock measures only the call.
     """
 
     def __init__(
@@ -347,8 +348,7 @@ class CallLog:
             snapshot = end(output)
             while self.open:
                 entry = self.open.pop()
-                # An entry of another module is a call inside this one that never ended, because it raised an error that
-                # a caller caught.
+                # An entry of another module is an inner call that raised an exception, which the model caught.
                 if entry.module is module:
                     entry.end = snapshot
                     return
@@ -359,15 +359,15 @@ class CallLog:
 
     @property
     def order(self) -> list[tuple[nn.Module, int, bool]]:
-        """Return each call's module, its depth, and whether it failed to end. Two passes agree if these are equal."""
+        """Return the module and depth of each call, and whether it raised an exception, to compare two passes."""
         return [(entry.module, entry.depth, entry.end is None) for entry in self.entries]
 
 
 @dataclass
 class TraceEntry:
-    """A call, the call that contains it, and the records of its start and end.
+    """A call, its parent (the call that contains it), and the records of its start and end.
 
-    `end` is None if the call raised an error.
+    `end` is None if the call raised an exception.
     """
 
     module: nn.Module
@@ -377,9 +377,10 @@ class TraceEntry:
 
     @property
     def depth(self) -> int:
-        """Return the number of calls that contain this one.
+        """Return the number of calls that contain this call.
 
-        If a call failed, its end is unknown. Then only calls of the failed module's submodules count as inside it.
+        If a parent raised an exception, its end is unknown, so this call may have started later. The parent then counts
+        only if this module is one of its submodules.
         """
         depth, parent = 0, self.parent
         while parent is not None:

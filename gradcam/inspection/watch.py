@@ -1,4 +1,4 @@
-"""Watch the steps of a training loop for the first NaN or infinite gradient, and find where it began."""
+"""Watch the steps of a training loop for NaN or infinite gradients, and find the layer that caused the first one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GradientWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Discovery:
-    """The first gradient in a backward pass that was not finite.
+    """The first NaN or infinite gradient in a backward pass.
 
     Attributes
     ----------
@@ -60,11 +60,12 @@ class Discovery:
     tensor : str
         "output", or the parameter's name in the layer.
     kind : str
-        "NaN" or "infinite"; "NaN" if there are both.
+        "NaN" or "infinite". If the gradient contains both, "NaN".
     count : int or None
-        The number of NaN or infinite values; None on devices other than the CPU, where counting would slow training down.
+        The number of NaN and infinite values. None on other devices than the CPU, because counting there would slow
+        training down.
     cause : str or None
-        The first layer in the forward pass whose output was not finite; None if all outputs were finite.
+        The first layer in the forward pass whose output had NaN or infinite values; None if all outputs were finite.
 
     Examples
     --------
@@ -103,7 +104,7 @@ class Watch:
     Attributes
     ----------
     discoveries : tuple of Discovery
-        One entry for each time that gradients stopped being finite.
+        The first NaN or infinite gradient after each period of finite gradients.
 
     Examples
     --------
@@ -125,36 +126,38 @@ class Watch:
 def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfinite: str = "warn") -> Iterator[Watch]:
     """Watch a training loop, and warn of the first layer with a NaN or infinite gradient.
 
-    The first layer is the layer nearest to the loss, in the order of the backward pass. After a report, nothing more is
-    reported until a step has had finite gradients. Training does not change: results are identical to the bit. Only the
-    thread that entered the context is watched. Each backward pass waits for a GPU once, at its end. With float16 and a
-    `GradScaler`, an occasional infinite gradient is normal: `GradScaler` finds its scale this way. Outputs that
-    autograd does not record, and parameters that are unfrozen later, are not watched.
+    "First" is in the order of the backward pass, so it is the layer nearest to the loss. After a report, there is no
+    further report until a step has only finite gradients. Training does not change: results are identical to the bit.
+    Only the thread that entered the context is watched. Each backward pass waits for a GPU once, at its end. With
+    float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses infinite gradients
+    to find its scale. Gradients of outputs that autograd does not record, and of parameters that are unfrozen later,
+    are not watched.
 
     Parameters
     ----------
     model : nn.Module
         The model in training.
     layers : str, nn.Module, or a sequence of them, default None
-        Names, patterns or modules. Their outputs and parameters are watched, including those of submodules. None
-        watches the outputs of all layers, and the parameters that require gradients when the context begins.
+        Names, patterns or modules. The outputs of these layers are watched, and the parameters of these layers and
+        their submodules. None means all layers. Parameters are watched if they require gradients when the context
+        begins.
     on_nonfinite : str, default "warn"
-        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`. This happens at the end of the backward
+        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`: in both cases at the end of the backward
         pass, before an optimiser uses the gradients.
 
     Yields
     ------
     Watch
-        The object whose `discoveries` grow during training.
+        An object with `discoveries`, to which each report adds an entry.
 
     Raises
     ------
     GradientError
-        If `on_nonfinite` is unknown. If `on_nonfinite` is "raise", also if a gradient is NaN or infinite.
+        If `on_nonfinite` is unknown or, with "raise", if a gradient is NaN or infinite.
     ModelError
         If the model is compiled.
     LayerError
-        If a layer does not exist. Also at the end of the context, if a named layer never ran although the model did.
+        If a layer does not exist. At the end of the context: if the model ran, but a requested layer did not.
 
     Examples
     --------
@@ -174,25 +177,26 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
     model = unwrap(model)
     modules = dict(model.named_modules()) if layers is None else select_layers(model, layers)
     modules = {name: module for name, module in modules.items() if not isinstance(module, torch.jit.ScriptModule)}
-    # Without `layers`, no layer was requested, so no layer has to run.
+    # If `layers` is None, it is no error that a layer never runs.
     run_check = RunCheck(model, () if layers is None else layers)
     watcher = StepWatcher(on_nonfinite)
 
     def watch_output(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if in_own_pass():  # This package's own passes are not watched.
+        if in_own_pass():  # Passes that gradcam itself runs are not watched.
             return
-        is_repeated = is_backward_running()  # A checkpoint repeats the run.
+        is_repeated = is_backward_running()  # A checkpoint repeats the run in the backward pass.
         if not is_repeated:
             watcher.note_run()
             run_check.note_run(name)
         for tensor in list_tensors(output):
             is_usual = tensor.is_floating_point() and not pytorch.is_functorch_tensor(tensor)
-            if not is_usual or watcher.is_previous_output(tensor):  # A block may return the output of its last part.
+            if not is_usual or watcher.is_previous_output(tensor):  # A block may return its last layer's output.
                 continue
             if not is_repeated and (module.training or torch.is_grad_enabled()):
                 watcher.note_output(name, tensor)
             if tensor.requires_grad:
-                # A tensor hook stays with the layer's output even if an operation changes it in place later.
+                # If the model changes the tensor in place later, a hook on the tensor still gets the gradient of this
+                # value.
                 hooks.at_gradient(tensor, watcher.make_hook(name, OUTPUT))
 
     watched_modules = {part for module in modules.values() for part in module.modules()}
@@ -219,21 +223,21 @@ class StepWatcher:
         self._on_nonfinite = on_nonfinite
         self._step = 0
         self._is_forward = False
-        self._backward_tasks: set[int] = set()  # Autograd's ids of this step's backward passes.
+        self._backward_tasks: set[int] = set()  # The ids that autograd gave to the backward passes of this step.
         self._outputs: dict[str, _Inspection] = {}  # The outputs of this step, in forward order.
         self._gradients: list[tuple[str, str, _Inspection]] = []
         self._previous_output: tuple[weakref.ref[Tensor], int] | None = None
-        self._last_bad_step: int | None = None  # The last step with non-finite gradients; None after a finite step.
+        self._last_bad_step: int | None = None  # None after a step with only finite gradients.
 
     def note_run(self) -> None:
         if not self._is_forward:
             self._is_forward = True
             self._outputs.clear()
-            self._gradients.clear()  # An error may have interrupted the last backward pass.
+            self._gradients.clear()  # Left over if an exception ended the last backward pass.
             self._backward_tasks.clear()
 
     def is_previous_output(self, tensor: Tensor) -> bool:
-        """Return whether this is the tensor of the previous call, unchanged since then."""
+        """Return whether this tensor was also passed to the previous call of this method, and was not changed since."""
         previous, self._previous_output = self._previous_output, (weakref.ref(tensor), version_of(tensor))
         return previous is not None and previous[0]() is tensor and previous[1] == self._previous_output[1]
 
@@ -250,12 +254,12 @@ class StepWatcher:
         def inspect_gradient(gradient: Tensor) -> None:
             task = pytorch.find_backward_task()
             if task not in self._backward_tasks:
-                if tensor != OUTPUT:  # The gradient of a parameter may belong to another thread's backward pass.
+                if tensor != OUTPUT:  # The backward pass may be another thread's.
                     return
                 self._backward_tasks.add(task)
                 self._step += self._is_forward
                 self._is_forward = False
-                # This works in any thread: DistributedDataParallel ends its backward pass in the same way.
+                # DistributedDataParallel uses the same callback, which works in any autograd thread.
                 pytorch.call_after_backward(self._end)
             if (inspection := _inspect(gradient)) is not None:
                 self._gradients.append((layer, tensor, inspection))
@@ -283,11 +287,11 @@ class StepWatcher:
 
 @dataclass(frozen=True)
 class _Inspection:
-    """The problem in a tensor or, on an asynchronous device, the extremes from which the problem is found later."""
+    """The kind and number of non-finite values in a tensor or, on a GPU, its extremes, which determine `kind` later."""
 
     kind: str | None = None
     count: int | None = None
-    extremes: Tensor | None = None  # (2,): the negated minimum, and the maximum
+    extremes: Tensor | None = None  # (2,): the negated minimum and the maximum; None on the CPU
 
 
 def _inspect(tensor: Tensor) -> _Inspection | None:
@@ -299,8 +303,8 @@ def _inspect(tensor: Tensor) -> _Inspection | None:
     if values.device.type != "cpu":
         minimum, maximum = torch.aminmax(values)
         return _Inspection(extremes=torch.stack([-minimum, maximum]).float())
-    # A sum is the fastest check of all values. Finite values may have an infinite sum, so the next lines count the
-    # values that are not finite.
+    # If the sum is finite, all values are finite. If not, the values are counted, because finite values may also have
+    # an infinite sum.
     if math.isfinite(values.sum().item()):
         return None
     nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
@@ -308,9 +312,9 @@ def _inspect(tensor: Tensor) -> _Inspection | None:
 
 
 def _find_first(inspections: Sequence[_Inspection]) -> tuple[int, str | None]:
-    """Return the index and the kind of the first tensor that is not finite; (-1, None) if there is none.
+    """Return the index and kind of the first inspection with NaN or infinite values; (-1, None) if all are finite.
 
-    Waits once per device.
+    The function waits once for each device.
     """
     kinds = [inspection.kind for inspection in inspections]
     pending: dict[torch.device, dict[int, Tensor]] = defaultdict(dict)
@@ -332,8 +336,8 @@ def _layer_text(layer: str) -> str:
 
 
 def _find_caller_level() -> int:
-    """Return the stack level of the code that called backward(): the first outside PyTorch and this package."""
+    """Return the stack level of the code that called backward(): the innermost frame outside PyTorch and gradcam."""
     for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), 1):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gradcam"):
             return level
-    return 1  # The function runs in a thread of autograd.
+    return 1  # A thread of autograd has no such frame.

@@ -300,8 +300,8 @@ class PlaceScoreExtractor(ScoreExtractor):
     """Extracts scores for the boxes and classes of `instances`. If a class is None, candidates of any class count.
 
     For each box, the best candidate has the largest product of class score and overlap with the box. This product is
-    the score. If `edge` is set, the position of the candidate's edge is the score instead. `allows_no_candidate` is
-    True for modified images, because there no candidate may overlap the box.
+    the score. If `edge` is set, the position of the candidate's edge is the score instead. If
+    `allows_no_candidate` is True (for modified images), a box that overlaps no candidate is not an error.
     """
 
     family: DetectorAdapter
