@@ -36,7 +36,7 @@ NAN, INFINITE = "NaN", "infinite"
 # far inside the limits. Networks with thirty sigmoid layers, or with weights four times too large, are far outside.
 MIN_NORM_RATIO, MAX_NORM_RATIO = 1e-4, 1e4
 CHUNK_VALUES = 2**16  # Values per CPU thread: half a megabyte in float64, which fits into a core's cache.
-MAX_CHUNK_THREADS = 4  # More threads would not help, because NumPy's part of the work uses a single thread.
+MAX_CHUNK_THREADS = 4  # Limits the chunk size, because NumPy's part of the work uses a single thread.
 MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Inside these limits, a sum of squares is precise in float64.
 # If the sum of squared deviations is below this fraction of the sum of squares, its rounding error is too large. The
 # deviations are then computed again, after the mean is subtracted.
@@ -173,7 +173,10 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """Return the gradient's norm divided by the parameter's norm; None if there is no gradient, or a norm of 0."""
+        """Return the gradient's norm divided by the parameter's norm.
+
+        The result is None if there is no gradient, or if the parameter's norm is 0.
+        """
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 

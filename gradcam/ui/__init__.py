@@ -1,1 +1,1 @@
-"""The server of `gradcam ui`: a local page sends images and questions, and the server runs the model."""
+"""The server of `gradcam ui`, which runs the model on images that a local page sends."""

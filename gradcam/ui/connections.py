@@ -1,7 +1,7 @@
-"""The HTTP connections of the local page, with limits on their number and on the time for a request to arrive.
+"""HTTP connections with a limit on their number, and with time limits for clients that send or read too slowly.
 
-uvicorn has no such limits. Its `timeout_keep_alive` starts after a response, its `limit_concurrency` is checked after all
-headers have arrived, and its `h11_max_incomplete_event_size` limits the length of the headers.
+uvicorn's own settings do not suffice. `timeout_keep_alive` starts only after a response. `limit_concurrency` is checked
+only after all headers have arrived. `h11_max_incomplete_event_size` limits only the length of the headers.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADER_SECONDS = 10.0  # from the start of a connection, or from the previous response, until all headers have arrived
-STALL_SECONDS = 30.0  # without progress of a request's body or of a response
+HEADER_SECONDS = 10.0  # Time for all headers to arrive, from the start of a connection or the end of a response.
+STALL_SECONDS = 30.0  # Time in which a part of a request's body has to arrive, or a part of a response has to be read.
 MAX_CONNECTIONS = 256
-ACCEPTS_PER_CYCLE = 4  # asyncio accepts so many connections before `connection_made` is called for the first of them
-MAX_QUEUED_CONNECTIONS = 1024  # connections that the system completes before asyncio accepts them
+ACCEPTS_PER_CYCLE = 4  # Connections that asyncio accepts before `connection_made` can close any connection.
+MAX_QUEUED_CONNECTIONS = 1024  # Length of the system's queue of connections that asyncio has not yet accepted.
 RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TimedConnection(H11Protocol):
     """A connection that is closed if its request stops arriving, or if the client stops reading the response.
 
-    While a request waits for its response, there is no time limit. `client_state` is the client's state at the last
-    event, and `timer_start` the time of the last progress.
+    There is no time limit for the server's response to a request. `client_state` is the client's state in h11 at the
+    last event. `timer_start` is the time of the last progress.
     """
 
     timer: asyncio.TimerHandle | None = None
@@ -37,12 +37,12 @@ class TimedConnection(H11Protocol):
 
     @property
     def has_request(self) -> bool:
-        """Return whether a complete request has arrived, and its response is not yet sent."""
+        """Return whether the server is responding to a complete request."""
         is_complete = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
         return is_complete or self.transport.get_write_buffer_size() > 0
 
     def connection_made(self, transport: Any) -> None:
-        """Start the time for the headers, and close another connection if there are too many."""
+        """Start the timer for the headers. If there are too many connections, close the oldest idle connection."""
         super().connection_made(transport)
         self._update_timer()
         close_connections(self.connections, find_max_connections())
@@ -58,18 +58,18 @@ class TimedConnection(H11Protocol):
         self._update_timer()
 
     def pause_writing(self) -> None:
-        """Start the time for the client to read some of the response."""
+        """Start the timer when the buffer is full and the client has to read a part of the response."""
         super().pause_writing()
         self._set_timer(STALL_SECONDS)
 
     def resume_writing(self) -> None:
-        """Stop this time, because the client has read most of the buffered response."""
+        """Stop the timer for reading, because the client has read most of the buffered response."""
         super().resume_writing()
         self._set_timer(None)
         self._update_timer()
 
     def _update_timer(self) -> None:
-        """Restart the timer if the request made progress. Bytes of incomplete headers do not count as progress."""
+        """Restart the timer if the request made progress. Further bytes of incomplete headers are no progress."""
         previous_state, self.client_state = self.client_state, self.conn.their_state
         if self.flow.write_paused:
             return
@@ -92,14 +92,14 @@ class TimedConnection(H11Protocol):
         if self.transport.get_write_buffer_size() < previous_size:
             self._set_timer(STALL_SECONDS)
         else:
-            self.transport.abort()  # `close` would wait until the client has read the response.
+            self.transport.abort()  # `close` would wait for the client.
 
 
 class BoundedServer(uvicorn.Server):
-    """A uvicorn server whose connections are `TimedConnection`s, and that survives a lack of file descriptors."""
+    """A uvicorn server that uses `TimedConnection`, and keeps running if there are no file descriptors left."""
 
     def __init__(self, application: Any, **options: Any) -> None:
-        # With uvicorn's larger backlog, asyncio would accept more connections in one cycle than files may be open.
+        # asyncio accepts `backlog` connections in one cycle. uvicorn's default exceeds the usual limit on open files.
         options |= {"http": TimedConnection, "loop": "asyncio", "backlog": ACCEPTS_PER_CYCLE}
         super().__init__(uvicorn.Config(application, **options))
 
@@ -108,10 +108,10 @@ class BoundedServer(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(self._handle_error)
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(MAX_QUEUED_CONNECTIONS)  # asyncio has set the length of the queue to its own backlog.
+            listener.listen(MAX_QUEUED_CONNECTIONS)  # Replaces the queue length that asyncio set to `backlog`.
 
     def _handle_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Close half of the connections if asyncio could not accept one, and let it retry. Report other errors."""
+        """Close connections if asyncio could not accept a new one for lack of resources. Report all other errors."""
         if "socket" not in context or getattr(context.get("exception"), "errno", None) not in RESOURCE_ERRORS:
             loop.default_exception_handler(context)
             return
@@ -119,7 +119,7 @@ class BoundedServer(uvicorn.Server):
 
 
 def close_connections(connections: set[Any], limit: int) -> None:
-    """Close connections until `limit` are left: those without a complete request, by the time of their last progress."""
+    """Close connections without a complete request, those with the oldest progress first, until `limit` are open."""
     open_connections = [connection for connection in connections if not connection.transport.is_closing()]
     incomplete = [connection for connection in open_connections if not connection.has_request]
     for connection in sorted(incomplete, key=lambda item: item.timer_start)[: max(0, len(open_connections) - limit)]:
@@ -127,8 +127,8 @@ def close_connections(connections: set[Any], limit: int) -> None:
 
 
 def find_max_connections() -> int:
-    """Return the limit on connections: half of the files that this process may open, as models need files too."""
-    with contextlib.suppress(ImportError):  # Windows has no such module and no such limit.
+    """Return the limit on connections: at most half of the file descriptors, because models also open files."""
+    with contextlib.suppress(ImportError):  # Windows has neither the module nor the limit.
         import resource
 
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

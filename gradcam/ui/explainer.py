@@ -1,4 +1,4 @@
-"""Answer the questions of the page: return all data of an image, or only one heatmap while the user brushes."""
+"""Explain images for the local page: return all data of an image, or one heatmap while the user edits the image."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NOT_FINITE = "The model's output contains NaN or infinite values: check its weig
 
 @dataclass(frozen=True)
 class Question:
-    """A question about an image.
+    """A request of the page to explain an image.
 
-    `first` is the class to show first. If `quick` is True, the user is brushing, and only the heatmap of that class is
-    returned. `other_model` is a second model to compare with.
+    `first` is the class to display first. If `quick` is True, the user is editing the image with the brush, and only
+    the heatmap of the class `first` is computed. `other_model` is a second model to compare with.
     """
 
     image: int
@@ -49,7 +49,7 @@ class Question:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Question:
-        """Read a question from the page's JSON. Raise `GradcamError` if it is malformed."""
+        """Convert JSON data from the page to a question. Raise `GradcamError` if the data is malformed."""
         try:
             texts, edits = (_to_texts(data.get(name)) for name in ("texts", "edits"))
             layer, method = (_to_name(data.get(name)) for name in ("layer", "method"))
@@ -67,30 +67,30 @@ class Question:
 
 
 class Explainer:
-    """Answers questions with a cache of models and the images of the strip. Not thread-safe."""
+    """Computes the answers to questions, with cached models and the images of the page's strip. Not thread-safe."""
 
     def __init__(self, models: ModelCache, images: ImageStrip) -> None:
         self.models, self.images = models, images
-        self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # for the last two pairs of image and model
+        self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # Only the last two pairs of image and model.
         self._stages: dict[ModelRequest, list[str]] = {}
         self._methods: dict[ModelRequest, list[str]] = {}
         self._last_page: tuple[Question, Page] | None = None
 
     def answer(self, question: Question, progress: Progress) -> dict[str, Any]:
-        """Return the JSON data that answers a question. Raise `GradcamError` if that is impossible."""
+        """Return the answer to a question as JSON data. Raise `GradcamError` if the image cannot be explained."""
         return self.models.retry_out_of_memory(lambda: self._answer(question, progress))
 
     def save(self, question: Question, progress: Progress) -> str:
-        """Return the answer as an HTML page of its own. The model runs only if the last answer was a different one."""
+        """Return the answer as a standalone HTML page. If it equals the last answer, the model does not run again."""
         return self.models.retry_out_of_memory(lambda: self._save(question, progress))
 
     def warm_up(self) -> None:
-        """Explain a grey image with the command line's model, so that the slow first pass is done in advance."""
+        """Explain a grey image with the default model, because the first pass of a model is slow."""
         request = ModelRequest()
         loaded = self.models.get(request)
         classifier = loaded.classifier
         if classifier.task == "classification":
-            with contextlib.suppress(GradcamError):  # The error will come again with the first image.
+            with contextlib.suppress(GradcamError):  # The user's first image will raise the same error.
                 prepared = classifier.prepare(np.full((64, 64, 3), 128, np.uint8))
                 page(prepared, classifier, layers=[classifier.layer], reshape=loaded.reshape)
                 self._list_layers(request, classifier, prepared)
@@ -123,7 +123,7 @@ class Explainer:
         if first is not None and 0 <= first < len(targets.names):
             image_page = replace(image_page, first=first)
         words, code = list(image_page.words), image_page.code
-        for path in filter(os.path.isabs, image_page.words):  # The page may be published.
+        for path in filter(os.path.isabs, image_page.words):  # Hide local folders, because the page may be published.
             words[words.index(path)] = os.path.basename(path)
             code = code.replace(path, os.path.basename(path))
         return replace(image_page, words=words, code=code).to_html()
@@ -191,7 +191,7 @@ class Explainer:
         return self._methods[model]
 
     def _compare(self, question: Question, first: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
-        """Return the page data of the second model, for the same class if both have it; None without a second model."""
+        """Return the page data of the second model, for the same class if possible; None without a second model."""
         if question.other_model is None:
             return None
         loaded = self.models.get(question.other_model)
@@ -207,7 +207,7 @@ class Explainer:
 
 
 def _forget_view(question: Question) -> Question:
-    """Return the question without the fields that do not change the maps of its page."""
+    """Reset the fields of a question that do not affect the maps, so that questions with equal maps are equal."""
     return replace(question, first=None, quick=False, other_model=None)
 
 
@@ -215,7 +215,7 @@ def _find_same_class(classifier: Classifier, name: str, index: int) -> int | Non
     labels = classifier.labels
     if labels is not None:
         names = [name_class(i, label) for i, label in enumerate(labels)]
-        if names[index : index + 1] == [name]:  # Several classes can have one name, such as the two cranes of ImageNet.
+        if names[index : index + 1] == [name]:  # Names may repeat: ImageNet has two classes "crane".
             return index
         return names.index(name) if name in names else None
     return index if index < classifier.classes else None

@@ -1,4 +1,4 @@
-"""Access control of the local page: requests need the token, a known host and origin, and a limited size."""
+"""Access control of the local page: a request needs the token and a known host and origin, and its size is limited."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from starlette.responses import RedirectResponse
 from gradcam.ui.refusal import REASONS, make_refusal
 
 TOKEN_HEADER = "x-gradcam-token"
-MAX_UPLOAD_BYTES = 200 * 10**6  # for an image that is dropped on the page
-ALIVE_PATH = "/alive"  # needs no token: a second `gradcam ui` requests it to learn whether the first uses the port
-HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-z:.%]+\])(:\d{1,5})?")  # a name or address, and the port
+MAX_UPLOAD_BYTES = 200 * 10**6  # Limit for an image that is dropped on the page.
+ALIVE_PATH = "/alive"  # Needs no token, so that a second `gradcam ui` can find the first one at a port.
+HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-z:.%]+\])(:\d{1,5})?")  # A host name or address, and optionally a port.
 LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
@@ -26,15 +26,15 @@ SECURITY_HEADERS = {
 
 
 class UploadTooLarge(Exception):
-    """Raised while a request body is read, if it exceeds the limit."""
+    """The error for a request body that exceeds `MAX_UPLOAD_BYTES`."""
 
 
 class Guard:
     """ASGI middleware that refuses requests with an unknown host, a foreign origin or no token.
 
-    `hosts` are the host names of the server. Any other host name is a sign of DNS rebinding, except for loopback names
-    and, if `takes_addresses` is True, numeric addresses. `once` is a secret that can be exchanged for the token a single
-    time, so it does no harm if others read it later.
+    `hosts` are the host names of the server. Loopback names are also accepted and, if `takes_addresses` is True,
+    numeric addresses. Any other host name is a sign of DNS rebinding. `once` is a secret that the browser exchanges for
+    the token. The exchange works only once, so the secret is useless to programs that read it later.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """Return whether browsers may send this host.
+        """Return whether a request with this host is accepted.
 
-        For DNS rebinding, an attacker makes a name of its own domain resolve to this machine, and the browser sends that
-        name as the host. The attacker cannot use a loopback name or an address, because browsers do not ask DNS for
-        these. So every port is accepted, as `ssh -L 9000:127.0.0.1:8765` needs. A page at another port of this machine
-        is refused because of its origin.
+        In DNS rebinding, the attacker's own domain resolves to this machine, so the browser sends the attacker's domain
+        as the host. Loopback names and addresses are safe, because browsers resolve them without DNS. Every port is
+        accepted, because `ssh -L 9000:127.0.0.1:8765` changes the port. Pages at other ports of this machine are
+        refused because of their origin.
         """
         match = HOST.fullmatch(host)
         name = "" if match is None else match[1]
@@ -127,7 +127,7 @@ def _matches(secret: str, expected: str | None) -> bool:
 
 
 def _parse_query(scope: Any) -> dict[str, str]:
-    """Return the query parameters. If a parameter is repeated, its first value counts."""
+    """Return the query parameters. If a parameter is repeated, return its first value."""
     return {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
 
 

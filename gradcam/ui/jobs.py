@@ -1,4 +1,4 @@
-"""Run one computation at a time. A computation stops if its tab asks a new question or is closed."""
+"""Run the computations of all browser tabs one after another, and stop those that are no longer needed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _running = threading.local()  # `_running.job` is the job of this thread.
 
 
 class JobStopped(Exception):
-    """Raised in a job that a newer question has replaced, or whose tab is closed."""
+    """Raised in a job to stop it, because its tab sent a newer question or was closed, or because the server ends."""
 
 
 @dataclass
 class Job:
-    """The computation for one question of a tab, with its progress."""
+    """The progress of the computation for one question, and whether the computation has been stopped."""
 
     completed: int = 0
     total: int = 0
@@ -43,8 +43,8 @@ class Job:
 
 @contextlib.contextmanager
 def stop_between_modules() -> Iterator[None]:
-    """Let stopped jobs end before the next module of the model, because one pass of many images may take long."""
-    # One hook for the whole time: facts about a model are cached as long as no hook is added or removed.
+    """Make stopped jobs end before the model's next module, because a whole forward pass may take long."""
+    # The hook stays registered between jobs, because adding or removing a hook clears cached facts about models.
     handle = register_module_forward_pre_hook(
         lambda *_: job.check() if (job := getattr(_running, "job", None)) else None
     )
@@ -55,10 +55,10 @@ def stop_between_modules() -> Iterator[None]:
 
 
 class JobQueue:
-    """The jobs of all tabs, which run one after another in one thread."""
+    """Runs the jobs of all tabs one after another in a single thread."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "gradcam-ui")  # the model and image caches are not thread-safe
+        self._thread = ThreadPoolExecutor(1, "gradcam-ui")  # The caches are not thread-safe.
         self._newest: dict[str, Job] = {}
         self._jobs: dict[Future[Any], Job] = {}  # unfinished jobs
         self._is_ending = False
@@ -76,7 +76,7 @@ class JobQueue:
                 return work(job.report)
             finally:
                 _running.job = None
-                job.check()  # An error of a stopped job may follow from the stop.
+                job.check()  # A stopped job may fail with any error.
 
         if self._is_ending:
             raise JobStopped
@@ -86,7 +86,7 @@ class JobQueue:
         computation = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait([computation], timeout=0.3))[0]:
-                if self._is_ending:  # Do not wait for a long pass when the server ends.
+                if self._is_ending:  # The server ends without waiting for a long pass.
                     raise JobStopped
                 if not job.is_stopped and await is_disconnected():
                     job.is_stopped = True
@@ -96,7 +96,7 @@ class JobQueue:
                 del self._newest[tab]
 
     def progress(self, tab: str) -> tuple[int, int]:
-        """Return the finished and the total passes of a tab's job; (0, 0) if the tab has no job."""
+        """Return the number of completed passes and of all passes of a tab's job; (0, 0) if the tab has no job."""
         job = self._newest.get(tab, Job())
         return job.completed, job.total
 

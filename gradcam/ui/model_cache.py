@@ -1,4 +1,4 @@
-"""A cache of loaded models, which drops models when memory is short."""
+"""A cache of loaded models that drops models if the system has little free memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.classifier import Classifier
 
-MAX_CACHED_MODELS = 3  # two models that are compared, and the model used before
-LOW_MEMORY_BYTES = 2**30  # with less free memory, only the requested model is cached
+MAX_CACHED_MODELS = 3  # Two models to compare, and the model used before.
+LOW_MEMORY_BYTES = 2**30  # With less free memory, only the requested model is cached.
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """The model that the page asks for.
+    """The model that the page requests.
 
-    `model` is None for the model that `gradcam ui` was started with. `texts` are the sentences for a CLIP-like model,
-    or the text prompts of a text-prompted detector.
+    If `model` is None, the request is for the default model, with which `gradcam ui` was started. `texts` are the
+    sentences for a CLIP-like model, or the prompts for a text-prompted detector.
     """
 
     model: str | None = None
@@ -34,10 +34,10 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model.
+    """A loaded model, and how a user would load it.
 
     `words` are the command-line options that select the model. `code` is the line of Python that loads the model.
-    `reshape` is the layout of its layer's output.
+    `reshape` is the layout of tokens at the explained layer, as in `gradcam.explain`.
     """
 
     classifier: Classifier
@@ -47,18 +47,18 @@ class LoadedModel:
 
 
 class ModelCache:
-    """The most recently used models. `load` is the function that loads a model."""
+    """Caches the most recently used models. `load` is the function that loads a model."""
 
     def __init__(self, load: Callable[[ModelRequest], LoadedModel]) -> None:
         self._load = load
         self._cached: OrderedDict[ModelRequest, LoadedModel] = OrderedDict()
-        self.is_loading = False  # whether a model is being loaded, which may include a download
+        self.is_loading = False  # The page reports this, because loading may include a download.
 
     def __len__(self) -> int:
         return len(self._cached)
 
     def get(self, request: ModelRequest) -> LoadedModel:
-        """Return the model; load it if it is not cached. Raise `GradcamError` if it cannot be loaded."""
+        """Return the requested model from the cache, or load it. Raise `GradcamError` if the model cannot be loaded."""
         if request not in self._cached:
             free = find_free_memory()
             self.evict(0 if free is not None and free < LOW_MEMORY_BYTES else MAX_CACHED_MODELS - 1)
@@ -71,7 +71,7 @@ class ModelCache:
         return self._cached[request]
 
     def retry_out_of_memory(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`. If memory runs out, drop all models but the most recent one and retry."""
+        """Return the result of `work`. If memory runs out, drop all models except the last used one, and retry."""
         try:
             return work()
         except (RuntimeError, MemoryError) as error:

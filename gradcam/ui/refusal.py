@@ -1,4 +1,4 @@
-"""The refusal of a request without the token. A reloaded page finds its token again, if this tab has stored it."""
+"""The response to a request without the token. The browser retries with the token that its tab may have stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from gradcam.web.render import hash_inline
 
-# The page removes the token from its address, and stores it for this tab. A refused token is not tried twice.
+# The page of `gradcam ui` moves the token from the address to the tab's session storage. After a reload, this script
+# gets the token from there. If the address already has a token, which was refused, the script deletes the stored token.
 SCRIPT = """
 try {
   const token = sessionStorage.getItem("gradcam-token");
@@ -39,7 +40,7 @@ POLICY = (
 
 
 def make_refusal(scope: Any, headers: Mapping[str, str], status: int, reason: str, sent: Mapping[str, str]) -> Response:
-    """Return the response to a refused request: a page if a browser opens the start page without the token, else JSON.
+    """Return the response to a refused request: a page for a browser that opens the start page, otherwise JSON.
 
     `sent` are the headers of the response.
     """

@@ -1,4 +1,4 @@
-"""The HTTP server of the local page: its routes, and the host names by which it can be reached."""
+"""The HTTP server of the local page: its routes, and the host names of the server."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class Server:
         )
 
     async def identify(self, request: Request) -> Response:
-        """Identify this server as a `gradcam ui`. Any caller may ask, so the answer contains nothing else."""
-        # Without a token, no connection stays open for a second request.
+        """Identify this server as a `gradcam ui`. The response needs no token, so it contains nothing else."""
+        # Connections without a token are closed after the response.
         return JSONResponse({"gradcam": "ui"}, headers={"connection": "close"})
 
     async def list_strip(self, request: Request) -> Response:
-        """Return the images of the strip."""
+        """Return the numbers and names of the images in the strip."""
         return JSONResponse(self.explainer.images.to_data())
 
     async def show_thumbnail(self, request: Request) -> Response:
@@ -125,11 +125,11 @@ class Server:
         return JSONResponse(await self._run(request, self.explainer.answer))
 
     async def save(self, request: Request) -> Response:
-        """Return the answer to a question as a page that needs no server."""
+        """Return the answer to a question as a standalone HTML page."""
         return HTMLResponse(await self._run(request, self.explainer.save))
 
     async def _run(self, request: Request, answer: Callable[[Question, Progress], Result]) -> Result:
-        """Run the job for the question in a request."""
+        """Run a job that answers the question in a request, and return the result."""
         try:
             data = json.loads(await request.body())
             tab = str(data["tab"])[:100]
@@ -142,30 +142,30 @@ class Server:
                 return answer(question, progress)
             except (GradcamError, JobStopped):
                 raise
-            except (Exception, SystemExit) as error:  # A custom model may raise anything; the server must keep running.
+            except (Exception, SystemExit) as error:  # A custom model may raise any error.
                 raise GradcamError(f"The model failed: {describe_unexpected(error)}") from error
 
         return await self.jobs.run(tab, work, request.is_disconnected)
 
     async def show_progress(self, request: Request) -> Response:
-        """Return the progress of a tab's question."""
+        """Return the progress of a tab's job."""
         completed, total = self.jobs.progress(request.query_params.get("tab", ""))
         return JSONResponse({"done": completed, "total": total, "loading": self.explainer.models.is_loading})
 
 
-WILDCARD_HOSTS = ("0.0.0.0", "::")  # A server with such a host listens at all addresses of its machine.
+WILDCARD_HOSTS = ("0.0.0.0", "::")  # With these hosts, a server listens at all addresses of its machine.
 
 
 def find_hosts(host: str) -> set[str]:
-    """Return the host names that browsers may send to a server at this address, besides loopback names."""
+    """Return the host names of a server at this address, except loopback names, which are always accepted."""
     machine_names = {socket.gethostname(), socket.getfqdn()} if host in WILDCARD_HOSTS else set[str]()
     return machine_names | {f"[{host}]" if ":" in host else host}
 
 
 def find_address() -> str | None:
-    """Return the address at which other machines reach this one; None without a network."""
+    """Return the network address of this machine; None without a network."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a UDP socket sends no packet: it only selects the route, and so the address.
+        # Connecting a UDP socket sends no packet. It only selects a route, and thereby this machine's address.
         probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
     return None

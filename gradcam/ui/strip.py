@@ -1,4 +1,4 @@
-"""The image strip of the page: images that were dropped on it, and the images of folders and finished batches."""
+"""The image strip of the page: images dropped on the page, and images from folders and from finished batches."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import encode_image, shrink_to_fit
 
 THUMBNAIL_SIDE = 176  # pixels
-MAX_DROPPED_BYTES = 512 * 10**6  # beyond this size, the oldest dropped images are deleted
+MAX_DROPPED_BYTES = 512 * 10**6  # Beyond this size, the oldest dropped images are deleted.
 MAX_THUMBNAILS = 2000
 MANIFEST = "manifest.jsonl"
 
 
 @dataclass(frozen=True)
 class StripImage:
-    """An image in the strip. `source` is its file, or its encoded bytes if it was dropped on the page."""
+    """An image in the strip. `source` is the path of the image or, if it was dropped on the page, its encoded bytes."""
 
     name: str
     source: Path | bytes = field(repr=False)
 
     def open(self) -> Path | io.BytesIO:
-        """Return the path, or a file object with the image's name. Readers take the format from the name."""
+        """Return the path, or a file object with a name, because image readers find the format by the name."""
         if isinstance(self.source, Path):
             return self.source
         file = io.BytesIO(self.source)
@@ -38,7 +38,7 @@ class StripImage:
 
 
 class ImageStrip:
-    """The images by number, with their thumbnails. `read` returns the pixels of a path or a file object."""
+    """The images of the strip by number, and their thumbnails. `read` reads the pixels from a path or file object."""
 
     def __init__(
         self, files: Iterable[tuple[str, Path]] = (), read: Callable[[Path | io.BytesIO], Pixels] = read_image
@@ -50,7 +50,7 @@ class ImageStrip:
         self._lock = threading.Lock()
 
     def add(self, name: str, data: bytes) -> int:
-        """Add a dropped image and return its number. Raise `ImageError` if the data is not an image."""
+        """Add a dropped image, and return its number. Raise `ImageError` if the data is not an image."""
         entry = StripImage(escape_controls(PurePath(name.replace("\\", "/")).name)[:200] or "picture", data)
         thumbnail = self._draw_thumbnail(entry)
         with self._lock:
@@ -67,7 +67,7 @@ class ImageStrip:
         return number
 
     def add_file(self, path: Path) -> int:
-        """Add a file of this machine and return its number, or the number that it already has."""
+        """Add an image file, and return its number. A file that is already in the strip keeps its number."""
         with self._lock:
             for number, entry in self._entries.items():
                 if entry.source == path:
@@ -77,7 +77,7 @@ class ImageStrip:
         return number
 
     def get(self, number: Any) -> StripImage:
-        """Return the image of this number. Raise `GradcamError` if it does not exist."""
+        """Return the image with a number. Raise `GradcamError` if there is no such image."""
         if not isinstance(number, int) or number not in self._entries:
             raise GradcamError("This image is no longer available: drag it onto the page again.")
         return self._entries[number]
@@ -103,9 +103,9 @@ class ImageStrip:
 
 
 def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Return the name and path of each image among the given files, folders and output folders of finished batches.
+    """Return the name and path of each image in files, folders, and output folders of finished batches.
 
-    Raise `GradcamError` if a path does not exist.
+    Raises `GradcamError` if a path does not exist.
     """
     from gradcam.sources.collect import list_inputs
 

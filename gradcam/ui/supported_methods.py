@@ -1,4 +1,4 @@
-"""Find the CAM methods that can explain a model, so that the page offers no others."""
+"""Find the CAM methods that support a model, so that the page offers only these methods."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gradcam.errors import GradcamError, ModelError
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
 
-TASKS = {"finercam": "classification", "drise": "detection"}  # methods that compare classes, and that match boxes
-METHODS_OF_LAST_ATTENTION = ("grad-eclip",)  # The other attention methods need every attention block.
+TASKS = {"finercam": "classification", "drise": "detection"}  # Methods for a single task.
+METHODS_OF_LAST_ATTENTION = ("grad-eclip",)  # All other attention methods need every attention block.
 
 
 def list_general_methods() -> list[str]:
@@ -24,7 +24,7 @@ def list_general_methods() -> list[str]:
 
 
 def list_supported_methods(classifier: Classifier, prepared: Prepared, target: Any, reshape: Any = None) -> list[str]:
-    """List the methods that the model supports, from one pass that records the attention of the model."""
+    """List the methods that support the model. One forward pass finds the attention blocks that can be recorded."""
     supported = {name for name, task in TASKS.items() if task == classifier.task}
     supported.update(list_general_methods())
 
@@ -36,9 +36,9 @@ def list_supported_methods(classifier: Classifier, prepared: Prepared, target: A
                     find(log, recorded)
                     supported.add(name)
         scores: Tensor = recorded.scored.values.detach()
-        return scores[..., None, None]  # maps of one cell, which nobody looks at
+        return scores[..., None, None]  # A method must return maps, so return unused maps of one cell.
 
-    with contextlib.suppress(GradcamError):  # The page reports errors that do not depend on the method.
+    with contextlib.suppress(GradcamError):  # The page reports this error when it explains the image.
         method = AttentionMethod("attention", "find the attention", None, find_attention)
         classifier.compare(prepared, methods=[method], target=target, reshape=reshape)
     return [name for name in METHODS if name in supported]

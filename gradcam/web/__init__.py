@@ -1,1 +1,1 @@
-"""Make HTML pages: templates, static files and their policy, and the interactive page of one image without a server."""
+"""HTML pages: templates, static files, and the interactive page of one image, which needs no server."""

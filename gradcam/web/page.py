@@ -1,4 +1,4 @@
-"""Build the page of one image: its heatmaps, their targets and settings, as HTML that needs no other file."""
+"""Build the interactive page of one image and its heatmaps, as HTML that needs no other file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gradcam.web.preview import draw_preview, encode_first_map, find_addresses, 
 from gradcam.web.render import render_standalone, to_data_url, write_page
 
 SCHEMA = 2
-MAX_IMAGE_SIDE = 1600  # maximum of the longer side of the embedded image, in pixels
+MAX_IMAGE_SIDE = 1600  # Limit for the longer side of the embedded image, in pixels.
 QUALITY = 88
-COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey suit people with colour blindness.
+COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey are suitable for colour-blind readers.
 STYLES = ("style.css", "page.css")
 HEAD_SCRIPTS = ("theme.js", "ratio.js")
 PAGE_SCRIPTS = ("common.js", "maps.js", "list.js", "place.js", "page.js")
@@ -35,41 +35,43 @@ VERBS = {
     "class": "to say", "box": "to find", "missed": "for a box it missed:", "mask": "to segment", "text": "to match",
     "like": "to match", "word": "to write", "keypoint": "to locate", "score": "for",
 }  # fmt: skip
-MAX_FIRST_ROWS = 12  # names that are listed without JavaScript
-NOTEBOOK_HEIGHT = 760  # height of a page in a notebook, in pixels
+MAX_FIRST_ROWS = 12  # Names that are listed if JavaScript is off.
+NOTEBOOK_HEIGHT = 760  # Height of a page in a notebook, in pixels.
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class PageTargets:
-    """The targets that a page explains: classes (the most probable first), boxes, masks, sentences or words.
+    """The targets that a page explains, such as classes (the most probable first), boxes, masks or sentences.
+
+    Each attribute except `kind` has one entry per target.
 
     Attributes
     ----------
     kind : str
-        "class", "score" for the score of a function, or the kind of an `Instance`.
+        "class", "score" for a target that is a function, or `kind` of `targets.Instance`.
     names : sequence of str
         Display names.
     indices : sequence of int or None
         Class indices; None for a target without a class index.
     shares : sequence of float or None
-        Confidence of the model, from 0 to 1; None where the model reports none.
+        Confidence of the model, from 0 to 1. The entry is None if the model reports no confidence.
     boxes : sequence or None
         Left, top, right and bottom of each box, in pixels of the image.
     words : sequence or None
-        Options of `gradcam run` that select each target; None for a target that no option selects. The attribute is
-        None for classes, because the index is enough.
+        Options of `gradcam run` that select the target. The entry is None if no option selects the target. The
+        attribute is None for classes, because the index is enough.
     code : sequence or None
         Python expression for each target.
     masks : sequence or None
-        Mask (h,w) of each target over the whole image, bool, at most 256 pixels on its longer side.
+        Mask (h,w) of each target, bool, for the whole image. The longer side is at most 256 pixels.
     areas : sequence or None
-        Share of the image that each mask covers, from 0 to 1.
+        Fraction of the image that each mask covers, from 0 to 1.
     values : sequence or None
         Cosine similarity of each sentence or reference image.
     texts : sequence or None
-        Each word as it is written in the caption, with its spaces.
+        Each word as the caption contains it, including spaces.
 
     Examples
     --------
@@ -92,7 +94,7 @@ class PageTargets:
     texts: Sequence[str] | None = None
 
     def format_amount(self, position: int) -> str:
-        """Return what the page writes beside a name: the share or the value of the target; "" if there is none.
+        """Return the text next to a target's name: its confidence, area or similarity; "" if the target has none.
 
         Parameters
         ----------
@@ -132,7 +134,9 @@ class PageTargets:
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class MapSet:
-    """The maps of a page by one method at one layer, in float32, stored as values or as weighted sums of channels.
+    """The maps of all targets by one method at one layer, in float32.
+
+    Maps are stored as values or, to save memory, as weights of channels.
 
     Attributes
     ----------
@@ -141,15 +145,15 @@ class MapSet:
     method : str
         The method's name.
     evidence : str
-        "signed", or "positive" for methods without signs.
+        "signed" if the maps may be negative, otherwise "positive".
     maps : array (K,h,w) or None
         The values; None if `weights` and `channels` are set.
     weights : array (K,C) or None
-        Weight of each channel, for each target.
+        The weight of each channel for each target.
     channels : array (C,h,w) or None
-        The channels. A target's map is the sum of the channels with the target's weights.
+        The channels. The map of a target is the sum of the channels, weighted by the target's weights.
     targets : sequence of int or None
-        Positions in `Page.targets` of the targets that have a map; None if all targets have one.
+        Positions in `Page.targets` of the targets that have a map. None if all targets have a map.
 
     Examples
     --------
@@ -170,7 +174,7 @@ class MapSet:
     __repr__ = format_fields
 
     def find_map(self, position: int) -> Floats | None:
-        """Return the map (h,w) of the target at this position of `Page.targets`; None if it has no map."""
+        """Return the map (h,w) of the target at a position in `Page.targets`; None if the target has no map."""
         rows = None if self.targets is None else list(self.targets)
         if rows is not None and position not in rows:
             return None
@@ -188,12 +192,12 @@ class MapSet:
         assert self.weights is not None
         assert self.channels is not None
         cells = self.channels.reshape(len(self.channels), -1)
-        # All maps at once may take hundreds of megabytes.
+        # The maps are computed in parts, because all maps together may take hundreds of megabytes.
         parts = np.array_split(cells, max(1, cells.shape[1] // 256), 1)
         return max(float((self.weights @ part).max(initial=0)) for part in parts)
 
     def to_data(self, total: int) -> dict[str, Any]:
-        """Convert the maps to quantised JSON values. Weighted sums are replaced by values if that takes fewer bytes.
+        """Convert the maps to quantised JSON values, either as weights and channels or as values, whichever is smaller.
 
         Parameters
         ----------
@@ -236,7 +240,7 @@ class Page:
     image : array (H,W,3)
         The image, RGB, uint8.
     region : (int, int, int, int)
-        The part of the image that the model saw, in pixels: top, left, height, width.
+        The region of the image that was the model's input, in pixels: top, left, height, width.
     model : str
         Name of the model.
     targets : PageTargets
@@ -297,7 +301,8 @@ class Page:
         Parameters
         ----------
         verdict : mapping
-            Has the keys "outcome", "summary" and "tests". Each test has the keys "question", "outcome" and "reason".
+            A mapping with the keys "outcome", "summary" and "tests". Each test has the keys "question", "outcome" and
+            "reason".
 
         Returns
         -------
@@ -312,7 +317,7 @@ class Page:
         Returns
         -------
         dict
-            The image as a JPEG and the quantised maps, both in base64, with all names and settings.
+            The image as JPEG and the quantised maps, both in base64, and all names and settings.
         """
         view = encode_image(shrink_to_fit(self.image, MAX_IMAGE_SIDE), ".jpg", QUALITY)
         height, width = self.image.shape[:2]
@@ -350,9 +355,9 @@ class Page:
         return self._render()
 
     def _render(self, **addresses: str) -> str:
-        """Return the document. With the addresses "url" and "image_url", it has tags for previews in chats."""
+        """Return the HTML. If the addresses "url" and "image_url" are given, add tags for previews in chats."""
         data, targets = self.to_data(), self.targets
-        source = data["image"].pop("source")  # The image is embedded once, where it is visible without JavaScript.
+        source = data["image"].pop("source")  # The <img> element has the image, so the data does not.
         first_map = encode_first_map(self.maps[0].find_map(self.first), self.image.shape[:2], self.region)
         names, texts = data["targets"]["names"], data["targets"].get("texts")
         first_name = (texts[self.first].strip() if texts else "") or names[self.first]
@@ -378,16 +383,16 @@ class Page:
         path : str or path
             The file, ending in ``.html`` or ``.htm``. Its folder must exist.
         url : str, default None
-            The address at which you will publish the page, or its folder, ending in "/". The overlay of the first
-            heatmap is then also written, as a PNG file of the same name beside the page. The page names that file in
-            its Open Graph tags, so that chats show it as a preview: publish both files.
+            The address at which you will publish the page, or the address of the folder, ending in "/". If `url` is
+            given, the overlay of the first heatmap is written as a PNG file with the same name in the same folder.
+            Chats show this file as a preview, because the page's Open Graph tags name it. Publish both files.
 
         Raises
         ------
         GradcamError
             If the suffix is neither ``.html`` nor ``.htm``, or `url` is not an absolute http or https address.
         OutputError
-            If a file cannot be written, or the PNG file would replace a file that is not the preview of an earlier page.
+            If a file cannot be written, or if the PNG file would replace a file that is not the page's old preview.
 
         Examples
         --------
@@ -409,7 +414,7 @@ class Page:
             write_image(preview, draw_preview(self.image, self.maps[0].find_map(self.first), self.region))
 
     def _repr_html_(self) -> str:
-        """Return an iframe with the page. The page's scripts cannot access the notebook."""
+        """Return a sandboxed iframe with the page, whose scripts cannot access the notebook."""
         return (
             f'<iframe srcdoc="{html.escape(self.to_html())}" sandbox="allow-scripts allow-downloads" '
             f'allow="clipboard-write" title="{html.escape(escape_controls(self.name))}" loading="lazy" '
@@ -418,34 +423,38 @@ class Page:
 
 
 def _write_headline(kind: str, name: str, amount: str) -> tuple[str, str, str]:
-    """Return the sentence that says what one sees, in three parts, as the page's script writes it."""
+    """Return the headline in three parts: the text before the name, the name, and the text after the name.
+
+    The page's script writes the same sentence.
+    """
     unit = " of the image" if kind == "mask" else ""
     before = f"The network looked mostly here {VERBS.get(kind, VERBS['score'])} "
     return before, name, f" ({amount}{unit})." if amount else "."
 
 
 def _to_percent(share: float) -> str:
-    """Return a share as the page's script formats it, such as "58 %"."""
+    """Format a fraction as a percentage such as "58 %", as in the page's script."""
     value = 100 * share
     return "< 0.1 %" if 0 < value < 0.1 else f"{value:.1f} %" if 0 < value < 9.95 else f"{value:.0f} %"
 
 
 def _round(value: float | None) -> float | None:
-    """Round a number to four digits; return None for None, NaN and infinities."""
+    """Round a number to four significant digits; return None for None, NaN and infinities."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
 def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return a mask (h,w) as the lengths of its runs in row order, beginning with the pixels outside the mask."""
+    """Run-length encode a mask (h,w) in row order, beginning with the number of pixels outside the mask."""
     pixels = np.concatenate([[False], mask.ravel(), [not mask.ravel()[-1]]])
     runs = np.diff(np.flatnonzero(np.diff(pixels)), prepend=0)
     return {"shape": list(mask.shape), "runs": runs.tolist()}
 
 
 def quantise_rows(rows: Floats, kind: str = "int8") -> dict[str, Any]:
-    """Quantise rows of numbers, each row with its own scale, to a dict of "type", "shape", "data" and "scales".
+    """Quantise rows of numbers to integers, with one scale per row.
 
-    The data and the scales are little-endian and in base64. The error of a number is at most half the scale of its row.
+    Returns a dict with "type", "shape", "data" and "scales". The data and the scales are little-endian, in base64. The
+    error of a number is at most half of its row's scale.
     """
     maximum = np.iinfo(kind).max
     scales = np.abs(rows).max(1, initial=0).astype("<f4") / np.float32(maximum)

@@ -1,4 +1,4 @@
-"""Draw the first heatmap of a page for viewers without JavaScript: in the page itself, and as a preview in chats."""
+"""Draw the first heatmap of a page for readers without JavaScript, and as a preview image for chats."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gradcam.images.read import Pixels, Region
 from gradcam.images.write import encode_image, shrink_to_fit
 
 COLORMAP = "turbo"
-FIRST_MAP_SIDE = 160  # pixels of the heatmap that is visible without JavaScript
+FIRST_MAP_SIDE = 160  # Longer side in pixels of the heatmap that is visible without JavaScript.
 MAX_PREVIEW_SIDE = 1200  # Chats show at most about 1,200 pixels, and ignore files of several megabytes.
 
 
 def enlarge_positive(values: NDArray[np.float32] | None, rows: int, columns: int) -> NDArray[np.float32] | None:
-    """Return the positive values of a map, resized and divided by their maximum, as the page's script does.
+    """Resize the positive values of a map, and divide them by their maximum, as the page's script does.
 
-    The result is None if there are no positive values.
+    Returns None if no value is positive.
     """
     from gradcam.images.draw import resize
 
@@ -33,9 +33,9 @@ def enlarge_positive(values: NDArray[np.float32] | None, rows: int, columns: int
 
 
 def encode_first_map(values: NDArray[np.float32] | None, size: tuple[int, int], region: Region) -> bytes | None:
-    """Return the positive values of a map (h,w) as a transparent PNG that covers an image; None if there are none.
+    """Draw the positive values of a map (h,w) as a transparent PNG to lay over an image; None if no value is positive.
 
-    `size` is the (height, width) of the image, and `region` its part that the map covers.
+    `size` is the (height, width) of the image. `region` is the region of the image that the map covers.
     """
     from gradcam.images.draw import compute_colours
 
@@ -56,7 +56,7 @@ def encode_first_map(values: NDArray[np.float32] | None, size: tuple[int, int], 
 
 
 def draw_preview(image: Pixels, values: NDArray[np.float32] | None, region: Region) -> Pixels:
-    """Return the overlay of a map's positive values, small enough for the preview in a chat."""
+    """Draw the positive values of a map over the image, in a size that chats accept as a preview."""
     from gradcam.images.draw import overlay
 
     heatmap = enlarge_positive(values, *region[2:])
@@ -65,7 +65,7 @@ def draw_preview(image: Pixels, values: NDArray[np.float32] | None, region: Regi
 
 
 def check_address(url: str) -> str:
-    """Return the address of a web page. Raise `GradcamError` if it is not an absolute http or https address."""
+    """Return the address unchanged. Raise `GradcamError` if it is not an absolute http or https address."""
     try:
         parts = urlsplit(url)
         is_absolute = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -79,14 +79,14 @@ def check_address(url: str) -> str:
 
 
 def find_addresses(url: str, path: Path) -> dict[str, Any]:
-    """Return the addresses of a page and of its preview image. `url` may end in "/"; then the file name is added."""
+    """Return the addresses of a page and of its preview image. If `url` ends in "/", the file name is added."""
     is_folder = urlsplit(check_address(url)).path[-1:] in ("", "/")
     address = urljoin(url, quote(os.fsencode(path.name))) if is_folder else url
     return {"url": address, "image_url": urljoin(address, quote(os.fsencode(path.with_suffix(".png").name)))}
 
 
 def find_preview_file(path: Path) -> Path:
-    """Return the file for the preview image beside a page. Raise `OutputError` if it would replace an unrelated file."""
+    """Return the path for the preview image of a page. Raise `OutputError` if an unrelated file has this path."""
     preview = path.with_suffix(".png")
     if os.path.lexists(preview) and not _is_named(preview, path):
         problem = f"{preview} exists already, and is not the preview of an earlier {path.name}"
@@ -95,7 +95,7 @@ def find_preview_file(path: Path) -> Path:
 
 
 def _is_named(preview: Path, path: Path) -> bool:
-    """Return whether an earlier page names this preview image."""
+    """Return whether an existing page at `path` uses this preview image."""
     try:
         text = path.read_text("utf-8")
     except (OSError, ValueError):

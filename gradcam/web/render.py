@@ -1,4 +1,4 @@
-"""Render templates, and embed the static files that the gallery and all pages share."""
+"""Render templates, and embed the static files that the gallery and all pages use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradcam.images.files import write_atomically
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template of this package with these values."""
+    """Render a template of gradcam with the values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     settings: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
@@ -27,7 +27,7 @@ def render_standalone(
 ) -> str:
     """Render a page that needs no other file.
 
-    The page contains the static files. Each entry of `scripts` becomes one inline script, joined from its files. The
+    The static files are embedded in the page. The files of each entry of `scripts` are joined to one inline script. The
     page's content security policy allows no other style or script.
     """
     parts = {"style": styles, **scripts}
@@ -42,7 +42,7 @@ def read_static(name: str) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page completely or not at all. Raises `OutputError` if the file cannot be written."""
+    """Write a page, completely or not at all. Raise `OutputError` if the file cannot be written."""
     try:
         write_atomically(path, text.encode())
     except OSError as error:
@@ -51,10 +51,10 @@ def write_page(path: Path, text: str) -> None:
 
 
 def to_data_url(data: bytes, kind: str = "image/jpeg") -> str:
-    """Return a data URL that contains the file."""
+    """Return a data URL that contains a file of the MIME type `kind`."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def hash_inline(text: str) -> str:
-    """Return the hash by which the page's content security policy allows an inline style or script."""
+    """Return the SHA-256 hash of an inline style or script, for the page's content security policy."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
