@@ -85,8 +85,8 @@ def measure_strengths(maps: NDArray[Any]) -> NDArray[np.float64]:
 def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> list[int]:
     """Return the channel indices in one of `options.CHANNEL_ORDERS`: by strength, or by index.
 
-    By strength, channels that contain NaN come first, so that they are noticed, and then the strongest channels. Ties
-    are ordered by index.
+    By strength, channels that contain NaN come first, so that users notice NaN. The strongest channels follow. Ties are
+    ordered by index.
     """
     if order == "index":
         return list(range(len(strengths)))

@@ -245,7 +245,7 @@ def clip_gradients(
     model : nn.Module
         The model in training.
     limit : float
-        The largest absolute value or, with `norm`, the largest p-norm. A positive number.
+        The largest allowed absolute value or, with `norm`, the largest allowed p-norm. A positive number.
     norm : float, default None
         None clamps every value to [-limit, limit]. With a number p, such as 2.0 or math.inf, each gradient whose p-norm
         exceeds `limit` is scaled down until its p-norm equals `limit`.
@@ -313,8 +313,8 @@ class ParameterAliases(TorchFunctionMode):
 
     The parameters themselves, and their `requires_grad`, do not change, so other threads may use and train them at the
     same time. `on_use(parameter)` is called whenever a parameter is an argument of an operation. TorchScript and custom
-    `autograd.Function`s use the parameter itself, not its alias. Its gradient is then added to the gradient at the
-    alias. If the parameter is frozen, there is no such gradient.
+    `autograd.Function`s use the parameter itself, not its alias. The gradient at the parameter is then added to the
+    gradient at the alias. If the parameter is frozen, there is only the gradient at the alias.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:

@@ -249,8 +249,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         As in `gradcam.explain`.
     layers : str, nn.Module, or a sequence of them, default None
         Names, patterns (`layer*.conv1`) and modules. None selects the layers that ran and have no submodules, and the
-        layers that have their own parameters. Without parameters, layers that return their input unchanged are left
-        out.
+        layers that have their own parameters. Layers without parameters that return their input unchanged are left out.
 
     Returns
     -------

@@ -133,7 +133,7 @@ def _shade(axes: Axes, reference: float, low: float, high: float) -> None:
 
 
 def _hide_off_scale(norms: Sequence[float]) -> list[float]:
-    """Replace norms that a logarithmic axis cannot show by NaN. Markers at the edges of the axis show them instead."""
+    """Replace norms that a logarithmic axis cannot show by NaN. Markers at the edges of the axis show these norms."""
     return [norm if 0 < norm < math.inf else math.nan for norm in norms]
 
 

@@ -97,7 +97,7 @@ def record(
 
 
 class Recorder(Generic[Value]):
-    """The result of `record`. After its context has ended, you can enter it again, and the step numbers continue.
+    """The result of `record`. You can enter the context several times, and the step numbers continue.
 
     Parameters
     ----------

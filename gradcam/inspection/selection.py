@@ -205,7 +205,7 @@ def follow_layers(
 
 
 class _CheckpointHooks:
-    """Stores the gradient hooks of layer runs inside reentrant checkpoints, until the outputs require gradients.
+    """Stores the gradient hooks of layers inside reentrant checkpoints until the backward pass.
 
     A reentrant checkpoint first runs its layers with grad mode off. In the backward pass, the checkpoint's autograd
     node runs the layers again with grad mode on. For each node, the runs of a layer come in the same order in every

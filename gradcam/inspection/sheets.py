@@ -57,7 +57,7 @@ def draw_activations(
     ----------
     activations : mapping of str to Tensor, Tensor or array
         The result of `inspection.activations`, another mapping from names to floats (C,h,w) or (N,C,h,w), or a single
-        tensor or array of this shape.
+        tensor or array of either shape.
     image : int, default 0
         The number of the image in the batch.
     channels : int, default 64

@@ -60,7 +60,7 @@ class Call:
     other_names : tuple of str
         The module's other names in the model.
     tied : tuple of str
-        If this module shares parameters with other modules, the dotted names of the parameters there.
+        If this module shares parameters with other modules, the names of these parameters in the other modules.
 
     Examples
     --------
@@ -171,8 +171,8 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     ImageError
         If `images` contains no tensor.
     GradcamError
-        If `rounds` is invalid. Errors that the model raises are passed on. Since Python 3.11, they have a note that
-        names the layer.
+        If `rounds` is invalid. Errors that the model raises are passed on. Since Python 3.11, the errors have a note
+        that names the layer.
 
     Notes
     -----
@@ -228,7 +228,7 @@ def _to_calls(
     for module, (name, *_) in names.items():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             owners[parameter].append((module, f"{name}.{key}".lstrip(".")))
-    # If a module shares parameters with other modules, the names of the parameters there.
+    # If a module shares parameters with other modules, the names of these parameters in the other modules.
     tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)
     for parameter_owners in owners.values():
         for module, _ in parameter_owners:

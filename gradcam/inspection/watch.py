@@ -227,7 +227,7 @@ class StepWatcher:
         self._outputs: dict[str, _Inspection] = {}  # The outputs of this step, in forward order.
         self._gradients: list[tuple[str, str, _Inspection]] = []
         self._previous_output: tuple[weakref.ref[Tensor], int] | None = None
-        self._last_bad_step: int | None = None  # None after a step with only finite gradients.
+        self._last_bad_step: int | None = None  # The last step with NaN or infinity; None after a finite step.
 
     def note_run(self) -> None:
         if not self._is_forward:
@@ -254,7 +254,7 @@ class StepWatcher:
         def inspect_gradient(gradient: Tensor) -> None:
             task = pytorch.find_backward_task()
             if task not in self._backward_tasks:
-                if tensor != OUTPUT:  # The backward pass may be another thread's.
+                if tensor != OUTPUT:  # Another thread may run this backward pass.
                     return
                 self._backward_tasks.add(task)
                 self._step += self._is_forward

@@ -200,7 +200,7 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
 
 
 def is_function(target: Any) -> bool:
-    """Return whether a target computes the scores. Python classes are callable too, but are not accepted."""
+    """Return whether a target computes the scores itself. Python types are callable, but are not such targets."""
     return isinstance(target, (Target, ScoreExtractor)) or (callable(target) and not isinstance(target, type))
 
 
@@ -217,7 +217,8 @@ def to_class_target(target: Any) -> ClassTarget:
 def resolve_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTarget, Tensor]:
     """Return the logits (N,C), and the target with its activation resolved.
 
-    If the output is a single number per image, of unknown meaning, it counts as a binary logit.
+    If `activation` is "auto", a single number per image counts as a binary logit, unless the model's last operation is
+    an activation.
     """
     logits = target.find_logits(output, images)
     # If the last operation was an activation, `_warn_of_output` warns that the output is not a logit.
@@ -404,7 +405,10 @@ def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
-    """Return each class's logit minus `share` times the mean logit of its rivals, if it has rivals (N,K,R)."""
+    """Return each class's logit minus `share` times the mean logit of its rivals (N,K,R).
+
+    If R is 0, return the logit alone.
+    """
     class_logits = logit(logits, classes)
     if rivals.shape[2] == 0:
         return class_logits
@@ -412,6 +416,6 @@ def compute_contrast(logits: Tensor, classes: Tensor, rivals: Tensor, share: flo
 
 
 def find_nearest_rivals(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the three classes whose logits are nearest to each class's logit (N,K,R); fewer in a small model."""
+    """Return the three classes whose logits are nearest to each class's logit (N,K,R), or fewer in small models."""
     distances = (logits[:, None] - logit(logits, classes)[..., None]).abs().scatter(2, classes[..., None], float("inf"))
     return distances.topk(min(MAX_FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices

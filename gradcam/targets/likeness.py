@@ -18,8 +18,8 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 
-# The default methods. Grad-CAM suits towers whose embedding is the mean of the tokens, because each token then
-# contributes one term. Towers that pool tokens by attention need Grad-ECLIP.
+# The default methods. If an image tower's embedding is the mean of its tokens, the score is a sum with one term per
+# token, and Grad-CAM is suitable. Towers that pool tokens by attention need Grad-ECLIP.
 MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
 MAX_EMBEDDING_ULPS = 64  # tolerance for two embeddings of one image, in units in the last place
 
@@ -45,7 +45,7 @@ class Like(Target):
     ------
     TargetError
         If the tensor is invalid. When used with a model: if the reference is not a tensor, the model does not return
-        one vector per image, or the length of an embedding differs from the model's.
+        one vector per image, or an embedding has another length than the model's embeddings.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def embed(family: Embedder, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def narrow(family: Embedder, batch: Batch) -> Batch:
-    """Return the batch without the inputs of a text tower, which images do not need."""
+    """Return the batch without the inputs of a text tower, which image embeddings do not need."""
     return family.narrow(batch) if isinstance(family, TwoTowers) else batch
 
 

@@ -44,13 +44,16 @@ MAX_CLASSES_IN_MESSAGE = 5
 class Mask(Target):
     """A class in a region of an image: explain the class's logit in this region, for segmentation models.
 
-    The score is the mean, or the sum, of the class's logits y over the pixels of the mask M: ``1 / |M| * sum(y[i, j]
-    for i, j in M)``. y is resized to the image's size, as in the model's own postprocessing. At each cell, the map is
-    relu(sum over channels of gradient x activation), so the map shows the evidence for this region only (Seg-XRes-CAM
-    with a window of one cell). With ``method="gradcam"``, the gradients are pooled, and the map shows the class
-    everywhere in the image (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit
-    per pixel. Its score is the class probability times the mask probability, summed over the masks. A single logit
-    counts as two classes: 1 is positive, 0 is the background.
+    The score is the mean or the sum of the class's logits y over the mask M. The mean is
+    ``1 / |M| * sum(y[i, j] for i, j in M)``. y is resized to the image's size, as in the model's own postprocessing.
+
+    At each cell, the map is relu(sum over channels of gradient x activation), so the map shows the evidence for this
+    region only (Seg-XRes-CAM with a window of one cell). With ``method="gradcam"``, the gradients are pooled, and the
+    map shows the class everywhere in the image (Seg-Grad-CAM).
+
+    A model that returns masks with classes, such as Mask2Former, has no logit per pixel. Its score is the class
+    probability times the mask probability, summed over the masks. A single logit counts as two classes: 1 is positive,
+    0 is the background.
 
     The default layer is the last stage of the backbone or encoder. The closer a layer is to the output, the more its
     map resembles the mask itself.

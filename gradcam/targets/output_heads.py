@@ -91,7 +91,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         return find_floating_tensor(list(heads.values()))
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
-    if logits.numel() == images:  # A tensor with one number per image may be an estimate, not a logit.
+    if logits.numel() == images:  # One number per image may be a regression value.
         rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
         rows = [name for name in rows if find_activation(heads[name], logits) is None]
         if isinstance(names[0], str) or rows[0] != names[0]:
@@ -122,7 +122,10 @@ def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, T
 
 
 def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
-    """Warn if an output has several tensors of class scores. `is_linear`: a linear layer computed the first tensor."""
+    """Warn if an output has several tensors of class scores.
+
+    `is_linear` is True if a linear layer computed the first tensor.
+    """
     heads = _list_heads(output)
     if not heads or any(name in heads for name in LOGIT_NAMES):
         return

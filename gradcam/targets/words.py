@@ -82,7 +82,7 @@ class Token(Target):
 
     @property
     def positions(self) -> Sequence[Any]:
-        """Return the positions as a sequence. If `position` is None, return [0] as a valid placeholder."""
+        """Return the positions as a sequence. If `position` is None, return [0], which passes all checks."""
         has_several = isinstance(self.position, (list, tuple, range))
         return self.position if has_several else [0 if self.position is None else self.position]
 

@@ -81,7 +81,7 @@ class Explainer:
         return self.models.retry_out_of_memory(lambda: self._answer(question, progress))
 
     def save(self, question: Question, progress: Progress) -> str:
-        """Return the answer as a standalone HTML page. If it equals the last answer, the model does not run again."""
+        """Return the answer as a standalone HTML page. If the maps equal those of the last answer, reuse them."""
         return self.models.retry_out_of_memory(lambda: self._save(question, progress))
 
     def warm_up(self) -> None:

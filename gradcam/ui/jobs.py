@@ -76,7 +76,7 @@ class JobQueue:
                 return work(job.report)
             finally:
                 _running.job = None
-                job.check()  # A stopped job may fail with any error.
+                job.check()  # Replaces an error that the stop caused.
 
         if self._is_ending:
             raise JobStopped
@@ -101,7 +101,7 @@ class JobQueue:
         return job.completed, job.total
 
     def stop(self) -> None:
-        """Stop all jobs without waiting for them. May be called from a signal handler."""
+        """Stop all jobs without waiting for them. Signal handlers may call this method."""
         self._is_ending = True
         for job in list(self._jobs.values()):
             job.is_stopped = True

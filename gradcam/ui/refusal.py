@@ -1,4 +1,4 @@
-"""The response to a request without the token. The browser retries with the token that its tab may have stored."""
+"""The response to a request without the token. If its tab has stored the token, the browser sends it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ Floats = NDArray[np.float32]
 class PageTargets:
     """The targets that a page explains, such as classes (the most probable first), boxes, masks or sentences.
 
-    Each attribute except `kind` has one entry per target.
+    Each attribute except `kind` is None or has one entry per target.
 
     Attributes
     ----------
@@ -260,7 +260,7 @@ class Page:
     first : int
         Position of the target that is displayed first.
     verdict : mapping or None
-        Result of a check: "outcome", "tests" and "summary".
+        Result of a check, with the keys "outcome", "tests" and "summary".
     link : str or None
         Path of the gallery, relative to the page.
     edits : sequence of str
