@@ -52,7 +52,7 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
         warn(
             f"The activations of {join_names(layers[:1])}{more} have both signs, but {', '.join(names)} "
             f"assume{'s' if len(names) == 1 else ''} no negative values: heatmaps may be wrong. Choose another method, or a "
-            "layer after a ReLU. (`gradcam layers` marks layers with both signs with ±.)"
+            "layer after a ReLU. (In `gradcam layers`, ± marks layers with both signs.)"
         )
 
 
