@@ -154,7 +154,6 @@ def run_batch(batch: BatchOptions) -> int:
     Errors are raised only before the first image is explained. A later error is printed, and the status is 1.
     """
     from gradcam.batch.result_names import OutputOptions, check_outputs, check_panel, plan_stems
-    from gradcam.batch.save import Saver
     from gradcam.report import draw_views
     from gradcam.sources.collect import list_inputs
 
@@ -165,6 +164,8 @@ def run_batch(batch: BatchOptions) -> int:
         batch.output_format.check_place(batch.destination)
         listing = list_inputs(batch.inputs, exclude=batch.folder)
         terminal.import_torch()
+        from gradcam.batch.save import Saver  # It imports torch.
+
         engine, device = _start_engine(batch, stack)
         work = _resolve(_find_work(batch, listing, device), batch)
         if batch.resume:

@@ -82,7 +82,7 @@ function drawLegend() {
 
 const VERBS = JSON.parse(element("shown").dataset.verbs);
 
-function describe() { // what one sees, in one sentence
+function describe() { // what one sees, in one sentence; _write_headline in page.py writes the first one
   const kind = evidence(), [text] = score(data, state.a), amount = text && targets.kind === "mask" ? `${text} of the image` : text;
   const [before, after] = isPair() ? ["Warm parts are evidence for ", `, cold parts for ${name(state.b)}.`]
     : kind === "negative" ? ["The network took these parts as evidence against ", amount && ` (${amount})`]
