@@ -175,8 +175,8 @@ class DefaultLayerSearch:
     ) -> tuple[DefaultLayer, Result]:
         """Return a layer that has a gradient and whose cells respond where the image changes, and the result there.
 
-        The candidates are tried in order of preference. If the cells of no candidate respond where the image changes,
-        use the first candidate, and warn. Raises `BlindLayerError` if no layer has a gradient.
+        The candidates are tried in order of preference. If no candidate's cells respond where the image changes, use
+        the first measured candidate, and warn. Raises `BlindLayerError` if no layer has a gradient.
         """
         was_ordered, batch = self.facts.get(ORDER_MEASURED), self.bound.batch
         default, names, notes = self._list_layers(whole_batch=whole_batch)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 JOINS = ("sum",)
 MIN_GRADIENT = 1e-35  # Float32 loses digits below 1e-38, so products with smaller gradients are inexact.
-# Models in which the assumed layout of a layer was wrong. Other layouts of these models may be wrong too, so the layouts
-# of all layers are measured.
+# Models in which the assumed layout of a layer was wrong. Other layouts of these models may be wrong too, so the
+# layouts of all layers are measured.
 corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -48,7 +48,8 @@ class GridActivations:
         """Return derivatives on the grid (N,k,C,...), in at least float32, and each image's minimum and maximum.
 
         `derivatives` are k stacked tensors of the shape of `recorded`. If `checks` are passed, the ranges stay empty
-        until `checks.flush` runs. Raises `LayerError` if `derivatives` is None, and `ModelError` if a value is not finite.
+        until `checks.flush` runs. Raises `LayerError` if `derivatives` is None. Raises `ModelError` if a value is not
+        finite.
         """
         if derivatives is None:
             raise no_dependence_error([self.layer])

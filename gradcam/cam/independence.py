@@ -26,8 +26,8 @@ OWN_GRADIENT_FACTOR = 64
 def warn_of_mixed_images(recorded: RecordedPass) -> None:
     """Warn if a layer's output for one image depends on the other images of the batch.
 
-    The gradient at the layer does not show a dependence before the layer. So each image also runs alone, and the outputs
-    are compared. The result is cached for these layers, until a larger batch follows.
+    The gradient at the layer does not show a dependence before the layer. So each image also runs alone, and the
+    outputs are compared. The result is cached for these layers, until a larger batch follows.
     """
     batch = recorded.batch
     if not recorded.outlets or recorded.frame is not None or recorded.images_changed:
@@ -96,7 +96,7 @@ def check_independence(
         plain, reweighted = (site.layout.to_grid(tensor[0]).flatten(1) for tensor in (gradient, weighted_gradient))
         errors = (reweighted - plain * weights.to(plain)[:, None]).abs().amax(1)
         largest = plain.abs().amax(1)
-        # A softmax may subtract the maximum of the entire batch. Rounding errors then scale with other images' gradients.
+        # If a softmax subtracts the maximum of the entire batch, rounding errors depend on other images' gradients.
         limits = recorded.tolerance * (largest + largest.amax() / OWN_GRADIENT_FACTOR)
         recorded.checks.add(_require_independence, (errors > limits).any())
 
@@ -130,7 +130,7 @@ def _require_independence(is_dependent: list[float]) -> None:
 
 
 def _sample_weights(count: int, like: Tensor) -> Tensor:
-    """Return random weights from 0.5 to 1.5. (Two random signs are often equal, which would hide a dependence.)"""
+    """Return random weights from 0.5 to 1.5. Random signs would often be equal, which would hide a dependence."""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 

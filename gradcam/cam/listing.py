@@ -32,9 +32,9 @@ from gradcam.layers.token_layout import USUAL_DEPTH, find_layout, find_patches, 
 class LayerRow:
     """One layer of a model.
 
-    `type` is the class of the module. `shape` is the output's shape. If the output has several tensors, `shape` is that
-    of the explained tensor; without an output, `shape` is None. `grid` is the grid (h,w) or (d,h,w) of the output on the
-    image, and `stride` is the image's size divided by the grid's size; without a grid, `grid` and `stride` are None.
+    `type` is the class of the module. `shape` is the shape of the output; None without an output. If the output has
+    several tensors, `shape` is the shape of the explained tensor. `grid` is the grid (h,w) or (d,h,w) of the output on
+    the image. `stride` is the image's size divided by the grid's size. Without a grid, `grid` and `stride` are None.
     `parameters` is the number of parameters, including submodules. `cam` is True if the layer can be a target layer;
     otherwise, `reason` says why not. `is_suggested` marks the default layer of `gradcam.explain`. `both_signs` is True
     if a possible target layer does not end in an activation function such as ReLU, so that its values may be negative.
@@ -98,8 +98,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
 
     Notes
     -----
-    The search for the default layer uses autograd's graph alone. The search does not detect that gradients on this graph
-    are zero, as before a head with zero weights.
+    The search for the default layer uses autograd's graph alone. The search does not detect gradients that are zero, as
+    before a head with zero weights.
 
     Examples
     --------

@@ -260,8 +260,8 @@ def _apply_gradient_methods(
                 if gradients.shape[1] == 0:
                     continue
                 blind = ranges if len(score_keys) == 1 else (~gradients.flatten(1).any(1)).tolist()
-                # If the classes come in several chunks, do not defer the checks. Deferred checks would keep the gradients
-                # of all chunks in memory.
+                # If the classes come in several chunks, do not defer the checks. Deferred checks would keep the
+                # gradients of all chunks in memory.
                 checks = recorded.checks if gradients.shape[1] == classes else None
                 settings: Any = {"peaks": (site.ranges, ranges), "checks": checks}
                 for method in methods:
