@@ -22,13 +22,13 @@ CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def escape_controls(text: str) -> str:
-    """Escape control characters, which file names can contain, as Python does. The result is one line."""
+    """Escape control characters, which file names can contain, as `repr` does. The result is one line."""
     return CONTROL_CHARACTERS.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
     character, code = match.group(), ord(match.group())
-    if 0xDC80 <= code <= 0xDCFF:  # a surrogate, which stands for an undecodable byte
+    if 0xDC80 <= code <= 0xDCFF:  # The surrogate represents an undecodable byte.
         return f"\\x{code - 0xDC00:02x}"
     return repr(character)[1:-1] if code < 0x80 else f"\\u{code:04x}"
 
@@ -163,7 +163,7 @@ class StoreError(GradcamError):
 
 
 class ClusterError(GradcamError):
-    """Ray cannot be started or joined, or its workers cannot do their work.
+    """A Ray cluster cannot be started or reached, or its workers fail.
 
     Examples
     --------
@@ -228,7 +228,7 @@ class _ShortRepr(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = 4 * MAX_VALUE_CHARACTERS
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """Return the repr of a dict in its own order. `reprlib` would sort the keys."""
+        """Return the repr of a dict without sorting the keys, which `reprlib` would do."""
         if level <= 0:
             return "{...}" if x else "{}"
         cells = (f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in x.items())
@@ -264,7 +264,7 @@ def _show_value(value: object) -> str:
 
 
 def to_pip_command(extra: str) -> str:
-    """Return the pip command for an extra. The command needs a clone, because the package is not published."""
+    """Return the pip command that installs an extra. The command needs a clone: the package is not published."""
     return f'pip install ".[{extra}]" in a clone of gradcam'
 
 
@@ -287,6 +287,6 @@ def describe_failure(name: str, error: BaseException) -> str:
 
 
 def describe_unexpected(error: BaseException) -> str:
-    """Return the type and the reason of an unexpected error, and how to see where it was raised."""
+    """Return the type and the message of an unexpected error, and how to print the traceback."""
     reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
     return f"{escape_controls(reason)} (GRADCAM_TRACEBACK=1 shows where)"

@@ -13,8 +13,8 @@ from typing import Any
 def export_lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package (PEP 562).
 
-    The public names are listed in the package's stub `__init__.pyi`, which type checkers also read. The stub contains
-    `from .module import name as name`, or `from . import name as name` for a module.
+    The public names are listed in the package's stub `__init__.pyi`, which type checkers also read. In the stub, each
+    name is imported by `from .module import name as name`, and each module by `from . import name as name`.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]

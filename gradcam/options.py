@@ -55,8 +55,8 @@ MAX_MAGNITUDE = 10**6  # The limit for sides and coordinates in pixels, and for 
 EDGES = ("left", "top", "right", "bottom")  # The edges of a box.
 AXES = ("x", "y")  # The coordinates of a keypoint.
 
-# An edit fills a part of an image with a strong blur, the mean colour or black. `EDIT_FORM` shows how users
-# write an edit.
+# An edit blurs a part of an image, or fills the part with the mean colour or black. `EDIT_FORM` shows how users write
+# an edit.
 EDITS = ("blur", "mean", "erase")
 EDIT_SHAPES = "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window)"
 EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
@@ -114,10 +114,10 @@ DEFAULTS: ExplainOptions = {
 
 
 def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
-    """Return all options, with defaults for the missing ones.
+    """Check the options, and return all options, with defaults for missing options.
 
-    Raises `TypeError` for an unknown name, as a call of `function` would. Raises `GradcamError` for a value that is
-    invalid for every model.
+    Raises `TypeError` for an unknown name; the message names `function`, the public function that was called. Raises
+    `GradcamError` for a value that is invalid for every model.
     """
     for name in options:
         if name not in DEFAULTS:
@@ -177,7 +177,7 @@ def check_choice(value: Any, name: str, choices: Iterable[str], error: ErrorType
 
 
 def import_function(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
-    """Return the function. If `function` is a text "module:name", import the function from the package."""
+    """Return the function. If `function` is a string "module:name", import the function from the package."""
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
@@ -190,7 +190,7 @@ def count_cores(root: Path = Path("/")) -> int:
     The result is at least 1. A fraction of a core counts as one core. `root` is the folder that contains `proc` and
     `sys`.
     """
-    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
+    affinity = getattr(os, "sched_getaffinity", None)  # This function exists only on Linux.
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min([cores, *map(math.ceil, _list_quotas(root))]))
 
@@ -218,7 +218,7 @@ def _list_quotas(root: Path) -> Iterator[float]:
 
 
 def accept_old_parameters(function: F) -> F:
-    """Return the function with support for its old parameter names as keywords."""
+    """Return a wrapper that also accepts the function's old parameter names as keywords."""
     from gradcam.renames import find_renamed, warn_of_old_name
 
     names = find_renamed("parameter", function.__qualname__)

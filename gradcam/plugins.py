@@ -31,12 +31,12 @@ PluginKind = Literal["methods", "metrics", "targets", "models", "formats", "comm
 
 @functools.cache
 def list_entry_points(kind: PluginKind) -> dict[str, EntryPoint]:
-    """Map the names of a kind's entry points to the entry points. Nothing is imported."""
+    """Return all entry points of a kind by name, without importing any of them."""
     entries = _read_entry_points().select(group=f"gradcam.{kind}")
     return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
-_read_entry_points = functools.cache(entry_points)  # This reads the metadata of all installed distributions.
+_read_entry_points = functools.cache(entry_points)  # Slow: it reads the metadata of all installed distributions.
 
 
 def is_custom(name: object) -> bool:
@@ -44,8 +44,8 @@ def is_custom(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-_loaded_names = set[str]()  # names of the user's objects that were loaded
-_remedies = list[str]()  # ends of error messages; not empty within `refuse_new_code`
+_loaded_names = set[str]()  # The names of the user's objects that were loaded.
+_remedies = list[str]()  # The remedies of all open `refuse_new_code` contexts; error messages end with the last remedy.
 
 
 def has_loaded_custom_code() -> bool:
@@ -55,9 +55,9 @@ def has_loaded_custom_code() -> bool:
 
 @contextlib.contextmanager
 def refuse_new_code(remedy: str) -> Iterator[None]:
-    """Refuse to run code of names that have not been loaded before. The errors end with `remedy`.
+    """Refuse to load users' objects whose names were not loaded before. The error message ends with `remedy`.
 
-    This applies to all threads, because the names can come from any request to a server.
+    The context applies to all threads, because the names can come from any request to a server.
     """
     _remedies.append(remedy)
     try:
@@ -129,7 +129,7 @@ def fingerprint(user_object: Any) -> dict[str, str] | None:
 
 
 def import_object(name: str) -> Any:
-    """Return the named object of a module or a file. While a file is imported, it can import from its own folder.
+    """Return the named object of a module or a file. A file can import modules from its own folder.
 
     Raises `ModelError` if the module or file does not exist, cannot be imported, or does not contain the name.
     """

@@ -27,7 +27,7 @@ RUN, PAGE, DRAWN_DIFF = "run.json", "the data of an HTML page", "ImageDiff.draw(
 class Rename(NamedTuple):
     """One old name and its replacement.
 
-    The name belongs to `owner`: a module, a function or class with its module, or a kind of record.
+    `owner` is where the name is used: a module, a function or class (with its module), or a kind of record.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ def _rename(kind: Kind, owner: str, **names: str) -> list[Rename]:
 
 
 def _rename_in_code(kind: Kind, owners: str, **names: str) -> list[Rename]:
-    """Return the renames of the same names in several modules, functions or classes of the package."""
+    """Return renames that apply to several modules, functions or classes of the package."""
     return [row for owner in owners.split() for row in _rename(kind, f"gradcam.{owner}", **names)]
 
 
@@ -121,7 +121,7 @@ def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Call
 
 
 class OldKeys(dict[str, Any]):
-    """A dict that also accepts the old keys of its values. Iteration yields only the new keys."""
+    """A dict that also finds values by their old keys. Iteration yields only the new keys."""
 
     def __init__(self, owner: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -134,7 +134,7 @@ class OldKeys(dict[str, Any]):
 
 
 def add_old_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with both the old and the new keys. Below an old key, all keys and values are old."""
+    """Return a record with both the old and the new keys. The value under an old key contains only old names."""
     keys, values = ({row.new: row.old for row in _select_rows(owner, kind)} for kind in ("key", "value"))
     old_fields = {keys[key]: _replace(value, keys, values) for key, value in record.items() if key in keys}
     return {**record, **old_fields}

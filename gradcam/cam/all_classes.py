@@ -1,18 +1,19 @@
-"""Compute the maps of all classes at once, from derivatives of all logits in a few directions.
+"""Compute the maps of all classes at once, from directional derivatives of all logits.
 
-A backward pass serves one class, so a thousand classes need a thousand passes. But the maps of Grad-CAM and HiResCAM
-are linear in the gradient. Therefore, the derivatives of all logits in one direction of the activations give the value
-of one cell in the maps of all classes.
+A backward pass gives the gradient of one logit, so a thousand classes need a thousand passes. But every cell of a
+Grad-CAM or HiResCAM map is linear in the gradient: its value is the logit's derivative in one direction of the
+activations. If all logits are differentiated in this direction, the results are the cell's values for all classes.
 
-PyTorch computes such a derivative with two backward passes. The first pass is linear in the weight of each logit, so
-differentiating it with respect to these weights gives the derivative of every logit in the direction. (PyTorch's
-forward-mode derivatives take as long, but load the compiler, which costs 190 MB and seconds.)
+Two backward passes compute these derivatives. The first pass differentiates a weighted sum of the logits, and its
+gradient is linear in the weights. The second pass differentiates the product of gradient and direction with respect to
+the weights. Its result is the derivative of every logit in the direction. (Forward-mode derivatives take as long, but
+PyTorch then loads its compiler, which costs 190 MB and several seconds.)
 
-For HiResCAM, the direction for a cell equals the activations in that cell, and is zero elsewhere. For Grad-CAM, the
-direction repeats the activations of that cell over the whole grid, divided by the number of cells. Alternatively,
-Grad-CAM takes one direction per channel: a constant in this channel, which gives the channel's weights for all classes.
-Grad-CAM uses cells or channels, whichever are fewer: 49 directions for a grid of 7 x 7. The results equal those of the
-backward pass up to rounding.
+For HiResCAM, the direction of a cell is the activations at this cell, and zero elsewhere. For Grad-CAM, the direction
+of a cell is the cell's activations at every cell, divided by the number of cells. Grad-CAM can also use one direction
+per channel: a constant in this channel. The derivatives are then the channel's weights for all classes. Grad-CAM uses
+cells or channels, whichever are fewer: a grid of 7 x 7 needs 49 directions. Up to rounding, the maps equal the maps of
+separate backward passes.
 """
 
 from __future__ import annotations
@@ -36,35 +37,42 @@ from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.targets.classes import ClassTarget
 
-# The largest number of cells or channels. Each direction costs about as much as one image's pass through the layers
-# after the target layer.
+# The largest number of directions. Each direction costs about as much as one image's pass through the layers after the
+# target layer.
 MAX_DIRECTIONS = 200
-# The largest accepted difference from the map of a backward pass, relative to that map's maximum. It is half a step of
-# the 8-bit values on an HTML page. The two passes round differently. Where rounding moves an activation across the
+# The largest accepted difference from the map of a backward pass, as a share of this map's maximum: half a step of the
+# 8-bit values on an HTML page. Both ways to compute a map round differently. If rounding moves an activation across the
 # corner of a ReLU6, the maps differ by 1e-3.
 MAX_MAP_DIFFERENCE = 1 / 254
 
 
 @dataclass(frozen=True)
 class ClassMaps:
-    """Signed maps of all classes: the maps (K,h,w), or the classes' weights (K,C) of the channels (C,h,w)."""
+    """Signed maps of all K classes.
+
+    Without `channels`, `values` are the maps (K,h,w). Otherwise, `values` are weights (K,C), and each map is the
+    weighted sum of `channels` (C,h,w).
+    """
 
     values: Tensor
     channels: Tensor | None = None
 
     def at(self, classes: Tensor) -> Tensor:
-        """Return the maps (k,h,w) of these classes."""
+        """Return the maps (k,h,w) of the k classes with these indices."""
         values = self.values[classes]
         return values if self.channels is None else torch.einsum("kc,chw->khw", values, self.channels)
 
 
 @contextmanager
 def record_layer_outputs(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor | None]]]:
-    """Record the outputs of layers by name, one per run: a tensor, or None for any other output."""
+    """Record the layers' outputs inside the context: for each name, a list with one entry per run of the layer.
+
+    An entry is the output tensor, or None if the output is not a tensor.
+    """
     outputs: dict[str, list[Tensor | None]] = {name: [] for name in layers}
 
     def record(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        # Later layers may change the tensor in place.
+        # Clone, because later layers may change the tensor in place.
         outputs[name].append(output.detach().clone() if isinstance(output, Tensor) else None)
 
     with Hooks() as hooks:
@@ -84,12 +92,12 @@ def explain_all_classes(
     classes: Tensor,
     report: Callable[[], None] | None = None,
 ) -> ClassMaps | None:
-    """Return the signed maps of all logits of one image, at a layer that returns a tensor (1,C,h,w).
+    """Return the signed maps of all classes for one image; None if they cannot be computed from directions.
 
-    Return None if this shortcut does not apply: for other methods, for a grid with too many cells and channels, for a
-    model that cannot be differentiated twice, and if a map differs from the map of the backward pass. `activations` is
-    the layer's output for the image. `known` holds the maps (k,h,w) of `classes` (k,) from the backward pass, for this
-    comparison. `report` is called after each direction.
+    Only Grad-CAM and HiResCAM without options are supported. `activations` is the layer's output (1,C,h,w) for the
+    image. The result is None if the layer needs too many directions, or if the model cannot be differentiated twice. To
+    test the result, `known` holds the maps (k,h,w) of `classes` (k,) from backward passes. The result is also None if a
+    map differs from `known`. `report` is called after each direction.
     """
     if count_directions(activations, method.name) is None or method.options or method.join is not None:
         return None
@@ -105,7 +113,7 @@ def explain_all_classes(
 
 
 def count_directions(activations: Tensor, method: str) -> int | None:
-    """Return the number of directions that a method needs at these activations; None if unsupported or too many."""
+    """Return how many directions a method needs for these activations; None if unsupported or too many."""
     if method not in DIRECTIONS or activations.ndim != 4 or len(activations) != 1 or activations.dtype != torch.float32:
         return None
     count = activations.shape[1] if _is_by_channel(activations, method) else activations[0, 0].numel()
@@ -139,10 +147,10 @@ def _differentiate(
 
 
 class _FrozenParameters(TorchFunctionMode):
-    """Keeps parameters out of the differentiation, and gives linear layers cheaper derivatives.
+    """A mode that detaches parameters, and gives convolutions and batch norms cheap second derivatives.
 
-    For the second derivative of a convolution, PyTorch also computes the derivative with respect to the weights, group
-    by group, which is 20 times slower.
+    PyTorch's second derivative of a convolution includes the derivative with respect to the weights, group by group.
+    This derivative is not needed, and would make the pass 20 times slower.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,9 +174,9 @@ TensorFunction = Callable[[Tensor], Tensor]
 
 
 class _LinearFunction(torch.autograd.Function):
-    """A linear function and its adjoint.
+    """A linear function whose backward pass applies the function's adjoint.
 
-    The gradient of the function is the adjoint. The adjoint is linear as well, and its gradient is the function.
+    The adjoint is linear as well, and its backward pass applies the function.
     """
 
     @staticmethod
@@ -199,7 +207,7 @@ def _convolve_linearly(function: Any, tensor: Tensor, weight: Tensor, bias: Tens
 
 
 def _normalise_linearly(arguments: dict[str, Any]) -> Tensor:
-    """Apply batch normalisation in evaluation mode."""
+    """Apply batch norm in evaluation mode, as one multiplication and one addition."""
     tensor, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     scale = (arguments["variance"] + arguments["eps"]).rsqrt() * (1 if weight is None else weight)
     shift = (0 if bias is None else bias) - arguments["mean"] * scale
@@ -208,25 +216,28 @@ def _normalise_linearly(arguments: dict[str, Any]) -> Tensor:
 
 
 def _channel_direction(activations: Tensor, i: int) -> Tensor:
-    """Return 1 / (number of cells) in channel i, and zero elsewhere: the derivative is the channel's mean gradient."""
+    """Return the direction for channel i: 1 / (number of cells) in this channel, and zero elsewhere.
+
+    The derivative in this direction is the channel's mean gradient.
+    """
     direction = torch.zeros_like(activations)
     direction[:, i] = 1 / activations[0, 0].numel()
     return direction
 
 
 def _cell_direction(activations: Tensor, i: int) -> Tensor:
-    """Return the activations of cell i divided by the number of cells, copied to every cell.
+    """Return Grad-CAM's direction for cell i: the cell's activations at every cell, divided by the number of cells.
 
-    The derivative of the score in this direction is sum_c A_c(i) mean(g_c), the value of Grad-CAM in that cell.
+    The derivative in this direction is sum_c A_c(i) mean(g_c), the value of Grad-CAM at cell i.
     """
     cell = activations.flatten(2)[:, :, i] / activations[0, 0].numel()
     return cell[:, :, None, None].expand_as(activations)
 
 
 def _single_cell_direction(activations: Tensor, i: int) -> Tensor:
-    """Return the activations of cell i, and zero elsewhere.
+    """Return HiResCAM's direction for cell i: the activations at this cell, and zero elsewhere.
 
-    The derivative is sum_c A_c(i) g_c(i), the value of HiResCAM in that cell.
+    The derivative in this direction is sum_c A_c(i) g_c(i), the value of HiResCAM at cell i.
     """
     direction = torch.zeros_like(activations)
     direction.flatten(2)[:, :, i] = activations.flatten(2)[:, :, i]

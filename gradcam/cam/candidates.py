@@ -17,10 +17,10 @@ from gradcam.layers.token_layout import find_patches
 
 
 def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
-    """Return the names of the layers that run once and return a grid, the last to finish first."""
+    """Return the names of the layers whose output is a grid, in the order of `list_layers_with_grid`."""
     names: list[str] = []
     if batch.images > 1:
-        # If an error is not due to the batch size, the pass of the whole batch raises it again.
+        # One image is enough. If the model rejects a single image, search with the entire batch, and raise its errors.
         with contextlib.suppress(Exception):
             names = search_batch_for_layers(model, take_image(batch), reshape)
     names = names or search_batch_for_layers(model, batch, reshape)
@@ -37,9 +37,10 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
 
 
 def search_batch_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
-    """Return the layers of `find_layers_with_grid` from one pass of this batch; an empty list if there are none.
+    """Return the names of the layers whose output is a grid, from one pass of this batch; [] if there are none.
 
-    A second pass with other texts excludes layers of text tokens.
+    If the batch contains texts, further passes with texts of other lengths find the layers that return text tokens.
+    These layers are left out.
     """
     with preserve_state(model) as modules:
         if len(batch.size) == 3:

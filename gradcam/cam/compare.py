@@ -26,8 +26,8 @@ def compare(
 ) -> dict[tuple[str, str], Explanation]:
     """Explain with several layers and methods, all from one forward and one backward pass.
 
-    Shapley-CAM takes two more backward passes per class and layer. Methods that run the model several times run it
-    again for each layer.
+    Shapley-CAM takes two more backward passes per class and layer. Methods that perturb a layer's activations repeat
+    their passes for each layer.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ def compare(
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         As in `explain`.
     layers : sequence of str or nn.Module
-        Layers by name or module; methods that need no layer ignore them. With `join="sum"`, the maps of all layers are
-        added.
+        The names or modules of the layers. Methods that need no layer ignore this list. With `join="sum"`, the maps of
+        all layers are added.
     methods : iterable of str or Method
         Keys or values of `gradcam.METHODS`.
     target : Any, default None
@@ -48,9 +48,9 @@ def compare(
     Returns
     -------
     dict of (str, str) to Explanation
-        The explanations by layer name and method name. The key of RISE is ("input", "rise"), and the key of an
-        attention method is ("attention", name). Joined layers have a name such as "layer3 + layer4". The maps of a
-        layer without gradient are blank; a warning reports this.
+        The explanations. Each key is a layer name and a method name. The key of RISE is ("input", "rise"), and the key
+        of an attention method is ("attention", name). Joined layers have a name such as "layer3 + layer4". If the
+        gradient at a layer is zero, the layer's maps are blank, and a warning reports the layer.
 
     Raises
     ------

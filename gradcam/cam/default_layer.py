@@ -31,7 +31,7 @@ BLIND = (
     "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
     "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
-MAX_CANDIDATES = 24  # Number of further layers to try if the first layer's cells respond in the wrong places.
+MAX_CANDIDATES = 24  # The maximum number of layers to try until a layer's cells respond where the image changes.
 
 
 class RouteChangedError(Exception):
@@ -42,11 +42,11 @@ class RouteChangedError(Exception):
 class DefaultLayer:
     """A layer that was chosen for a target.
 
-    `note` is a warning for the user. `route` is the data flow from the layer to the score. `is_bypassed` says whether a
-    path from the images to the score leads around the layer. Both are None until a pass has recorded them. `is_joined`
-    is True if an unrecorded tensor may join the data flow after the layer; the graph of later passes then has to start
-    at the images. `is_recorded` is True if a graph that starts at the images can be recorded. `is_misplaced` is True if
-    no layer with a fitting layout was found; every explanation then warns.
+    `note` is a warning for the user. `route` is the data flow from the layer to the score, as in `ScoreGraph.route`.
+    `is_bypassed` is True if a path from the images to the score leads around the layer. `route` and `is_bypassed` are
+    None until a pass has recorded the graph. `is_joined` is True if an operation after the layer may have an unrecorded
+    input. Later passes then record a graph that starts at the images. `is_recorded` is True if such a graph can be
+    recorded. `is_misplaced` is True if no layer's cells respond where the image changes. Every explanation then warns.
     """
 
     layer: str
@@ -58,9 +58,9 @@ class DefaultLayer:
     is_misplaced: bool = False
 
     def check_route(self, recorded: RecordedPass) -> None:
-        """Store the route of a pass; raise `RouteChangedError` if it differs from the stored route."""
+        """Store the data flow of a pass; raise `RouteChangedError` if an earlier pass had a different data flow."""
         tail = recorded.tail
-        starts_at_images = recorded.image_edge is not None  # Otherwise, no unrecorded tensor can join.
+        starts_at_images = recorded.image_edge is not None  # If False, `tail.is_bypassed` is always False.
         if starts_at_images and self.is_bypassed not in (None, tail.is_bypassed):
             raise RouteChangedError
         if self.route is not None and (self.route, self.is_joined) != (tail.route, tail.is_joined):
@@ -70,7 +70,7 @@ class DefaultLayer:
 
 
 def make_cache_key(batch: Batch, target: Any, *settings: Any) -> Hashable | None:
-    """Return the cache key of a default layer; None for a target that runs code, and for inputs without a key."""
+    """Return the cache key of a default layer; None if the target runs custom code, or if the inputs have no key."""
     if is_function(target) or isinstance(target, (ScoreExtractor, Target)):
         return None
     target_fields = {**vars(target), "classes": None} if is_dataclass(target) else None
@@ -81,7 +81,7 @@ def make_cache_key(batch: Batch, target: Any, *settings: Any) -> Hashable | None
 
 
 def _to_key(value: Any) -> Hashable:
-    """Return a key that is equal for inputs of the same form; raise `TypeError` for objects of unknown kinds."""
+    """Return a key from tensors' shapes, dtypes and devices, and from simple values; raise `TypeError` for others."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     if type(value) in SIMPLE_TYPES:
@@ -94,7 +94,7 @@ def _to_key(value: Any) -> Hashable:
 
 
 def list_next_candidates(names: list[str], layer: str) -> list[str]:
-    """Return the layers to try after `layer`, other runs of the same module first."""
+    """Return the layers to try after `layer`: first the other runs of the same module, then all others."""
     module = layer.rpartition("#")[0]
     runs = [name for name in names if module and name.rpartition("#")[0] == module]
     return list(dict.fromkeys(name for name in (*runs, *names) if name != layer))
@@ -102,21 +102,23 @@ def list_next_candidates(names: list[str], layer: str) -> list[str]:
 
 @dataclass(frozen=True)
 class DefaultLayerSearch:
-    """A search for the layer at which to explain a bound target.
+    """A search for the layer at which to explain a target.
 
-    `is_positive` is True if all methods assume non-negative activations.
+    `bound` is the target with the module and the inputs to run. `is_positive` is True if all methods assume
+    non-negative activations.
     """
 
     model: nn.Module
     bound: BoundTarget
     facts: ModelFacts
-    reshape: Any  # Never a function: a function fits only the tensor of one layer.
+    reshape: Any  # A tuple, a string or None. A function would fit only one layer's tensor, so the caller rejects it.
     is_positive: bool
 
     def explain(self, explain_at: Callable[..., Result]) -> Result:
-        """Explain at the cached layer; if there is none, search for a layer and explain at that layer.
+        """Explain at the cached default layer; if no cached layer fits, search for a layer, and cache this layer.
 
-        `explain_at` takes the target, a list of layers, and keyword arguments that say how to record the pass.
+        `explain_at` computes the result from a target and a list of layers. Its keyword arguments are those of
+        `explain._explain_at`.
         """
 
         def try_layer(default: DefaultLayer) -> Result:
@@ -136,15 +138,15 @@ class DefaultLayerSearch:
         if default is not None:
             try:
                 return try_layer(default)
-            # LayerError is raised if the layer no longer runs, for example.
+            # LayerError is raised, for example, if this pass does not call the cached layer.
             except (RouteChangedError, MisplacedError, LayerError):
                 self.facts.set(key, None)
         try:
             default, result = self._search(try_layer)
-        except RouteChangedError:  # The search used one image, and the batch takes another route.
+        except RouteChangedError:  # The search used one image, but the entire batch has another data flow.
             default, result = self._search(try_layer, whole_batch=True)
         except BlindLayerError:
-            with contextlib.suppress(BlindLayerError):  # PyTorch may raise a more specific error here.
+            with contextlib.suppress(BlindLayerError):  # Any other error is more specific, and is raised.
                 explain_at(_copy(self.bound), [self._list_layers(whole_batch=False)[0].layer])
             raise LayerError(BLIND) from None
         if key is not None and default.is_recorded:
@@ -152,13 +154,13 @@ class DefaultLayerSearch:
         return result
 
     def _list_layers(self, *, whole_batch: bool) -> tuple[DefaultLayer, list[str], dict[str, str]]:
-        """Return the best layer, the names of all candidates in order of preference, and notes on some of them."""
+        """Return the best layer, all candidates' names in order of preference, and warnings for some candidates."""
         bound = _copy(self.bound)
         settings: Any = {"whole_batch": whole_batch, "facts": self.facts if self.facts.get(ORDER_MEASURED) else None}
         suggestion = find_suggestion(bound.model, bound.batch, bound.target, self.reshape, **settings)
         best = suggestion.behind_activation if self.is_positive else suggestion.layers[0]
         names = [find_name_in_model(self.model, self.bound.model, name) for name in (best, *suggestion.layers)]
-        names = list(dict.fromkeys(filter(None, names)))  # The model itself has no name.
+        names = list(dict.fromkeys(filter(None, names)))  # An empty name stands for the model itself.
         if not names:
             raise LayerError(
                 f"No default layer with a spatial grid was found in {type(self.model).__name__}. Name the layer to explain."
@@ -171,9 +173,10 @@ class DefaultLayerSearch:
     def _search(
         self, try_layer: Callable[[DefaultLayer], Result], *, whole_batch: bool = False
     ) -> tuple[DefaultLayer, Result]:
-        """Return the first layer that has a gradient and responds in the right places, and the explanation there.
+        """Return a layer that has a gradient and whose cells respond where the image changes, and the result there.
 
-        Raises `BlindLayerError` if no layer has a gradient.
+        The candidates are tried in order of preference. If no candidate's cells respond where the image changes, use
+        the first measured candidate, and warn. Raises `BlindLayerError` if no layer has a gradient.
         """
         was_ordered, batch = self.facts.get(ORDER_MEASURED), self.bound.batch
         default, names, notes = self._list_layers(whole_batch=whole_batch)
@@ -209,7 +212,10 @@ class DefaultLayerSearch:
 
 
 def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
-    """Convert a layer's name in `run`, the module that runs instead of `model`, to its name in `model`."""
+    """Return the name in `model` of a layer that is called `name` in `run`.
+
+    `run` is the module that a target runs instead of `model`, such as an image encoder.
+    """
     if run is model:
         return name
     module_name, mark, run_number = name.partition("#")
@@ -219,14 +225,14 @@ def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
 
 
 def _copy(bound: BoundTarget) -> BoundTarget:
-    """Copy the inputs for one of several passes, because a model may change them in place."""
+    """Return the target with copied inputs, because a pass may change its inputs in place."""
     return replace(bound, batch=bound.batch.copy())
 
 
 def find_layer_with_gradient(
     model: nn.Module, bound: BoundTarget, names: Sequence[str], facts: ModelFacts, reshape: ReshapeSpec = None
 ) -> str | None:
-    """Return the first of these layers whose cells have a gradient; None if there is none."""
+    """Return the first of these layers with a nonzero gradient on its grid; None if no layer has such a gradient."""
     with recorded_pass(bound.model, bound.batch, find_layers(model, names), bound.target, facts=facts) as recorded:
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
@@ -236,7 +242,7 @@ def find_layer_with_gradient(
             for tensor_name in recorded.names_by_layer[name]:
                 gradient = gradient_by_name[tensor_name]
                 if gradient is not None:
-                    with contextlib.suppress(LayerError):  # Not every tensor of a layer has to have a grid.
+                    with contextlib.suppress(LayerError):  # Skip tensors without a grid.
                         layout = find_grid(tensor_name, gradient[0], recorded, reshape)
                         if layout.to_grid(gradient[0]).any():
                             return name

@@ -21,27 +21,27 @@ ValueRange = tuple[float, float]  # (minimum, maximum)
 
 
 class RowRanges(list[ValueRange]):
-    """The minimum and maximum of each row; an empty list until `DeferredChecks.flush` has read them."""
+    """A list of the minimum and maximum of each row; empty until `DeferredChecks.flush` has read the values."""
 
 
 @dataclass
 class DeferredChecks:
     """Pending checks of small tensors.
 
-    Reading a value waits for the device. `flush` reads all pending values at once, then runs the checks in the order in
-    which they were added.
+    Each time a value is read, the program waits for the device. So `flush` reads all pending values at once. Then
+    `flush` runs the checks in the order in which they were added.
     """
 
     _pending: list[tuple[Check, tuple[Tensor, ...]]] = field(default_factory=list)
 
     def add(self, check: Check, *tensors: Tensor) -> None:
-        """Add a check, which `flush` calls with one list of all values of the tensors."""
+        """Add a check. `flush` calls `check` with a single list that contains all values of the tensors."""
         self._pending.append((check, tensors))
 
     def add_range(self, tensor: Tensor, sentence_start: str) -> RowRanges:
-        """Add a check that a tensor is finite; return a list that `flush` fills with its minimum and maximum.
+        """Add a check that a tensor is finite; return a list that `flush` fills with the tensor's minimum and maximum.
 
-        If the minimum or the maximum is NaN or infinite, `flush` raises `ModelError`, with a message that begins with
+        If the minimum or the maximum is NaN or infinite, `flush` raises `ModelError`. The message begins with
         `sentence_start`, such as "The scores are".
         """
         return self._add_ranges(*torch.aminmax(tensor), sentence_start)
@@ -49,7 +49,7 @@ class DeferredChecks:
     def add_row_ranges(self, tensor: Tensor, sentence_start: str, *, min_magnitude: float = 0) -> RowRanges:
         """Add a check that a tensor is finite; return a list that `flush` fills with each row's minimum and maximum.
 
-        `flush` also warns if a row is not all zero, but all its magnitudes are below `min_magnitude`.
+        `flush` also warns if the largest magnitude in a row is below `min_magnitude`, but not zero.
         """
         axes = tuple(range(1, tensor.ndim))
         extremes = torch.aminmax(tensor) if len(tensor) == 1 else (tensor.amin(axes), tensor.amax(axes))
@@ -88,12 +88,12 @@ def _read(tensors: Iterable[Tensor], device: torch.device) -> list[float]:
 
 
 def read_range(tensor: Tensor, sentence_start: str) -> ValueRange:
-    """Return the minimum and maximum of a tensor; raise `ModelError` if it is not finite."""
+    """Return the minimum and maximum of a tensor; raise `ModelError` if a value is not finite."""
     return read_row_ranges(tensor[None], sentence_start)[0]
 
 
 def read_row_ranges(tensor: Tensor, sentence_start: str) -> RowRanges:
-    """Return the minimum and maximum of each row; raise `ModelError` if the tensor is not finite."""
+    """Return the minimum and maximum of each row of a tensor; raise `ModelError` if a value is not finite."""
     checks = DeferredChecks()
     ranges = checks.add_row_ranges(tensor, sentence_start)
     checks.flush()

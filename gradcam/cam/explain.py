@@ -40,12 +40,12 @@ class Explanation:
     Attributes
     ----------
     maps : Tensor (N,K,h,w)
-        The raw output of the method, float32, at the layer's resolution. `evidence` selects the positive values, the
-        absolute values of the negative ones, or all values. If the model pads images, a map covers the image only,
-        without the padding.
+        The raw output of the method, float32, at the layer's resolution. The option `evidence` selects the positive
+        values, the magnitudes of the negative values, or all values. If the model pads images, a map covers only the
+        image, without the padding.
     heatmaps : Tensor (N,K,H,W)
         The maps at the input's size, float32, each divided by its own maximum: from 0 to 1, or from -1 to 1 for signed
-        evidence. A blank map stays zero. For a list of images of different sizes, a list of N tensors (K,H,W).
+        evidence. A blank map stays zero. If the images have different sizes, this is a list of N tensors (K,H,W).
     classes : Tensor (N,K) or None
         The explained classes, int64; None if the target was a function, a sentence or a reference image.
     scores : Tensor (N,K)
@@ -181,14 +181,14 @@ def explain(
     layer : str or nn.Module, default None
         The target layer: its dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several output
         tensors, by key or index. "encoder.layer4#1" names one of several runs of a layer, counted from 0. If a layer
-        returns several tensors and none is named, the first tensor that has a grid and affects the score is used; for a
-        feature pyramid, the maps of all levels are added. None selects the last layer that meets three conditions: it
-        has a grid, the score depends on the image only through this layer, and its cells respond where the image
-        changes. (Methods that assume non-negative activations get a layer after an activation function such as ReLU.
-        For dense outputs, the default is the last layer with the coarsest grid.) The first search costs two extra
-        forward passes, one of them with a single image. The result is cached while the model and the shape of the
-        images stay the same. It is not cached if the target is a function or a `gradcam.targets` object other than
-        `ClassTarget`: in a loop with such a target, name the layer.
+        returns several tensors and no tensor is named, the first tensor that has a grid and affects the score is used.
+        If these tensors form a feature pyramid, the maps of all levels are added. None selects the last layer that
+        meets three conditions: the layer has a grid, the score depends on the image only through the layer, and the
+        layer's cells respond where the image changes. (Methods that assume non-negative activations get a layer after
+        an activation function such as ReLU. For dense outputs, the default is the last layer with the coarsest grid.)
+        The search for the layer costs two extra forward passes, one of them with a single image. The layer is cached
+        while the model and the shape of the images stay the same. No layer is cached if the target is a function or a
+        `gradcam.targets` object other than `ClassTarget`: in a loop with such a target, name the layer.
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. "rise", "drise" and the methods that follow a transformer's
         attention, such as "rollout", need no layer. For classes, None means "gradcam". For boxes and other
@@ -204,7 +204,7 @@ def explain(
     Other Parameters
     ----------------
     join : str, default None
-        "sum" adds the raw maps of `layers`, at the finest of their grids.
+        "sum" resizes the raw maps of `layers` to the finest grid, and adds the maps.
     evidence : str, default "positive"
         "positive" is evidence for the class, and "negative" is evidence against the class. "signed" is both, in [-1,1].
         "negative" and "signed" need a method with `is_signed`. Both are useful for regression and for a single logit.
@@ -217,7 +217,7 @@ def explain(
         The layout of the layer's output, if it is ambiguous. A tuple is the grid (h, w) or (d, h, w) that the tokens
         form. Extra tokens before the grid, such as a class token, are skipped. A string is "channels first", "channels
         last", "tokens" (N,T,D) or "tokens first" (T,N,D). A function turns the layer's tensor into (N,C,h,w) or
-        (N,C,d,h,w), and may only pick and move values.
+        (N,C,d,h,w). The function may only select and reorder values.
     memory_budget : int, default None
         Memory in bytes for methods that run the model several times. None means 256 MB, or the memory for one perturbed
         copy of the images if that is more.
@@ -247,9 +247,9 @@ def explain(
     Warns
     -----
     GradcamWarning
-        If the cells of a layer do not respond where the image changes. This is measured once, for default layers and
-        for named layers with an ambiguous layout. There are also warnings if images of the batch depend on one another,
-        if the output is probabilities instead of logits, and if a map contains only rounding errors.
+        If the cells of a layer do not respond where the image changes. The responses are measured once, for default
+        layers and for named layers with an ambiguous layout. There are also warnings if images of the batch depend on
+        one another, if the output is probabilities instead of logits, and if a map contains only rounding errors.
 
     Examples
     --------
@@ -272,7 +272,7 @@ def explain(
 def check_one_map(
     layer: str | nn.Module | None, layers: Sequence[str | nn.Module] | None, join: str | None
 ) -> Sequence[str | nn.Module] | None:
-    """Return the layers of one map: a single layer, or several to be joined; None if no layer is named.
+    """Return the layers of one map: one layer, or several layers whose maps are added; None if no layer is named.
 
     Raises `LayerError` for any other combination.
     """
@@ -290,9 +290,9 @@ def check_one_map(
 class Plan:
     """A checked request: what to explain and how, as in `explain`.
 
-    If `methods` is empty, the target's default method is used. With `prefers_signed`, signed evidence is used if that
-    method supports it. If the score of a target function reads positions in the output, `methods_for_places` replace
-    `methods`, because pooled gradients would lose the positions.
+    If `methods` is empty, the target's default method is used. With `prefers_signed`, the evidence is signed if the
+    default method supports signed evidence. If the score of a target function reads positions in the output,
+    `methods_for_places` replace `methods`, because pooled gradients would lose the positions.
     """
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
@@ -303,10 +303,10 @@ class Plan:
 
     @classmethod
     def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **fields: Any) -> Self:
-        """Return a plan after all checks that need no model.
+        """Check everything that can be checked without a model, and return a plan.
 
-        Raises `GradcamError` for unknown names and unsupported combinations, and `TypeError` for unknown options, as if
-        they were passed to `function`.
+        Raises `GradcamError` for unknown names and unsupported combinations. Raises `TypeError` for unknown options;
+        the message names `function`, the public function that was called.
         """
         filled = fill_options(options, function)
         smoothed = apply_smoothing(methods, filled["smoothing"])
@@ -316,7 +316,7 @@ class Plan:
         return cls(smoothed, target, filled | {"reshape": to_reshape(filled["reshape"])}, **fields)
 
     def complete(self, method: str) -> Plan:
-        """Return the plan with this method if it has none. Raises the errors of `of`."""
+        """Return the plan; if it has no method, add `method`. Raises `GradcamError` as `of` does."""
         if self.methods:
             return self
         smoothing, options = self.options["smoothing"], self.options
@@ -333,7 +333,7 @@ class Plan:
 
     @property
     def grad_order(self) -> int:
-        """Return how often the layers after the target layers are differentiated."""
+        """Return the highest order of the derivatives that the methods need: 0, 1 or 2."""
         if any("curvatures" in method.needs for method in self.methods):
             return 2
         return 1 if any(method.needs for method in self.methods) else 0
@@ -346,7 +346,7 @@ class Plan:
 def execute_plan(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
-    """Explain as `compare` does, with a checked plan; if no layer is named, at the best layer for the target."""
+    """Return the explanations of a plan, by layer and method. If `layers` is empty, choose a default layer."""
     model, batch, target = unwrap(model), to_batch(images), plan.target
     if not is_function(target):
         require_class_head(model)
@@ -354,7 +354,7 @@ def execute_plan(
     facts = ModelFacts(model)
     if model in self_changing_models:
         facts.read()
-    # A user who names a layer wants a map at that layer, but methods that follow attention return no such map.
+    # If the user names a layer, the default cannot be a method that follows attention, which returns no map of a layer.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
         raise TargetError("Augmentation moves the image, but this target has a fixed place: leave augmentation= out.")
@@ -399,8 +399,9 @@ def _explain_at(
 ) -> dict[tuple[str, str], Explanation]:
     """Explain at these layers.
 
-    `verify` says which layouts are measured; "strictly" measures all, and raises `MisplacedError` instead of warning.
-    `on_recorded` is called with the recorded pass. `from_images` is passed to `recorded_pass`.
+    `verify` says which layouts are measured: none, the ambiguous layouts ("guesses"), or all. "strictly" measures all,
+    and raises `MisplacedError` instead of warning. `on_recorded` is called with the recorded pass. `from_images` is
+    passed to `recorded_pass`.
     """
     options, reshape = plan.options, plan.options["reshape"]
     outlets = find_layers(model, layers) if layers or plan.needs_layers else []
@@ -439,7 +440,7 @@ def _explain_at(
         maps = compute_maps(recorded, plan.methods, reruns, reshape=reshape, join=options["join"])
         explanations = _make_explanations(maps, recorded, bound, views, plan)
         reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
-    if "_cache" in vars(facts):  # A fact was looked up.
+    if "_cache" in vars(facts):  # This pass has read or cached a fact.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
         references = execute_plan(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
@@ -458,7 +459,7 @@ def _make_views(bound: BoundTarget, augmentation: str) -> Views:
 def _make_explanations(
     maps: Mapping[Key, Maps], recorded: RecordedPass, bound: BoundTarget, views: Views, plan: Plan
 ) -> dict[Key, Explanation]:
-    """Turn maps into explanations: select the evidence, average the views, crop to the images, and resize."""
+    """Turn maps into explanations: crop to the images, average the views, select the evidence, and resize."""
     batch, scored, evidence = bound.batch, recorded.scored, plan.options["evidence"]
     output_name = None
     if not isinstance(recorded.output, Tensor) and scored.logits is not None:
@@ -479,7 +480,7 @@ def _make_explanations(
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
     for (layer, method), method_maps in maps.items():
         levels: Sequence[Tensor] = method_maps.levels
-        if scored.settled is not None and method in gradient_methods:  # Blank the maps of constant scores.
+        if scored.settled is not None and method in gradient_methods:  # Blank maps of scores whose gradient is zero.
             levels = [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
         values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
         if method_maps.rounding_mask is not None:
@@ -504,9 +505,9 @@ def _name_layout(recorded: RecordedPass, layer: str) -> str | None:
 
 
 def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:
-    """Crop maps to each image, if the image fills only a part of the area that layers cover."""
+    """Crop maps to each image, if the model pads images. The layers then cover the padding too."""
     frame, batch = recorded.frame, recorded.batch
-    if layer == "input":  # Maps at the input cover the caller's images, however the model resizes them.
+    if layer == "input":  # Maps at the input cover the caller's images, before the model resizes any image.
         from gradcam.layers.frames import find_frame
 
         frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
@@ -518,7 +519,7 @@ def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str
 
 
 def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> Sequence[Sequence[Instance]] | None:
-    """Return the instances in pixels of the original images."""
+    """Convert the coordinates of instances to pixels of the original images."""
     rows = None if rows is None else rows[: batch.images]
     if rows is None or batch.windows is None:
         return rows
@@ -527,7 +528,7 @@ def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> 
 
 
 def _mask_missing_scores(scores: Tensor, scored: TargetScores) -> Tensor:
-    """Set scores to NaN where an image has fewer instances than the others."""
+    """Set the scores of missing instances to NaN, for images that have fewer instances than other images."""
     for row, instances in zip(scores, scored.instances or ()):
         row[len(instances) :] = torch.nan
     return scores

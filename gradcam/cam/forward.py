@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 class RecordedPass:
     """The result of one forward pass, from which maps are computed.
 
-    `activations` and `outlets` are the recorded tensors and their sources, by name. `names_by_layer` has the names of
-    each layer's tensors; a layer whose output holds several tensors has several names. `scored` has the scores to
-    differentiate. `modules` are all modules of the model. `autocast` is the caller's autocast dtype, or None. `frame`
-    says how the model resized and padded the images, or is None. With a frame, the size of `batch` is the size of the
-    canvas, which is the area that the layers cover. `layouts` are the layouts of the activations on the image, by name;
-    a layout is added when it is first needed. `checks` are pending checks of these values. `facts` are cached facts
-    about the model. `image_edge` is the edge where the images enter the graph, if they were recorded. `images_changed`
-    is True if the model changed its images in place.
+    `activations` are the recorded tensors by name, and `outlets` tells from which layer and key each tensor comes.
+    `names_by_layer` lists, for each layer, the names of the recorded tensors in the layer's output. `scored` has the
+    scores to differentiate. `modules` are all modules of the model. `autocast` is the caller's autocast dtype, or None.
+    `frame` describes how the model resized and padded the images, or is None. If there is a frame, `batch.size` is the
+    size of the padded images. `layouts` are the layouts of the activations on the image, by name; a layout is added at
+    its first use. `checks` are pending checks of the recorded values. `facts` are cached facts about the model.
+    `image_edge` is the graph edge at which the images enter, or None if the graph starts at the layers.
+    `images_changed` is True if the model changed its images in place.
     """
 
     activations: dict[str, Tensor]
@@ -68,10 +68,10 @@ class RecordedPass:
 
     @cached_property
     def has_float16(self) -> bool:
-        """Return whether gradients may pass through float16 on their way to the layers."""
+        """Return whether gradients of the activations may be computed in float16."""
         if torch.float16 in (self.autocast, *self._dtypes):
             return True
-        # Activations and output are not float16. So a float16 parameter between them is used only through a cast.
+        # The activations and the output are not float16. So float16 parameters can only be in use if the graph casts.
         return _has_float16_weights(self.modules) and pytorch.may_cast(self.tail.nodes)
 
     @property
@@ -79,12 +79,12 @@ class RecordedPass:
         """Return the relative tolerance for floating-point operations in a different order."""
         epsilon = self._epsilon
         if self.batch.device.type == "cuda" and epsilon < 1e-5:
-            epsilon = 2.0**-10  # TensorFloat-32 has 10 bits of mantissa.
+            epsilon = 2.0**-10  # GPUs may compute float32 products in TensorFloat-32, with 10 bits of mantissa.
         return epsilon * (256 if epsilon < 1e-5 else 4)
 
     @property
     def score_tolerance(self) -> float:
-        """Return the relative tolerance between scores of variants, which share most operations."""
+        """Return the relative tolerance between scores of perturbed passes, in which most operations are the same."""
         return self._epsilon * (32 if self._epsilon < 1e-5 else 0.5)
 
     @property
@@ -138,10 +138,10 @@ def recorded_pass(
 ) -> Iterator[RecordedPass]:
     """Run one forward pass and record the chosen layers; the model's state is preserved until the context ends.
 
-    `grad_order` says how often the scores are differentiated; 0 is for activations alone. Fused attention has only
-    first derivatives, so it is replaced for higher orders. The `contexts` are entered only while the model runs. With
-    `from_images`, the graph starts at the images, so that it shows any paths around the layers. No tensors are saved
-    for this graph until one of the layers has run.
+    `grad_order` is the order of the derivatives; 0 means that only activations are needed. Fused attention supports
+    only first derivatives, so higher orders use plain attention. The `contexts` are entered only while the model runs.
+    With `from_images`, the graph starts at the images, so that the graph includes paths around the layers. To save
+    memory, no tensors are saved for backward before the first of the layers has run.
     """
     translation = autograd.translate_torch_errors(autograd.ADVICE_AFTER_LAYER)
     with preserve_state(model) as modules, translation, contextlib.ExitStack() as stack:
@@ -178,8 +178,8 @@ def recorded_pass(
                 output = inputs.run(model)
                 images_changed = version_of(batch.pictures) != version
             activations, outlet_by_name, names_by_layer = _collect_tensors(outlets, recorders)
-            # A single layer reports by itself that grad mode is off. The first of several layers turns grad mode on, so
-            # at a later layer, grad mode is off only if the model turned it off.
+            # The first layer to run turns grad mode on. If grad mode is off when a second layer runs, the model has
+            # turned grad mode off.
             if grad_order and len(recorders) > 1:
                 unrecorded = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
                 if len(unrecorded) > 1:
@@ -193,7 +193,7 @@ def recorded_pass(
             stack.callback(recorder.release)
         device = scored.values.device.type
         autocast = caller_autocast(device)
-        # Maps are computed without autocast, which would make products half as precise.
+        # Maps are computed without autocast, because autocast would compute products in half precision.
         with torch.no_grad(), pytorch.without_autocast(device):
             frame = None
             if frames or batch.windows is not None or batch.listed is not None:

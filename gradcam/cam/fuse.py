@@ -24,13 +24,13 @@ def fuse(
 ) -> AnyExplanation:
     """Fuse explanations of the same images and classes into one, for example from several layers or methods.
 
-    Each heatmap is divided by its own maximum first, so that all have equal weight.
+    Heatmaps are already divided by their own maximum, so all heatmaps have equal weight.
 
     Parameters
     ----------
     explanations : sequence or mapping of Explanation
-        At least one, or the result of `compare`. They have to be of the same images and target functions; this is not
-        checked.
+        At least one explanation, or the result of `compare`. All explanations have to be of the same images and target
+        functions, which is not checked.
     reduction : str, default "mean"
         "mean" averages the heatmaps; "max" takes the value with the largest magnitude at each pixel.
 

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from gradcam.layers.reshape import IndexLayout
 
 JOINS = ("sum",)
-MIN_GRADIENT = 1e-35  # Float32 ends at 1e-38, so products with smaller gradients have few digits.
-# Models in which the layout of a layer was wrong and has been corrected. Those of other layers may be wrong too, so
-# layers that the user names are measured like default layers.
+MIN_GRADIENT = 1e-35  # Float32 loses digits below 1e-38, so products with smaller gradients are inexact.
+# Models in which the assumed layout of a layer was wrong. Other layouts of these models may be wrong too, so the
+# layouts of all layers are measured.
 corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class GridActivations:
-    """The activations of a layer, as recorded and as a grid (N,C,...), and the layout that maps one to the other."""
+    """The activations of a layer: `recorded` in the layer's own layout, and `grid` (N,C,...) on the image."""
 
     layer: str
     recorded: Tensor
@@ -45,10 +45,11 @@ class GridActivations:
     def to_grid(
         self, derivatives: Tensor | None, quantity: str, checks: DeferredChecks | None = None
     ) -> tuple[Tensor, RowRanges]:
-        """Return derivatives as (N,k,C,...), at least float32, and their range in each image.
+        """Return derivatives on the grid (N,k,C,...), in at least float32, and each image's minimum and maximum.
 
-        `derivatives` are k tensors of the recorded activations' shape, stacked. With `checks`, the ranges are empty
-        until `checks.flush`. Raises `LayerError` if there are no derivatives, and `ModelError` if they are not finite.
+        `derivatives` are k stacked tensors of the shape of `recorded`. If `checks` are passed, the ranges stay empty
+        until `checks.flush` runs. Raises `LayerError` if `derivatives` is None. Raises `ModelError` if a value is not
+        finite.
         """
         if derivatives is None:
             raise no_dependence_error([self.layer])
@@ -62,9 +63,9 @@ class GridActivations:
 
 
 def find_activations(layer: str, recorded: RecordedPass, reshape: ReshapeSpec = None) -> GridActivations:
-    """Return the activations of a recorded layer, on their grid; raise `LayerError` if there is no grid.
+    """Return the activations of a recorded layer on the grid; raise `LayerError` if there is no grid.
 
-    Flushing `recorded.checks` raises `ModelError` for NaN and infinity.
+    `recorded.checks.flush` later raises `ModelError` if an activation is NaN or infinite.
     """
     tensor = recorded.activations[layer]
     layout = find_grid(layer, tensor, recorded, reshape)
@@ -100,8 +101,8 @@ def find_output_layout(
     """Return the layout of a layer's output on the image.
 
     If the output's shape is ambiguous, the model runs again to measure the layout. Raises `LayerError` if there is no
-    grid, or if the layout stays ambiguous. `find_route` returns the data flow from the layer to the score in this pass;
-    a cached layout is used only for the same data flow.
+    grid, or if the layout stays ambiguous. `find_route` returns the data flow from the layer to the score in this pass.
+    If the data flow has changed, a cached layout is not used.
     """
     layer, module, facts = outlet.name, outlet.module, facts or ModelFacts(model)
     if callable(reshape):
@@ -109,7 +110,7 @@ def find_output_layout(
 
         return probe_layout(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
-    if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # tokens of the image, of a text, or of both
+    if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # Tokens may be of the image, a text, or both.
         from gradcam.layers.axes import AxisResolver
         from gradcam.layers.token_layout import find_patches
 
@@ -132,15 +133,15 @@ def find_output_layout(
 def list_unverified(
     recorded: RecordedPass, reshape: ReshapeSpec = None, *, includes_certain: bool = False
 ) -> list[tuple[str, str, Layout | IndexLayout]]:
-    """List the recorded tensors whose layout has to be measured: each with its layer, its name and its layout.
+    """List the recorded tensors whose layout has to be measured, as (layer, tensor name, layout).
 
-    Layers whose layout is certain are only included if `includes_certain` is True, or if another layout of this model
+    If a layout is certain, the tensor is listed only if `includes_certain` is True, or if another layout of this model
     was wrong.
     """
     includes_certain = includes_certain or recorded.facts.model in corrected_models
     unverified = []
     for layer, names in recorded.names_by_layer.items():
-        # Not every tensor of a layer has to have a grid.
+        # If a layer has several tensors, tensors without a grid are skipped.
         for name in names if len(names) == 1 or includes_certain else ():
             activations = recorded.activations[name]
             try:
@@ -168,9 +169,9 @@ def warn_of_blind_images(layer: str, *, all_images: bool) -> None:
 
 
 class BlindPatchesError(BlindLayerError):
-    """The gradient is zero at all patch tokens, although the score may read other tokens.
+    """The gradient is exactly zero at all patch tokens. The score may depend on other tokens, such as a class token.
 
-    The message recommends no layer: the caller adds the recommendation.
+    The message names no better layer, because the caller adds this advice.
     """
 
 
@@ -191,9 +192,9 @@ def choose_activations(
 ) -> dict[str, list[GridActivations]]:
     """Return the activations to explain, by layer: one tensor, or all levels of a pyramid.
 
-    With `join`, all layers form one entry. If a layer has several tensors, tensors without a grid or without an effect
-    on the score are left out. If the grids of the remaining tensors all differ, as in a pyramid, all remaining tensors
-    are used; otherwise, only the first. Raises `LayerError` if no tensor is left.
+    If `join` is set, all layers form one entry. If a layer has several tensors, tensors without a grid or without an
+    effect on the score are left out. If the grids of the remaining tensors all differ, as in a pyramid, all remaining
+    tensors are used. Otherwise, only the first is used. Raises `LayerError` if no tensor is left.
     """
     sites_by_layer = {layer: _choose_tensors(layer, recorded, reshape) for layer in recorded.names_by_layer}
     if join is None or not sites_by_layer:
@@ -216,7 +217,7 @@ def _choose_tensors(layer: str, recorded: RecordedPass, reshape: ReshapeSpec) ->
         with contextlib.suppress(LayerError):
             sites.append(find_activations(name, recorded, reshape))
     if not sites:
-        return [find_activations(names[0], recorded, reshape)]  # Raise the error that says why there is no grid.
+        return [find_activations(names[0], recorded, reshape)]  # This call raises the error about the grid.
     is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
     return sites if is_pyramid else sites[:1]
 

@@ -25,7 +25,7 @@ ATTENTION_WEIGHTS = (
 
 
 def are_attention_weights(activations: Tensor) -> bool:
-    """Return whether the rows sum to 1, as after a softmax: such attention weights are not a feature map."""
+    """Return whether activations look like attention weights: non-negative, and with a sum of 1 over the last axis."""
     if activations.is_meta or activations.shape[-1] == 1:
         return False
     tolerance = 2e-2 if activations.dtype in (torch.bfloat16, torch.float16) else 1e-4
@@ -89,7 +89,7 @@ def _suggest_reshape(shape: tuple[int, ...], batch: Batch) -> str:
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
-    # Suggest a grid with about the image's aspect ratio: the grid that leaves the fewest extra tokens.
+    # Among the grids with about the image's aspect ratio, suggest the grid that leaves the fewest extra tokens.
     aspect = [length / min(batch.size) for length in batch.size]
     grids = {tuple(round(cells * ratio) for ratio in aspect) for cells in range(1, math.isqrt(tokens) + 1)}
     layout = min(list_token_layouts(tokens, grids), key=lambda layout: (layout.prefix, layout.grid), default=None)

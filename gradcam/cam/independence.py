@@ -17,23 +17,23 @@ from gradcam.hooks.containers import Batch
 from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
 
-ROUNDING = 256  # Units in the last place. Gradients up to this size at another image count as zero.
-# An image's rounding errors may be a tolerance times the sum of two numbers: its largest gradient, and the largest
-# gradient of the batch divided by this factor.
+ROUNDING = 256  # Gradients at another image count as zero up to this many units in the last place.
+# An error counts as rounding up to a tolerance times a sum. The sum is the image's largest gradient, plus the batch's
+# largest gradient divided by this factor.
 OWN_GRADIENT_FACTOR = 64
 
 
 def warn_of_mixed_images(recorded: RecordedPass) -> None:
     """Warn if a layer's output for one image depends on the other images of the batch.
 
-    A backward pass to the layer does not show this dependence. So each image also runs alone. This is done once per
-    model and layers, and again for larger batches.
+    The gradient at the layer does not show a dependence before the layer. So each image also runs alone, and the
+    outputs are compared. The result is cached for these layers, until a larger batch follows.
     """
     batch = recorded.batch
     if not recorded.outlets or recorded.frame is not None or recorded.images_changed:
         return
     key = ("mixed", tuple(recorded.outlets), batch.size)
-    # The cache holds the size of the largest batch so far whose images did not depend on one another.
+    # The cached value is the size of the largest batch so far whose images did not depend on one another.
     if batch.images <= (recorded.facts.get(key) or 1):
         return
     if recorded.facts.remember((*key, batch.images), lambda: _are_mixed(recorded)):
@@ -53,7 +53,7 @@ def _are_mixed(recorded: RecordedPass) -> bool:
                 continue
             row, row_alone = together.select(axis, image), activations.select(axis, 0)
             if row.shape != row_alone.shape:
-                continue  # The rows of this output are not the images.
+                continue  # This axis is not the batch axis.
             difference = (row - row_alone).abs().amax()
             if difference > tolerance * activations.abs().amax():
                 return not _is_random(recorded, take_image(batch, image), outlets, alone)
@@ -61,7 +61,7 @@ def _are_mixed(recorded: RecordedPass) -> bool:
 
 
 def _is_random(recorded: RecordedPass, batch: Batch, outlets: list[LayerRef], outputs: Mapping[str, Tensor]) -> bool:
-    """Return whether the outputs depend on random numbers, which are different for an image that runs alone."""
+    """Return whether the outputs depend on random numbers: a pass with another seed returns other outputs."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         repeated = run_changed(recorded.model, batch, outlets, recorded.autocast)
@@ -76,9 +76,10 @@ def check_independence(
 ) -> None:
     """Add a check that raises `DependentImagesError` if an image's score depends on another image's activations.
 
-    `gradients` are the gradients (1,N,...) of scores (N,1) at the sites, if they are known. For several classes, a
-    weighted sum of the scores is differentiated first. Then the scores are multiplied by a random weight for each
-    image. If images are independent, this multiplies each image's gradient by its weight.
+    The scores are differentiated twice. The second time, each image's score is first multiplied by a random weight. If
+    images are independent, each image's gradient is then multiplied by the image's weight. If there are several
+    classes, a random weighted sum of their scores is used. If `scores` are (N,1), `gradients` may hold the known
+    gradients (1,N,...) at the sites.
     """
     inputs = [site.recorded for site in sites]
     if gradients is None or scores.shape[1] > 1:
@@ -95,7 +96,7 @@ def check_independence(
         plain, reweighted = (site.layout.to_grid(tensor[0]).flatten(1) for tensor in (gradient, weighted_gradient))
         errors = (reweighted - plain * weights.to(plain)[:, None]).abs().amax(1)
         largest = plain.abs().amax(1)
-        # If a softmax subtracts the maximum of the whole batch, other images' gradients leave rounding errors.
+        # If a softmax subtracts the maximum of the entire batch, rounding errors depend on other images' gradients.
         limits = recorded.tolerance * (largest + largest.amax() / OWN_GRADIENT_FACTOR)
         recorded.checks.add(_require_independence, (errors > limits).any())
 
@@ -103,8 +104,8 @@ def check_independence(
 def confirm_dependence(recorded: RecordedPass) -> bool:
     """Return whether an image's scores have a gradient at another image's activations, beyond rounding; warn if so.
 
-    This takes one backward pass per image, so it runs only after `check_independence` failed. That check also fails if
-    terms cancel, or if a part of the model has lower precision.
+    This test takes one backward pass per image, and follows if `check_independence` failed. `check_independence` also
+    fails without a dependence: if terms cancel, or if a part of the model has lower precision.
     """
     layouts = recorded.layouts
     inputs = [recorded.activations[name] for name in layouts]
@@ -129,7 +130,7 @@ def _require_independence(is_dependent: list[float]) -> None:
 
 
 def _sample_weights(count: int, like: Tensor) -> Tensor:
-    """Return random weights from 0.5 to 1.5; random signs would often be equal, which would hide a dependence."""
+    """Return random weights from 0.5 to 1.5. Random signs would often be equal, which would hide a dependence."""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 
@@ -137,7 +138,7 @@ def _sample_weights(count: int, like: Tensor) -> Tensor:
 def compute_separate_gradients(
     recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
-    """Yield once: at each site, the gradients (N,K,C,...) of each image's own scores, and their range in each image."""
+    """Yield one list: for each site, the gradients (N,K,C,...) of each image's own scores, and each image's range."""
     inputs = [site.recorded for site in sites]
     rows: list[list[Tensor]] = [[] for _ in sites]
     for image in range(len(scores)):

@@ -32,16 +32,16 @@ from gradcam.layers.token_layout import USUAL_DEPTH, find_layout, find_patches, 
 class LayerRow:
     """One layer of a model.
 
-    `type` is the class of the module. `shape` is the shape of its output, or of the explained tensor if there are
-    several; None without an output. `grid` is the grid (h,w) or (d,h,w) of the output on the image, and `stride` is the
-    image's size divided by the grid's size; both are None without a grid. `parameters` is the number of parameters,
-    including those of submodules. `cam` is True if the layer can be a target layer; otherwise, `reason` says why not.
-    `is_suggested` marks the default layer of `gradcam.explain`. `both_signs` is True if the layer can be a target layer
-    and its values may be negative, because it does not end in an activation function such as ReLU.
-    `suggested_for_positive` marks the default layer for methods that assume non-negative activations, if that is a
-    different layer. `guessed` is True if the layout is a guess. To test a guess, the image is changed at six points:
-    `places` is the number of points at which the right cell responds. If `places` is below 4, the guess counts as wrong.
-    `places` is None if the layout is certain, or if nothing can be measured, as on the meta device.
+    `type` is the class of the module. `shape` is the shape of the output; None without an output. If the output has
+    several tensors, `shape` is the shape of the explained tensor. `grid` is the grid (h,w) or (d,h,w) of the output on
+    the image. `stride` is the image's size divided by the grid's size. Without a grid, `grid` and `stride` are None.
+    `parameters` is the number of parameters, including submodules. `cam` is True if the layer can be a target layer;
+    otherwise, `reason` says why not. `is_suggested` marks the default layer of `gradcam.explain`. `both_signs` is True
+    if a possible target layer does not end in an activation function such as ReLU, so that its values may be negative.
+    Methods that assume non-negative activations may have another default layer, which `suggested_for_positive` marks.
+    `guessed` is True if the layout is a guess. To test a guess, the image is changed at six points. `places` is the
+    number of points at which the right cell responds. If `places` is below 4, the guess counts as wrong. `places` is
+    None if the layout is certain, or if nothing can be measured, as on the meta device.
     """
 
     name: str
@@ -62,7 +62,7 @@ class LayerRow:
 
     @property
     def is_out_of_place(self) -> bool:
-        """Return whether the layer's cells respond in other places than the layout says."""
+        """Return True if too few of the layer's cells respond where the image changes."""
         return self.places is not None and self.places < MIN_RESPONSES
 
 
@@ -98,8 +98,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
 
     Notes
     -----
-    The search for the default layer uses autograd's graph alone. It does not detect gradients that are computed but
-    happen to be zero, as before a head with zero weights.
+    The search for the default layer uses autograd's graph alone. The search does not detect gradients that are zero, as
+    before a head with zero weights.
 
     Examples
     --------
@@ -226,7 +226,7 @@ class _ListingRecorder:
                 self._outputs[module] = last_outputs[0] if last_outputs else candidates[0][0]
 
     def resolve_ambiguous_layouts(self) -> None:
-        """After the model has run, measure the layout of outputs whose channels may come first or last."""
+        """Measure the layout of outputs whose channels may come first or last. The model must have run before."""
         for module, output in self._outputs.items():
             if output.layout is None and output.reason is None and output.shape:
                 layer = LayerRef(type(module).__name__, module)
@@ -243,13 +243,14 @@ class _ListingRecorder:
         return {name: self._outputs[module].info for name, module in modules if module in self._outputs}
 
     def find_layout(self, shape: Sequence[int]) -> Layout | None:
-        """Return the layout on the images for an output of this shape, from any layer."""
+        """Return the layout of any output of this shape; None if the shape alone does not determine a layout."""
         return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
 
     def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, PlacedLayer]:
-        """Return those of the given layers whose layout is a guess, each with the guessed layout.
+        """Return the layers whose layout is a guess, each with the guessed layout.
 
-        A layer is left out if another layer returns the same tensor, and the same layout is certain for that layer.
+        A layer is left out if another layer returns the same tensor with the same layout, and this layout is certain
+        for the other layer.
         """
         outputs = {name: self._outputs[module] for name, module in layers.items()}
         doubtful, certain = dict[str, PlacedLayer](), dict[Edge | None, Layout]()
@@ -298,4 +299,4 @@ class _ListingRecorder:
 
 
 def _stride(length: int, cells: int) -> float:
-    return length // cells if length % cells == 0 else length / cells  # Whole numbers stay ints.
+    return length // cells if length % cells == 0 else length / cells  # An exact quotient is an int.

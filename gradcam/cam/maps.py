@@ -38,13 +38,13 @@ MIN_NEGATIVE_ENERGY = 0.2
 
 
 def has_both_signs(activations: Tensor) -> bool:
-    """Return whether negative activations matter, from the sums of squares of both signs."""
+    """Return whether negative activations are large enough to matter, as `MIN_NEGATIVE_ENERGY` defines."""
     values = activations.detach().float()
     return bool(values.clamp(max=0).square().sum() > MIN_NEGATIVE_ENERGY * values.clamp(min=0).square().sum())
 
 
 def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) -> None:
-    """Warn if a method that assumes non-negative activations is used at layers (by name) with both signs."""
+    """Warn if a method assumes non-negative activations, but the activations of a layer have both signs."""
     names = [method.name for method in methods if method.assumes_positive and method.place == "layer"]
     layers = [layer for layer, tensor in activations.items() if names and has_both_signs(tensor)]
     if layers:
@@ -60,8 +60,9 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
 class Maps:
     """The maps of a method at a layer, signed (N,K,...) in float32, and the scores (N,K) that they explain.
 
-    `levels` holds one tensor of maps, or several that are added after the evidence (positive or negative) is selected.
-    `rounding_mask` (N,K,2) marks where rounding errors were replaced by zeros, as in `DenoisedMaps`; None if nowhere.
+    `levels` holds one tensor of maps, or one for each level of a pyramid. First the evidence (positive or negative) is
+    selected in each level, and then the levels are added. `rounding_mask` (N,K,2) marks maps in which rounding errors
+    were replaced by zeros, as in `DenoisedMaps`; None if there are no such maps.
     """
 
     levels: list[Tensor]
@@ -88,7 +89,7 @@ def compute_maps(
             one_by_one = confirm_dependence(recorded)
             return _compute_maps(recorded, sites_by_layer, methods, reruns, one_by_one=one_by_one, check_mixing=False)
     except Exception:
-        recorded.checks.flush()  # If an earlier value is NaN, report this true cause instead.
+        recorded.checks.flush()  # If an earlier value is NaN, this raises an error that names the true cause.
         raise
 
 
@@ -108,7 +109,7 @@ def _compute_maps(
             from gradcam.cam.other_maps import compute_finer_scores
 
             scores[method.score] = compute_finer_scores(method.name, recorded.scored)
-    # A level of a pyramid may also be requested by name, but is computed once.
+    # If a level of a pyramid is also requested by its own name, compute the level only once.
     by_name = {site.layer: site for level in sites_by_layer.values() for site in level}
     sites, method_maps = list(by_name.values()), list[MethodMaps]()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
@@ -153,12 +154,12 @@ def _compute_maps(
 def _finish_maps(
     method_maps: Sequence[MethodMaps], scores: Tensor, checks: DeferredChecks
 ) -> dict[Key, tuple[Tensor, Tensor | None]]:
-    """Run the pending checks; return the maps by site and method, each with a mask of where rounding was removed."""
+    """Run the pending checks, and return the maps by site and method, each with its rounding mask."""
     original = _list_pieces(method_maps)
     maps = {key: _join([piece.maps for piece in pieces]) for key, pieces in original.items()}
     _require_ranges(maps, scores, checks)
     current = _list_pieces(method_maps)
-    # The checks, which have run now, may have replaced the only piece of a map by one without rounding errors.
+    # The checks have run now. If a map has a single piece, a check may have replaced this piece by a denoised piece.
     changed = {key: pieces for key, pieces in current.items() if pieces[0] is not original[key][0]}
     if changed:
         replaced = {key: _join([piece.maps for piece in pieces]) for key, pieces in changed.items()}
@@ -168,7 +169,7 @@ def _finish_maps(
 
 
 def _list_pieces(method_maps: Sequence[MethodMaps]) -> dict[Key, list[DenoisedMaps]]:
-    """Return the pieces of each map, by site and method, as the checks have left them so far."""
+    """Return the current pieces of each map, by site and method. A check may later replace a piece."""
     pieces: dict[Key, list[DenoisedMaps]] = {}
     for part in method_maps:
         pieces.setdefault((part.site, part.method), []).extend(part.pieces)
@@ -191,7 +192,7 @@ def _require_ranges(maps: Mapping[Key, Tensor], scores: Tensor, checks: Deferred
 
 
 def _join_rounding(pieces: Sequence[DenoisedMaps]) -> Tensor | None:
-    """Return a mask (N,K,2) of where rounding was removed from maps; None if nowhere."""
+    """Join the rounding masks of all pieces to one mask (N,K,2); None if no rounding errors were removed."""
     if all(piece.rounding_mask is None for piece in pieces):
         return None
     rounding_mask = torch.cat([mark_rounding(piece) for piece in pieces], 1)
@@ -259,7 +260,8 @@ def _apply_gradient_methods(
                 if gradients.shape[1] == 0:
                     continue
                 blind = ranges if len(score_keys) == 1 else (~gradients.flatten(1).any(1)).tolist()
-                # With deferred checks, all chunks' gradients would stay in memory until the flush.
+                # If the classes come in several chunks, do not defer the checks. Deferred checks would keep the
+                # gradients of all chunks in memory.
                 checks = recorded.checks if gradients.shape[1] == classes else None
                 settings: Any = {"peaks": (site.ranges, ranges), "checks": checks}
                 for method in methods:

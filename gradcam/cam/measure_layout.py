@@ -1,10 +1,10 @@
-"""Measure where the cells of a layer lie: change parts of the image, and see which cells respond.
+"""Measure where the cells of a layer lie: change parts of the image, and record which cells respond.
 
-The shape of an output gives the number of cells, but not their order. `measure_layout` usually takes one more pass, in
-which all images are changed at once.
+The shape of an output gives the number of cells, but not the order of the cells. `measure_layout` usually takes one
+more pass, in which all images are changed at once.
 
-Tokens respond to local changes. So each image is changed at randomly chosen cells, and for every possible layout, the
-responses are correlated with these cells. If the result is not clear, six points are changed one by one, and the cell
+Tokens respond to local changes. So each image is changed at randomly chosen cells. For every possible layout, the
+responses are correlated with the changed cells. If the result is not clear, six points are changed one by one. The cell
 at each changed point has to be among the cells that respond most.
 
 A cell of a convolution's map responds to changes in a large area. So a quadrant is changed, and the centre of the
@@ -37,38 +37,39 @@ from gradcam.layers.token_layout import find_patches, find_rival_layouts
 
 AnyLayout = Layout | IndexLayout
 
-# Shares of the depth, the height and the width. The points have no symmetry, so that a mirrored grid is detected.
+# The points to change, as shares of the depth, the height and the width. The points have no symmetry, so that a
+# mirrored grid is detected.
 TEST_POINTS = (
     (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
     (0.60, 0.86, 0.59),
 )  # fmt: skip
-MIN_RESPONSES = 4  # The number of test points, of six, whose cells have to respond.
-MIN_TOKENS, MIN_CELLS = 6, 9  # For grids of tokens and for maps. In smaller grids, too many cells respond by chance.
-MAX_RESPONDING = 0.15  # The most responsive cells, up to this share, have to include the changed one.
+MIN_RESPONSES = 4  # At this many of the six test points, at least, the cell has to respond.
+MIN_TOKENS, MIN_CELLS = 6, 9  # Minimum grid of tokens, and of a map. In smaller grids, cells respond by chance.
+MAX_RESPONDING = 0.15  # This share of the cells, the most responsive ones, has to include the changed cell.
 CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Centre and side of a changed patch, as shares of a cell's side.
-CHANGED_SHARE = 0.4  # Share of the cells that are changed.
-MIN_CORRELATION = 0.55  # Correlation of responses with changed cells.
-MIN_DEVIATIONS = 2.5  # Distance of that correlation from zero, in standard deviations of a random correlation.
-LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above both, one fewer response is enough.
-MIN_MARGIN = 0.1  # A different layout replaces the assumed layout if its correlation is larger by this.
-# A quadrant is given by its half (0 or 1) on each of the last two axes. The first two quadrants move if the image is
-# mirrored or transposed.
+CHANGED_SHARE = 0.4  # The share of the cells that is changed.
+MIN_CORRELATION = 0.55  # The minimum correlation of the responses with the changed cells.
+MIN_DEVIATIONS = 2.5  # The same minimum, in standard deviations of a random correlation. The larger one applies.
+LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above these two, MIN_RESPONSES - 1 is enough.
+MIN_MARGIN = 0.1  # Another layout has to exceed the assumed layout's correlation by this margin.
+# Each quadrant has a half (0 or 1) on each of the last two axes. The first two quadrants are tested first, because
+# mirroring and transposing both move these quadrants.
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # Shares of the image's sides.
-MIN_OFFSET = 0.02  # Distance of the responses' centre from the grid's centre, as a share of its sides.
+MIN_OFFSET = 0.02  # The minimum offset of the responses' centre from the grid's centre, as a share of the side.
 MIN_MOVEMENT = 0.1  # If the responses' centre moves more than this, it has to move towards the changed quadrant.
-MIN_ALIGNMENT = 0.3  # Sum of signed offsets, as a share of the sum of their magnitudes.
-MAX_SEARCHED_CELLS = 400  # In larger grids, extra tokens are only expected at the usual places.
+MIN_ALIGNMENT = 0.3  # The minimum sum of signed offsets, as a share of the sum of the magnitudes.
+MAX_SEARCHED_CELLS = 400  # In larger grids, only the usual positions of extra tokens are tried.
 MAX_COMPARED_IMAGES = 8
 
 
 class MisplacedError(Exception):
-    """The cells of a layer do not respond where the image was changed. The message says how they respond."""
+    """The cells of a layer do not respond where the image was changed. The message describes the responses."""
 
 
 @dataclass(frozen=True)
 class PlacedLayer:
-    """A layer's output, its shape for a batch, and the layout that is assumed for it."""
+    """A layer's output: the layer, the output's shape for a batch, and the output's assumed layout."""
 
     outlet: LayerRef
     shape: tuple[int, ...]
@@ -80,7 +81,7 @@ class PlacedLayer:
         return self.layout.grid if isinstance(self.layout, Layout) else tuple(self.layout.indices.shape[2:])
 
     def is_measurable(self, batch: Batch) -> bool:
-        """Return whether the grid has enough cells, and no more than the image has pixels."""
+        """Return whether the grid has enough cells, and is not finer than the image's pixels."""
         is_finer_than_pixels = all(cells > length for cells, length in zip(self.grid, batch.size))
         min_cells = MIN_TOKENS if self.layout.kind.startswith("tokens") else MIN_CELLS
         return not is_finer_than_pixels and math.prod(self.grid) >= min_cells
@@ -90,7 +91,7 @@ class PlacedLayer:
         return not isinstance(self.layout, Layout) or is_guess(self.layout, self.outlet.module, self.shape, batch.size)
 
     def cache_key(self, batch: Batch, route: Hashable) -> Hashable:
-        """Return the cache key of this measurement. `route` is the data flow from the layer to the score."""
+        """Return the cache key of the measured layout. `route` is the data flow from the layer to the score."""
         layout: Any = self.layout
         if isinstance(layout, IndexLayout):
             layout = (layout.indices.device, hash(layout.indices.cpu().numpy().tobytes()))
@@ -108,7 +109,7 @@ class Probe:
     autocast: torch.dtype | None = None
 
     def measure_layout(self) -> AnyLayout:
-        """Return the layout in which cells respond where the image changes; the assumed layout if no cell responds.
+        """Return the layout in which cells respond where the image changes; the assumed layout if this is unclear.
 
         Raises `MisplacedError` if no layout fits.
         """
@@ -170,7 +171,7 @@ class Probe:
         raise MisplacedError("when one side of the image was changed, the layer did not respond on this side")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
-        """Return how the output changes if noise replaces the images where `mask` (N,1,...) is set; None if unknown.
+        """Return the change of the output if noise replaces the images where `mask` (N,1,...) is set; None if unknown.
 
         Raises `MisplacedError` if the output does not depend on the images.
         """
@@ -204,7 +205,7 @@ def run_changed(
 
 
 def has_other_images(batch: Batch) -> bool:
-    """Return whether the inputs hold further images, such as SlowFast's second pathway; these stay unchanged."""
+    """Return whether the inputs hold further images, which stay unchanged, such as SlowFast's second pathway."""
     shape = batch.pictures.shape
     inputs = list_tensors((batch.args, batch.kwargs))
     return sum(tensor.ndim == len(shape) and tensor.shape[:2] == shape[:2] for tensor in inputs) > 1
@@ -213,8 +214,8 @@ def has_other_images(batch: Batch) -> bool:
 def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayout]]:
     """Return the alternatives to an output's assumed layout: a list of usual and a list of unusual layouts.
 
-    Usual places of extra tokens are the start, the end, both, and the middle of the sequence. The cells may be counted
-    along the grid's axes in any order.
+    In usual layouts, the extra tokens are at the start, at the end, at both, or in the middle of the sequence. In
+    unusual layouts, the extra tokens are at other positions between the cells. The grid's axes can have any order.
     """
     if not isinstance(assumed, Layout) or not assumed.kind.startswith("tokens"):
         return [[], []]
@@ -244,15 +245,15 @@ def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayou
 def count_responses(
     model: nn.Module, batch: Batch, layers: Mapping[str, PlacedLayer], autocast: torch.dtype | None = None
 ) -> dict[str, int | None]:
-    """Count, for each layer, the test points (of six) whose cell responds; None if this cannot be observed.
+    """Count, for each layer, the test points (of six) whose cell responds; None if no response can be observed.
 
-    Each point is changed in a separate image. This takes one pass with the unchanged batch, and as many passes as six
-    changed images need. The count is None for a layer with the same values everywhere, for a layer that only unchanged
-    inputs reach, and for all layers if the model fails.
+    One pass runs the unchanged batch. Further passes run six changed images, one for each point. The count is None for
+    a layer with the same values everywhere, and for a layer that depends only on unchanged inputs. If the model fails,
+    all counts are None.
     """
     outlets = list({layer.outlet.name: layer.outlet for layer in layers.values()}.values())
     coarsest = min((layer.grid for layer in layers.values()), key=math.prod)
-    # Points well inside a cell, as shares of the image's sides.
+    # Move each test point well inside a cell of the coarsest grid.
     points = [
         tuple((int(share * cells) + CELL_OFFSET) / cells for share, cells in zip(place[-len(batch.size) :], coarsest))
         for place in TEST_POINTS
@@ -265,7 +266,7 @@ def count_responses(
     counts, unobserved = dict.fromkeys(layers, 0), set(layers) if has_other_images(batch) else set()
     try:
         images = batch.pictures
-        if not bool(images.amax() > images.amin()):  # Cells of a uniform image are all alike, so use noise instead.
+        if not bool(images.amax() > images.amin()):  # In a uniform image, all cells are alike, so use noise instead.
             generator = torch.Generator("cpu").manual_seed(1)
             images = torch.randn(images.shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
         unchanged = run(images)
@@ -281,7 +282,7 @@ def count_responses(
             raise
         return dict.fromkeys(layers)
     cells = {key: grid.flatten(2) for key, grid in unchanged.items()}
-    # A layer with the same values everywhere shows nothing.
+    # If all cells of a layer are equal, no response can be observed.
     unobserved |= {key for key, values in cells.items() if bool((values == values[..., :1]).all())}
     return {key: None if key in unobserved else count for key, count in counts.items()}
 
@@ -297,7 +298,7 @@ def _put_noise(images: Tensor, mask: Tensor) -> Tensor:
 
 
 def _change_patches(images: Tensor, points: Sequence[tuple[float, ...]], grid: Sequence[int]) -> Tensor:
-    """Return the images, each with noise around a point."""
+    """Return the images with noise in a patch around each image's point."""
     mask = images.new_zeros((len(images), 1, *images.shape[2:]))
     for row, point in zip(mask, points):
         window: list[Any] = [slice(None)]
@@ -349,7 +350,7 @@ def _follows(offsets: Sequence[Sequence[float]]) -> bool:
 
 
 def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
-    """Return whether the centre of the responses moves too little to show where the cells lie."""
+    """Return whether the centre of the responses moves too little to show where the cells lie, in any direction."""
     return all(
         sum(map(abs, axis)) < MIN_MOVEMENT * len(axis) and sum(axis) > -MIN_OFFSET * len(axis) for axis in zip(*offsets)
     )
@@ -397,7 +398,7 @@ def record_outputs(model: nn.Module, batch: Batch, outlets: Sequence[LayerRef]) 
 def choose_layout_by_response(
     shape: tuple[int, ...], outlet: LayerRef, batch: Batch, model: nn.Module
 ) -> Layout | None:
-    """Return the layout of an output whose cells respond in the right places; None unless exactly one is best."""
+    """Return the layout whose cells respond at the most test points; None unless exactly one layout is best."""
     if shape[0] != batch.images or batch.pictures.is_meta:
         return None
     patches = find_patches(model.modules()) if len(shape) == 3 else ()

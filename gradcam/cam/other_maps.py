@@ -32,14 +32,15 @@ from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import FINER_RIVAL_WEIGHT, compute_contrast, find_nearest_rivals
 from gradcam.targets.repeated import RepeatedTarget
 
-# Each cell of these methods' maps depends only on the same cell of the layer, and is zero if the gradient there is zero.
+# In the maps of these methods, a cell depends only on the same cell of the layer. If that cell's gradient is zero, the
+# map is zero at the cell.
 LOCAL_FUNCTIONS = ("one_pass:hirescam", "one_pass:elementwise_gradcam", "one_pass:layercam")
 
 
 def differentiate_locally(
     recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[Method]
 ) -> list[list[LocalGradient]] | None:
-    """Return local gradients for each site if the scores read small parts of it; None if autograd is needed."""
+    """Return each site's local gradients, if the scores depend on small parts of sites; None if autograd is needed."""
     methods = [method for method in methods if isinstance(method, (GradientMethod, CurvatureMethod))]
     differentiate = recorded.scored.differentiate
     is_plain = all(isinstance(site.layout, Layout) and site.layout.kind == "channels first" for site in sites)
@@ -92,8 +93,8 @@ def apply_other_methods(
 ) -> Iterator[MethodMaps]:
     """Yield the maps of all methods that need more than activations and first derivatives.
 
-    The arguments are as in `maps.compute_maps`. `one_by_one` is True if images depend on one another; with
-    `check_mixing`, this is checked.
+    The arguments are as in `maps.compute_maps`. `one_by_one` is True if images depend on one another. With
+    `check_mixing`, check that images do not depend on one another.
     """
     second_order = [method for method in methods if isinstance(method, CurvatureMethod)]
     if second_order:
@@ -151,7 +152,7 @@ def _apply_rerun_method(
     except BlindLayerError as error:
         blind_error = error
         denoised = DenoisedMaps(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
-    # An image with activations but an empty map is blind: changes of the activations had no effect.
+    # If an image has nonzero activations, but its map is zero, changes of the activations had no effect.
     has_map = denoised.maps.flatten(1).any(1) | mark_rounding(denoised).flatten(1).any(1)
     blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
     flags = blind.tolist() if method.is_signed else None

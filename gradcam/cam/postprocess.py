@@ -29,19 +29,19 @@ class Views:
         return self.batch.images // len(self.views)
 
     def first(self, rows: Tensor) -> Tensor:
-        """Return the rows of the original images, detached: the first N rows, if there is a row per image and view."""
+        """Return the rows of the first view, detached. If `rows` has no row per image and view, return all rows."""
         return (rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows).detach()
 
     def first_of(self, output: Any) -> Any:
-        """Return an output with the rows of the original images only, detached."""
+        """Return a model output with only the rows of the first view, detached."""
         first = output if len(self.views) == 1 else take_rows(output, slice(self.images), self.batch.images)
         return map_tensors(first, Tensor.detach)
 
     def combine(self, levels: Sequence[Tensor], evidence: str) -> Tensor:
-        """Return the evidence in raw maps (V N,K,h,w) of all views, as (N,K,h,w).
+        """Average raw maps (V N,K,h,w) over the V views, and return the evidence as maps (N,K,h,w).
 
-        The evidence is the positive values, the magnitudes of the negative values, or all values. Maps of several grids
-        are resized to the finest grid and added.
+        The evidence is the positive values, the magnitudes of the negative values, or all values. If the levels have
+        several grids, the maps are resized to the finest grid and added.
         """
         signed, means = evidence == "signed", map(self._average, levels)
         selected = [level if signed else (level if evidence == "positive" else -level).relu() for level in means]
@@ -61,9 +61,9 @@ class Views:
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
     """Return maps (N,K,h,w) or (N,K,d,h,w) as heatmaps of `size`: resized, float32 in [0,1], divided by their maximum.
 
-    The minimum is not subtracted: zero keeps the meaning "no evidence", and a blank map stays zero. With `signed`,
-    positive and negative values are resized separately, so that neither sign gets a rim of the other. Both are divided
-    by the larger maximum, so values are in [-1,1].
+    The minimum is not subtracted, so zero still means "no evidence", and a blank map stays zero. With `signed`,
+    positive and negative values are resized separately. Otherwise, bicubic interpolation would surround each sign with
+    a rim of the other sign. All values are divided by the largest magnitude, so values are in [-1,1].
     """
     heatmaps = resize(maps, size, signed=signed)
     values = heatmaps.abs() if signed else heatmaps
@@ -80,10 +80,10 @@ def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], *, sign
 
 
 def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None) -> Tensor:
-    """Resize non-negative maps (N,K,h,w) or (N,K,d,h,w): bicubic, with half-pixel centres, clamped at zero.
+    """Resize non-negative maps (N,K,h,w) or (N,K,d,h,w) by bicubic interpolation, and clamp the result at zero.
 
-    With `signed`, positive and negative values are resized separately. `part` selects the part of the maps to resize:
-    (start, length) along each axis, in cells; None means all.
+    Pixel centres are at half-integers. With `signed`, positive and negative values are resized separately. `part` is
+    the part of the maps to resize, as starts and lengths in cells along the axes; None means all.
     """
     if signed:
         return resize(maps.relu(), size, part=part) - resize((-maps).relu(), size, part=part)
@@ -100,13 +100,13 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
 def _make_cubic_weights(
     cells: int, length: int, start: float | None, extent: float | None, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the matrix (length, cells) that interpolates one axis, over all cells or over a part.
+    """Return the matrix (length, cells) that interpolates one axis, over all cells or over a part of the cells.
 
-    PyTorch returns this matrix if it interpolates the identity matrix. Products with small matrices resize a hundred
-    maps several times faster than interpolation. They also resize volumes, for which PyTorch has no cubic mode. The
-    matrix is cached, so that the device does not wait for a copy each time.
+    The matrix is PyTorch's interpolation of the identity matrix. For a hundred maps, products with small matrices are
+    several times faster than interpolation. The products also resize volumes, for which PyTorch has no cubic mode. The
+    matrix is cached, so that later calls copy no matrix to the device.
     """
-    # The device and dtype are explicit, so PyTorch's defaults do not matter.
+    # The device and dtype are explicit, because the caller may have changed PyTorch's defaults.
     identity = torch.eye(cells, dtype=torch.float64, device="cpu")[None, None]
     if start is not None and extent is not None:
         places = start + (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) * extent / length

@@ -1,9 +1,9 @@
 """Remove maps that contain nothing but rounding errors.
 
-Where terms cancel, as the terms of HiResCAM do before a layer norm, rounding errors of either sign remain, and a
-heatmap would show these errors at full strength. The size of the errors depends on the terms alone, not on the size of
-the map: the map of a tiny probability is tiny, but right. So a method runs again on inputs that are perturbed, up or
-down, by as much as rounding may have changed them. A map whose maximum is no larger than the resulting change is
+If the terms of a map cancel, only rounding errors remain, and a heatmap would show these errors at full strength. For
+example, the terms of HiResCAM cancel before a layer norm. The size of a map does not show whether the map is noise: the
+map of a tiny probability is tiny, but right. So each method runs again on perturbed inputs, in which each value is
+raised or lowered by a possible rounding error. If a map's maximum does not exceed the change of the map, the map is
 rounding noise.
 """
 
@@ -20,21 +20,21 @@ from torch import Tensor
 from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
 from gradcam.errors import BlindLayerError, warn
 
-NUM_PERTURBATIONS = 2  # With a single perturbation, the changes could cancel as well.
-# The weaker sign of a map counts as noise up to this share of the change under perturbation. The share is low, because
-# a sign with few values may be small and right.
+NUM_PERTURBATIONS = 2  # In a single perturbation, the changes may cancel by chance.
+# One sign of a map counts as noise up to this share of the change under perturbation. The share is low, because the few
+# values of one sign may be small, but right.
 MAX_MINOR_SIGN_RATIO = 1 / 8
 MAX_DERIVATIVE_BYTES = 2**25  # Larger derivatives are perturbed in chunks of a few classes.
 
-# Takes a tensor, and the number of its leading axes for images and classes; returns the tensor to use.
+# A function of a tensor and the number of its leading axes (images and classes). It returns the perturbed tensor.
 Perturb = Callable[[Tensor, int], Tensor]
 
 
 class DenoisedMaps(NamedTuple):
-    """Maps (N,K,...) without rounding noise, and where it was removed.
+    """Maps (N,K,...) without rounding noise, and a mask of the maps that contained rounding noise.
 
-    `rounding_mask` (N,K,2) marks the maps whose positive or negative values were removed; None if there are no such
-    maps.
+    `rounding_mask` (N,K,2) is True for maps whose positive or negative values were set to zero; None if no map was
+    changed.
     """
 
     maps: Tensor
@@ -44,7 +44,8 @@ class DenoisedMaps(NamedTuple):
 class MethodMaps(NamedTuple):
     """The maps of a method at a site: pieces (N,k,...) for a few classes each.
 
-    `blind` tells which images have no gradient; None if this is unknown. `error` is raised if no site has a gradient.
+    `blind` is True for images without a gradient, or holds the gradients' ranges; None if unknown. `error` is raised if
+    no site has a gradient.
     """
 
     site: str
@@ -57,8 +58,8 @@ class MethodMaps(NamedTuple):
 def denoise(compute: Callable[[Perturb], Tensor], tolerance: float) -> DenoisedMaps:
     """Return signed maps (N,K,...) from `compute`, with zeros instead of values that are only rounding errors.
 
-    `compute` takes a `Perturb` function, and has to pass all values that may be rounded through this function.
-    `tolerance` is the relative error of a value.
+    `compute` takes a `Perturb` function, and has to apply this function to all values that may be rounded. `tolerance`
+    is the relative error of a value.
     """
     perturbed = [compute(partial(perturb, tolerance=tolerance, seed=seed)) for seed in range(NUM_PERTURBATIONS)]
     return remove_noise(compute(lambda tensor, leading: tensor), perturbed)
@@ -74,9 +75,9 @@ def denoise_method(
 ) -> list[DenoisedMaps]:
     """Compute maps from activations (N,C,...) and derivatives (N,K,C,...), and remove their rounding noise.
 
-    Returns a list of pieces, each with the maps of a few classes. If `checks` are passed and there is a single piece,
-    its noise is removed when the checks are flushed. `peaks`: the pending ranges of activations and derivatives, if there
-    are any.
+    Returns a list of pieces, each with the maps of a few classes. If `checks` are passed and there is only one piece,
+    `checks.flush` removes the noise. `peaks` are the ranges of the activations and derivatives; an empty list if the
+    ranges are unknown.
     """
     classes = max(1, MAX_DERIVATIVE_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
     pieces: list[DenoisedMaps] = []
@@ -106,7 +107,7 @@ def denoise_method(
 
 
 def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
-    """Return whether every negative minimum and every positive maximum exceeds the limit in magnitude."""
+    """Return whether the magnitudes of all negative minima and of all positive maxima exceed the limit."""
     lows, highs = ranges[: len(ranges) // 2], ranges[len(ranges) // 2 :]
     return all(low >= 0 or -low > limit for low in lows) and all(high <= 0 or high > limit for high in highs)
 
@@ -114,8 +115,8 @@ def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
 def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
     """Return whether maps exceed any rounding error of a sum of products, so that no perturbation is needed.
 
-    In each channel, the product of the largest magnitudes is an upper bound. The sum of these bounds limits the sum
-    over the channels.
+    In each channel, the largest activation times the largest derivative is an upper bound for all cells. The rounding
+    error of the sum over the channels is at most `tolerance` times the sum of these bounds, times a margin of 2.
     """
     low, high = torch.aminmax(maps.flatten(2), dim=2)
     places = tuple(range(2, activations.ndim))
@@ -126,7 +127,7 @@ def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: 
 
 
 def remove_noise(maps: Tensor, perturbed: Sequence[Tensor]) -> DenoisedMaps:
-    """Set rounding errors in maps to zero, measured by the change of the maps under perturbation.
+    """Set rounding errors in maps to zero. The change of a map under perturbation is the size of its errors.
 
     An entire map is set to zero if its largest magnitude is at most this change. One sign of a map is set to zero if
     the sign's largest magnitude is at most `MAX_MINOR_SIGN_RATIO` times this change.
@@ -170,7 +171,7 @@ def perturb(tensor: Tensor, leading: int, tolerance: float, seed: int) -> Tensor
 
 @lru_cache(maxsize=256)
 def _make_signs(count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return random signs, 1 and -1, the same for every call: a hash of each index, computed on the device."""
+    """Return pseudo-random signs (1 and -1), computed on the device from a hash of each index and the seed."""
     numbers = torch.arange(1, count + 1, dtype=torch.int32, device=device)
     hashed = numbers.add_(seed * 0x5BD1E995).mul_(-0x61C88647)
     hashed = hashed.bitwise_xor_(hashed >> 15).mul_(0x2C1B3C6D)

@@ -27,10 +27,10 @@ from gradcam.layers.token_layout import find_layout, find_patches, find_rival_la
 from gradcam.targets.base import ScoreExtractor
 from gradcam.targets.classes import is_custom_function, is_function, to_class_target
 
-# An earlier layer with more than this many times the cells of the last layer sees much less of the information from
-# which the score is computed.
+# If a layer has more than this many times the cells of the last layer, the layer is too early: it has computed only a
+# small part of what the score depends on.
 MAX_CELL_RATIO = 4
-MIN_WEIGHTS_AFTER_LAYER = 2  # For dense outputs: operations with weights after the layer. Later maps repeat the output.
+MIN_WEIGHTS_AFTER_LAYER = 2  # The minimum for dense outputs. Maps that are closer to the output repeat the output.
 BRANCH_NOTE = (
     "The default layer '{}' is on a branch: only part of the image's information reaches the score through this layer. "
     "Name another layer, or fuse the heatmaps of several layers."
@@ -48,10 +48,10 @@ OUTPUT_NOTE = (
     "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, with "
     "reshape=."
 )
-# A layer counts as a patch embedding if no attention precedes the layer, and at most this share of the operations with
-# weights.
+# A layer counts as a patch embedding if no attention, and at most this share of the operations with weights, comes
+# before the end of the layer.
 MAX_PATCH_EMBEDDING_SHARE = 0.25
-# A layer after an activation function is searched among this many of the last layers with the same grid.
+# To find a layer after an activation function, search only this many of the last layers with the same grid.
 MAX_LAYERS_TO_SEARCH = 4
 
 
@@ -61,7 +61,7 @@ Values = TypeVar("Values")
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """A layer's output: its edge in the graph, its number of cells, and whether it is a map (not tokens)."""
+    """A layer's output: its edge in the graph, its number of cells, and True if the output is a map (not tokens)."""
 
     edge: Edge | None
     cells: int
@@ -73,10 +73,10 @@ class Suggestion:
     """Layers to explain, in order of preference.
 
     `layers` are all layers with a grid, the best first. `behind_activation` is the best layer for methods that assume
-    non-negative values. `note` is a warning about the first layer. `bypassed` tells, for the best layers by name,
-    whether a path from the images to the score leads around the layer. `is_recorded` is True if the recorded graph
-    starts at the images, which not every model allows. `outputs` are layers that return the dense output itself; they
-    come last.
+    non-negative values. `note` is a warning about the first layer. `bypassed` maps the names of the best layers to
+    True if a path from the images to the score leads around the layer. `is_recorded` is True if later passes can use a
+    graph that starts at the images. `outputs` are the layers that return the dense output itself. These layers come
+    last in `layers`.
     """
 
     layers: Sequence[str]
@@ -98,11 +98,11 @@ def find_suggestion(
 ) -> Suggestion:
     """Return the layers at which to explain `target`, from one forward pass.
 
-    The pass uses a single image if the model accepts one, unless `whole_batch` is True. Raises `LayerError` if no layer
-    has a grid.
+    The pass runs a single image. If the model rejects a single image, or if `whole_batch` is True, the pass runs the
+    entire batch. Raises `LayerError` if no layer has a grid.
     """
     for batch_to_run in (take_image(batch), batch) if batch.images > 1 and not whole_batch else (batch,):
-        with contextlib.suppress(Exception):  # A model that cannot be recorded may still run unrecorded.
+        with contextlib.suppress(Exception):  # If the model cannot be recorded, run it unrecorded below.
             return _record_suggestion(model, batch_to_run, target, reshape, facts)
     names = find_layers_with_grid(model, batch, reshape)
     return Suggestion(names, names[0], is_recorded=False)
@@ -111,12 +111,12 @@ def find_suggestion(
 def suggest(
     names: Sequence[str], info: Mapping[str, OutputInfo], paths: GradientPaths, output: Any, *, covers_all: bool = True
 ) -> Suggestion:
-    """Order layers with a grid by preference. `names` are in the order in which the layers finish, the last first.
+    """Order layers with a grid by preference. `names` are in the order of `list_layers_with_grid`, later layers first.
 
-    The best layer is the last one through which all image information reaches the score: one of several branches
-    carries only a part of the information. If the score reads positions of the output, as in segmentation, maps near
-    the output would repeat the output. The best layer is then the last one with the coarsest grid, the end of the
-    encoder. `covers_all` is False if layers may be missing because they do not fit a layout from the user.
+    The best layer is the last layer through which all image information reaches the score. A layer on one of several
+    branches carries only a part of the information. If the score reads positions of the output, as in segmentation,
+    maps near the output would repeat the output. The best layer is then the last layer with the coarsest grid, at the
+    end of the encoder. `covers_all` is False if layers may be missing because the user has set the layout.
     """
     info = {name: info[name.rpartition("#")[0] if name not in info else name] for name in names}
     is_dense = _is_dense_score(output, info, paths)
@@ -130,7 +130,7 @@ def suggest(
         return Suggestion(names, names[0], note, outputs=outputs)
     inner = _list_inner_layers(depending, info, paths) if is_dense else []
     if inner:
-        # The last levels of a feature pyramid have too few cells.
+        # Prefer coarse grids, but not grids with too few cells, such as the last levels of a feature pyramid.
         size = {name: (info[name].cells < MIN_CELLS, info[name].cells) for name in inner}
         best = sorted(inner, key=lambda name: (size[name], info[name].edge not in paths.whole))
     else:
@@ -153,7 +153,7 @@ def suggest(
 
 
 def _is_early(edge: Edge | None, paths: GradientPaths) -> bool:
-    """Return whether a layer is a patch embedding: no attention and few weights before it, blocks after it."""
+    """Return whether a layer is a patch embedding, as `MAX_PATCH_EMBEDDING_SHARE` defines."""
     if edge is None:
         return False
     graphs = [list(trace_score_graph(ends, [], None).nodes) for ends in ([edge], paths.scores)]
@@ -163,7 +163,7 @@ def _is_early(edge: Edge | None, paths: GradientPaths) -> bool:
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
-    """Return the scores in an output: its logits or the target function's result, or else its first tensor."""
+    """Return the scores of an output: the target function's result, or the logits, or otherwise the first tensor."""
     try:
         if isinstance(target, ScoreExtractor):
             return [target.score(output, images).values]
@@ -175,7 +175,7 @@ def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
 
 
 def reads_rows(scores: Tensor, output: Any, images: int) -> bool:
-    """Return whether scores read only tensors (N,) and (N,C) of an output, such as logits."""
+    """Return whether scores are computed only from output tensors (N,) and (N,C), such as logits."""
     output_tensors = {edge: tensor for tensor in list_tensors(output) if (edge := get_edge(tensor)) is not None}
     shapes, visited, pending = [], set(), [get_edge(scores)]
     while pending:
@@ -196,8 +196,8 @@ def to_output_info(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -
 def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: GradientPaths) -> bool:
     """Return whether the score reads positions of the output, as in segmentation.
 
-    This is assumed if no operation with weights lies between the score and an output tensor that has positions, and
-    none lies between the score and the map of some layer.
+    This is assumed if two tensors reach the score without further operations with weights: an output tensor that has
+    positions, and the map of a layer.
     """
 
     def is_read(edge: Edge | None) -> bool:
@@ -209,7 +209,7 @@ def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: Gradient
 
 
 def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], paths: GradientPaths) -> list[str]:
-    """List the layers that are far enough from the output; pooled copies in a pyramid are left out."""
+    """List the layers that are far enough before the output. Pooled levels of a pyramid are left out."""
     edges = {name: info[name].edge for name in names}
     return [
         name
@@ -220,10 +220,10 @@ def _list_inner_layers(names: Iterable[str], info: Mapping[str, OutputInfo], pat
 
 @contextlib.contextmanager
 def release_graph(model: nn.Module, find_start: Callable[[], Edge | None]) -> Iterator[None]:
-    """Release the graph of a recorded pass from tensors that modules keep, such as a table of biases for the next pass.
+    """Free the graph after a recorded pass: detach tensors that modules cache, such as a table of position biases.
 
-    `find_start` returns the edge where the pass began. A pass of another thread began at a different edge, and keeps
-    its graph.
+    `find_start` returns the edge at which the graph of this pass starts. A pass of another thread starts at another
+    edge, so its tensors are not detached.
     """
     ids_before = {id(tensor) for module in model.modules() for tensor in list_tensors(list(vars(module).values()))}
     try:
@@ -264,7 +264,7 @@ class _SuggestionRecorder:
         self._patches = find_patches(model.modules())
         self.info: dict[nn.Module, OutputInfo] = {}
         self.ambiguous_tokens: dict[nn.Module, tuple[int, ...]] = {}  # Shapes of tokens whose grid is ambiguous.
-        self._levels: dict[nn.Module, list[Edge | None]] = {}  # The edges of outputs with several grids.
+        self._levels: dict[nn.Module, list[Edge | None]] = {}  # The edges of the levels of feature pyramids.
         self.reads_places = False
         self.pictures: Edge | None = None
         self.paths: GradientPaths | None = None
@@ -304,7 +304,7 @@ class _SuggestionRecorder:
     def find_pyramid(self, names: Sequence[str]) -> str | None:
         """Return the last of these layers that returns a feature pyramid, if the same head reads all levels."""
         paths = cast("GradientPaths", self.paths)
-        levels = self.by_name(self._levels)  # Layers that run several times ("name#1") are not among its keys.
+        levels = self.by_name(self._levels)  # The keys include no layers that run several times ("name#1").
         for name in names if self.reads_places else ():
             weights = {paths.weights[edge] for edge in levels.get(name, []) if edge is not None and edge in paths}
             if len(weights) == 1 and min(weights) >= MIN_WEIGHTS_AFTER_LAYER:
@@ -316,7 +316,7 @@ class _SuggestionRecorder:
         return {name: values[module] for name, module in self._modules.items() if module in values}
 
     def has_ambiguous_tokens_after(self, layer: str) -> bool:
-        """Return whether all image information passes through ambiguous tokens after a layer."""
+        """Return whether a later layer passes on all image information as tokens whose grid is ambiguous."""
         finished = list(self.info)
         start = finished.index(self._modules[layer if layer in self._modules else layer.rpartition("#")[0]])
         later = [module for module in finished[start + 1 :] if module in self.ambiguous_tokens]
@@ -352,8 +352,8 @@ def _record_suggestion(
     paths, info = cast("GradientPaths", recorder.paths), recorder.by_name(recorder.info)
     suggestion = suggest(names, info, paths, recorder.output, covers_all=reshape is None)
     if pyramid := recorder.find_pyramid(names):
-        # A level may be computed from another level. In a graph that starts at the images, its gradients would count
-        # twice.
+        # Level A may be computed from level B. If the graph starts at the images, the gradient at B includes the path
+        # through A, which then counts twice.
         return Suggestion(list(dict.fromkeys([pyramid, *suggestion.layers])), pyramid, is_recorded=False)
     edges = {name: info[name].edge for name in (suggestion.layers[0], suggestion.behind_activation) if name in info}
     tails = {name: trace_score_graph(paths.scores, [edge], recorder.pictures) for name, edge in edges.items()}
@@ -364,7 +364,7 @@ def _record_suggestion(
 
 
 def _measure_grid(model: nn.Module, batch: Batch, target: Any, shapes: dict[str, tuple[int, ...]]) -> Suggestion | None:
-    """Return a suggestion for ambiguous tokens, with the grid that the model's responses show; None if unclear."""
+    """Return a suggestion for ambiguous tokens, after their grid was measured; None if the measurement is unclear."""
     modules, patches = dict(model.named_modules()), find_patches(model.modules())
     for name in reversed(list(shapes)):
         for candidate in find_rival_layouts(shapes[name], modules[name], batch.size, patches):

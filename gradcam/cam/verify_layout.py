@@ -30,8 +30,8 @@ def verify_places(
 ) -> None:
     """Measure whether the cells of recorded tensors lie where their layouts say, and correct the layouts.
 
-    `unverified` is the result of `grid.list_unverified`. Each layer is measured once. `is_user_layout` is True if the
-    user gave the layouts. If no layout fits, warn; with `strict`, raise `MisplacedError`.
+    `unverified` is the result of `grid.list_unverified`. Measured layouts are cached. `is_user_layout` is True if the
+    user set the layouts. If no layout fits, warn; with `strict`, raise `MisplacedError`.
     """
     for layer, name, layout in unverified:
         activations = recorded.activations[name]
@@ -47,9 +47,9 @@ def verify_places(
 
 
 def find_order(outlet: LayerRef, layout: Layout, activations: Tensor, recorded: RecordedPass) -> tuple[int, ...] | None:
-    """Return the indices of the tokens that are cells, in the order of the cells; warn if no order fits.
+    """Return the index of each cell's token, in the order of the cells; warn if no order fits.
 
-    The order is measured once. None means that the cells are consecutive tokens, as the layout assumes.
+    None means that the cells are consecutive tokens, as the layout assumes. The measured order is cached.
     """
     key = order_key(layout, activations.shape, recorded.batch.size)
     measured: Layout | IndexLayout | str | None = recorded.facts.get(key)
@@ -65,7 +65,8 @@ def _recall_layout(
 ) -> Layout | IndexLayout | str:
     """Return the measured layout, or a description of the problem if no layout fits.
 
-    The result is cached. A corrected layout is also used for other layers with as many tokens.
+    If the layout cannot be measured, return the assumed layout. The result is cached. A corrected layout is also used
+    for other layers with the same number of tokens.
     """
     if not placed.is_measurable(recorded.batch):
         return placed.layout
@@ -103,7 +104,7 @@ def find_placed_layer(
 
 
 def describe_misplacement(layer: str, problem: str) -> str:
-    """Return the warning about a map whose cells do not respond in the right places."""
+    """Return the warning about a layer whose cells do not respond where the image changes."""
     return (
         f"The heatmap at layer '{layer}' may be misplaced: {problem}. Choose another layer, or pass the grid of this "
         "layer's output with reshape=."
@@ -111,7 +112,7 @@ def describe_misplacement(layer: str, problem: str) -> str:
 
 
 def find_misplacement(model: nn.Module, images: Tensor, layer: str, reshape: ReshapeSpec = None) -> str | None:
-    """Return a warning if a layer's cells do not respond in the right places, for images (N,C,H,W); None otherwise.
+    """Return a warning if a layer's cells do not respond where images (N,C,H,W) change; None otherwise.
 
     Raises as `find_output_layout` does.
     """

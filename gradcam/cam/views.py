@@ -19,8 +19,8 @@ from gradcam.targets.repeated import RepeatedTarget
 def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
     """Return the batch in all views of this augmentation.
 
-    The image tensor is scaled. All tensors of its size, such as masks, are mirrored. Other tensors with a row per image
-    are repeated.
+    The scale factors apply only to the image tensor. In mirrored views, the image tensor is mirrored, and so are all
+    tensors of the same size, such as masks. Other tensors with a row per image are repeated.
     """
     views = AUGMENTATIONS[augmentation]
 
@@ -34,7 +34,7 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
 
     def repeat_views(tensor: Tensor) -> Tensor:
         has_rows = tensor.ndim > 0 and len(tensor) == batch.images
-        if not has_rows or (tensor.numel() == 1 and batch.images == 1):  # A single number applies to all views.
+        if not has_rows or (tensor.numel() == 1 and batch.images == 1):  # A single value applies to all views.
             return tensor
         is_in_space = tensor.ndim == batch.pictures.ndim and tensor.shape[2:] == batch.pictures.shape[2:]
         views_of_tensor = [mirror(tensor) if mirrored and is_in_space else tensor for _, mirrored in views]
@@ -55,11 +55,11 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
 
 
 def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
-    """Crop maps (N,K,h,w) of the canvas to the windows of the images.
+    """Crop maps (N,K,h,w) of the canvas (the padded images) to the windows of the images.
 
     All images get as many cells as the largest image covers, so that the maps stay one tensor.
     """
-    # Cells per pixel of the canvas.
+    # The numbers of cells per pixel of the canvas.
     down, across = (length / side for length, side in zip(maps.shape[2:], frame.canvas))
     parts = [
         ((top * down, left * across), (rows * down, columns * across)) for top, left, rows, columns in frame.windows
