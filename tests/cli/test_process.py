@@ -212,6 +212,30 @@ assert "torch._dynamo" not in sys.modules
     assert (tmp_path / "map.png").exists()
 
 
+@pytest.mark.parametrize("command", ["run", "batch", "check", "layers", "page"])
+def test_torch_is_imported_without_garbage_collection(
+    command: str, photo: Callable[[str], Path], tmp_path: Path
+) -> None:
+    words = [command, str(photo("coffee.jpg")), "-o", str(tmp_path / ("map.html" if command == "page" else "out"))]
+    words = [command] if command == "layers" else words
+    code = f"""
+import gc, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("collects" if gc.isenabled() else "waits", flush=True)
+            sys.exit()
+
+from gradcam.cli import main
+sys.meta_path.insert(0, Finder())
+sys.argv = ["gradcam", *{words!r}]
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.split() == ["waits"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_between_the_commands_end_and_pythons_prints_nothing(number: int) -> None:
