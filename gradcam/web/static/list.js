@@ -75,7 +75,7 @@ function sayChange(target) {
 function makeSentence() { // A caption is shown as a sentence whose words can be pointed at.
   const texts = targets.kind === "word" ? targets.texts ?? [] : [];
   element("sentence").hidden = !texts.length;
-  element("sentence").replaceChildren(...texts.map((text, target) => make("button", { type: "button", "data-target": target, text })));
+  element("sentence").replaceChildren(...texts.map((text, target) => make("button", { type: "button", className: /^\s/.test(text) ? "spaced" : "", "data-target": target, text: text.trim() })));
 }
 
 function select(target, { scrolls = true } = {}) {

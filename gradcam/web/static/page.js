@@ -93,7 +93,9 @@ function describe() { // what one sees, in one sentence; _write_headline in page
   element("shown-name").textContent = targets.texts?.[state.a]?.trim() || name(state.a);
   element("shown-after").textContent = after;
   const set = current();
-  const facts = [isPair() ? "difference of the two heatmaps" : `evidence ${EVIDENCE[kind]}`, `${set.method} at ${set.layer}`, `${set.rows} × ${set.columns} cells`];
+  const facts = [...nameModel(), isPair() ? "difference of the two heatmaps" : `evidence ${EVIDENCE[kind]}`, `${set.method} at ${set.layer}`, `${set.rows} × ${set.columns} cells`];
+  if (live || edits.length) facts.push("edited image");
+  if (isPart() && state.isOutlined) facts.push("outline: what the model saw");
   element("shown-facts").textContent = facts.join(" · ");
   element("said").textContent = `${element("shown").textContent}${element("blank").hidden ? "" : ` ${element("blank").textContent}`}`;
 }
@@ -109,6 +111,7 @@ function setBox(mark, top, left, height, width) { // in pixels of the image
 let follow = () => {};
 let findChange = () => null; // of a target's probability, since the image was edited
 let showSecondPlace = () => {};
+let nameModel = () => []; // if there are two
 
 function refresh() {
   draw();
@@ -330,7 +333,7 @@ function bind() {
   on("colours", "change", (event) => { state.colours = event.target.value; refresh(); });
   on("opacity", "input", (event) => { state.opacity = Number(event.target.value) / 100; draw(); writeCommands(); follow(); writeHash(); });
   on("beside", "change", (event) => { state.isBeside = event.target.checked; showBeside(); });
-  on("outline", "change", (event) => { state.isOutlined = event.target.checked; showOutline(); });
+  on("outline", "change", (event) => { state.isOutlined = event.target.checked; showOutline(); describe(); });
   on("against", "change", (event) => pair(event.target.checked && total > 1 ? findOther() : null));
   on("sides", "change", (event) => { state.side = event.target.value; reveal(state[state.side]); });
   on("swap", "click", () => { [state.a, state.b] = [state.b, state.a]; refresh(); });

@@ -38,18 +38,22 @@ function showPlace() {
   setBox(square, region[0] + row * height, region[1] + column * width, height, width);
   square.classList.toggle("kept", Boolean(state.pinned));
   const values = set.at(row * set.columns + column), best = findBest(values, LISTED);
+  const positions = (isPair() ? [state.a, state.b] : [state.a]).map((target) => (set.targets ? set.targets.indexOf(target) : target));
+  const missing = positions.filter((position) => position >= 0 && !best.includes(position)); // The chosen ones are always listed.
   const strongest = set.strongest ?? values[best[0]];
-  element("place-hint").textContent = best.length ? "In % of the image's strongest cell" : "No positive evidence in this cell.";
+  element("place-hint").textContent = best.length ? "100 % = the image's strongest cell" : "No positive evidence in this cell.";
+  if (best.length) best.splice(Math.min(best.length, LISTED - missing.length), LISTED, ...missing);
   while (list.children.length > best.length) list.lastChild.remove();
   while (list.children.length < best.length) list.append(make("li", {}, make("button", { type: "button", className: "pick" }, makeVerdict("", 0))));
   best.forEach((position, i) => {
     const target = set.targets ? set.targets[position] : position, share = values[position] / strongest;
     const button = list.children[i].firstChild, verdict = button.firstChild;
     button.dataset.target = target;
+    button.setAttribute("aria-current", String(positions.includes(position)));
     button.title = label(target);
     verdict.children[0].textContent = label(target);
-    verdict.children[1].textContent = share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`;
-    verdict.children[2].style.setProperty("--share", Math.min(1, share));
+    verdict.children[1].textContent = share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share) || 0} %`.replace("-", "−");
+    verdict.children[2].style.setProperty("--share", Math.min(1, Math.max(0, share)));
   });
 }
 
@@ -140,13 +144,13 @@ function drawObjects() { // the outlines of all boxes and masks, and of the chos
   if (canvas.hidden) return;
   [canvas.width, canvas.height] = [Math.round(image.width * scale), Math.round(image.height * scale)];
   const context = canvas.getContext("2d");
-  for (let target = 0; target < total; target++) if (target !== state.a) drawObject(context, target, scale, 2);
-  drawObject(context, state.a, scale, 5);
+  for (let target = 0; target < total; target++) if (target !== state.a) drawObject(context, target, scale, 1.5);
+  drawObject(context, state.a, scale, 4);
 }
 
 function drawObject(context, target, scale, thickness) {
   const box = targets.boxes?.[target], mask = masks[target];
-  const strokes = [["rgb(0 0 0 / 70%)", thickness + 3], [colourOf(target), thickness]];
+  const strokes = [["rgb(0 0 0 / 70%)", thickness + 1.5], [colourOf(target), thickness]];
   if (mask) drawMask(context, mask, strokes);
   else if (box) {
     for (const [style, width] of strokes) {

@@ -137,8 +137,8 @@ function showScores() {
   }
   const best = targets.shares.indexOf(Math.max(...targets.shares));
   const before = unedited.get(targets.indices[state.a]);
-  const change = before === undefined ? "" : `, ${percent(before)} in the unedited image`;
-  element("brushed").textContent = `${name(state.a)}: ${percent(targets.shares[state.a])}${change}. Top class: ${name(best)}, ${percent(targets.shares[best])}.`;
+  const change = before === undefined ? "" : `, ${percent(before)} before the edit`, top = best === state.a ? "" : ` Top class: ${name(best)}, ${percent(targets.shares[best])}.`;
+  element("brushed").textContent = `${name(state.a)}: ${percent(targets.shares[state.a])}${change}.${top}`;
 }
 
 findChange = (target) => { // of the probability, since the image was edited
@@ -160,9 +160,11 @@ function edit(revise) { // of the image on screen, even if another question is w
 // ---- Two models
 
 let second = null; // the page data of the second model
+nameModel = () => (second ? [`First model: ${model.name}`] : []);
 
 function showSecond(page) {
   second = page;
+  describe();
   element("second").hidden = element("compared").hidden = !page;
   if (!page) return;
   element("second-image").src = page.image.source;
