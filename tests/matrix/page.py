@@ -10,11 +10,11 @@ from tests.matrix.models import PROVIDERS, TASKS
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "matrix.md"
 HEAD = """# Providers, tasks and commands
 
-Every command was run with a small randomly initialised model for every provider and task. Repeat all tests with
+For every provider and task, every command was run with a small, randomly initialised model. Repeat all tests with
 `scripts/check_matrix`. Each cell has one of three values:
 
-- ✓ is a verified result. The heatmap follows a square painted into the image. `batch` gives the same maps as `run`, and a
-  resumed run the same as an uninterrupted one. `diff` of a model with itself finds no difference.
+- ✓ is a verified result. The heatmap follows a square painted into the image. `batch` gives the same maps as `run`. A
+  resumed run gives the same maps as an uninterrupted run. `diff` of a model with itself finds no difference.
 - A number is an error message, listed below the table.
 - An empty cell was not tested.
 
