@@ -15,7 +15,7 @@ For every provider and task, every command was run with a small, randomly initia
 
 - ✓ is a verified result. The heatmap follows a square painted into the image. `batch` gives the same maps as `run`. A
   resumed run gives the same maps as an uninterrupted run. `diff` of a model with itself finds no difference.
-- A number is an error message, listed below the table.
+- A number refers to an error message in the list below the table.
 - An empty cell was not tested.
 
 """
