@@ -444,6 +444,14 @@ def photos(folder: Path) -> Path:
     return folder / "photos"
 
 
+def test_all_classes_are_the_top_classes(gradcam_command: Command, photos: Path, models_file: str) -> None:
+    model = ("--model", "../mine.py:classes", *PREPROCESSING, "--size", "32", "--device", "cpu", "--json")
+    entries = explained(gradcam_command("run", photos / "a.png", *model, "--top-k", 3))
+    assert {entry["index"] for entry in entries} == {0, 1, 2}
+    message = "--top-k is 4, but this model has 3 classes"
+    gradcam_command("run", photos / "a.png", *model, "--top-k", 4).check_error(2, message)
+
+
 def test_a_batch_of_boxes_resumes(gradcam_command: Command, folder: Path, photos: Path, models_file: str) -> None:
     arguments = (photos, "-o", "out", *DETECTOR, "--box", "0,1", "--report", "--format", "png")
     assert batch(gradcam_command, *arguments).status == 0

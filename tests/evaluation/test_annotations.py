@@ -17,9 +17,7 @@ from gradcam.errors import InputError
 from gradcam.evaluation import Annotations, Truth, energy_pointing_game, localisation, pointing_game, read_annotations
 from gradcam.evaluation.annotations.coco import fill_polygons, fill_runs, unpack_runs
 from gradcam.evaluation.annotations.match import ModelView, project_box, project_mask
-from gradcam.images.read import read_label_mask
 from gradcam.models.labels import find_class
-from tests.images.test_images import png
 
 NAMES = ["a.jpg", "cats/b.png", "cats/c.webp"]
 LABELS = ["tench", "tiger cat", "espresso", "7"]
@@ -337,24 +335,6 @@ def test_black_and_white_masks_are_one_object(tmp_path: Path) -> None:
     assert truth(read(tmp_path / "grey")).boxes[0].tolist() == [[30, 10, 50, 20]]
     save_mask(tmp_path / "grey/a.png", numbers, False)
     assert truth(read(tmp_path / "grey")).boxes[0].tolist() == [[30, 10, 50, 20]]
-
-
-@pytest.mark.parametrize(("bits", "mode"), [(2, "L"), (4, "L"), (8, "L"), (16, "I;16")])
-def test_numbers_are_read_as_the_file_has_them(tmp_path: Path, bits: int, mode: str) -> None:
-    """Pillow scales grey images of 2 and 4 bits to 8 bits; the values of the file are needed."""
-    values = [0, 1, 3, 2]
-    row = int("".join(f"{value:0{bits}b}" for value in values), 2).to_bytes(4 * bits // 8, "big")
-    (tmp_path / "a.png").write_bytes(png(4, 1, bits, 0, b"\0" + row))
-    with Image.open(tmp_path / "a.png") as image:
-        assert image.mode in (mode, "I")  # Pillow before 10.3 reads 16 bits as "I"
-    assert read_label_mask(tmp_path / "a.png").tolist() == [values]
-
-
-def test_a_mask_that_lies_on_its_side_is_turned(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(np.array([[1, 2, 3], [4, 5, 6]], dtype=np.uint8)).save(tmp_path / "a.png", exif=exif)
-    assert read_label_mask(tmp_path / "a.png").tolist() == [[4, 1], [5, 2], [6, 3]]
 
 
 def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None:

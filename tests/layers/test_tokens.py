@@ -40,6 +40,14 @@ def test_layout(shape: tuple[int, ...], size: tuple[int, ...], expected: Layout 
     assert find_layout(shape, size) == expected
 
 
+@pytest.mark.parametrize("kind", ["tokens", "tokens first"])
+def test_rows_have_the_images_first(kind: str) -> None:
+    output, layout = torch.rand(5, 6, 7), Layout((2, 2), kind, 1)
+    rows = layout.to_rows(output)
+    assert torch.equal(rows, output if kind == "tokens" else output.transpose(0, 1))
+    assert torch.equal(layout.from_rows(rows), output)
+
+
 def test_token_and_channels_last_values_go_to_the_right_cells() -> None:
     tokens = torch.arange(2 * 7 * 3).reshape(2, 7, 3)
     grid = Layout((2, 3), "tokens", 1).to_grid(tokens)

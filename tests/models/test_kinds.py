@@ -15,7 +15,7 @@ import gradcam
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.models.instance_scores import to_instance_classifier
 from gradcam.models.task_models import Captioner, Detector, Matcher, PoseFinder, Segmenter
-from gradcam.targets import Box, Like, Mask, MissedBox, Text, Token
+from gradcam.targets import Box, ClassTarget, Like, Mask, MissedBox, Text, Token
 from tests import drawn
 from tests.drawn.pictures import SHAPES, Scene, draw_scenes
 
@@ -248,6 +248,16 @@ class TestPlaces:
             scale = 200 / explanation.heatmaps.shape[2]
             assert y0 - 9 <= down * scale <= y0 + 49
             assert x0 - 9 <= across * scale <= x0 + 49
+
+    @pytest.mark.parametrize("classes", [[1], [0, 1]])
+    def test_classes_are_masks(self, classes: list[int]) -> None:
+        segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
+        maps = [
+            segmenter.explain(two_squares(), target=target, method="hirescam").maps
+            for target in (ClassTarget([classes]), Mask(classes))
+        ]
+        assert maps[0].shape[:2] == (1, len(classes))
+        torch.testing.assert_close(*maps)
 
     def test_a_mask_of_the_pictures_size(self, tmp_path: Path) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
