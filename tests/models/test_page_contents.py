@@ -48,6 +48,15 @@ def test_masks_are_lengths_of_runs(density: float) -> None:
         assert min(data["runs"][1:], default=1) > 0, "only the first run may be empty"
 
 
+def test_a_page_says_if_classes_have_no_heatmap() -> None:
+    classifier = gradcam.load_classifier(NAMESPACE["classes"](), size=32, **PREPROCESSING)
+    partial, whole = (classifier.explain(NOISE, target=[classes]).page() for classes in ([0, 2], [0, 1, 2]))
+    assert partial.notes[:1] == [
+        "This page has heatmaps of 2 of the model's 3 classes. Use gradcam page for all classes."
+    ]
+    assert not any("of the model's" in note for note in whole.notes)
+
+
 def test_a_segmenter_lists_all_predicted_classes_by_area() -> None:
     segmenter, image = load_segmenter(labels=["red", "green", "blue"]), paint(GREEN, BLUE, BLUE, RED)
     page = gradcam.page(image, segmenter)

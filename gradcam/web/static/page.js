@@ -95,8 +95,8 @@ function describe() { // what one sees, in one sentence; _write_headline in page
   const set = current();
   const facts = [...nameModel(), isPair() ? "difference of the two heatmaps" : `evidence ${EVIDENCE[kind]}`, `${set.method} at ${set.layer}`, `${set.rows} × ${set.columns} cells`];
   if (live || edits.length) facts.push("edited image");
-  if (isPart() && state.isOutlined) facts.push("outline: what the model saw");
-  element("shown-facts").textContent = facts.join(" · ");
+  const outline = isPart() && state.isOutlined ? " · outline: what the model saw" : "";
+  element("shown-facts").replaceChildren(facts.join(" · "), make("span", { className: "wide", text: outline }));
   element("said").textContent = `${element("shown").textContent}${element("blank").hidden ? "" : ` ${element("blank").textContent}`}`;
 }
 
