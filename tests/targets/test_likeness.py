@@ -58,6 +58,13 @@ def test_several_references_give_several_maps() -> None:
     assert_close(by_vectors.maps, explanation.maps)
 
 
+def test_a_reference_has_as_many_axes_as_the_pictures() -> None:
+    model = nn.Sequential(nn.Conv3d(1, 4, 3), nn.AdaptiveAvgPool3d(1), nn.Flatten())
+    message = r"The reference is an image \(1, 8, 8\), but the images are \(2, 1, 8, 8, 8\): pass the embedding"
+    with pytest.raises(TargetError, match=message):
+        gradcam.explain(model, torch.rand(2, 1, 8, 8, 8), "0", target=Like(torch.rand(1, 8, 8)))
+
+
 def test_a_picture_is_most_like_itself() -> None:
     explanation = explain(make_model("any module"), Like(PICTURES[1]))
     assert explanation.scores[1, 0].item() == pytest.approx(1, abs=1e-6)
