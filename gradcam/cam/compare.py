@@ -48,7 +48,7 @@ def compare(
     Returns
     -------
     dict of (str, str) to Explanation
-        The explanations. Each key is a layer name and a method name. The key of RISE is ("input", "rise"), and the key
+        The explanations. Each key is a pair: (layer name, method name). The key of RISE is ("input", "rise"), and the key
         of an attention method is ("attention", name). Joined layers have a name such as "layer3 + layer4". If the
         gradient at a layer is zero, the layer's maps are blank, and a warning reports the layer.
 

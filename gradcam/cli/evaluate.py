@@ -373,5 +373,5 @@ def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[s
     listed = ", ".join(f"{name} {count}" for name, count in ranked[:MAX_LISTED_METHODS])
     left_out = len(metrics) - len(valid_metrics)
     exclusion = f" (without {left_out} marked {FOOLED})" if left_out else ""
-    title = f"Number of metrics marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
+    title = f"Number of metrics in which a method is marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
     return [f"{title}: {click.style(listed, bold=True)}"]

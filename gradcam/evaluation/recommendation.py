@@ -94,8 +94,9 @@ class Answer:
     measure : str
         The measure: "order" in mosaics, "road", or "objects".
     gain : Interval or None
-        The mean difference in `measure` over images, leader minus default. The confidence level is 95 % for all
-        combinations together, because the leader is the best of all. None if the default cannot be used.
+        The mean difference in `measure` over images, leader minus default. None if the default cannot be used. The
+        leader was chosen as the best of all combinations. The interval is corrected for this choice: its confidence
+        level is 95 % for all combinations together.
     road_gain : Interval or None
         The mean difference in ROAD over images, leader minus default. The confidence level is 95 %.
 

@@ -464,6 +464,6 @@ def require_all(attentions: list[Tensor], blocks: AttentionBlocks) -> None:
     """Raise `ModelError` unless there is one attention per block."""
     if len(attentions) != len(blocks.modules):
         raise ModelError(
-            f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions in the second pass, expected "
-            "one per block: the two passes differ. Choose a method that explains a layer, such as 'gradcam'."
+            f"Two passes of the model differ: in the second pass, its {len(blocks.modules)} blocks computed "
+            f"{len(attentions)} attentions instead of one each. Choose a method that explains a layer, such as 'gradcam'."
         )
