@@ -32,9 +32,8 @@ class GradientTap:
         def edit(gradient: Tensor | None) -> Tensor | None:
             if gradient is None or not self.edits:
                 return None
-            # If a block returns the output of its last part, the hooks of both edit the same tensor, and the last
-            # part's hook registers its edit first. Sorting by entry index restores the order in which the contexts of
-            # the hooks were entered.
+            # A block may return the same tensor as its last part. The hook of the part then registers its edit before
+            # the hook of the block. Sorting restores the order in which the contexts of the hooks were entered.
             functions = [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])]
             return _apply_in_turn(functions, gradient)
 

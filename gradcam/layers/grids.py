@@ -17,9 +17,9 @@ from gradcam.layers.token_layout import find_layout, find_patches
 def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """Return the names of the layers whose output is a grid, found by one forward pass.
 
-    Layers that ran once come first, then the last runs of other layers, then the earlier runs of these layers. Within
-    each group, layers with one output tensor come before layers with several. In each case, layers that finished later
-    come first. A block therefore comes before its last part.
+    Layers that ran once come first. The last runs of all other layers follow, and then their earlier runs. Each of these
+    three groups begins with the layers that return a single tensor. Layers that finished later come first, so a block
+    comes before its last part.
 
     Four kinds of layers are left out: modules that return their input unchanged, adaptive pooling, auxiliary heads, and
     queries of decoders. The grid of adaptive pooling is a coarser copy of the previous grid. Auxiliary heads do not

@@ -132,8 +132,9 @@ def find_layout(
         layouts = _find_token_layouts(shape[1 - axis], size, patches)
         if len(layouts) == 1 and axis == 1:
             return replace(layouts[0], kind=TOKEN_KINDS[1])
-        if len(layouts) == 1:  # Grids of the model's patches are more certain than grids that divide the image.
+        if len(layouts) == 1:
             patch_grids = list(find_patch_grids(size, patches))
+            # If the grid is one of the model's patch grids, grids that only divide the image are not considered.
             grids = patch_grids if layouts[0].grid in patch_grids else find_even_grids(tuple(size))
             channels = None if module is None else maps.find_channel_axis(module, shape)
             if channels is None and module is not None and not maps.has_channels_last(module, shape):

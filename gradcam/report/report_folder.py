@@ -93,7 +93,10 @@ class ReportFolder:
 
 @contextlib.contextmanager
 def open_report_folder(place: Path | Store) -> Iterator[ReportFolder]:
-    """Open the folder for one report. On a disk, other processes wait. Raises `OutputError` and `StoreError`."""
+    """Open the folder for one report. Raises `OutputError` and `StoreError`.
+
+    A local folder with shards is locked, so that other processes wait until its report is written.
+    """
     if isinstance(place, Store):
         with translate_output_store_errors(place):
             yield ReportFolder(place)

@@ -40,7 +40,10 @@ def parse_failure_limit(text: str) -> FailureLimit:
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard number `index` (from 1) of `of` shards. The shard of an image depends only on the image's name."""
+    """One shard of a run. `index` is its number, from 1, and `of` is the number of shards.
+
+    The shard of an image depends only on the image's name and on `of`.
+    """
 
     index: int
     of: int

@@ -267,10 +267,11 @@ def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> st
 
 
 def _add_mosaics(evaluator: Evaluator, items: Sequence[InputImage]) -> tuple[Evaluator, list[NamedMosaic], list[str]]:
-    """Make the mosaics that metrics need. On failure, remove these metrics, and return the reason as a note.
+    """Make the mosaics that metrics need.
 
-    The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. On
-    failure, raise `GradcamError` if the user requested such a metric, or if no other metric is left.
+    The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. If no
+    mosaics can be made, the metrics that need them are removed, and the reason is returned as a note. If the user
+    requested such a metric, or if no other metric is left, `GradcamError` is raised instead.
     """
     plan, classifier, seed = evaluator.plan, evaluator.classifier, evaluator.seed
     metric_names = [metric.name for metric in plan.mosaic_metrics]

@@ -25,9 +25,9 @@ class Provider:
     """A source of models, chosen by the form of the name.
 
     `form` is the form of the name for help texts. `pattern` matches the names of this source. `module` is a module of
-    this package with two functions, whose `name` is the group of the pattern. `load(name, weights) -> Parts` loads the
-    model, with its own weights if `weights` is None. `plan(name) -> Blueprint` downloads at most a configuration. Both
-    functions raise `ModelError`.
+    this package with two functions. `load(name, weights) -> Parts` loads the model, with its own weights if `weights` is
+    None. `plan(name) -> Blueprint` downloads at most a configuration. Their argument `name` is the text that the group
+    of the pattern matches. Both functions raise `ModelError`.
     """
 
     form: str

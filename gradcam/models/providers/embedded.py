@@ -120,7 +120,7 @@ class ConvolutionUnit(nn.Sequential):
         return x
 
     def _can_fold(self, x: Tensor) -> bool:
-        """Return whether the batch norm can be folded into the convolution without another result or a skipped hook."""
+        """Return whether folding the batch norm into the convolution keeps the result and all hooks, and saves time."""
         modules: list[Any] = list(self)
         # Modules of other classes are not folded: they may be adapters, parametrizations or quantised.
         if [type(module) for module in modules[:2]] not in FOLDED or any(map(_is_watched, modules)):
