@@ -95,7 +95,7 @@ MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
 @options.output_option(
     "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png. "
-    "A file (.csv, .json or .tex) gets one table."
+    "For a file (.csv, .json or .tex), only this table is written."
 )
 @click.option("--resume", is_flag=True, help="Resume an earlier study. Only missing and failed images are evaluated.")
 @click.option("--overwrite", is_flag=True, help="Replace the results of an earlier study.")

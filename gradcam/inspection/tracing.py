@@ -60,7 +60,7 @@ class Call:
     other_names : tuple of str
         The module's other names in the model.
     tied : tuple of str
-        If this module shares parameters with other modules, the names of these parameters in the other modules.
+        The names that parameters of this module have in other modules, if they are shared.
 
     Examples
     --------

@@ -89,7 +89,7 @@ class EvidenceCluster:
     other_image_count : int
         The number of images of other classes.
     is_rest : bool
-        True if the members are the images of the class that fit no cluster.
+        True if this is no cluster, but the rest: the images of the class that do not fit into any cluster.
     map : array (h,w)
         The mean heatmap of the members on the layer's grid. Its sum is 1.
     draw_member : callable
