@@ -477,7 +477,7 @@ class TargetLayer:
         else:
             start = tensor.detach().clone(memory_format=_memory_format(tensor)).requires_grad_()
         identity = self._identity or (lambda tensor: tensor)
-        # PyTorch cannot swap the identity's output while a variable refers to it, so these expressions are nested.
+        # Do not store `identity(start)` in a variable: PyTorch swaps no tensor to which several references exist.
         if not (must_keep_object or tensor.requires_grad or pytorch.is_view(tensor)):
             passed_on = tensor.copy_(identity(start))
             self._passed_on.append(passed_on)

@@ -345,8 +345,8 @@ class ParameterAliases(TorchFunctionMode):
         targets = list(self._aliases.values())  # (parameter, leaf that shares its memory)
         parameters = [parameter for parameter, _ in targets]
         targets += [(leaf, leaf) for leaf in parameters if leaf.requires_grad and not leaf.is_inference()]
-        # `torch.autograd.grad` gets graph edges instead of leaf tensors. If it got tensors, PyTorch would switch this
-        # mode off during the backward pass, but checkpoints that recompute a part of the forward pass need the mode.
+        # Pass graph edges to `torch.autograd.grad`. For tensors, PyTorch would switch this mode (`self`) off during the
+        # backward pass. Checkpoints need the mode there, because they recompute a part of the forward pass.
         edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]
         with self:
             gradients = pytorch.differentiate_edges(score, edges)

@@ -449,7 +449,7 @@ def test_a_caption_of_no_words() -> None:
 def test_pictures_that_a_model_takes_in_pieces() -> None:
     """Check that flattened patches are refused: without an image, there is nothing to draw a map on."""
     rows = {"pixel_values": torch.rand(16, 192), "input_ids": torch.tensor([[1, 5]])}
-    with pytest.raises(ImageError, match="expected a floating-point tensor"):
+    with pytest.raises(ImageError, match="none of them is a floating-point tensor"):
         gradcam.explain(make("git"), rows, target=Token(CAPTION))
 
 

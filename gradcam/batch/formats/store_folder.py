@@ -87,7 +87,8 @@ class StoreResults:
     def recorded(self) -> int:
         """Return the number of records in written pieces.
 
-        The number is computed from other counts, so a signal right after a write cannot make it wrong.
+        This is the number of added records minus the number of unwritten records. A separate counter would be wrong if a
+        signal arrived between a write and the update of the counter.
         """
         return self._appended - len(self._manifest)
 

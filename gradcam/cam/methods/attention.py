@@ -369,9 +369,9 @@ def _attend_again(
 def _compute_query_gradients(
     recorded: RecordedPass, attention: capture.AttentionTensors, log: capture.AttentionLog, scores: Tensor
 ) -> Iterator[tuple[Tensor, int | None]]:
-    """Yield the gradients (k,N,heads,Q,d) of k classes at a time at the attention's output, and the index of a query.
+    """Yield gradients (k,N,heads,Q,d) at the attention's output, for k classes at a time, and the index of a query.
 
-    The gradients are those of this query. The index is None if the gradients are those of all queries.
+    The gradients belong to this query. The index is None if they belong to all queries.
     """
     rows = None
     if scores.shape[1] > MAX_CLASSES_AT_ALL_TOKENS:

@@ -113,8 +113,8 @@ def _get_axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) 
 @functools.cache
 def _copy_without_override_check(function: Any) -> Callable[..., Any]:
     """Return a copy of a PyTorch function without its check for overrides."""
-    # While the mode is active, the check passes the call to the mode. The mode calls the function again, and so on. While
-    # the mode is inactive, it cannot observe the softmax or the fused attention in the function. A changed check in
+    # While the mode is active, the check passes the call to the mode, and the mode calls the function again: an endless
+    # recursion. While the mode is inactive, it cannot observe the function's softmax. A changed check in
     # torch.nn.functional would affect other threads. The function is therefore copied, together with its globals.
     new_globals = {**function.__globals__, OVERRIDE_CHECK: lambda _: False}
     return FunctionType(function.__code__, new_globals, function.__name__, function.__defaults__, function.__closure__)
