@@ -60,7 +60,7 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **para
 
     Single-pass methods share one pass of the model. Without --method, common methods are compared. Panels are called
     <image>-compare.png; the name also contains the kind of evidence if it is not positive. Without --layer, methods that
-    assume non-negative activations may use a different layer than other methods. The heading of the column names the layer.
+    assume non-negative activations may use a different layer than other methods. Each heading shows the layer of its column.
     """
     for method in params["methods"]:
         if isinstance(method, AttributionMethod) or not method.has_layer:

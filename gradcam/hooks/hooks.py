@@ -278,7 +278,7 @@ class TargetLayer:
             raise ModelError(f"TargetLayer cannot record inside torch.inference_mode(): {advice}")
         is_training = torch.is_grad_enabled() and self._module.training
         if is_training and any(parameter.requires_grad for parameter in self._module.parameters()):
-            reason = "gradients of earlier layers are not recorded: a loss computed here trains only later layers"
+            reason = "no gradient reaches earlier layers: if you train inside `with`, only later layers learn"
             advice = "Call model.eval() to explain, or use gradcam.inspection.record() in training."
             warn(f"Layer '{self.name}' is in training mode, but {reason}. {advice}")
         with contextlib.ExitStack() as context:

@@ -521,9 +521,7 @@ class TestTraining:
 
     def test_gives_a_warning(self) -> None:
         model = torchvision.models.resnet18(weights=None, num_classes=5)
-        with pytest.warns(
-            GradcamWarning, match="'layer4' is in training mode, but gradients of earlier layers are not"
-        ):
+        with pytest.warns(GradcamWarning, match="'layer4' is in training mode, but no gradient reaches earlier layers"):
             layer = TargetLayer(model.layer4, name="layer4").__enter__()
         model(torch.randn(2, 3, 64, 64)).sum().backward()
         layer.__exit__(None, None, None)
