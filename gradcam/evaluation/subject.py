@@ -143,7 +143,9 @@ class Subject:
         return self._baselines[kind]
 
     def baseline_probabilities(self, kind: str) -> Tensor:
-        """Return the probability of each image's class for the image's baseline, computed only once.
+        """Return the probability of each image's class if the model gets the baseline instead of the image.
+
+        The probabilities are computed only once.
 
         Parameters
         ----------

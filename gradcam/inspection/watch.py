@@ -128,8 +128,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
 
     "First" is in the order of the backward pass, so it is the layer nearest to the loss. After a report, there is no
     further report until a step has only finite gradients. Training does not change: results are identical to the bit.
-    Only the thread that entered the context is watched. Each backward pass waits for a GPU once, at its end. With
-    float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses infinite gradients
+    Only the thread that entered the context is watched. On a GPU, each backward pass is synchronised once, at its end.
+    With float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses infinite gradients
     to find its scale. Gradients of outputs that autograd does not record, and of parameters that are unfrozen later,
     are not watched.
 
