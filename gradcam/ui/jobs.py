@@ -55,7 +55,7 @@ def stop_between_modules() -> Iterator[None]:
 
 
 class JobQueue:
-    """Runs the jobs of all tabs one after another in a single thread."""
+    """A queue of the jobs of all tabs, which run one after another in a single thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "gradcam-ui")  # The caches are not thread-safe.

@@ -579,6 +579,9 @@ def test_a_job_stops_between_two_modules_of_one_pass() -> None:
         assert seconds < 2
         assert runs == []
         model[:3](torch.zeros(1))  # Outside of jobs, models run as before.
+    model = model[-30:]
+    asyncio.run(go())
+    assert runs == [1]  # Without the context, the pass goes on to its end.
 
 
 def test_models_are_dropped_if_memory_is_short(classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,12 +150,14 @@ def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
 
 def test_a_window_is_moved_and_kept_by_mouse_and_by_keys(go: Go) -> None:
     page = go()
+    assert page.locator("#kinds, #size").evaluate_all("(parts) => parts.map((part) => part.disabled)") == [True, True]
     page.locator("#tools input[value='window']").check(force=True)
     page.locator("#kinds input[value='erase']").check(force=True)
     box = page.locator("#stage").bounding_box()
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
     expect(page.locator("#brushed")).to_contain_text("before the edit")
     assert "--edit" not in command(page)
+    assert "edited image" in page.locator("#shown-facts").inner_text()
     page.mouse.down()
     page.mouse.up()
     expect(page.locator("#command")).to_contain_text(re.compile(r"--edit erase:\d+,\d+,\d+,\d+ "))
@@ -166,6 +168,7 @@ def test_a_window_is_moved_and_kept_by_mouse_and_by_keys(go: Go) -> None:
     expect(page.locator("#command")).to_contain_text(re.compile("--edit erase.*--edit erase"))
     page.locator("#restore").click()
     expect(page.locator("#restore")).to_be_disabled()
+    assert "edited image" not in page.locator("#shown-facts").inner_text()
     page.locator("#tools input[value='look']").check(force=True)
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"])
     expect(page.locator("#place li").first).to_be_visible()
@@ -210,6 +213,7 @@ def test_two_checkpoints_are_compared(go: Go, place: Path, classifier: gradcam.C
     page.locator("#other-weights").fill("other.pth")
     page.locator("#is-compared").check()
     expect(page.locator("#second-name")).to_have_text(read_target_name(page))
+    assert page.locator("#shown-facts").inner_text().startswith("First model: efficientnet_lite0 · ")
     assert np.any(pixels(page, "#second-map")[..., 3])
     assert page.locator("#both tr").count() == 5
     assert "--weights other.pth" in page.locator("#second-command").inner_text()
@@ -217,6 +221,7 @@ def test_two_checkpoints_are_compared(go: Go, place: Path, classifier: gradcam.C
     expect(page.locator("#second-name")).to_have_text("espresso")
     page.locator("#is-compared").uncheck()
     expect(page.locator("#second")).to_be_hidden()
+    assert "First model" not in page.locator("#shown-facts").inner_text()
 
 
 def test_progress_is_shown_and_a_newer_question_wins(go: Go) -> None:

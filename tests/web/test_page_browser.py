@@ -449,6 +449,7 @@ def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], ca
     page = go(tmp_path / "hostile.html")
     assert page.locator("#targets [role=option]").count() == 2
     assert page.locator("#counted").inner_text() == "2 boxes"
+    assert page.locator("#targets .outlined").count() == 1  # The second has no box, and so no colour.
     assert HOSTILE in read_target_name(page)
     assert (pixels(page, "#objects")[96:480, 120:124, 3] > 0).any()  # the left edge of the box, at 1.5 times its size
     assert not pixels(page, "#objects")[200, 200:500, 3].any()
