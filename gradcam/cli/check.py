@@ -102,7 +102,7 @@ def check_command(
 
     \b
     Passed: the heatmap beats every control map.
-    Undecided: a control map does as well as the heatmap, or there is too little to explain.
+    Undecided: a control map does as well as the heatmap, or there is too little evidence to explain.
     Failed: a control map does better, or the heatmap ignores the weights, the class or the image.
 
     A passed test does not prove that the heatmap is right.

@@ -163,7 +163,7 @@ def list_numbers(number: Any, name: str) -> Sequence[Any] | None:
         return None
     numbers = list(number) if isinstance(number, (list, tuple, range)) else [number]
     if not numbers or not all(map(is_valid_index, numbers)):
-        raise argument_error(number, name, "its number from 0, several numbers, or 'all'.", TargetError)
+        raise argument_error(number, name, "a number from 0, several numbers, or 'all'.", TargetError)
     return numbers
 
 

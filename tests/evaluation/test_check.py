@@ -206,7 +206,7 @@ def test_a_network_with_random_weights_has_too_little_to_explain(method: str) ->
     picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     report = check(classifier, picture, method=method)
     assert report.outcome == report.tests[-1].outcome == "undecided"
-    assert "there is too little to explain" in report.tests[-1].reason
+    assert "there is too little evidence to explain" in report.tests[-1].reason
 
 
 @pytest.mark.parametrize("seed", [0, 11])

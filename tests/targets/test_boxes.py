@@ -109,9 +109,9 @@ def test_each_listed_candidate_is_a_box_that_can_be_explained() -> None:
 MISTAKES: list[tuple[Any, str]] = [
     (lambda: Box(12), "There is no box 12 in the image: there are 12, 0 to 11"),
     (lambda: Box([0, 99]), "There is no box 99 in the image"),
-    (lambda: Box(-1), "The box is -1, expected its number from 0"),
-    (lambda: Box(True), "The box is True, expected its number"),
-    (lambda: Box("first"), "The box is 'first', expected its number"),
+    (lambda: Box(-1), "The box is -1, expected a number from 0"),
+    (lambda: Box(True), "The box is True, expected a number"),
+    (lambda: Box("first"), "The box is 'first', expected a number"),
     (lambda: Box(0, edge="upper"), "There is no edge 'upper': choose one of left, top, right, bottom"),
     (lambda: MissedBox((50, 60, 90, 90), 1), r"The box \(50.0, 60.0, 90.0, 90.0\) is outside the image, 56 x 40 pixels"),
     (lambda: MissedBox((9, 8, 5, 20)), r"The box is \(9, 8, 5, 20\), expected left, top, right, bottom in pixels"),

@@ -13,7 +13,7 @@ from gradcam.errors import TargetError
 from gradcam.targets.keypoints import Keypoint
 from tests.detectors import make_detector, make_pictures
 
-NOWHERE = "The keypoint is .*, expected its number from 0, several numbers, or 'all'"
+NOWHERE = "The keypoint is .*, expected a number from 0, several numbers, or 'all'"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def pictures() -> Tensor:
         ({"number": []}, NOWHERE),
         ({"number": [0, True]}, NOWHERE),
         ({"number": 0, "axis": "z"}, "There is no axis 'z': choose x, y"),
-        ({"number": 0, "box": -1}, "The box is -1, expected its number from 0"),
+        ({"number": 0, "box": -1}, "The box is -1, expected a box number from 0"),
         ({"number": 0, "temperature": 0}, "The temperature is 0, expected a number above 0"),
     ],
 )

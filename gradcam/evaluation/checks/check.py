@@ -310,13 +310,15 @@ class SanityChecks:
         subject = self.subject
         probability, count = float(subject.probabilities), subject.all_probabilities.shape[1]
         if not self.has_fixed_place and probability < 1 / count + MIN_PROBABILITY_ABOVE_CHANCE:
-            return f"The probability is {probability:.2f}, near chance: there is too little to explain."
+            return f"The probability is {probability:.2f}, near chance: there is too little evidence to explain."
         grid = place_alone(subject, self.other_images)
         masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.cells])
         covered = grid.subject.score(grid.cover(mask)[1] for mask in masks)
         if probability - float(covered.min()) < MIN_EVIDENCE:
-            reason = f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more"
-            return f"{reason} if the marked pixels or the whole image are covered: there is too little to explain."
+            reason = (
+                f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more if the marked"
+            )
+            return f"{reason} pixels or the whole image are covered: there is too little evidence to explain."
         return None if self.has_fixed_place else self._describe_untrained()
 
     def _describe_untrained(self) -> str | None:
@@ -338,9 +340,9 @@ class SanityChecks:
         if ahead == 0:
             return None
         return (
-            f"The model appears to be untrained, so there is too little to explain. It distinguishes this image from "
-            f"the comparison images by a difference in probability of {preference:.2f}. {ahead} of {RANDOM_NETWORKS} copies "
-            f"of the model with random weights {'does' if ahead == 1 else 'do'} this at least as clearly."
+            f"The model appears to be untrained, so there is too little evidence to explain. It distinguishes this image "
+            f"from the comparison images by a difference in probability of {preference:.2f}. {ahead} of {RANDOM_NETWORKS} "
+            f"copies of the model with random weights {'does' if ahead == 1 else 'do'} this at least as clearly."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:
