@@ -10,6 +10,7 @@ import functools
 import importlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from types import FunctionType
@@ -181,7 +182,8 @@ def import_function(function: str | Callable[..., Any], package: str) -> Callabl
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
-    return getattr(importlib.import_module(f"{package}.{module}"), name)
+    full_name = f"{package}.{module}"
+    return getattr(sys.modules.get(full_name) or importlib.import_module(full_name), name)
 
 
 def count_cores(root: Path = Path("/")) -> int:

@@ -104,8 +104,8 @@ def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
 
 def _has_float16_weights(modules: Sequence[nn.Module]) -> bool:
     # Iterate module by module: `model.parameters()` takes several times as long, which matters for a small network.
-    parameters = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
-    return any(parameter.dtype == torch.float16 for parameter in parameters)
+    parameters = [parameter for module in modules if module._parameters for parameter in module._parameters.values()]
+    return torch.float16 in {parameter.dtype for parameter in parameters if parameter is not None}
 
 
 def caller_autocast(device: str) -> torch.dtype | None:
@@ -149,7 +149,7 @@ def recorded_pass(
         if grad_order > 1:
             stack.enter_context(plain_attention())
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
-        has_frames = any(isinstance(module, resizing) for module in modules)
+        has_frames = bool(resizing) and any(isinstance(module, resizing) for module in modules)
         with contextlib.ExitStack() as hooks:
             recorders: dict[str, TargetLayer] = {}
             for name, module, keys, run in outlets:
@@ -194,7 +194,8 @@ def recorded_pass(
         device = scored.values.device.type
         autocast = caller_autocast(device)
         # Maps are computed without autocast, because autocast would compute products in half precision.
-        with torch.no_grad(), pytorch.without_autocast(device):
+        unmixed = contextlib.nullcontext() if autocast is None else pytorch.without_autocast(device)
+        with torch.no_grad(), unmixed:
             frame = None
             if frames or batch.windows is not None or batch.listed is not None:
                 from gradcam.layers.frames import find_frame

@@ -53,9 +53,10 @@ class Views:
 
     def _average(self, maps: Tensor) -> Tensor:
         """Return the mean of the maps over all views, after mirrored views are flipped back."""
+        if len(self.views) == 1:
+            return maps
         views = zip(maps.split(self.images), self.views)
-        upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
-        return maps if len(upright) == 1 else torch.stack(upright).mean(0)
+        return torch.stack([view.flip(-1) if mirrored else view for view, (_, mirrored) in views]).mean(0)
 
 
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:

@@ -134,7 +134,11 @@ def refuse_compiling() -> None:
 
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter, or a buffer of the module. Such a tensor must not be replaced."""
-    return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in module.buffers())
+    # For a layer with many batch norms, `module.buffers()` would take as long as the backward pass.
+    modules = containers.list_modules(module)
+    return isinstance(tensor, nn.Parameter) or any(
+        tensor is buffer for part in modules if part._buffers for buffer in part._buffers.values()
+    )
 
 
 class PassToken:
@@ -142,9 +146,13 @@ class PassToken:
 
 
 class ThreadState(threading.local):
-    """Per-thread state: running passes of this package, and the grad modes saved by open contexts, outermost first."""
+    """Per-thread state: running passes of this package, and the grad modes saved by open contexts, outermost first.
+
+    `passes` is the number of passes that have started, whether they are still running or not.
+    """
 
     def __init__(self) -> None:
+        self.passes = 0
         self.tokens: weakref.WeakSet[PassToken] = weakref.WeakSet()
         self.grad_modes: list[list[bool]] = []
 
@@ -159,8 +167,9 @@ def in_own_pass() -> bool:
 
 def make_inner_pass_check() -> Callable[[], bool]:
     """Return a function that checks whether this thread is inside a pass that started after this call."""
-    outer_tokens = weakref.WeakSet(thread_state.tokens)
-    return lambda: any(token not in outer_tokens for token in thread_state.tokens)
+    passes, outer_tokens = thread_state.passes, weakref.WeakSet(thread_state.tokens)
+    # Iterating over a weak set is slow, so the number of passes is compared first.
+    return lambda: thread_state.passes != passes and any(token not in outer_tokens for token in thread_state.tokens)
 
 
 @contextlib.contextmanager
