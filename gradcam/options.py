@@ -214,7 +214,7 @@ def _list_quotas(root: Path) -> Iterator[float]:
         group_path = PurePosixPath(path.lstrip("/"))
         names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
         for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):
-            with contextlib.suppress(ValueError, ZeroDivisionError, OSError):  # The quota may be "max", and the file may be missing.
+            with contextlib.suppress(ValueError, ZeroDivisionError, OSError):  # The file may be missing, or hold "max".
                 quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
                 if quota > 0:  # A quota of -1 means no limit.
                     yield quota / period

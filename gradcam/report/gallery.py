@@ -27,8 +27,8 @@ from gradcam.web.render import read_static, render
 HAS_IMAGE, HAS_OVERLAY, IS_BLANK = 1, 2, 4  # Bits of the column "has".
 # The page lists at most this many predictions, such as boxes, for each image.
 MAX_PREDICTIONS = 20
-# Each file of details holds this many records. Such a file loads in a fraction of a second, and 100,000 images need
-# only 200 files.
+# Each file of details holds at most this many records. Such a file loads in a fraction of a second, and 100,000 images
+# need only 200 files.
 RECORDS_PER_FILE = 500
 STORE_THREADS = 16  # There can be more threads than cores, because the threads mostly wait for the store.
 PLAIN_NAME = re.compile(r"[\w.\-/]+", re.ASCII)  # Names that need no quoting in a URL.

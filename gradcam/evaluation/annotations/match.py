@@ -126,7 +126,7 @@ class ImageNames:
     """The names of the evaluated images, matched by longer or shorter paths.
 
     Two paths match if the longer path ends in the shorter path, folder by folder: `cats/a.jpg` matches `a.jpg` and
-    `/data/cats/a.jpg`. If several names match, the name that shares the most folders with the path is used.
+    `/data/cats/a.jpg`. If several names match, the name that has the most folders in common with the path is used.
     `keep_suffix=False` ignores file suffixes.
     """
 
