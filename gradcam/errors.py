@@ -16,8 +16,8 @@ from typing import Any
 
 MAX_VALUE_CHARACTERS = 60  # The maximum length of a user's value in a message.
 MAX_REPR_CHARACTERS = 180  # The maximum length of a result's repr at a Python prompt.
-# This pattern matches characters that move a terminal's cursor, change its state or reverse the text. It also matches
-# surrogates, with which Python represents undecodable bytes of file names.
+# This pattern matches characters that move a terminal's cursor, change its state or reverse the text. The pattern also
+# matches surrogates. In file names, Python represents undecodable bytes by surrogates.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -140,7 +140,8 @@ def _list_wrong(run: ReportRun) -> list[int]:
     """Return the positions of the images whose label is not the predicted class.
 
     In an input list, an image can have a label. Without `--class`, the explained class is the label, or the predicted
-    class if there is no label. The explained class then differs from the predicted class only if the label does.
+    class if there is no label. If the explained class is not the predicted class, the explained class is therefore the
+    label.
     """
     settings = run.facts.get("settings") or {}
     if settings.get("classes") or settings.get("top_k") != 1:

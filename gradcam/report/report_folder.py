@@ -165,7 +165,7 @@ def read_run(files: ReportFolder) -> ReportRun:
     if not list_manifests(names, ShardFiles()):
         ordered.sort(key=lambda record: record.image)
     for part in find_shards(names):
-        # The page can be written without run.json.
+        # If run.json cannot be read, the page is written without the settings.
         with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):
             if isinstance(facts := json.loads(reader.read(part.run)), dict):
                 return ReportRun(files, ordered, facts)

@@ -139,7 +139,7 @@ class ImageNames:
                 self._by_filename[parts[-1]].append((parts, name))
 
     def find(self, path: str, location: str) -> str | None:
-        """Return the name that matches a path; None if no name does. Raise `InputError` if the path is ambiguous."""
+        """Return the name that matches a path; None if no name matches. Raise `InputError` if the path is ambiguous."""
         parts = self._split(path)
         by_agreement: defaultdict[int, list[str]] = defaultdict(list)
         for known_parts, name in self._by_filename.get(parts[-1], []) if parts else []:

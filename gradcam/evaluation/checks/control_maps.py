@@ -81,7 +81,7 @@ Score = tuple[float | None, float]  # (order, effect)
 
 
 def compare_with_control(name: str, control: Tensor, alike: float, scores: Score, control_scores: Score) -> ControlMap:
-    """Compare a control map's scores with the heatmap's scores, and return the control map with the outcome."""
+    """Compare a control map's scores with the heatmap's scores, and return the result as a `ControlMap`."""
     (order, effect), (control_order, control_effect) = scores, control_scores
     order_gain = 0.0 if order is None or control_order is None else order - control_order
     is_apart = effect - control_effect >= MIN_EFFECT_GAIN or order_gain >= MIN_ORDER_GAIN

@@ -76,7 +76,7 @@ class PlacementGrid:
         return None if self.is_alone else float(measure_order(heatmaps, self.cells).mean())
 
     def cover(self, marked: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images with only the marked pixels, then without the marked pixels; fill in missing pixels."""
+        """Return the images with only the marked pixels, and with only the other pixels. Fill in missing pixels."""
         variants = []
         for holes in (~marked, marked):
             filled = [fill(image, hole, self.patch) for fill, image, hole in zip(FILLINGS, self.images, holes)]
@@ -85,7 +85,7 @@ class PlacementGrid:
 
 
 def compute_placement_chance(order: Tensor) -> float:
-    """Return the probability that a heatmap that ignores the image reaches this score (a permutation test).
+    """Return the probability of scoring at least as well by chance, without regard to the image (a permutation test).
 
     `order` (4,4) is the result of `PlacementGrid.order`. If a heatmap ignores the image, the four positions are
     exchangeable. The result is therefore the share of the 24 permutations of positions that score at least as well as

@@ -31,7 +31,7 @@ MAX_STEPS = 200  # Most images need 4 to 7 steps.
 # such components. These two Chebyshev step sizes are optimal for this interval.
 SMOOTHING_STEPS = (1.0790085735592718, 1.744520838205434)
 NOISE = 0.01
-# Batches are small on a CPU, because the grids of larger batches do not fit in its cache.
+# Batches are small on a CPU, because the grids of larger batches do not fit in the CPU's cache.
 BATCH_SIZE_ON_CPU, BATCH_SIZE_ON_GPU = 4, 64
 
 
@@ -106,7 +106,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
 
 
 class _Grid:
-    """One grid of the solver. `unknown` (N,1,h,w) is 1 at unknown pixels, else 0; `filter_sums` (1,1,h,w) is B 1."""
+    """One grid of the solver. `unknown` (N,1,h,w) is 1 at unknown pixels, else 0; `filter_sums` is B applied to 1."""
 
     def __init__(self, unknown: Tensor) -> None:
         self.unknown = unknown
@@ -222,7 +222,7 @@ def _enlarge(cells: Tensor, like: Tensor) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor, grid: _Grid) -> Tensor:
-    """Return the inner product for each image and channel, weighted by B 1 so that the equations are symmetric."""
+    """Return the inner product for each image and channel, weighted by `filter_sums` to make the solver symmetric."""
     return (a * grid.filter_sums).mul_(b).sum((2, 3), keepdim=True)
 
 

@@ -292,7 +292,8 @@ def measure_order(maps: Tensor, inside: Tensor) -> Tensor:
     scores = []
     for values, mask in zip(maps.cpu().numpy(), inside.cpu().numpy()):  # NumPy sorts several times faster than PyTorch.
         inner, outer = np.sort(values[mask]), np.sort(values[~mask])
-        # A pair counts two if the value inside is larger, and a tie counts one. Integer sums are exact.
+        # Sums of integers are exact. A pair of pixels therefore counts two if the inner value is larger, and one in a
+        # tie.
         pairs = sum(int(np.searchsorted(outer, inner, side=side).sum()) for side in ("left", "right"))
         max_pairs = 2 * len(inner) * len(outer)
         scores.append(pairs / max_pairs if max_pairs else 0.5)

@@ -220,7 +220,7 @@ def _rank(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
 
 
 def _replace(before: Tensor, after: Tensor, ranks: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
-    """Yield `before` once per count, with that number of the most relevant pixels replaced by pixels of `after`."""
+    """For each count, yield `before` with the `count` most relevant pixels replaced by pixels of `after`."""
     for count in counts:  # With weights 0 and 1, `lerp` is exact. On a CPU, it is ten times faster than `torch.where`.
         yield torch.lerp(before, after, (ranks < count).to(before.dtype))
 

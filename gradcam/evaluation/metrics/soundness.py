@@ -48,7 +48,7 @@ def _rank(values: Tensor) -> Tensor:
 
 
 def class_difference(subject: Subject, explain: ExplainFunction, heatmaps: Any = None) -> Tensor:
-    """Measure how different the heatmaps of a class and its strongest rival are: 1 minus their rank correlation.
+    """Measure how much the heatmaps of a class and its strongest rival differ: 1 minus their rank correlation.
 
     The rival is the most probable of the other classes. 0 means that both heatmaps are the same, and 1 means that the
     heatmaps are uncorrelated. A small difference can be right: the evidence for similar classes, such as two dog

@@ -130,7 +130,7 @@ def _hash_files(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One metric of one method's heatmap of one image.
+    """The value of one metric for one method and one image.
 
     Attributes
     ----------
