@@ -16,13 +16,13 @@ from typing import Any
 
 MAX_VALUE_CHARACTERS = 60  # The maximum length of a user's value in a message.
 MAX_REPR_CHARACTERS = 180  # The maximum length of a result's repr at a Python prompt.
-# This pattern matches characters that move a terminal's cursor, change its state or reverse the text. It also matches
-# surrogates, with which Python represents undecodable bytes of file names.
+# This pattern matches characters that move a terminal's cursor, change its state or reverse the text. The pattern also
+# matches surrogates. In file names, Python represents undecodable bytes by surrogates.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escape_controls(text: str) -> str:
-    """Escape control characters, which file names can contain, as `repr` does. The result is one line."""
+    """Escape the control characters of a text, such as a file name, as `repr` does. The result is one line."""
     return CONTROL_CHARACTERS.sub(_escape, text)
 
 
@@ -248,7 +248,7 @@ def shorten(value: object) -> str:
 
 def format_fields(result: object) -> str:
     """Return the repr of a dataclass in one short line. Arrays are replaced by their dtype and shape."""
-    # Every caller passes a dataclass.
+    # `fields` requires a dataclass, and every caller passes a dataclass.
     names = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]
     text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in names)
     max_length = MAX_REPR_CHARACTERS - len(type(result).__name__) - 2
@@ -276,7 +276,8 @@ def join_names(names: Iterable[str]) -> str:
 def describe_failure(name: str, error: BaseException) -> str:
     """Return one line with the name of an image and the reason for its failure.
 
-    If the reason begins with the name, the name is not repeated. With GRADCAM_TRACEBACK=1, also print the traceback.
+    If the reason begins with the name, the name is not repeated. If the environment variable GRADCAM_TRACEBACK is 1,
+    this function also prints the traceback.
     """
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
@@ -287,6 +288,6 @@ def describe_failure(name: str, error: BaseException) -> str:
 
 
 def describe_unexpected(error: BaseException) -> str:
-    """Return the type and the message of an unexpected error, and how to print the traceback."""
+    """Return a message for an unexpected error: its type, its text, and how to print the traceback."""
     reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
     return f"{escape_controls(reason)} (GRADCAM_TRACEBACK=1 shows where)"

@@ -27,7 +27,7 @@ SMOOTHINGS = ("none", "eigen")
 # The kinds of class scores that can be explained: see `gradcam.targets.ClassTarget`.
 SCORES = ("logit", "probability", "contrast")
 
-# The values of `precision`, and the names of PyTorch's dtypes for the model's computations.
+# Each value of the option `precision` selects the PyTorch dtype in which the model computes.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 # The layouts of a layer's output. In this order, they are (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
@@ -38,8 +38,8 @@ LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 # already the probabilities of several classes. "applied" is for an output that is already a single probability.
 ACTIVATIONS = ("auto", "softmax", "sigmoid", "none", "applied")
 
-# The views of an image that are explained together. Each view is a pair: the factor that multiplies all values, and
-# whether the image is mirrored. The first view is the image itself.
+# Each kind of test-time augmentation explains several views of an image together. A view is a pair: a factor for all
+# pixel values, and True if the image is mirrored. The first view is the image itself.
 AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "none": ((1.0, False),),
     "flip": ((1.0, False), (1.0, True)),
@@ -49,7 +49,8 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
 # The tasks of models. The option `task` can also be "auto", which detects the task.
 TASKS = ("classification", "regression", "detection", "segmentation", "matching", "captioning", "pose")
 
-# The upper limits of options. More threads would hang the machine. PyTorch's generators accept no larger seeds.
+# The upper limits of options. A larger number of threads would hang the machine. PyTorch's generators accept no larger
+# seeds.
 MAX_WORKERS, MAX_BATCH_SIZE, MAX_COUNT, MAX_SEED = 1024, 2**16, 10**9, 2**63 - 1
 MAX_MAGNITUDE = 10**6  # The limit for sides and coordinates in pixels, and for means and standard deviations.
 
@@ -62,21 +63,22 @@ EDITS = ("blur", "mean", "erase")
 EDIT_SHAPES = "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window)"
 EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
 
-# The part of an image that is explained: the centre crop of the model's preprocessing, the whole image, or tiles. The
-# predictions are made from the model's default crop ("own"), or from the explained part ("seen").
+# `FIT_KINDS` are the parts of an image that can be explained: the centre crop of the model's preprocessing, the whole
+# image, or tiles. `PREDICTIONS` are the inputs for predictions: the model's default crop ("own"), or the explained part
+# ("seen").
 FIT_KINDS = ("crop", "whole", "tiles")
 PREDICTIONS = ("own", "seen")
 
-# The orders in which a layer's channels can be drawn. The colours of a channel are scaled to the maximum of the
-# channel, or to the maximum of the layer.
+# A layer's channels can be drawn in two orders. The colours of a channel are scaled to the maximum of the channel, or
+# to the maximum of the layer.
 CHANNEL_ORDERS = ("strongest", "index")
 CHANNEL_SCALES = ("channel", "layer")
 
-# This environment variable limits the number of pixels of an image. If the variable is not set, the memory for an image
-# is limited instead. The option `--max-pixels` sets the variable.
+# The name of an environment variable that limits the pixels of an image. The option `--max-pixels` sets the variable.
+# If the variable is not set, the memory for an image is limited instead.
 MAX_PIXELS = "GRADCAM_MAX_PIXELS"
 
-# The kinds of output that `gradcam batch` can write for an image, and the formats of the image files.
+# `gradcam batch` can write these kinds of files for each image.
 OUTPUT_KINDS = {
     "overlay": "the heatmap over the image",
     "heatmap": "the heatmap alone",
@@ -115,7 +117,7 @@ DEFAULTS: ExplainOptions = {
 
 
 def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
-    """Check the options, and return all options, with defaults for missing options.
+    """Check the given options, and return them together with the defaults of all other options.
 
     Raises `TypeError` for an unknown name; the message names `function`, the public function that was called. Raises
     `GradcamError` for a value that is invalid for every model.
@@ -205,17 +207,18 @@ def _list_quotas(root: Path) -> Iterator[float]:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Control groups have two versions, and a machine may use both. Lines of version 2 have no controllers.
+        # Linux has two versions of control groups, and a machine may use both versions. In `proc/self/cgroup`, a line
+        # of version 2 names no controllers.
         files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controllers else ["cpu.max"]
         mount_points = (mounts / controllers, mounts / ("cpu" if controllers else "unified"))
-        # A group is also limited by its parent groups. If the process is in a container, the path may be valid only on
-        # the host. In this case, only the mount point exists.
+        # The quotas of parent groups apply as well. In a container, the path may exist only on the host. The mount
+        # point then holds the quota.
         group_path = PurePosixPath(path.lstrip("/"))
         names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
         for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):
-            with contextlib.suppress(ValueError, ZeroDivisionError, OSError):  # No quota ("max"), or no such file.
+            with contextlib.suppress(ValueError, ZeroDivisionError, OSError):  # The file may be missing, or hold "max".
                 quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
-                if quota > 0:  # -1 means no limit.
+                if quota > 0:  # A quota of -1 means no limit.
                     yield quota / period
 
 

@@ -36,7 +36,7 @@ def list_entry_points(kind: PluginKind) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
-_read_entry_points = functools.cache(entry_points)  # Slow: it reads the metadata of all installed distributions.
+_read_entry_points = functools.cache(entry_points)  # `entry_points` is slow: it reads all installed metadata.
 
 
 def is_custom(name: object) -> bool:
@@ -44,8 +44,8 @@ def is_custom(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-_loaded_names = set[str]()  # The names of the user's objects that were loaded.
-_remedies = list[str]()  # The remedies of all open `refuse_new_code` contexts; error messages end with the last remedy.
+_loaded_names = set[str]()  # The names of all custom objects that were loaded.
+_remedies = list[str]()  # One remedy per active `refuse_new_code`; errors end with the last remedy.
 
 
 def has_loaded_custom_code() -> bool:
@@ -57,7 +57,7 @@ def has_loaded_custom_code() -> bool:
 def refuse_new_code(remedy: str) -> Iterator[None]:
     """Refuse to load users' objects whose names were not loaded before. The error message ends with `remedy`.
 
-    The context applies to all threads, because the names can come from any request to a server.
+    The context applies to all threads, because any thread of a server may receive such a name in a request.
     """
     _remedies.append(remedy)
     try:
@@ -181,7 +181,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _expand_path(path: str) -> Path:
-    return Path(os.path.expanduser(path))  # Path.expanduser() would raise for an unknown user.
+    return Path(os.path.expanduser(path))  # `Path.expanduser` would raise an error for an unknown user.
 
 
 def _import_module(name: str) -> ModuleType:
@@ -191,7 +191,7 @@ def _import_module(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise  # The module exists, but a module that it imports does not.
+                raise  # The module exists, but imports a missing module.
             searched = f"sys.path{' and the current folder' if os.getcwd() in sys.path else ''}"
             text = f"There is no module {shorten(name)}: Python searched {searched}. For a file, pass FILE.py:FUNCTION."
             raise ModelError(text) from error
@@ -237,7 +237,7 @@ def _translate_errors(subject: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("gradcam."):
-            raise  # This exception stands for a signal, which must end the command.
+            raise  # A signal caused this exception, so the command must end.
         reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
         raise ModelError(f"{subject} {reason} ({_locate_error(error)})") from error
 

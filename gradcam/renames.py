@@ -1,6 +1,6 @@
 """List renamed public names in one table. Aliases, record keys and the migration page are made from this table.
 
-Until the version in `REMOVED_IN`, an old name works like the new one and issues a `FutureWarning`. Records have both
+Until the version in `REMOVED_IN`, an old name works like the new name, and issues a `FutureWarning`. Records have both
 the old and the new keys.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal["name", "parameter", "attribute", "option", "key", "value"]
 REMOVED_IN = "0.5"
 
-# These records have renamed keys.
+# The kinds of records that have renamed keys.
 CHECK, DIFF, AUDIT, RECOMMEND, EVALUATE, FEATURES, TRACE = (
     f"gradcam {command} --json"
     for command in ("check", "diff", "audit", "recommend", "evaluate", "inspect features", "inspect trace")
@@ -27,7 +27,7 @@ RUN, PAGE, DRAWN_DIFF = "run.json", "the data of an HTML page", "ImageDiff.draw(
 class Rename(NamedTuple):
     """One old name and its replacement.
 
-    `owner` is where the name is used: a module, a function or class (with its module), or a kind of record.
+    `owner` is the dotted name of the module, function or class that has the name, or a kind of record.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ def _rename(kind: Kind, owner: str, **names: str) -> list[Rename]:
 
 
 def _rename_in_code(kind: Kind, owners: str, **names: str) -> list[Rename]:
-    """Return renames that apply to several modules, functions or classes of the package."""
+    """Return the same renames for each of several modules, functions or classes: `owners`, separated by spaces."""
     return [row for owner in owners.split() for row in _rename(kind, f"gradcam.{owner}", **names)]
 
 
@@ -105,7 +105,7 @@ RENAMES: tuple[Rename, ...] = (
 def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
     """Return a `__getattr__` for a module that finds the module's old names.
 
-    If the module exports its names lazily, `get` finds all other names.
+    If the module exports its names lazily, `get` is its present `__getattr__`, which finds all other names.
     """
     names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
 

@@ -1,4 +1,4 @@
-"""Turn methods and control maps into functions of a model, images and classes. Evaluations can vary all three."""
+"""Turn methods and control maps into functions of a model, images and classes. Evaluations vary these arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradcam.layers.find import unwrap
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
-CENTRE_DEVIATION = 0.25  # The central blob has this standard deviation, times the image's height or width.
+CENTRE_DEVIATION = 0.25  # The standard deviation of the central blob, divided by the image's height or width.
 RANDOM_MAP_CELLS = 7  # The noise has 7 x 7 cells before upsampling, like the last feature map of most CNNs.
 
 
@@ -93,7 +93,8 @@ class Explainer:
         Returns
         -------
         dict of str to Tensor (N,K,H,W)
-            The heatmaps by name, in the order of `names`, in [0,1]. Heatmaps of custom functions keep their scale.
+            The heatmaps by name, in the order of `names`. Values are in [0,1], but heatmaps of custom functions are not
+            rescaled.
 
         Raises
         ------
@@ -142,7 +143,7 @@ class Explainer:
         return lambda model, images, classes: explainer.explain(model, images, classes[:, None])[name][:, 0]
 
     def _compare(self, model: nn.Module, images: Tensor, target: Any, methods: Sequence[Method]) -> dict[str, Tensor]:
-        # Methods without a layer run together with the methods of the first layer, to share the forward passes.
+        # Methods without a layer share the forward passes of the methods of the first layer.
         by_layer: dict[str | None, list[Method]] = {}
         for method in sorted(methods, key=lambda method: method.place != "layer"):
             layer = self.layer.get(method.name) if isinstance(self.layer, Mapping) else self.layer
@@ -161,7 +162,7 @@ def _run_custom(source: CustomFunction, model: nn.Module, images: Tensor, classe
         heatmaps = run_explain(source.function, model, images.detach().clone(), classes)
     except (GradcamError, RuntimeError):
         raise
-    except Exception as error:  # Custom functions may raise anything, for example because of a wrong signature.
+    except Exception as error:  # A custom function may raise any error, for example if its signature is wrong.
         raise GradcamError(f"{source.name} failed: {describe_unexpected(error)}") from error
     try:
         return check_heatmaps(heatmaps, (len(images), *images.shape[2:]), images.device)

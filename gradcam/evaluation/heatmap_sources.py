@@ -1,6 +1,6 @@
 """Sources of heatmaps to evaluate: CAM methods, custom functions, and control maps, which ignore the model."""
 
-# The command line lists these methods in its help. This module does not import torch, because that takes seconds.
+# The command line's help lists these methods. This module does not import torch, because the import takes seconds.
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CustomFunction:
 
     name: str
     function: ExplainFunction = field(repr=False)
-    needs: ClassVar[tuple[str, ...]] = ()  # A custom function does not declare its inputs.
+    needs: ClassVar[tuple[str, ...]] = ()  # The inputs of a custom function are unknown.
     place: ClassVar[str] = "own"
 
 

@@ -3,9 +3,9 @@
 The intervals were chosen by simulation (tests/evaluation/test_intervals.py). With 8 or more images, a 95 % interval
 contains the true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. There are two exceptions. If
 nearly all numbers are 0 or 1, the interval contains the true mean too often (98 cases). With 8 lognormal numbers (sigma
-1), the interval contains the true mean too seldom (89 cases). Simpler intervals are worse: for 8 exponentially
-distributed numbers, Student's t reaches only 89 cases, and BCa only 86. Differences between methods are roughly
-symmetric. For such differences, Student's t is accurate.
+1), the interval contains the true mean too seldom (89 cases). Simpler intervals are worse. For 8 exponentially
+distributed numbers, Student's t contains the true mean in only 89 cases, and BCa (a bootstrap interval) in only 86
+cases. Differences between methods are distributed roughly symmetrically, so Student's t is accurate for differences.
 
 If two mosaics share an image, their numbers are correlated. The variance is therefore split into a part that comes from
 the images and a part that comes from the mosaics.
@@ -33,7 +33,7 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadratu
 # With five images, no paired test can find a significant difference. With fewer than eight images, the intervals of
 # skewed numbers contain the true mean too seldom.
 MIN_IMAGES_FOR_INTERVAL, MIN_IMAGES_TO_COMPARE = 6, 8
-ImageGroups = Sequence[Sequence[Hashable]]  # for each number, the images that the number depends on
+ImageGroups = Sequence[Sequence[Hashable]]  # for each number, the images from which the number was computed
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Interval:
 def mean_interval(values: Iterable[Any], *, level: float = CONFIDENCE, images: ImageGroups | None = None) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
-    Metrics such as IoU and probabilities have skewed distributions. Means over few images are skewed as well. The
+    Metrics such as IoU and probabilities have skewed distributions, so means over few images are skewed as well. The
     interval is therefore Student's t, corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such
     as hits, the interval is Wilson's. For example, 8 hits in 8 images give 0.68 to 1.
 
     Parameters
     ----------
     values : iterable of float, array or Tensor (N,)
-        One number per image. None and NaN are left out: such an image has no number.
+        One number per image. None and NaN mean that an image has no number; such images are left out.
     level : float, default 0.95
         The confidence level, between 0 and 1.
     images : sequence of sequences, default None
@@ -239,11 +239,11 @@ def paired_difference(
 def find_distinguished_pairs(rows: Mapping[str, Sequence[Any]], images: ImageGroups | None) -> set[frozenset[str]]:
     """Return the pairs of methods whose means over the same images differ significantly.
 
-    The best method is chosen by the same numbers that are tested. The tests of all pairs therefore have Holm's
-    correction. If all methods are equally good, some method differs significantly from the best method in at most 5 %
-    of cases. For pairs without the best method, this error can be more frequent if the numbers of a method are skewed
-    and have a much larger spread. The error rate is 20 % for eight methods with exponentially distributed numbers and
-    spreads from 1 to 10.
+    The same numbers choose the best method and are then tested. The tests of all pairs are therefore corrected by
+    Holm's method. If all methods are equally good, the probability is at most 5 % that any method differs significantly
+    from the best method. For pairs without the best method, the error rate can be higher if the numbers are skewed and
+    one method has a much larger spread. In a simulation, the error rate is 20 % for eight methods with exponentially
+    distributed numbers and spreads from 1 to 10.
     """
     p_values = {}
     for first, second in itertools.combinations(sorted(rows), 2):
@@ -279,12 +279,12 @@ def _estimate_mean(values: Sequence[float], images: ImageGroups | None) -> tuple
 
 
 def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
-    """Return the variance of the images' contributions and the variance of the individual parts, by least squares.
+    """Estimate the variance of the images' contributions and the variance of the individual parts, by least squares.
 
-    The model: each number is the sum of its images' contributions and an individual part. For a pair of numbers, let d
-    be half the count of images that only one number of the pair uses. The expected value of half the squared difference
-    is then d times the first variance, plus the second variance. A line is fitted to all pairs: the slope is the first
-    variance, and the intercept is the second.
+    In the model, each number is the sum of its images' contributions and an individual part. For a pair of numbers, let
+    d be half the count of images that belong to only one of the two numbers. The expected value of half the squared
+    difference is then d times the first variance, plus the second variance. A line is fitted to all pairs: the slope is
+    the first variance, and the intercept is the second.
     """
     first, second = np.triu_indices(len(numbers), 1)
     squares = (numbers[first] - numbers[second]) ** 2 / 2
@@ -334,7 +334,7 @@ def _subtract(values: Sequence[Any], reference: Sequence[Any]) -> list[float]:
 def _to_floats(values: Iterable[Any]) -> list[float]:
     try:
         numbers = [math.nan if value is None else float(value) for value in values]
-    except (TypeError, ValueError, RuntimeError):  # A tensor of several numbers raises RuntimeError.
+    except (TypeError, ValueError, RuntimeError):  # For a tensor of several numbers, `float` raises RuntimeError.
         expected = "one number per image, or None for images without a value"
         raise GradcamError(f"The values are {shorten(values)}, expected {expected}.") from None
     if any(map(math.isinf, numbers)):

@@ -258,7 +258,7 @@ def recommend(
         Layer names. None selects the classifier's layer and a few deep layers that may be better.
     objects : mapping of str to mappings of int to Tensor or array (H,W), default None
         Annotated objects: a mapping from image name to a mapping from class index to a bool mask. The mask has the
-        height and width of the preprocessed image. `objects` leaves out images without an object of their top class.
+        height and width of the preprocessed image. An image without an object of its top class is ignored.
     mosaics : int, default 12
         The largest number of mosaics.
     min_probability : float, default 0.5
@@ -385,11 +385,11 @@ class CombinationExplainer:
         """Yield the heatmaps (N,K,H,W) in [0,1] of each combination, for images (N,C,H,W) and classes (N,K).
 
         Each score has a separate pass, so that only the heatmaps of one pass are in memory. If the gradient at a layer
-        is exactly zero, the heatmap is blank. If a combination fails, it is added to `left_out`, and not tried again.
+        is exactly zero, the heatmap is blank. A combination that fails is added to `left_out`, and not tried again.
         """
         requested = [combo for combo in combinations if combo not in self.left_out]
         for score in SCORES:
-            # Combinations whose score is None are explained in the same pass as the logits.
+            # Combinations without a score share the pass of the logits.
             if group := [combo for combo in requested if (combo.score or "logit") == score]:
                 yield from self._explain(images, classes, score, group)
 
@@ -399,7 +399,7 @@ class CombinationExplainer:
         target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GradcamWarning)  # Low scores already show unsuitable combinations.
+                warnings.simplefilter("ignore", GradcamWarning)  # Low scores make these warnings redundant.
                 model, reshape = self.classifier.model, self.reshape
                 explanations = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:
@@ -454,7 +454,7 @@ class Benchmark:
         return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
     def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
-        """Return `order` for the annotated objects, NaN for images without one; {} if too few images have objects."""
+        """Return `order` for annotated objects: NaN for images without objects, {} if too few images have objects."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
         if sum(mask is not None for mask in masks.values()) < MIN_IMAGES_TO_COMPARE:
             return {}
@@ -513,7 +513,7 @@ def list_best(values: Values) -> list[Combination]:
 
 
 def to_rows(scores: MosaicScores, objects: Values, roads: Values) -> list[Row]:
-    """Return one row per combination: first the rows with ROAD, sorted by ROAD, then the others, sorted by `order`."""
+    """Return one row per combination. Rows with ROAD come first, sorted by ROAD. The others are sorted by `order`."""
     best_by_order = max(scores.order, key=lambda key: float(scores.order[key].mean()))
     best_by_road = max(roads, key=lambda key: float(roads[key].mean()), default=best_by_order)
 
@@ -540,9 +540,9 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     """List up to seven layers: `default`, then candidates whose heatmaps may be better.
 
     "Last" refers to the order in which the layers return in a forward pass of `image` (1,C,H,W). The candidates are:
-    - with the coarsest grid, the last four layers outside branches (children of the model or of an `nn.Sequential`).
-      Layers in the first quarter of the model are left out. Example: the last block, or a ReLU, norm and convolution;
-    - with the next finer grid, the least nested layer (a block rather than its parts), the last if there are several;
+    - with the coarsest grid, the last four layers that are children of the model or of an `nn.Sequential`, such as
+      blocks. Layers in branches, and layers in the first quarter of the model, are left out;
+    - with the next finer grid, the last of the least nested layers, such as a block;
     - in a model with a single grid size, such as a transformer, the counterparts of `default` in two earlier blocks.
     If a block returns the output of its last part, only the block is listed. Raise `LayerError` if `default` is
     unknown, or if no layer has a grid.
@@ -579,7 +579,7 @@ def resolve_layer_names(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def _list_by_finish(model: nn.Module, image: Tensor) -> list[str]:
-    """List layers in the order in which they return. A block that returns its last part's output replaces the part."""
+    """List layers in the order in which they return. Omit a part if its block returns the same output."""
     names = {module: name for name, module in model.named_modules() if name}
     order: list[str] = []
     last_output: Tensor | None = None

@@ -24,7 +24,7 @@ BASELINES = ("blur", "mean", "zero")
 BLUR_RADIUS_PIXELS = 5  # radius for images with a shorter side of `BLUR_IMAGE_PIXELS`, as in RISE's code
 BLUR_IMAGE_PIXELS = 224
 TRUNCATE_DEVIATIONS = 4  # The Gaussian is cut off at this many standard deviations, as in SciPy.
-# Batches are smaller on a CPU, because the activations of larger batches do not fit in its caches.
+# Batches are smaller on a CPU, because the activations of larger batches do not fit in the CPU's caches.
 MAX_PIXELS_PER_BATCH = 32 * 224 * 224
 MAX_PIXELS_PER_BATCH_ON_CPU = 4 * 224 * 224
 
@@ -46,7 +46,7 @@ class Subject:
     activation : str, default "auto"
         How logits become probabilities, as in `targets.ClassTarget`.
     batch_size : int, default None
-        Batch size; None chooses a batch size that suits the image size. If memory runs out, the batch size is halved.
+        Batch size; None chooses the batch size by the image size. If memory runs out, the batch size is halved.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Subject:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """(N,H,W): the shape of the heatmaps."""
+        """Return the shape (N,H,W) of the heatmaps."""
         return (len(self.images), *self.images.shape[2:])
 
     def baseline(self, kind: str) -> Tensor:
@@ -207,7 +207,7 @@ class Subject:
 
         def run(images: Tensor) -> Tensor:
             probabilities = to_probabilities(self.model(images), len(images), self.activation)
-            return probabilities.to(self.images.device, torch.float32)  # The output may be on another device.
+            return probabilities.to(self.images.device, torch.float32)  # The model's output may be on another device.
 
         rows = iterate_rows()
         while batch := list(islice(rows, self._batches.largest)):
@@ -228,7 +228,7 @@ def _require_finite(probabilities: Tensor) -> Tensor:
 
 
 def describe_tensor(value: Any, *kinds: Any) -> str:
-    """Return the dtype and shape of an instance of `kinds` (default Tensor), for a message; else a short text."""
+    """Describe a value in a message: the dtype and shape of a Tensor (or of a type in `kinds`), or else the repr."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
@@ -303,7 +303,7 @@ def scale_to_unit(heatmaps: Tensor) -> Tensor:
 
 
 def make_generator(seed: int, *names: object) -> torch.Generator:
-    """Return a CPU generator for one seed and one purpose. All devices then get the same random numbers."""
+    """Return a CPU generator for one seed and one purpose, so that all devices get the same random numbers."""
     return torch.Generator("cpu").manual_seed(derive_seed(seed, *names))
 
 
@@ -314,10 +314,10 @@ def derive_seed(seed: int, *names: object) -> int:
 
 
 def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
-    """Return the rank of each pixel in heatmaps (N,H,W), int64 (N,H,W); 0 is the most relevant pixel.
+    """Return the rank of each pixel in heatmaps (N,H,W): int64 (N,H,W), 0 for the pixel with the highest value.
 
-    Pixels of equal value are in a random order that depends only on the seed. Otherwise, a constant heatmap would rank
-    the top rows of the image first.
+    Pixels of equal value are in a random order that depends only on the seed. Without the random order, the top rows of
+    a constant heatmap would rank first.
     """
     values = heatmaps.flatten(1)
     generator = make_generator(seed, "ties")

@@ -1,4 +1,4 @@
-"""A page in one file: images side by side with a title and numbers, to share or to store with a build."""
+"""Write a page of images, titles and numbers to a single file, to share or to store with a CI build."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Card:
 class CardPage:
     """A page of cards.
 
-    Above the cards are a summary, lines of text, groups of facts that can be opened, and failures.
+    Above the cards, the page shows a summary, lines of text, collapsible groups of facts, and failures.
     """
 
     title: str
@@ -42,7 +42,7 @@ class CardPage:
     failures: Sequence[str] = ()
 
     def write(self, path: Path, cards: Iterable[Card]) -> None:
-        """Write the page with these cards to one self-contained file, which needs no network. Raises `OutputError`."""
+        """Write the page to one self-contained file, which opens without a network. Raises `OutputError`."""
         values: dict[str, Any] = {"title": escape_controls(self.title), "summary": _clean(self.summary)}
         values["facts"] = [(name, _clean(group)) for name, group in self.facts]
         values |= {name: list(map(escape_controls, getattr(self, name))) for name in ("lines", "failures")}

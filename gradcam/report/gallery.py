@@ -25,12 +25,12 @@ from gradcam.storage.store import Store
 from gradcam.web.render import read_static, render
 
 HAS_IMAGE, HAS_OVERLAY, IS_BLANK = 1, 2, 4  # Bits of the column "has".
-# The number of predictions, such as boxes, that the page lists for each image.
+# The page lists at most this many predictions, such as boxes, for each image.
 MAX_PREDICTIONS = 20
-# The number of records per file of details. A file then loads in a fraction of a second, and 100,000 images need few
-# files.
+# Each file of details holds at most this many records. Such a file loads in a fraction of a second, and 100,000 images
+# need only 200 files.
 RECORDS_PER_FILE = 500
-STORE_THREADS = 16  # The threads wait for the store most of the time.
+STORE_THREADS = 16  # There can be more threads than cores, because the threads mostly wait for the store.
 PLAIN_NAME = re.compile(r"[\w.\-/]+", re.ASCII)  # Names that need no quoting in a URL.
 
 
@@ -41,7 +41,8 @@ class Privacy:
         replacements = {str(Path.home()) + os.sep: f"~{os.sep}"}
         for place in (run.files.place, run.root or run.files.place):
             replacements |= _shorten(place)
-        # Longer paths first, so that a parent folder never matches before its subfolders.
+        # Longer paths are replaced first. Otherwise, the path of a parent folder would match inside the paths of its
+        # subfolders.
         self._replacements = dict(sorted(replacements.items(), key=lambda pair: -len(pair[0])))
 
     def clean(self, text: str) -> str:
@@ -67,9 +68,10 @@ class Privacy:
 
 
 def _shorten(place: Path | Store) -> dict[str, str]:
-    """Return replacements that shorten paths in a place, for each form of its path.
+    """Return replacements that shorten the paths of files in a folder or an object store.
 
-    A path inside the place becomes relative. The path of the place itself becomes its last part.
+    The path of a file becomes relative to the folder. The path of the folder itself becomes its last part. A folder may
+    have two paths, with and without symbolic links.
     """
     forms = {place.url} if isinstance(place, Store) else {os.path.abspath(place), os.path.realpath(place)}
     separator = "/" if isinstance(place, Store) else os.sep
@@ -85,12 +87,13 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
     """Return the data of all images for the page: one list per fact, because a dict per image would be much larger.
 
     "names", "top", "confidence", "has" and "stems" are lists with one entry per image. "names" has the names of the
-    images. "classes" lists each class that an image is listed under, as index and label; for a box, mask or sentence
-    without an index, both are the label. "wrong" lists the images whose label differs from the predicted class. "top"
-    has the position in "classes" of the image's first class, or -1, and "confidence" its confidence, from 0 to 1.
-    "others" maps the position of an image to the positions of its other classes. "has" combines the bits `HAS_IMAGE`,
-    `HAS_OVERLAY` and `IS_BLANK`. "stems" has the URL of the views, 1 if the URL follows from the image's name, or 0 if
-    there are no views. "errors" maps the position of an image to its error.
+    images. "classes" has the index and label of each class under which the page lists an image. If a box, mask or
+    sentence has no index, the label replaces the index. "wrong" lists the images whose label differs from the predicted
+    class. "top" has the position of each image's first class in "classes", or -1. "confidence" has the confidence of
+    the first class, from 0 to 1. "others" maps the position of an image to the positions of its other classes in
+    "classes". "has" combines the bits `HAS_IMAGE`, `HAS_OVERLAY` and `IS_BLANK`. "stems" has the URL of the views, 1 if
+    the URL follows from the image's name, or 0 if there are no views. "errors" maps the position of an image to its
+    error.
     """
     names = [privacy.clean_value(record.image) for record in run.records]
     classes_per_image = [_list_classes(record) for record in run.records]
@@ -115,7 +118,7 @@ def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
 def _list_classes(record: Record) -> list[tuple[int | str, str, float]]:
     """Return the index, the label and the confidence of each class under which the page lists an image.
 
-    If the record has explained boxes, masks or sentences, they count as the classes. Otherwise, the classes are the
+    If the record explains boxes, masks or sentences, these objects count as the classes. Otherwise, the classes are the
     predicted class and the explained classes.
     """
     explained = [entry for entry in record.explained if entry.kind != "class" and entry.on is None]
@@ -136,8 +139,9 @@ def _list_classes(record: Record) -> list[tuple[int | str, str, float]]:
 def _list_wrong(run: ReportRun) -> list[int]:
     """Return the positions of the images whose label is not the predicted class.
 
-    A list of images can give the class of each image as its label. Without `--class`, the explained class differs from
-    the predicted class only for such a label.
+    In an input list, an image can have a label. Without `--class`, the explained class is the label, or the predicted
+    class if there is no label. If the explained class is not the predicted class, the explained class is therefore the
+    label.
     """
     settings = run.facts.get("settings") or {}
     if settings.get("classes") or settings.get("top_k") != 1:
@@ -205,15 +209,16 @@ def write_report(place: Path | Store) -> Path | str:
     """Write `index.html` and `report/` into the output folder of a run, and return the path or URL of `index.html`.
 
     The page is a static folder: it opens from disk, without server or network, and contains no local paths. Missing
-    views are drawn from the overlays, and from the input images if they still exist; otherwise the page shows the
-    overlays alone. Equal runs give equal bytes. Raises `OutputError` if the folder has no manifest, has an `index.html`
-    that is not a report, or cannot be written to, and `StoreError` for an object store.
+    views (thumbnails and larger images) are drawn from the overlays and the input images. If an input image no longer
+    exists, the page shows only the overlays. The same run always gives the same bytes. Raises `OutputError` if the
+    folder has no manifest, has an `index.html` that is not a report, or cannot be written to, and `StoreError` for an
+    object store.
     """
     with open_report_folder(place) as files:
         run = read_run(files)
         check_page(files.reader)
         with ThreadPoolExecutor(count_cores() if isinstance(place, Path) else STORE_THREADS) as pool:
-            # Threads are enough, because decoding releases Python's global lock.
+            # Processes are not needed, because decoding releases Python's global lock.
             for _ in pool.map(lambda record: provide_views(files, record, run.root), run.records):
                 pass
         privacy = Privacy(run)

@@ -23,8 +23,8 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_shards, list_manifests
 from gradcam.storage.store import Store
 
-LOCK = ".gradcam-report.lock"  # The lock file stays in the output folder, like those of shards.
-# A folder for incomplete files. Only the process that holds the lock writes there.
+LOCK = ".gradcam-report.lock"  # The lock file is not deleted after use, like the lock files of shards.
+# The name of the folder for incomplete files. Only the process that holds the lock writes to this folder.
 TEMPORARY = ".gradcam-partial-report"
 DETAILS = re.compile(f"{REPORT}/(details-[0-9a-f]{{12}})(?:/.*)?", re.DOTALL)
 
@@ -55,13 +55,14 @@ class ReportFolder:
     def is_current(self, view: str, source: str | None) -> bool:
         """Return True if the view exists and is not older than its source.
 
-        In an object store, an existing view counts as current, because times there do not tell which object is newer.
+        In an object store, each existing view counts as current, because the times of objects do not show which object
+        is newer.
         """
         if not self.has_file(view) or self._sizes is not None or source is None:
             return self.has_file(view)
         try:
             times = [os.stat(f"{self.place}/{name}").st_mtime_ns for name in (view, source)]
-        except OSError:  # Without its source, the view cannot be drawn again.
+        except OSError:  # If the source is missing, the view cannot be drawn again, so the view is used.
             return True
         return times[0] >= times[1]
 
@@ -106,8 +107,8 @@ def open_report_folder(place: Path | Store) -> Iterator[ReportFolder]:
             temporary = None
             if place.is_dir() and find_shards(to_reader(place).list_names()):
                 temporary = place / TEMPORARY
-                # Shards may end at the same time. Without the lock, each could remove the other's details, and the
-                # older page could stay.
+                # Two shards may finish at the same time. Without the lock, each shard could remove the details of the
+                # other shard, and the older page could replace the newer page.
                 stack.callback(acquire_lock(place / LOCK, seconds=-1))
                 shutil.rmtree(temporary, ignore_errors=True)  # A killed process may have left this folder.
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
@@ -118,7 +119,7 @@ def open_report_folder(place: Path | Store) -> Iterator[ReportFolder]:
 
 
 def read_pixels(place: Path | Store, name: str) -> Pixels | None:
-    """Return an image in a folder; None if the image cannot be read, because the report can do without the image."""
+    """Read an image of a folder; return None if that fails, because the report can omit the image."""
     from gradcam.models.preprocess import read_image_file
 
     with contextlib.suppress(GradcamError, OSError):
@@ -130,7 +131,7 @@ def read_pixels(place: Path | Store, name: str) -> Pixels | None:
 
 @dataclass(frozen=True)
 class ReportRun:
-    """The records in input order, and the content of run.json (empty if there is none)."""
+    """The records of a run in input order, and the content of run.json, which is empty if the file is missing."""
 
     files: ReportFolder
     records: Sequence[Record]
@@ -138,7 +139,7 @@ class ReportRun:
 
     @property
     def root(self) -> Path | Store | None:
-        """Return the folder that image names are relative to, if it is known."""
+        """Return the input folder, to which image names are relative; None if the folder is unknown."""
         root, place = self.facts.get("root"), self.files.place
         if not isinstance(root, str):
             return None
@@ -151,7 +152,7 @@ def read_run(files: ReportFolder) -> ReportRun:
     """Read the run in a folder from its manifest, or from the manifests of its shards.
 
     The records of shards are sorted by image name. If an image has several records, the last one counts. Raises
-    `GradcamError` if there is no readable manifest, or if results are in tars.
+    `GradcamError` if there is no readable manifest, or if the results are in tar files.
     """
     records = {record.image: record for record in read_manifest(files.place)}
     reader = files.reader
@@ -164,7 +165,7 @@ def read_run(files: ReportFolder) -> ReportRun:
     if not list_manifests(names, ShardFiles()):
         ordered.sort(key=lambda record: record.image)
     for part in find_shards(names):
-        # The page can be written without run.json.
+        # If run.json cannot be read, the page is written without the settings.
         with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):
             if isinstance(facts := json.loads(reader.read(part.run)), dict):
                 return ReportRun(files, ordered, facts)

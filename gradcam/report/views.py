@@ -58,7 +58,8 @@ def name_views(stem: str) -> ViewNames:
 def find_stem(record: Record) -> str | None:
     """Return the stem of a record's files, derived from their names; None if the record has no files."""
     for entry in record.explained:
-        # The stem is followed by "-<method>" and by words without dashes, so it ends at the last "-<method>".
+        # The stem is followed by "-<method>" and by words without dashes. The stem therefore ends before the last
+        # "-<method>".
         endings = {f"-{entry.method}": (entry.overlay, entry.heatmap, entry.map), "-compare": (entry.panel,)}
         for ending, paths in endings.items():
             for path in paths:

@@ -63,7 +63,7 @@ def _load(path: str) -> dict[str, Any]:
         content = json.loads(read_text_file(path).decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: cannot be opened ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
+    except (ValueError, RecursionError) as error:  # Invalid JSON or UTF-8 raises ValueError.
         raise InputError(f"{path}: is not JSON ({error})") from error
     keys = ("images", "annotations", "categories")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in keys):

@@ -126,7 +126,7 @@ class ImageNames:
     """The names of the evaluated images, matched by longer or shorter paths.
 
     Two paths match if the longer path ends in the shorter path, folder by folder: `cats/a.jpg` matches `a.jpg` and
-    `/data/cats/a.jpg`. If several names match, the name that shares the most folders with the path is used.
+    `/data/cats/a.jpg`. If several names match, the name that has the most folders in common with the path is used.
     `keep_suffix=False` ignores file suffixes.
     """
 
@@ -139,7 +139,7 @@ class ImageNames:
                 self._by_filename[parts[-1]].append((parts, name))
 
     def find(self, path: str, location: str) -> str | None:
-        """Return the name that matches a path; None if no name does. Raise `InputError` if the path is ambiguous."""
+        """Return the name that matches a path; None if no name matches. Raise `InputError` if the path is ambiguous."""
         parts = self._split(path)
         by_agreement: defaultdict[int, list[str]] = defaultdict(list)
         for known_parts, name in self._by_filename.get(parts[-1], []) if parts else []:

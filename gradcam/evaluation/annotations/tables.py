@@ -17,10 +17,10 @@ from gradcam.images.read import read_label_mask
 from gradcam.sources.folders import has_image_suffix, walk_folder
 from gradcam.sources.list_files import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
-XYWH = ("x", "y", "width", "height")  # Without x and y, width and height may be the size of the image.
+XYWH = ("x", "y", "width", "height")  # Without x and y, width and height may be the size of the image, not of a box.
 BOX_KINDS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"), XYWH)
 CLASS_FILE = "classes.csv"
-IGNORED_VALUE = 255  # the value of the outlines in PASCAL VOC masks
+IGNORED_VALUE = 255  # PASCAL VOC masks mark outlines by this value.
 
 FindClass = Callable[[str], int]  # takes a label, or an index written in digits
 Columns = tuple[int, list[int], bool, int | None]  # (image column, box columns, True for XYWH columns, class column)

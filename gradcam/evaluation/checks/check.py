@@ -58,19 +58,19 @@ from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
-RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers
+RANDOMISATION_STAGES = 3  # The weights of the head, of half of the layers, and of all layers are randomised.
 RANDOM_CLASSES = 3  # number of random classes to compare, in addition to the rival class
 NOISE_SAMPLES = 4
 LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
 MIN_EVIDENCE = 0.2  # A smaller drop in probability, or a smaller share of the evidence, is inconclusive.
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # A recognised class exceeds chance (1 / classes) by at least this much.
-RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine others in one of ten cases.
+RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine other untrained models in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
-RANDOM_POSITIONS = 19  # By chance, the original position is the best of twenty in one of twenty cases.
+RANDOM_POSITIONS = 19  # By chance, the original position is better than nineteen others in one of twenty cases.
 SIGNIFICANCE_LEVEL = 0.05
-# One term for each kind of heatmap: the image, noisy images, other classes, other weights, another image, the grid, five
-# views, and the control maps.
+# The sum has one term for each kind of heatmap. The terms are: the image, noisy images, other classes, other weights,
+# another image, the grid, five views, and the control maps.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 ALONE_NOTE = "The model does not recognise the class among other images, so the image was tested alone."
@@ -270,7 +270,7 @@ class SanityChecks:
         results = [self._test_stability(heatmap)]
         if too_little:
             limit = MAX_SAME_CORRELATION
-            # With too little evidence, all heatmaps are rounding errors and noise, so instability is not the method's fault.
+            # With too little evidence, heatmaps are mostly rounding errors. Instability is then not the method's fault.
             results = [replace(results[0], outcome="undecided") if results[0].outcome == "failed" else results[0]]
         for test in (self._test_classes, self._test_randomisation, self._test_other_image):
             if results[-1].outcome != "failed":
@@ -324,9 +324,9 @@ class SanityChecks:
     def _describe_untrained(self) -> str | None:
         """Return a sentence that says why the model appears to be untrained; None if it appears to be trained.
 
-        A model prefers this image if the class is more probable in this image than in the other images. A trained model
-        prefers the image more clearly than re-initialised copies of the model, which are measured on their own top class.
-        For an untrained model, some copies prefer the image at least as clearly.
+        A model prefers this image if the class is more probable in this image than in the other images. The model's
+        preference is compared with the preferences of re-initialised copies, each for the copy's own top class. The
+        preference of a trained model is stronger than the preference of every copy.
         """
         subject = self.subject
         images = torch.cat([subject.images, self.other_images])
@@ -334,8 +334,8 @@ class SanityChecks:
         preference = measure(subject.model, index=int(subject.classes))
         try:
             networks = make_random_networks(subject, RANDOM_NETWORKS, self.seed)
-            ahead = sum(measure(network) >= preference for network in networks)  # NaN >= x is False.
-        except ModelError:  # The randomisation test reports a model that cannot be copied.
+            ahead = sum(measure(network) >= preference for network in networks)  # A NaN never counts as ahead.
+        except ModelError:  # If the model cannot be copied, the randomisation test reports the error.
             return None
         if ahead == 0:
             return None
@@ -421,7 +421,7 @@ class SanityChecks:
         return self.other_images[probabilities.argsort(stable=True)[: CELLS - 1]]
 
     def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
-        """Return the test images, their heatmaps, and the result; no result if the target has a fixed position."""
+        """Return the test images, their heatmaps, and the results. A target with a fixed position has no result."""
         grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
         placed_maps, results, view_maps = heatmap.expand(CELLS, -1, -1), list[TestResult](), heatmap
         if grid is not None:
@@ -478,7 +478,7 @@ class SanityChecks:
         return _evaluate_covering(effect, controls, control_effects[len(maps) :]), tuple(controls)
 
     def _list_makers(self, grid: PlacementGrid, other_images: Tensor) -> dict[str, Callable[[], Tensor]]:
-        """Return the functions that compute the control maps that need the model, by name."""
+        """Return, by name, one function for each control map that needs the model."""
 
         def explain_other_image() -> Tensor:
             return self.compute_heatmaps(resize(other_images[:1], grid.images.shape[2:])).expand(CELLS, -1, -1)
@@ -492,7 +492,7 @@ class SanityChecks:
         return {**makers, RIVAL: explain_rival, "random weights": explain_random_network}
 
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
-        images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all test images are the same.
+        images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all test images are equal.
         return self.compute_heatmaps(images, **options).expand(CELLS, -1, -1)
 
 
@@ -519,7 +519,8 @@ def _evaluate_placement(order: Tensor) -> TestResult:
 
 
 def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
-    # If only the rival's heatmap is better, the test does not fail: similar classes may depend on the same pixels.
+    # If only the rival's heatmap is better, the test does not fail, because similar classes may depend on the same
+    # pixels.
     strict_controls = [control for control in controls if control.name != RIVAL]
     best = max(strict_controls, key=lambda control: control.effect)
     reason = (

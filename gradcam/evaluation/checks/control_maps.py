@@ -1,4 +1,4 @@
-"""Control maps of a check: heatmaps that do not explain the class. The checked heatmap has to do better."""
+"""Control maps of a check: heatmaps that do not explain the class, to compare with the checked heatmap."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ Score = tuple[float | None, float]  # (order, effect)
 
 
 def compare_with_control(name: str, control: Tensor, alike: float, scores: Score, control_scores: Score) -> ControlMap:
-    """Compare a control map's scores with the heatmap's scores, and return the control map with the outcome."""
+    """Compare a control map's scores with the heatmap's scores, and return the result as a `ControlMap`."""
     (order, effect), (control_order, control_effect) = scores, control_scores
     order_gain = 0.0 if order is None or control_order is None else order - control_order
     is_apart = effect - control_effect >= MIN_EFFECT_GAIN or order_gain >= MIN_ORDER_GAIN
@@ -92,9 +92,10 @@ def compare_with_control(name: str, control: Tensor, alike: float, scores: Score
 def make_control_maps(
     heatmaps: Tensor, images: Tensor, makers: Mapping[str, Callable[[], Tensor]], seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Exception]]:
-    """Return the control maps (4,H,W) for heatmaps of images (4,C,H,W), and the exceptions of failed makers, by name.
+    """Return the control maps (4,H,W) by name, for heatmaps of images (4,C,H,W), and the exceptions by name.
 
-    `makers` compute the control maps that need the model. If a maker fails, the other control maps are still returned.
+    `makers` compute the control maps that need the model. If a maker raises an exception, the other control maps are
+    still computed.
     """
     controls = {
         "mirrored": heatmaps.flip(2),
@@ -115,8 +116,8 @@ def make_control_maps(
 def make_spectrum_noise(heatmap: Tensor, seed: int, *names: object) -> Tensor:
     """Return noise (H,W) with the spectrum of a heatmap (H,W), and random phases.
 
-    The Fourier transform treats opposite edges of the heatmap as neighbours. The heatmap is therefore mirrored at its
-    edges first.
+    The Fourier transform treats opposite edges of the heatmap as neighbours, which would create artificial edges. The
+    heatmap is therefore mirrored at its edges first.
     """
     mirrored = torch.cat([heatmap, heatmap.flip(1)], 1)
     mirrored = torch.cat([mirrored, mirrored.flip(0)], 0)

@@ -13,7 +13,7 @@ from gradcam.evaluation.metrics.soundness import Randomisation
 
 Outcome = Literal["passed", "undecided", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "undecided", "failed")  # from best to worst
-PASSED_NOTE = "A passed test does not prove that the heatmap is right."  # This note follows the outcome "passed".
+PASSED_NOTE = "A passed test does not prove that the heatmap is right."  # added to the outcome "passed"
 QUESTIONS = {
     "stability": "Does the heatmap stay the same under a little noise?",
     "classes": "Does the heatmap differ between classes?",

@@ -24,7 +24,7 @@ from gradcam.options import check_count
 Cell = tuple[Pixels, str]  # (image, caption)
 
 COLUMNS = 6
-MIN_WIDTH_PIXELS = 900  # Narrower panels would break sentences into many lines.
+MIN_WIDTH_PIXELS = 900  # In narrower panels, sentences would break into many lines.
 LINE_PIXELS = 20  # height of a line of text
 BAR_PIXELS = 140  # length of the colour bar
 MAX_DEVIATION = 1 / 2  # largest possible standard deviation of values in [0,1]
@@ -42,7 +42,7 @@ class PanelData:
 
 
 def draw_verdict(data: PanelData, outcome: Outcome, title: str, summary: str, *, height: int) -> Pixels:
-    """Draw a panel with images of a height in pixels. Raise `ImageError` if the height is invalid."""
+    """Draw a panel whose images have `height` pixels. Raise `ImageError` if the height is invalid."""
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     image = scale_to_height(data.image, height)
     width = max(MIN_WIDTH_PIXELS, COLUMNS * (image.shape[1] + GAP_PIXELS) - GAP_PIXELS)
@@ -69,7 +69,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
     compared: Iterable[tuple[Tensor, Tensor, str]] = ()
     if test.name == "stability":
         if artifacts.uncertainty is not None:
-            # The largest possible deviation is drawn in the colour of a heatmap's maximum.
+            # Deviations are scaled to the colours of a heatmap: the largest possible deviation becomes 1.
             deviations = (artifacts.uncertainty / MAX_DEVIATION).clamp(0, 1)
             yield overlay(image, deviations, region=(0, 0, *image.shape[:2])), "uncertainty"
         compared = zip(artifacts.noisy_maps, artifacts.noisy_correlations, repeat("with noise"))
@@ -85,7 +85,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
 def to_pixels(image: Tensor, height: int) -> Pixels:
     """Return a preprocessed image (C,H,W) as RGB pixels, resized to `height`. Values are stretched to [0,255]."""
     values = image.detach().float().cpu()
-    values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # RGB, or grey
+    values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # Other images are drawn in grey.
     low, high = values.amin(), values.amax()
     unit = (values - low) / (high - low).clamp(min=1e-12)
     return scale_to_height((unit * 255).round().to(torch.uint8).permute(1, 2, 0).numpy(), height)

@@ -1,4 +1,4 @@
-"""Test images of a check: the image in each cell of a 2 x 2 grid with three other images, or the image alone.
+"""Make the test images of a check: the image in each cell of a 2 x 2 grid with three other images, or alone.
 
 In a grid, the evidence for the class is known to lie in the cell that contains the image. The four cells are exchangeable:
 a heatmap that ignores the image marks each cell equally often. All measurements use the checked model only.
@@ -24,7 +24,7 @@ from gradcam.hooks.memory import is_out_of_memory
 
 CELLS = 4
 MIN_CELL_PIXELS = 8  # height and width of the smallest cell
-GRID_SHARES = (1 / CELLS,) * CELLS  # Masks in a grid have the size of a cell.
+GRID_SHARES = (1 / CELLS,) * CELLS  # In a grid, each mask has the size of a cell.
 SINGLE_IMAGE_SHARES = (0.1, 0.2, 0.35, 0.5)
 BLUR_CELLS = 8  # For the blurred filling, an image is first reduced to this height and width.
 INPAINT_RADIUS_PIXELS = 3
@@ -76,7 +76,7 @@ class PlacementGrid:
         return None if self.is_alone else float(measure_order(heatmaps, self.cells).mean())
 
     def cover(self, marked: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images with only the marked pixels, then without the marked pixels; fill in missing pixels."""
+        """Return the images with only the marked pixels, and with only the other pixels. Fill in missing pixels."""
         variants = []
         for holes in (~marked, marked):
             filled = [fill(image, hole, self.patch) for fill, image, hole in zip(FILLINGS, self.images, holes)]
@@ -85,7 +85,7 @@ class PlacementGrid:
 
 
 def compute_placement_chance(order: Tensor) -> float:
-    """Return the probability that a heatmap that ignores the image reaches this score (a permutation test).
+    """Return the probability of scoring at least as well by chance, without regard to the image (a permutation test).
 
     `order` (4,4) is the result of `PlacementGrid.order`. If a heatmap ignores the image, the four positions are
     exchangeable. The result is therefore the share of the 24 permutations of positions that score at least as well as
@@ -184,7 +184,7 @@ def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGri
             if is_out_of_memory(error) or not is_large:
                 raise
             return None
-        # `grid.cells` marks the cell of the checked image in each test image. Rolled by 1 to 3, it marks another cell.
+        # In each test image, `grid.cells` marks the cell of the checked image. Rolling `grid.cells` marks another cell.
         evidence, *other_evidence = grid.measure(*(grid.cells.roll(i, 0) for i in range(CELLS)))
         if bool((evidence > torch.stack([torch.zeros_like(evidence), *other_evidence]).amax(0)).all()):
             return grid

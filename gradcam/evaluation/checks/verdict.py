@@ -58,7 +58,7 @@ class Verdict:
     artifacts : CheckArtifacts
         The data that the tests compared, such as heatmaps of noisy images.
     doubt : str or None
-        A sentence that says why the heatmap may be misplaced on the image; None if there is no sign of a misplacement.
+        A sentence with the reason why the heatmap may be misplaced on the image; None if there is no such reason.
     notes : tuple of str
         Sentences that report what could not be tested or compared, and why.
     title : str or None
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def rival(self) -> str | None:
-        """Return the rival class, with the rank correlation of its heatmap; None if the correlation is below 0.9."""
+        """Return the rival class and its heatmap's rank correlation as text; None if the correlation is below 0.9."""
         correlations = self.artifacts.rival_correlations
         if correlations is None or float(correlations[0]) < MIN_SAME_CORRELATION:
             return None

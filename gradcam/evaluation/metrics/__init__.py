@@ -1,6 +1,6 @@
 """The table of metrics, with the meaning, the better direction, the source and the function of each metric."""
 
-# The command line lists these metrics in its help. This module does not import torch, because that takes seconds.
+# The command line's help lists these metrics. This module does not import torch, because the import takes seconds.
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Metric:
         A function that returns one number per image, (N,), or several numbers per image, (N,...), which are averaged. A
         string "module:name" names a function of this package. The function is imported on first use.
     needs : tuple of str
-        The function's arguments, in order. "subject" is the `Subject`. "heatmaps" are float32 (N,H,W) in [0,1].
-        "explain" is the method as a function of a model, images and classes. "masks" and "boxes" come from the
-        annotations, as in `Truth`. The name of a metric in `METRICS` stands for that metric's numbers. "seed" is passed
-        by keyword. "mosaic" stands for the heatmaps (M,4,H,W) of the four classes of M mosaics.
+        The function's arguments, in order. "subject" is the `Subject`. "heatmaps" is a tensor (N,H,W), float32 in
+        [0,1]. "explain" is the method as a function of a model, images and classes. "masks" and "boxes" come from the
+        annotations, as in `Truth`. The name of a metric in `METRICS` stands for the numbers of this metric. "seed" is
+        passed by keyword. "mosaic" stands for the heatmaps (M,4,H,W) of M mosaics, each of which has four classes.
     part : str
         The attribute of the function's result that holds the numbers; "" if the result itself holds the numbers.
     passes : int
@@ -103,7 +103,7 @@ class Metric:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a key. If two metrics have the same key, one call computes both metrics."""
+        """Return a key for caching. Metrics with equal keys are parts of the same result, computed by one call."""
         return (self.function if isinstance(self.function, str) else id(self.function), self.needs)
 
     @property
@@ -115,7 +115,7 @@ class Metric:
         return self.compute(*args, **options)
 
 
-RANKING_NEEDS = ("subject", "heatmaps", "seed")  # Pixels of equal value are in a random order, set by the seed.
+RANKING_NEEDS = ("subject", "heatmaps", "seed")  # The seed sets the random order of pixels with equal values.
 # fmt: off
 METRICS: dict[str, Metric] = {
     metric.name: metric

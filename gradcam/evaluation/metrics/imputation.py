@@ -6,10 +6,10 @@ some neighbours are missing. There, the condition is x = B x / B 1, where 1 is a
 needs only B, which is a few additions of shifted images.
 
 The solver is conjugate gradients, preconditioned by a multigrid V-cycle. Each grid has half the height and width of the
-previous grid. A coarse cell is unknown if all of its four pixels are unknown. The other unknown pixels are next to known
-pixels. These pixels are solved on the finer grid only, where smoothing converges fast.
+previous grid. A coarse cell is unknown if all of its four pixels are unknown. An unknown pixel that is in no unknown
+cell is next to a known pixel. Such pixels are solved on the finer grid only. Smoothing converges fast for such pixels.
 
-Simpler solvers do not suffice. A direct sparse solver would need SciPy, which is not a dependency and runs on the CPU
+Simpler solvers do not suffice. A direct sparse solver would need SciPy. SciPy is not a dependency, and runs on the CPU
 only. Without coarser grids, the number of conjugate gradient steps would grow with the width of the unknown areas. With
 coarser grids, 4 to 7 steps are enough.
 """
@@ -27,11 +27,11 @@ from gradcam.options import check_number
 
 TOLERANCE = 5e-4  # The solver stops when no pixel changes by more than this share of the image's range.
 MAX_STEPS = 200  # Most images need 4 to 7 steps.
-# The coarser grid cannot represent errors with eigenvalues of 1 - B in [1/2, 1], so smoothing has to remove such errors.
-# These two Chebyshev step sizes are optimal for this purpose.
+# The coarser grid cannot represent error components whose eigenvalues of 1 - B are in [1/2, 1]. Smoothing has to remove
+# such components. These two Chebyshev step sizes are optimal for this interval.
 SMOOTHING_STEPS = (1.0790085735592718, 1.744520838205434)
 NOISE = 0.01
-# Batches are small on a CPU, because the grids of larger batches do not fit in its cache.
+# Batches are small on a CPU, because the grids of larger batches do not fit in the CPU's cache.
 BATCH_SIZE_ON_CPU, BATCH_SIZE_ON_GPU = 4, 64
 
 
@@ -40,10 +40,10 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
 
     Each unknown pixel becomes the weighted mean of its eight neighbours, which may be known or unknown. The weights are
     1/6 for direct and 1/12 for diagonal neighbours. At the border, the weights of the existing neighbours are
-    normalised. All equations are solved together, with an error of at most 1/1000 of the known values' range. For
-    images from -1 to 1, the error is at most a fifth of the default noise, and usually a hundredth. Finally, normally
-    distributed noise is added to each unknown pixel. The input values of unknown pixels are ignored. If an image has no
-    known pixels, all pixels become zero plus noise.
+    normalised. All equations are solved together. The error is at most 1/1000 of the range of known values. For images
+    from -1 to 1, the error is at most a fifth of the default noise, and usually a hundredth of the noise. Finally,
+    normally distributed noise is added to each unknown pixel. The input values of unknown pixels are ignored. If an
+    image has no known pixels, all pixels become zero plus noise.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
 
 
 class _Grid:
-    """One grid of the solver. `unknown` (N,1,h,w) is 1 at unknown pixels, else 0; `filter_sums` (1,1,h,w) is B 1."""
+    """One grid of the solver. `unknown` (N,1,h,w) is 1 at unknown pixels, else 0; `filter_sums` is B applied to 1."""
 
     def __init__(self, unknown: Tensor) -> None:
         self.unknown = unknown
@@ -115,7 +115,7 @@ class _Grid:
         self.weights = self.inverse_sums / 16
 
     def coarser(self) -> _Grid:
-        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # If a length is odd, the last cells have fewer pixels.
+        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # If a length is odd, the last cells are smaller.
         return _Grid((_add_fours(self.unknown) == pixels).to(self.unknown))
 
     def residual(self, values: Tensor) -> Tensor:
@@ -161,9 +161,10 @@ def fill(images: Tensor, unknown: Tensor) -> Tensor:
 
 
 def _interpolate(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
-    """Return start values for the solver, from the coarsest to the finest grid.
+    """Return start values for the solver, interpolated grid by grid from the coarsest to the finest grid.
 
-    A cell gets the mean of its known pixels. A cell without known pixels gets the smoothed value of the coarser grid.
+    On each grid, a cell gets the mean of its known pixels. A cell without known pixels gets the value of the coarser
+    grid, and is then smoothed.
     """
     means = [images.masked_fill(grids[0].unknown > 0, 0)]
     counts = 1 - grids[0].unknown
@@ -173,7 +174,7 @@ def _interpolate(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
     values = means.pop()
     for level, grid in reversed([*enumerate(grids[:-1])]):
         values = torch.addcmul(means[level] * (1 - grid.unknown), _enlarge(values, grid.unknown), grid.unknown)
-        if level:  # The finest grid (level 0) is smoothed by the first V-cycle.
+        if level:  # The first V-cycle smooths the finest grid, level 0.
             grid.smooth(values)
     return values
 
@@ -185,8 +186,8 @@ def _run_v_cycle(grids: Sequence[_Grid], residual: Tensor) -> Tensor:
     values.add_(grid.residual(values).add_(residual), alpha=SMOOTHING_STEPS[0])
     if len(grids) > 1:
         remaining = grid.residual(values).add_(residual).mul_(grid.filter_sums)
-        # Four pixels are added, not averaged. The residual is a second difference: the same curvature gives four times
-        # the residual on a grid with twice the spacing.
+        # The residual is a second difference. On a grid with twice the spacing, the same curvature therefore gives four
+        # times the residual. For this reason, four pixels are added, not averaged.
         correction = _run_v_cycle(grids[1:], _add_fours(remaining).mul_(grids[1].inverse_sums))
         values.addcmul_(_enlarge(correction, grid.unknown), grid.unknown)
     grid.smooth(values, residual)
@@ -221,7 +222,7 @@ def _enlarge(cells: Tensor, like: Tensor) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor, grid: _Grid) -> Tensor:
-    """Return the inner product for each image and channel, weighted by B 1 so that the equations are symmetric."""
+    """Return the inner product for each image and channel, weighted by `filter_sums` to make the solver symmetric."""
     return (a * grid.filter_sums).mul_(b).sum((2, 3), keepdim=True)
 
 

@@ -17,7 +17,7 @@ from gradcam.evaluation.subject import check_heatmaps, describe_tensor, scale_to
 from gradcam.options import argument_error, check_number
 
 MIN_SHARE_OF_MAXIMUM = 0.15  # Pixels with a smaller value are not part of a heatmap's box.
-MIN_IOU = 0.5  # A smaller overlap counts as a localisation error.
+MIN_IOU = 0.5  # A smaller intersection over union is a localisation error.
 TOLERANCE_PIXELS = 15.0
 
 Values = NDArray[np.float64]
@@ -56,10 +56,10 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     """Find the box around the largest connected part of each heatmap, and measure its overlap with objects.
 
     A pixel belongs to a part if its value exceeds `share` times the heatmap's maximum. Pixels are connected to their
-    eight neighbours. If several parts are equally large, the part that begins nearest the top is used, or else the part
-    that begins nearest the left. The overlap is intersection over union. If there are several objects, the best overlap
-    counts, as in ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap has no box, and its overlap
-    is 0.
+    eight neighbours. If several parts are equally large, the part with the highest top edge is used. If several top
+    edges are equally high, the leftmost part is used. The overlap is intersection over union. If there are several
+    objects, the best overlap counts, as in ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap
+    has no box, and its overlap is 0.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     Returns
     -------
     Localisation
-        The box of each heatmap, its overlap, and whether that overlap counts as an error.
+        The box of each heatmap, the overlap of the box, and whether the overlap counts as an error.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
         raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, as an array (B,4).")
     objects = [_check_boxes(image_boxes, number) for number, image_boxes in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
-    # The number of heatmaps must be the length of `boxes`. Any height and width is allowed.
+    # There must be one heatmap per image in `boxes`. Heatmaps may have any height and width.
     units = scale_to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
     main_boxes = np.stack([_bound_largest(mask) for mask in (units > share).cpu().numpy().astype(np.uint8)])
     overlaps = [float(measure_overlap(box, image_boxes).max()) for box, image_boxes in zip(main_boxes, objects)]
@@ -145,9 +145,9 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE_PIX
     """Measure whether the heatmap's maximum is on or near the object; higher is better.
 
     An image scores 1 if the maximum is on or near the object, else 0. If there are several equal maxima, the score is
-    the share of the maxima that are on or near the object. In a constant heatmap, every pixel is a maximum, so the score
-    is the share of the image's pixels on or near the object. This is chance. A blank heatmap scores 0. The mean over
-    images is the paper's Hits / (Hits + Misses) for one class. TorchRay uses only the first maximum, and counts a
+    the share of the maxima that are on or near the object. In a constant heatmap, every pixel is a maximum. The score
+    is then chance: the share of the image's pixels that are on or near the object. A blank heatmap scores 0. The mean
+    over images is the paper's Hits / (Hits + Misses) for one class. TorchRay uses only the first maximum, and counts a
     distance of exactly `tolerance` as a miss.
 
     Parameters
@@ -195,8 +195,8 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE_PIX
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     """Measure the share of the heatmap's mass that is on the object; higher is better.
 
-    The score is the heatmap's sum on the object divided by the heatmap's sum over the image. A constant heatmap scores
-    the object's share of the image, which is chance. A blank heatmap scores 0.
+    The score is the heatmap's sum on the object divided by the heatmap's sum over the image. The score of a constant
+    heatmap is chance: the object's share of the image. A blank heatmap scores 0.
 
     Parameters
     ----------
@@ -292,7 +292,8 @@ def measure_order(maps: Tensor, inside: Tensor) -> Tensor:
     scores = []
     for values, mask in zip(maps.cpu().numpy(), inside.cpu().numpy()):  # NumPy sorts several times faster than PyTorch.
         inner, outer = np.sort(values[mask]), np.sort(values[~mask])
-        # A pair counts two if the value inside is larger, and a tie counts one. Integer sums are exact.
+        # Sums of integers are exact. A pair of pixels therefore counts two if the inner value is larger, and one in a
+        # tie.
         pairs = sum(int(np.searchsorted(outer, inner, side=side).sum()) for side in ("left", "right"))
         max_pairs = 2 * len(inner) * len(outer)
         scores.append(pairs / max_pairs if max_pairs else 0.5)

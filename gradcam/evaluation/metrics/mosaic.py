@@ -1,4 +1,4 @@
-"""The grid pointing game: mosaics of four images of four classes, in which the position of each class is known."""
+"""The grid pointing game: test whether a heatmap marks the image of its class in a mosaic of four images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradcam.options import accept_old_parameters, check_count, check_number
 CELLS = 4  # cells of a mosaic: top left, top right, bottom left, bottom right
 DEFAULT_MOSAICS = 64
 MIN_PROBABILITY = 0.5  # Images are left out if the probability of their top class is smaller.
-MAX_ATTEMPTS = 50  # largest number of attempts to sample four images that are not already a mosaic
+MAX_ATTEMPTS = 50  # largest number of attempts to find four images that are not yet a mosaic
 MAX_IMAGES_IN_MESSAGE = 12
 
 
@@ -276,13 +276,14 @@ def arrange_tiles(
 
 
 def _choose_quartets(tiles: Sequence[Tile], limit: int, seed: int) -> list[list[Tile]]:
-    """Choose sets of four tiles of different classes, each set once. Prefer the least used tiles; shuffle each set."""
+    """Choose different sets of four tiles with four classes, in random order. Prefer the least used tiles."""
     generator = make_generator(seed, "mosaics")
     uses = torch.zeros(len(tiles), dtype=torch.float32, device="cpu")
     quartets: dict[frozenset[int], list[Tile]] = {}
     for _ in range(limit):
         for attempt in range(MAX_ATTEMPTS):
-            # Noise breaks ties between equally used tiles. With each attempt, more noise makes a new set more likely.
+            # Noise breaks ties between equally used tiles. Each attempt adds more noise, which makes a new set more
+            # likely.
             noise = torch.rand(len(tiles), generator=generator, dtype=torch.float32, device="cpu")
             number_of_class: dict[int, int] = {}
             for number in (uses + noise * (1 + attempt / 10)).argsort().tolist():

@@ -58,7 +58,7 @@ class Curve:
 
 
 def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
-    """Measure the class's probability as pixels are inserted into a baseline, highest first; a larger area is better.
+    """Measure the class's probability while pixels are inserted, most relevant first; a larger area is better.
 
     The code of RISE changes 224 pixels per step in images of 224 x 224, which is 224 steps. With `steps=224`, this
     function gives the same numbers.
@@ -112,7 +112,7 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
 
 
 def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
-    """Measure the class's probability as pixels are deleted, highest first; a smaller area is better.
+    """Measure the class's probability while pixels are deleted, most relevant first; a smaller area is better.
 
     Parameters
     ----------
@@ -181,8 +181,8 @@ def sufficiency(
     Returns
     -------
     Tensor (N,)
-        float32 in [-1,1]: p(image) - p(kept pixels). The result is negative if the class is more probable for the kept
-        pixels alone than for the image.
+        float32 in [-1,1]: p(image) - p(kept pixels). The result is negative if the kept pixels alone have a higher
+        probability than the image.
 
     Raises
     ------
@@ -215,12 +215,12 @@ def sufficiency(
 
 
 def _rank(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
-    """Return the rank of each pixel, int32 (N,1,H,W). Comparisons take half the time that they take with int64."""
+    """Return the rank of each pixel, int32 (N,1,H,W). Comparing int32 is twice as fast as comparing int64."""
     return rank_pixels(check_heatmaps(heatmaps, subject.size, subject.images.device), seed)[:, None].int()
 
 
 def _replace(before: Tensor, after: Tensor, ranks: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
-    """Yield `before` once per count, with that number of the most relevant pixels replaced by pixels of `after`."""
+    """For each count, yield `before` with the `count` most relevant pixels replaced by pixels of `after`."""
     for count in counts:  # With weights 0 and 1, `lerp` is exact. On a CPU, it is ten times faster than `torch.where`.
         yield torch.lerp(before, after, (ranks < count).to(before.dtype))
 
@@ -426,14 +426,15 @@ def road(
 ) -> Road:
     """Compute the combined ROAD score: how much more the most relevant pixels matter than the least relevant pixels.
 
-    Each share of the pixels is removed from the image twice: once the most relevant pixels (MoRF), and once the least
-    relevant pixels (LeRF). `impute` fills in the removed pixels, so that the model cannot see the mask. The class's
-    probabilities are then p_most and p_least. The score is the mean of (p_least - p_most) / 2 over the shares. Pixels of
-    equal value are in a random order, which is the same for MoRF and LeRF. A constant heatmap therefore scores about 0.
+    Two images are made for each share: one without the most relevant pixels (MoRF), and one without the least relevant
+    pixels (LeRF). `impute` fills in the removed pixels, so that the model cannot see the mask. Let p_most and p_least
+    be the class's probabilities for the two images. The score is the mean of (p_least - p_most) / 2 over the shares.
+    Pixels of equal value are in a random order, which is the same for MoRF and LeRF. A constant heatmap therefore
+    scores about 0.
 
-    The package grad-cam uses the same formula, with a percentile of 100 x (1 - share). This function removes exactly the
-    given share, rounded to whole pixels. By contrast, grad-cam removes all pixels that reach the percentile. If many
-    pixels have equal values, these can be all pixels of the image.
+    The package grad-cam uses the same formula, with a percentile of 100 x (1 - share). This function removes exactly
+    the given share, rounded to whole pixels. By contrast, grad-cam removes all pixels that reach the percentile. If
+    many pixels have equal values, grad-cam may remove the complete image.
 
     Parameters
     ----------

@@ -43,17 +43,17 @@ def _rank(values: Tensor) -> Tensor:
     ordered = values.sort(dim=1).values
     before, through = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
     dtype = torch.float32 if values.device.type == "mps" else torch.float64  # MPS does not support float64.
-    # The mean rank, (P - 1) / 2, does not depend on ties.
+    # The mean rank is (P - 1) / 2, with or without ties.
     return (before + through - 1).to(dtype) / 2 - (values.shape[1] - 1) / 2
 
 
 def class_difference(subject: Subject, explain: ExplainFunction, heatmaps: Any = None) -> Tensor:
-    """Measure how different the heatmaps of a class and its strongest rival are: 1 minus their rank correlation.
+    """Measure how much the heatmaps of a class and its strongest rival differ: 1 minus their rank correlation.
 
     The rival is the most probable of the other classes. 0 means that both heatmaps are the same, and 1 means that the
-    heatmaps are uncorrelated. A small difference can be right: the evidence for similar classes, such as two dog breeds,
-    is in the same place. If there is no difference at all, the heatmap ignores the class. The difference of two constant
-    heatmaps is 0. The difference of a constant and a varying heatmap is 1.
+    heatmaps are uncorrelated. A small difference can be right: the evidence for similar classes, such as two dog
+    breeds, has the same position. If there is no difference at all, the heatmap ignores the class. The difference of
+    two constant heatmaps is 0. The difference of a constant and a varying heatmap is 1.
 
     Parameters
     ----------
@@ -123,7 +123,8 @@ def max_sensitivity(
     """Measure the largest change of a heatmap under noise; 0 is best.
 
     The result is the maximum of ``|E(x + e) - E(x)| / |E(x)|`` over random e, with the Euclidean norm. The division by
-    the heatmap's norm makes heatmaps of any scale comparable. For a blank heatmap, the change is not divided.
+    the heatmap's norm makes heatmaps of any scale comparable. If the heatmap is blank, the norm is zero, and the change
+    is not divided.
 
     Parameters
     ----------
@@ -224,8 +225,8 @@ def randomisation(
     A heatmap that explains the model must change with the weights. Correlations near 0 are good; 1 means that the
     heatmap does not depend on the weights. A copy of the model is re-initialised layer by layer, from the output to the
     input (cascading randomisation). The layers are the modules that own parameters, in reverse order of execution. The
-    values of each parameter are shuffled, which keeps their scale. With a different scale, the signal could vanish and
-    all heatmaps would be blank. Batch norm statistics are unchanged.
+    values of each parameter are shuffled, which keeps their scale. With another scale, the activations could vanish,
+    and all heatmaps would be blank. Batch norm statistics are unchanged.
 
     If the gradient is zero, the heatmap counts as blank. Heatmap values that overflow count as zero. The correlation of
     two constant heatmaps is 1. The correlation of a constant and a varying heatmap is 0.
@@ -288,8 +289,8 @@ def randomisation(
 def randomise_in_stages(subject: Subject, stages: int, seed: int) -> Iterator[tuple[str, nn.Module]]:
     """Re-initialise a copy of the subject's model from the output to the input.
 
-    At each stage, yield the name of the last re-initialised layer, and the copy. All stages yield the same copy, which
-    the next stage changes. Raise `ModelError` as in `randomisation`.
+    At each stage, yield the name of the last re-initialised layer, and the copy. All stages yield the same copy, and
+    each stage changes the copy. Raise `ModelError` as in `randomisation`.
     """
     model = _copy(subject.model)
     layers = _list_layers(model, subject.images[:1])

@@ -40,7 +40,7 @@ def audit(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Find shortcuts: cluster the heatmaps of each class, and rank clusters by how rare they are in other classes.
+    """Find shortcuts: cluster the heatmaps of each class, and rank clusters by the rarity of their evidence elsewhere.
 
     If a model has learnt a cue for a class, such as a watermark, the images with this cue form a cluster. In these
     images, the evidence has the same position and similar features. Images of other classes have no evidence at this

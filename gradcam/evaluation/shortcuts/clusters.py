@@ -1,8 +1,8 @@
 """Cluster the explanations of each class, and measure how rare each cluster's evidence is in other images.
 
 The method is spectral relevance analysis (Lapuschkin et al. 2019, "Unmasking Clever Hans predictors and assessing what
-machines really learn"), with a different choice of clusters. Average linkage joins the images of a class into a tree of
-clusters of every size. From this tree, the audit selects the clusters with the rarest position and appearance.
+machines really learn"), but the clusters are chosen differently. Average linkage joins the images of a class into a
+tree of clusters of every size. From this tree, the audit selects the clusters with the rarest position and appearance.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MIN_IMAGES_PER_CLASS = 10
 MIN_IMAGES_PER_CLUSTER = 5
 MIN_CLUSTER_FRACTION = 0.01  # A cluster has at least this fraction of its class's images.
 MAX_JOINED_IMAGES = 5000  # Linkage needs the distances of all pairs. Larger classes are subsampled evenly.
-SPLIT_MARGIN = 0.05  # A cluster is split only if a part is more suspicious by more than this.
-MISFIT_FRACTION = 0.2  # If an image's value reaches this quantile of the members' values, the image has the evidence.
-MAIN_FRACTION = 0.5  # A larger cluster is typical of its class, and is suspicious only in a rare position.
-PARTS_PER_BATCH = 250  # This limits memory, because each part is compared with all images.
+SPLIT_MARGIN = 0.05  # A cluster is split only if a part's suspicion exceeds the cluster's by more than this.
+MISFIT_FRACTION = 0.2  # An image has the evidence if its value is at least this quantile of the members' values.
+MAIN_FRACTION = 0.5  # A cluster with more than this fraction of its class is typical of the class.
+PARTS_PER_BATCH = 250  # A larger batch needs more memory, because each part is compared with all images.
 Z = 1.645  # one-sided 95 % quantile of the normal distribution
 ROUNDING_TOLERANCE = 1e-6  # Smaller differences are rounding errors.
 TINY = float(np.finfo(np.float64).tiny)
@@ -67,7 +67,7 @@ class Cluster:
 
         A unique appearance (`apart`) gives a suspicion of up to one half. A position that is rare in other classes
         (`place`) can double the suspicion. If the cluster contains most images of its class, or the images that fit no
-        cluster, the suspicion is `apart` times `place`. A unique appearance alone then does not count.
+        cluster, the suspicion is `apart` times `place`. For such a cluster, a unique appearance alone does not count.
         """
         is_main = self.is_rest or self.share > MAIN_FRACTION
         return self.apart * (self.place if is_main else (1 + self.place) / 2)
@@ -111,8 +111,8 @@ def cluster(evidence: Evidence) -> list[Cluster]:
 def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cluster]:
     """Yield disjoint clusters of a class's images. The last cluster holds the images that fit no other cluster."""
     sample = members[:: -(-len(members) // MAX_JOINED_IMAGES)]
-    # The distance between the square roots of two maps is the Hellinger distance. In this distance, cells with little
-    # evidence count as well.
+    # The distance between the square roots of two maps is the Hellinger distance, in which cells with little evidence
+    # count as well.
     points = np.concatenate([_scale(np.sqrt(evidence.places[sample])), _scale(evidence.looks[sample])], 1)
     pairs, order, slices = _join(points)
     min_size = max(MIN_IMAGES_PER_CLUSTER, round(MIN_CLUSTER_FRACTION * len(sample)))
@@ -148,8 +148,8 @@ def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice
     """Build a linkage tree over points.
 
     Return the two children of each inner node, an order of the points, and one slice per node. In this order, the
-    points below a node are contiguous, and the slice selects them. The points are nodes 0 to N - 1. Inner nodes follow,
-    and the root is last.
+    points below a node are contiguous, and the node's slice selects these points. The points are the nodes 0 to N - 1.
+    The inner nodes have higher numbers, and the root has the highest number.
     """
     from sklearn.cluster import AgglomerativeClustering
 

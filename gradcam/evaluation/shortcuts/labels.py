@@ -87,7 +87,7 @@ def _read_table(path: str, items: Sequence[InputImage]) -> tuple[dict[str, str],
 def _relate(path: str, folder: str) -> str:
     """Return an absolute path relative to the folder. Return relative paths, and paths on another drive, unchanged."""
     if os.path.isabs(path):
-        with contextlib.suppress(ValueError):  # On Windows, there is no relative path between two drives.
+        with contextlib.suppress(ValueError):  # On Windows, no relative path connects two drives.
             return os.path.relpath(path, folder).replace(os.sep, "/")
     return path
 

@@ -38,7 +38,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
     If not, the position is an outer row or column of parts that holds at least 60 %. If there is no such row or column,
     the position is the border if the border holds at least 75 %, and otherwise the whole image.
     """
-    # `rows` and `columns` hold 0, 1 or 2 for each row and column of cells: the third of the image that contains it.
+    # The image is divided into thirds. `rows` and `columns` hold the third (0, 1 or 2) of each row and column of cells.
     rows, columns = (np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(int) for length in mean.shape)
     fractions = mean / mean.sum()
     ninths = np.array([[fractions[rows == i][:, columns == j].sum() for j in range(3)] for i in range(3)])
@@ -89,11 +89,11 @@ class EvidenceCluster:
     other_image_count : int
         The number of images of other classes.
     is_rest : bool
-        True if this is no cluster, but the rest: the images of the class that do not fit into any cluster.
+        True if the members are the images of the class that fit into no cluster.
     map : array (h,w)
         The mean heatmap of the members on the layer's grid. Its sum is 1.
     draw_member : callable
-        A function that draws a member by name. The function reads the image again.
+        A function that reads the image of a member by name, and draws the image.
 
     Examples
     --------

@@ -39,7 +39,7 @@ def diff(
 
     The models may be two checkpoints, two precisions, or a model and its quantised version. Both heatmaps explain the
     old model's top class, and are compared on the region that both models see. Heatmaps are rounded to 16 bits, as in a
-    snapshot. A comparison with a snapshot therefore gives the same numbers as one with its model.
+    snapshot. A comparison with a snapshot therefore gives the same numbers as a comparison with the snapshot's model.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def _check_classes(old: Origin, new: Origin) -> None:
 
 
 def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[InputImage]) -> Snapshot:
-    """Find the snapshot's entry for each image by hash. Each entry gets the present name of its image.
+    """Find the snapshot's entry for each image by hash, and rename each entry to the present name of its image.
 
     An image that cannot be read, or is not in the snapshot, becomes a failure.
     """

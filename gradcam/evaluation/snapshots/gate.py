@@ -27,7 +27,7 @@ SUITE = "gradcam diff"
 
 @dataclass(frozen=True)
 class Condition:
-    """A limit on a value of each image, or on the mean over images. If the limit is crossed, the gate fails."""
+    """A condition such as `correlation<0.9`, on each image or on the mean over images (`of_mean`)."""
 
     text: str
     name: str
@@ -100,7 +100,7 @@ class Gate:
         return any(case.met for case in self.cases)
 
     def to_junit(self) -> bytes:
-        """Return JUnit XML with one test case per image, for continuous integration services."""
+        """Return JUnit XML with one test case per image, for CI services. A test fails if a condition is met."""
         failures, errors = (str(sum(bool(getattr(case, name)) for case in self.cases)) for name in ("met", "error"))
         counts = {"tests": str(len(self.cases)), "failures": failures, "errors": errors, "skipped": "0"}
         root = ElementTree.Element("testsuites", counts)
@@ -130,7 +130,7 @@ def check_conditions(
     means: Mapping[str, float],
     failures: Mapping[str, str],
 ) -> Gate:
-    """Find the conditions that each image and the means meet. Raise `GradcamError` if a condition is invalid."""
+    """Check conditions on each image and on the means. Raise `GradcamError` if a condition is invalid."""
     parsed = [parse_condition(text) for text in conditions]
 
     on_image = [condition for condition in parsed if not condition.of_mean]

@@ -26,7 +26,7 @@ from gradcam.options import keep_old_names
 from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
-POINTS_PER_SIDE = 224  # Heatmaps are compared on a grid of this size over the region that both models see.
+POINTS_PER_SIDE = 224  # Heatmaps are resampled to this height and width for the comparison.
 TOP_FRACTION = 0.3  # The overlap compares this fraction of each heatmap's pixels: the pixels with the highest values.
 CHANGES = ("map", "class", "none")  # the most important change first
 
@@ -97,7 +97,7 @@ class ImageDiff:
 
     @property
     def values(self) -> dict[str, float]:
-        """Return the numbers by the names that conditions use."""
+        """Return the numbers of this image, by the names in `CONDITION_NAMES`."""
         return {name: float(getattr(self, name)) for name in CONDITION_NAMES}
 
     def draw(self) -> dict[str, Pixels]:

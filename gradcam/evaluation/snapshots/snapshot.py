@@ -45,7 +45,7 @@ from gradcam.targets.classes import ClassTarget
 
 SCHEMA = 1
 KIND = "gradcam snapshot"
-TAKE_SNAPSHOT = " with gradcam diff MODEL IMAGE... --save FILE"  # in error messages
+TAKE_SNAPSHOT = " with gradcam diff MODEL IMAGE... --save FILE"  # the end of error messages
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class SnapshotEntry:
 class Snapshot:
     """A model's results on images: the predicted class, its probability, and a heatmap on the layer's grid.
 
-    `take_snapshot` takes a snapshot, `read_snapshot` reads a saved snapshot, and `diff` compares it with a new model.
+    `take_snapshot` takes a snapshot, `read_snapshot` reads a saved snapshot, and `diff` compares a snapshot with a new
+    model.
 
     Attributes
     ----------
@@ -215,7 +216,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         raise OutputError(f"{path}: does not exist. Take a snapshot{TAKE_SNAPSHOT}") from None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read ({describe_os_error(error)})") from error
-    except Exception as error:  # A damaged archive may raise many errors. For a plain .npy file, `with` fails.
+    except Exception as error:  # A damaged archive may raise any error. A plain .npy file cannot be used with `with`.
         raise OutputError(f"{path}: is not a snapshot, or is damaged ({type(error).__name__})") from error
     header = load_fields(str(arrays.pop("about", "")).encode("utf-8", "replace")) or {}
     if header.pop("kind", None) != KIND:
@@ -230,7 +231,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Yield descriptions of faults in the contents. Use only the first, because later checks rely on earlier checks."""
+    """Yield descriptions of faults. Stop after the first fault, because later checks rely on earlier checks."""
     texts = {"model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score"}
     are_texts = all(isinstance(header.get(name), str) for name in texts)
     are_complete = header.keys() == texts | {"classes", "labels", "versions"}
@@ -249,7 +250,7 @@ def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) 
             yield f"{name} is {values.dtype} {values.shape}"
     if (arrays["grid"] < 1).any() or arrays["grid"].prod(1).sum() != len(arrays["maps"]):
         yield "its heatmaps do not fit their grids"
-    are_maps = ((arrays["maps"] >= 0) & (arrays["maps"] <= 1)).all()  # NaN fails both comparisons
+    are_maps = ((arrays["maps"] >= 0) & (arrays["maps"] <= 1)).all()  # NaN is out of range
     are_classes = ((arrays["predicted"] >= 0) & (arrays["predicted"] < count)).all()
     are_regions = (arrays["region"][:, 2:] > 0).all()
     if not (are_maps and are_classes and are_regions and np.isfinite(arrays["probability"]).all()):
@@ -307,7 +308,7 @@ class ItemExplainer:
     def origin(self) -> Origin:
         classifier, labels = self.classifier, self.classifier.labels
         target, preprocess = cast(Any, self.request.target), cast(Any, classifier.preprocess)
-        # These libraries affect the numbers. torchvision is left out, because its import takes seconds.
+        # These libraries affect the numbers. torchvision is left out, because importing torchvision takes seconds.
         versions = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
         versions |= {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
         dtype = str(find_input_dtype(classifier.model)).removeprefix("torch.")
@@ -321,7 +322,7 @@ class ItemExplainer:
     def explain(
         self, items: Sequence[InputImage], step: Callable[[], None], class_by_name: Mapping[str, int] | None = None
     ) -> Snapshot:
-        """Explain each image's top class, or its class in `class_by_name`, and call `step` after each image."""
+        """Explain the top class of each image, or the class in `class_by_name`. Call `step` after each image."""
         classes = {item.name: None for item in items} | {name: str(i) for name, i in (class_by_name or {}).items()}
         class_items = [replace(item, wanted=classes[item.name]) for item in items]
         failures: dict[str, str] = {}
@@ -332,7 +333,7 @@ class ItemExplainer:
     def run(
         self, explain: Any, items: Sequence[InputImage], step: Any, failures: dict[str, str], **options: Any
     ) -> Iterator[Any]:
-        """Explain images, yield the results of `finish`, and call `step`. Error texts go to `failures` instead."""
+        """Explain images, and yield the results. Call `step` after each image, and add errors to `failures`."""
         options |= {"batch_size": self.batch_size, "workers": self.workers}
         for name, result in compute_items(self.classifier, explain, items, **options):
             step()

@@ -36,10 +36,10 @@ class Journal(AbstractContextManager["Journal"]):
     def open(cls, path: Path, run: Mapping[str, Any], *, mode: Mode = "resume") -> Journal:
         """Lock the file and read the entries of an earlier run.
 
-        `run`, from `Conditions.to_run`, has everything that the numbers depend on. The mode "new" requires that the
-        file does not exist, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise
-        `OutputError` if the mode does not allow the existing file, if the file cannot be written, or if another process
-        uses the file.
+        `run` is the result of `Conditions.to_run`: everything that the numbers depend on. If the mode is "new", the
+        file must not exist. The mode "resume" continues a file with an equal `run`, and "overwrite" replaces the file.
+        Raise `OutputError` if the mode does not allow the existing file, if the file cannot be written, or if another
+        process uses the file.
         """
         with translate_disk_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Journal(AbstractContextManager["Journal"]):
 
 
 def check_journal(path: Path, mode: Mode) -> None:
-    """Raise `OutputError` if the mode is "new" and the journal exists. Call this before anything is computed."""
+    """Raise `OutputError` if the mode is "new" and the journal exists. Call this function before the study starts."""
     if mode == "new" and path.exists():
         options = "--resume to continue it, --overwrite to replace it, or another --output"
         raise OutputError(f"{path}: belongs to an earlier study. Give {options}")

@@ -1,6 +1,7 @@
 """The plan of a study: the methods to compare, and the metrics."""
 
-# The command line checks its arguments with this module. The module does not import torch, because that takes seconds.
+# The command line checks arguments with this module. The module does not import torch, because the import takes
+# seconds.
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from gradcam.evaluation.metrics import DEFAULT_GROUPS, GROUPS, METRICS, Metric, 
 from gradcam.options import argument_error
 
 DEFAULT_METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
-# A method with empty `needs` runs the model several times.
+# If `needs` is empty, the method runs the model several times.
 SINGLE_PASS = tuple(name for name, method in METHODS.items() if method.needs)
 METHOD_GROUPS = {"all": tuple(METHODS), "single-pass": SINGLE_PASS}
 
@@ -40,7 +41,7 @@ class StudyOptions:
 class StudyPlan:
     """The names of methods, controls and metrics: built-in names in the order of their tables, then user-defined names.
 
-    `requested_methods` are the methods that the user named individually. `requested_metrics` are the metrics that the
+    `requested_methods` are the methods that the user requested by name. `requested_metrics` are the metrics that the
     user requested by name or by group. If a requested method or metric cannot be used, the study raises an error. Other
     unusable methods and metrics are left out. `custom_methods` and `custom_metrics` are user-defined.
     """
@@ -131,7 +132,7 @@ def _check_names(values: Sequence[Any], name: str) -> Sequence[Any]:
 
 
 def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explainable], frozenset[str]]:
-    """Return the methods by name, and the names of the methods that were requested individually, not by a group."""
+    """Return the methods by name, and the names of the methods that the user requested by name, not by group."""
     members = [METHOD_GROUPS.get(entry.strip().lower()) if isinstance(entry, str) else None for entry in methods]
     groups = [METHODS[name] for group in members for name in group or ()]
     requested = [find_explainable(entry, *METHOD_GROUPS) for entry, group in zip(methods, members) if group is None]
@@ -147,12 +148,12 @@ def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explainable], froze
 
 
 def count_passes(plan: StudyPlan) -> int:
-    """Estimate the number of forward passes that all metrics of one heatmap need, without repeated explanations."""
+    """Estimate the number of forward passes for all metrics of one heatmap. Repeated explanations are not counted."""
     return sum({metric.key: metric.passes for metric in _list_computed_metrics(plan)}.values())
 
 
 def count_explanations(plan: StudyPlan) -> int:
-    """Count the heatmaps of each method for one image, including variants of the image."""
+    """Count how often each method is run for one image, including runs for variants of the image."""
     return 1 + sum({metric.key: metric.reruns for metric in _list_computed_metrics(plan)}.values())
 
 
@@ -162,7 +163,7 @@ def _list_computed_metrics(plan: StudyPlan) -> list[Metric]:
 
 
 def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
-    """Describe the amount of computation and the expensive methods. The user can then decide whether to wait."""
+    """Describe the amount of computation, and list the expensive methods, before the study starts."""
     maps, passes, runs = len(plan.names), count_passes(plan), _count(count_explanations(plan), "run")
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
     reruns = f"{runs} of each method per image{f' and 1 per mosaic ({mosaics})' if mosaics else ''}"

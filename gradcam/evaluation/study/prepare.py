@@ -37,7 +37,7 @@ from gradcam.sources.contents import InputImage
 from gradcam.targets.classes import check_class_range
 
 MAX_MOSAIC_CANDIDATES = 512  # largest number of images for mosaics; all are in memory at once
-MAX_TRIAL_IMAGES = 8  # largest number of images to search for a first image with a target, such as a detection
+MAX_TRIAL_IMAGES = 8  # largest number of images to try until an image has a target, such as a detection
 HALVED_NOTE = "The model does not accept larger inputs, so each image in a mosaic has half its height and width."
 
 
@@ -193,7 +193,7 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage
     if target is not None:
         if isinstance(target, bool) or not isinstance(target, int):
             raise argument_error(target, "target", "one class for all images, by label or index.")
-        if classifier.classes:  # 0 if the number of classes is unknown
+        if classifier.classes:  # `classes` is 0 if the number of classes is unknown.
             check_class_range([target], classifier.classes)
     return target
 
@@ -201,7 +201,7 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[InputImage
 def choose_items(items: Sequence[InputImage], limit: int | None, seed: int) -> Sequence[InputImage]:
     """Sample at most `limit` images at random, and keep their order.
 
-    If the first images were used instead, all of these could be of one class.
+    The first images of an input are not suitable, because all of them could belong to one class.
     """
     if limit is None or limit >= len(items):
         return items
@@ -257,11 +257,11 @@ def _try_subject(evaluator: Evaluator, prepared: Prepared) -> tuple[Evaluator, S
 
 
 def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> str | None:
-    """Return the reason why these methods cannot explain an image; None if all methods can."""
+    """Return the reason why one of the methods cannot explain an image; None if no method fails."""
     evaluator, subject = trial
     try:
         replace(evaluator, plan=replace(evaluator.plan, methods=tuple(methods), controls=())).explain(subject, "")
-    except (GradcamError, RuntimeError) as error:  # RuntimeError: for example, an operation without a second derivative
+    except (GradcamError, RuntimeError) as error:  # For example, an operation has no second derivative.
         return " ".join(str(error).split())
     return None
 
@@ -270,8 +270,8 @@ def _add_mosaics(evaluator: Evaluator, items: Sequence[InputImage]) -> tuple[Eva
     """Make the mosaics that metrics need.
 
     The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. If no
-    mosaics can be made, the metrics that need them are removed, and the reason is returned as a note. If the user
-    requested such a metric, or if no other metric is left, `GradcamError` is raised instead.
+    mosaics can be made, the metrics of mosaics are removed, and the reason is returned as a note. If the user requested
+    such a metric, or if no other metric is left, `GradcamError` is raised instead.
     """
     plan, classifier, seed = evaluator.plan, evaluator.classifier, evaluator.seed
     metric_names = [metric.name for metric in plan.mosaic_metrics]

@@ -25,8 +25,8 @@ from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
-# A journal can be resumed only if its texts are equal to the new texts. For journals of earlier versions, these texts are
-# therefore still written as in earlier versions.
+# Earlier versions described these targets by other texts. Journals still contain the earlier texts, because a journal
+# can be resumed only if its texts are equal to the new texts.
 EARLIER_TARGETS = {
     "the highest-scoring detection": "the surest of what was found",
     "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
@@ -44,8 +44,8 @@ class Conditions:
     """The conditions of a study: everything that the numbers depend on.
 
     `weights` and `annotations` are SHA-256 hashes. `target` (the explained class) and `resizing` are descriptions in
-    words. `versions` has the versions of the libraries that affect the numbers. `resolved` has the layouts of the layers
-    and the model's output, as the package determined them.
+    words. `versions` has the versions of the libraries that affect the numbers. `resolved` has settings that the
+    package determined: the layouts of the layers, and which output of the model is used.
     """
 
     model: str
@@ -130,7 +130,7 @@ def _hash_files(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One metric of one method's heatmap of one image.
+    """The value of one metric for one method and one image.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class Results:
         return hashlib.sha256("\n".join(sorted(entry.sha256 or "" for entry in self.judged())).encode()).hexdigest()
 
     def judged(self, kind: Kind = "image") -> list[StudyEntry]:
-        """Return the entries of one kind that did not fail."""
+        """Return the entries of images, or of mosaics, that did not fail."""
         return [entry for entry in self.entries if entry.kind == kind and entry.error is None]
 
     def values(self, method: str, metric: str) -> list[float | None]:
@@ -264,12 +264,13 @@ class Results:
 class Ranking:
     """The comparison of one method or control with the best method, by one metric.
 
-    The method with the best mean over at least 8 images is the best. `interval` is the mean over images or mosaics, with
-    a confidence interval. `difference` is the paired difference from the best method; None for the best method itself,
-    and if there is no best method. The interval of `difference` is not corrected for multiple comparisons. `is_level`
-    marks a method that does not differ significantly from the best method. This test is corrected for the comparison of
-    all pairs by `find_distinguished_pairs`. `is_control` marks a control, which is never the best. `beats_all` marks a
-    control that is at least as good as the best method.
+    The best method is the method with the best mean. Only methods with values for at least 8 images can be the best.
+    `interval` is the mean over images or mosaics, with a confidence interval. `difference` is the paired difference
+    from the best method. For the best method itself, and if there is no best method, `difference` is None. The interval
+    of `difference` is not corrected for multiple comparisons. `is_level` marks a method that does not differ
+    significantly from the best method. This test is corrected for the comparison of all pairs by
+    `find_distinguished_pairs`. `is_control` marks a control, which is never the best. `beats_all` marks a control that
+    is at least as good as the best method.
     """
 
     method: str

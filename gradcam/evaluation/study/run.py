@@ -43,8 +43,8 @@ class Study:
     """A study that is ready to run.
 
     `index` is the class to explain in all images. If `index` is None, `make_subject` chooses the class of each image.
-    `notes` report what was left out. `example_heatmaps` caches the heatmaps (1,H,W) of the first images, by image name
-    and method, unless the images' entries came from the journal.
+    `notes` report which methods, metrics and annotations were left out. `example_heatmaps` caches the heatmaps (1,H,W)
+    of the first images, by image name and method, unless the images' entries came from the journal.
     """
 
     evaluator: Evaluator
@@ -72,7 +72,7 @@ class Study:
         """Yield the entry of each image in order, then of each mosaic. An image that fails has an entry with an error.
 
         Entries in the journal are not computed again. Other entries are written to the journal before they are yielded.
-        `progress` receives the number of heatmaps.
+        `progress` receives the number of evaluated heatmaps and the total.
         """
         counter = StepCounter(progress, self.total)
         image_entries = (self._evaluate_item(item, journal, counter) for item in self.items)
@@ -114,9 +114,9 @@ class Study:
     ) -> tuple[Evaluator, Subject, int | None]:
         """Return the evaluator and the subject for an image, and the class for selecting annotations.
 
-        The class in the input list comes first, then the study's class, then the most probable annotated class, then
-        the top class. A detector or segmenter uses the class of the highest-scoring detection, and prefers detections
-        of annotated classes.
+        The explained class is the first of these classes that is known: the class in the input list, the study's class,
+        the most probable annotated class, the top class. A detector or segmenter uses the class of the highest-scoring
+        detection, and prefers detections of annotated classes.
         """
         index = self.index if class_index is None else class_index
         annotated = [] if self.annotations is None or index is not None else self.annotations.classes(item.name)
@@ -141,7 +141,7 @@ def _load_or_evaluate(
         return earlier
     try:
         entry = evaluate()
-    except (Exception, SystemExit) as error:  # A failed image does not stop the study.
+    except (Exception, SystemExit) as error:  # If one image fails, the study continues.
         entry = StudyEntry(name, kind, sha256, error=describe_failure(name, error))
     if journal is not None:
         journal.append(entry)
@@ -174,7 +174,7 @@ class Evaluator:
         at_layers = [method for method in map(self.plan.method, self.plan.methods) if method.place == "layer"]
         to_scores = partial(to_instance_classifier, self.classifier, prepared, methods=at_layers[:1])
         target, scores = self.target if index is None else index, None
-        if target is None and self.classifier.list_all() is None:  # The model only detects requested classes.
+        if target is None and self.classifier.list_all() is None:  # Such a model detects only requested classes.
             for class_index in annotated:
                 with suppress(TargetError):
                     scores = to_scores(class_index)

@@ -32,7 +32,7 @@ from gradcam.sources.contents import InputImage
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-METRICS_PER_TABLE = 5  # Further metrics go into additional tables below the first.
+METRICS_PER_TABLE = 5  # Other metrics are written to additional tables below the first table.
 LATEX_ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -42,7 +42,7 @@ ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 EXAMPLE_HEIGHT_PIXELS = 168
 CURVES = {"insertion": "pixels inserted, highest first", "deletion": "pixels deleted, highest first"}
 COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
-LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # The second style is used only after all colours of the first.
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # A style is used in all colours before the next style.
 CONTROL_LINE_STYLES = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
 INK, MUTED = "#1f2937", "#9ca3af"
 PLOT_DPI, PLOT_HEIGHT_INCHES, PLOT_WIDTH_INCHES = 110, 4.6, 6.6  # The size includes the legend.
@@ -198,7 +198,7 @@ def draw_curves(results: Results) -> Pixels:
     except ImportError as error:
         raise GradcamError(f"Drawing curves needs matplotlib: {to_pip_command('plots')}") from error
     count = len(metrics)
-    # pyplot is not used, because it would keep a reference to the figure, and select a display backend.
+    # pyplot is not used, because pyplot would keep a reference to the figure, and select a display backend.
     size = PLOT_WIDTH_INCHES * count, PLOT_HEIGHT_INCHES
     figure = Figure(figsize=size, dpi=PLOT_DPI, facecolor="white", layout="constrained")
     for position, metric in enumerate(metrics, 1):
