@@ -14,7 +14,7 @@ import gradcam
 from gradcam.cli._commands import format_examples
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))  # the gallery has models of drawn pictures, which are in `tests`
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # the gallery's models of drawn images are in `tests`
 PICTURES = {".png", ".jpg", ".webp"}
 
 project = "gradcam"
@@ -25,6 +25,7 @@ smartquotes = False  # --option is not –option
 
 extensions = [
     "myst_parser",
+    "page_images",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
