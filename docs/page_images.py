@@ -83,12 +83,8 @@ def _show_gallery_image(source: str, description: str) -> str:
 
 
 def _run_blocks(blocks: list[re.Match[str]], names: dict[str, Any]) -> None:
-    """Run all blocks of Python, and the last block if it holds commands."""
-    for fence in blocks:
-        if fence["language"] == "python":
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(fence["code"], names)
-    if blocks and blocks[-1]["language"] == "bash":
+    """Run the commands of the last block, or all blocks of Python if the last block is Python."""
+    if blocks[-1]["language"] == "bash":
         for line in blocks[-1]["code"].replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["gradcam"]:
@@ -96,6 +92,11 @@ def _run_blocks(blocks: list[re.Match[str]], names: dict[str, Any]) -> None:
                     status = cli.main(words[1:], standalone_mode=False, prog_name="gradcam")
                 if status:
                     raise RuntimeError(f"{line} ended with status {status}")
+        return
+    for fence in blocks:
+        if fence["language"] == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(fence["code"], names)
 
 
 @contextlib.contextmanager
