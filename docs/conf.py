@@ -40,7 +40,8 @@ default_role = "py:obj"  # `explain` is a link in docstrings
 nitpicky = False
 suppress_warnings = ["config.cache"]  # the gallery's functions cannot be pickled
 
-myst_enable_extensions = ["colon_fence", "attrs_block"]
+myst_enable_extensions = ["colon_fence", "attrs_block", "substitution"]
+myst_substitutions = {"version": gradcam.__version__}
 myst_heading_anchors = 3
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
