@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROWS = 10  # number of images in the printed table; --json lists all images
 MAX_PAGE_IMAGES = 100
-MAX_NAME = 28  # characters of a name in the table
+MAX_NAME = 28  # largest number of characters of a name in the table
 CHANGE_LABELS = {"map": ("different heatmap", "red"), "class": ("different class", "yellow"), "none": ("alike", None)}
 ROLES = ("old", "new")
 MODEL_OPTIONS = ("weights", "precision", "layer")  # options that can be given for only one of the two models
@@ -241,7 +241,7 @@ def _to_cells(row: ImageDiff) -> tuple[str, ...]:
 
 
 def _shorten_start(name: str) -> str:
-    """Shorten an image's name at its start, because the end distinguishes the name from other names."""
+    """Shorten an image's name at the start, because image names differ mostly at the end."""
     plain = escape_controls(name)
     return plain if len(plain) <= MAX_NAME else f"…{plain[1 - MAX_NAME :]}"
 

@@ -94,7 +94,7 @@ def _write_page(
 
     file = Path(output) if is_file and output else Path(output or ".") / join_name(image.stem, ".html")
     if url is not None:
-        find_preview_file(file)  # This fails early if the file belongs to the user.
+        find_preview_file(file)  # Refuse to overwrite an unrelated file before the model is loaded.
     classifier, _ = prepare_request(make_page.settings, output_mode)
     start, attempt = time.perf_counter(), Attempt(image)
     with attempt.catch_errors():

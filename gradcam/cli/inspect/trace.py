@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from gradcam.inspection.tracing import Call, Trace
 
 MAX_TYPE = 20  # characters of a type; layer names are never shortened, because users copy them
-MAX_SHARED = 5  # lines about modules and parameters that have several names
+MAX_SHARED = 5  # largest number of lines about modules and parameters that have several names
 LEFT_ALIGNED = ("layer", "type", "input", "output", "dtype")  # the other columns are numbers
-OPTIONAL_COLUMNS = ("input", "share", "memory", "type", "parameters")  # hidden in this order on a narrow terminal
+OPTIONAL_COLUMNS = ("input", "share", "memory", "type", "parameters")  # A narrow terminal hides these.
 WIDTH = 120  # characters, if the terminal's width is unknown
-IMAGE_OPTIONS = ("labels", "mean", "std", "crop", "reader", "reshape")  # not used if the input is noise
+IMAGE_OPTIONS = ("labels", "mean", "std", "crop", "reader", "reshape")  # These options need an image.
 UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 def format_trace(trace: Trace, calls: Sequence[Call], name: str, source: str, width: int) -> str:
     """Format the totals, the table of calls, and the shared modules and parameters.
 
-    `name` is the model's name, `source` a description of the input, and `width` the target width in characters.
+    `name` is the model's name. `source` describes the input. `width` is the width of the terminal in characters.
     """
     model_call = trace.calls[0]
     model = click.style(escape_controls(name), bold=True)
