@@ -64,7 +64,7 @@ def to_numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
-        raise GradcamError(f"{text!r} is neither a number nor a list of numbers with commas between them.") from None
+        raise GradcamError(f"{text!r} is neither a number nor a list of numbers, such as 0.5,0.5,0.5.") from None
 
 
 def to_integer(text: str, *, minimum: int, maximum: int) -> int:

@@ -64,7 +64,7 @@ def option(
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if invalid := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
         raise GradcamError(
-            f"{invalid[0]!r} is not a whole number: give a number from 0 up, or several with commas between them."
+            f"{invalid[0]!r} is not a whole number: give one number, 0 or more, or several numbers such as 0,2,5."
         )
     return [int(name) for name in names]
 
@@ -103,7 +103,7 @@ def find_images(context: click.Context, parameter: click.Parameter, texts: Seque
         if "://" in text and is_url(text):
             line = quote_command(["gradcam", "batch", text, "-o", "explained/"])
             raise click.UsageError(
-                f"{text} is a URL, but {context.command_path} reads files. Download it, or type: {line}"
+                f"{text} is a URL, but {context.command_path} reads files. Download the file, or type: {line}"
             )
         path = Path(to_path(text) if "://" in text else text)
         try:

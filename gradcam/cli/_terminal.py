@@ -361,7 +361,9 @@ class Display:
         for error in self._errors:
             click.echo(escape_controls(error), err=True)
         if self.failed > MAX_LISTED_FAILURES:
-            click.echo(f"... and {self.failed - MAX_LISTED_FAILURES} more, listed as failed in {manifest}.", err=True)
+            click.echo(
+                f"... and {self.failed - MAX_LISTED_FAILURES} more failed images, listed in {manifest}.", err=True
+            )
 
     def print_summary(self, folder: str, *, left_out: int, report: str | None) -> None:
         if self._output.quiet or self._output.as_json:

@@ -229,8 +229,8 @@ def _find_work(batch: BatchOptions, listing: InputListing, device: str | None) -
     found_no_gpu = settings.model.device == "auto" and classifier.device.type == "cpu" and device in (None, "cpu")
     if batch.pixels == "device" and found_no_gpu:
         raise DeviceError(
-            "--pixels device needs a GPU, but no GPU was found: remove --pixels, or add --device cpu to decode, resize and "
-            "draw with PyTorch on the CPU."
+            "--pixels device needs a GPU, but no GPU was found: remove --pixels. To process images with PyTorch on the "
+            "CPU, add --device cpu."
         )
     request = replace(request, make_page=batch.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):

@@ -230,7 +230,8 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
         yield f"  {line}   {label}".rstrip()
     if len(rows) > ROWS:
         more = sum(row.change != "none" for row in rows[ROWS:])
-        yield f"  and {len(rows) - ROWS} more, {f'{more} of them not alike' if more else 'all alike'} (--json lists them)"
+        count, alike = terminal.plural(len(rows) - ROWS, "more image"), f"{more} not alike" if more else "all alike"
+        yield f"  and {count}, {alike} (use --json to list all images)"
     yield ""
 
 
@@ -258,7 +259,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
         if cases:
             parsed = parse_condition(condition)
             worst = sorted(cases, key=lambda case: case.values[parsed.name], reverse=parsed.sign == ">")[0]
-            example = f"{escape_controls(worst.name)} has {worst.values[parsed.name]:.4g}"
+            example = f"{parsed.name} is {worst.values[parsed.name]:.4g} for {escape_controls(worst.name)}"
             image_count = "" if parsed.of_mean else f" in {terminal.plural(len(cases), 'image')}"
             yield f"Failed: {condition}{image_count}: {example}"
 

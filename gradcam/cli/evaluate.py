@@ -372,6 +372,6 @@ def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[s
     ranked = sorted(wins.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{name} {count}" for name, count in ranked[:MAX_LISTED_METHODS])
     left_out = len(metrics) - len(valid_metrics)
-    exclusion = f" (without {left_out} marked {FOOLED})" if left_out else ""
-    title = f"Number of metrics in which a method is marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
+    exclusion = f" ({left_out} marked {FOOLED} left out)" if left_out else ""
+    title = f"Metrics in which a method is marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
     return [f"{title}: {click.style(listed, bold=True)}"]

@@ -112,7 +112,7 @@ def _write_page(
         sets = [f"{maps.method} at {maps.layer}" for maps in page.maps]
         click.echo(format_title(str(image), page.image.shape, page.model, classifier.device, seconds))
         first, more = escape_controls(target.names[page.first]), len(target.names) - 1
-        click.echo(f"\n  {first}, and {more:,} more; {escape_controls(', '.join(sets))}")
+        click.echo(f"\n  Heatmaps of {first} and {more:,} more, by {escape_controls(', '.join(sets))}")
         if page.verdict is not None:
             click.echo(f"  Check: {page.verdict['outcome']}. {escape_controls(page.verdict['summary'])}")
         for note in page.notes:

@@ -200,7 +200,7 @@ def _bind(host: str, port: int) -> socket.socket:
                 f"gradcam ui is already running on port {port}: use the address that it printed, or give --port 0."
             ) from error
         raise GradcamError(
-            f"{escape_controls(host)}:{port} cannot be used ({error.strerror}): give --port 0."
+            f"{escape_controls(host)}:{port} cannot be used ({error.strerror}): give --port 0 for a free port."
         ) from error
     return listener
 

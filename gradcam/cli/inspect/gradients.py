@@ -137,7 +137,7 @@ def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **pa
     output. Plots need matplotlib and are written to <image>-gradients.png.
     """
     if params["reshape"] is not None:
-        raise click.UsageError("gradcam inspect gradients does not use --reshape: remove it.")
+        raise click.UsageError("gradcam inspect gradients does not use --reshape: remove --reshape.")
     output_mode = OutputMode(as_json, quiet)
     destination = _find_destination(params["output"], images, output_mode)
     import_torch()

@@ -123,7 +123,7 @@ def _describe_shared(calls: Sequence[Call]) -> list[str]:
     first_runs = [call for call in calls if call.run == 1]
     shared = {call.name: ", ".join(call.other_names) for call in first_runs if call.other_names}
     lines = [f"{name} is the same module as {other_names}." for name, other_names in shared.items()]
-    lines += [f"{call.name} shares a parameter: {', '.join(call.tied)}." for call in first_runs if call.tied]
+    lines += [f"Parameters of {call.name} are also called {', '.join(call.tied)}." for call in first_runs if call.tied]
     more = f"{len(lines) - MAX_SHARED} more layers share a module or a parameter (use --json to list them)."
     return [*lines[:MAX_SHARED], more] if len(lines) > MAX_SHARED else lines
 

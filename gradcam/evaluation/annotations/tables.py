@@ -138,7 +138,7 @@ def find_masks(
     if not paths:
         example = shorten(image_names.names[0]) if image_names.names else "none"
         expected = f"one of the {len(image_names.names)} images, such as {example}"
-        raise InputError(f"{folder}: has {left_out} masks, but none is named like {expected}.")
+        raise InputError(f"{folder}: has {left_out} masks, but none has the name of {expected}.")
     path = os.path.join(folder, CLASS_FILE)
     classes = _read_classes(path, find_class) if os.path.exists(path) else None
     return {name: partial(_read_mask, path, classes) for name, path in paths.items()}, left_out

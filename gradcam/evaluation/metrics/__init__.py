@@ -227,7 +227,7 @@ def metric(
         raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(valid_needs)}.")
     mosaic_needs = [need for need in needs if _is_of_mosaics(need)]
     if 0 < len(mosaic_needs) < len(needs):
-        problem = f"needs {mosaic_needs[0]}, which is for mosaics"
+        problem = f"needs {mosaic_needs[0]}, which is only computed for mosaics"
         raise GradcamError(f"The metric {name!r} {problem}: remove the other needs.")
 
     def to_metric(function: Callable[..., Any]) -> Metric:
