@@ -43,7 +43,9 @@ def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> 
             raise InputError(f"{location}: the image {shorten(image_path)} is not among the evaluated images.")
         line, key = location.rpartition(", ")[2], (name, obj.index, obj.box)
         if lines.setdefault(key, line) != line:
-            raise InputError(f"{location}: duplicates {lines[key]}, the same object of {shorten(image_path)}.")
+            raise InputError(
+                f"{location}: duplicates {lines[key]}, which has the same object of {shorten(image_path)}."
+            )
         objects[name].append(obj)
     if not objects:
         raise InputError(f"{path}: has no boxes below its header.")
