@@ -14,7 +14,7 @@ import gradcam
 from gradcam.cli._commands import format_examples
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))  # the gallery has models of drawn pictures, which are in `tests`
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # the gallery's models of drawn images are in `tests`
 PICTURES = {".png", ".jpg", ".webp"}
 
 project = "gradcam"
@@ -25,6 +25,7 @@ smartquotes = False  # --option is not –option
 
 extensions = [
     "myst_parser",
+    "page_images",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -39,7 +40,8 @@ default_role = "py:obj"  # `explain` is a link in docstrings
 nitpicky = False
 suppress_warnings = ["config.cache"]  # the gallery's functions cannot be pickled
 
-myst_enable_extensions = ["colon_fence", "attrs_block"]
+myst_enable_extensions = ["colon_fence", "attrs_block", "substitution"]
+myst_substitutions = {"version": gradcam.__version__}
 myst_heading_anchors = 3
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
