@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
+from docutils import nodes
 from sphinx_gallery.scrapers import figure_rst
 
 import gradcam
@@ -43,7 +45,9 @@ suppress_warnings = ["config.cache"]  # the gallery's functions cannot be pickle
 
 myst_enable_extensions = ["colon_fence", "attrs_block", "substitution"]
 myst_substitutions = {"version": gradcam.__version__}
+myst_fence_as_directive = ["math"]  # GitHub draws these blocks, too
 myst_heading_anchors = 3
+html_math_renderer = "mathml"
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 
@@ -138,7 +142,16 @@ def add_examples(app: Any, context: Any, lines: list[str]) -> None:
     lines += ["", ".. code-block:: text", "", *(f" {line}" for line in format_examples(context)[2:]), ""]
 
 
+def write_math(writer: Any, node: Any) -> None:
+    """Write an equation as MathML, which browsers draw without a script from the network."""
+    writer.body.append(
+        latex2mathml.converter.convert(node.astext(), display="block" if node.tagname == "math_block" else "inline")
+    )
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", inline_renderers=(write_math, None), block_renderers=(write_math, None))
     app.connect("sphinx-click-process-description", show_as_typed)
     app.connect("sphinx-click-process-description", add_examples)
     app.connect("sphinx-click-process-epilog", show_as_typed)
