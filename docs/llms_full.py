@@ -131,7 +131,7 @@ def describe(name: str) -> str:
         module = f"{module}.{part}"
         value = getattr(value, part) if hasattr(value, part) else importlib.import_module(module)
     try:
-        signature = str(inspect.signature(value)).replace("'", "")
+        signature = re.sub(r"<.*? at 0x\w+>", "...", str(inspect.signature(value)).replace("'", ""))
     except (TypeError, ValueError):
         signature = ""
     return f"### gradcam.{name}\n\n```text\n{name.rpartition('.')[2]}{signature}\n\n{inspect.getdoc(value) or ''}\n```"

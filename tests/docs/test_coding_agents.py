@@ -1,5 +1,6 @@
 """Test the files for coding agents: llms.txt, llms-full.txt and the skill."""
 
+import os
 import re
 import subprocess
 import sys
@@ -101,3 +102,15 @@ def inspect_first_line(function: object) -> str:
 def test_the_site_serves_both_files(full: str) -> None:
     assert (SITE / "llms-full.txt").read_text(encoding="utf-8") == full
     assert (SITE / "llms.txt").read_bytes() == LLMS.read_bytes()
+
+
+def test_the_build_of_the_site_writes_the_full_text(full: str, tmp_path: Path) -> None:
+    """Build a site of one page with the extension alone, because the whole site takes minutes."""
+    pytest.importorskip("sphinx")
+    assert '"llms_full"' in (ROOT / "docs/conf.py").read_text(encoding="utf-8")
+    (tmp_path / "index.rst").write_text("Title\n=====\n", encoding="utf-8")
+    options = ["-q", "-C", "-D", "extensions=llms_full", str(tmp_path), str(tmp_path / "out")]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "docs")])
+    command = [sys.executable, "-m", "sphinx", *options]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": paths})
+    assert (tmp_path / "out/llms-full.txt").read_text(encoding="utf-8") == full
