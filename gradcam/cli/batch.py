@@ -474,13 +474,13 @@ def report_command(folder: Path | Store, format: str, image_root: str, quiet: bo
 
     DIR is the output folder of the batch, or its URL in a store.
     """
-    from gradcam.report import write_export, write_report
+    from gradcam.report import exports, write_report
 
     if image_root and format not in ("coco", "labelstudio"):
         raise click.UsageError(f"--image-root is for --format coco and labelstudio, but the format is {format}.")
     with terminal.report_waits(OutputMode(as_json=False, quiet=quiet)):
         is_gallery = format == "html"
-        paths = [write_report(folder)] if is_gallery else write_export(folder, format, image_root=image_root)
+        paths = [write_report(folder)] if is_gallery else exports.write_export(folder, format, image_root=image_root)
     for path in () if quiet else paths:
         click.echo(terminal.format_written_path(str(path)))
     return 0

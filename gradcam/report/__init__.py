@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gradcam.report.exports import write_export
 from gradcam.report.gallery import write_report
 from gradcam.report.views import draw_views
 
-__all__ = ["draw_views", "write_export", "write_report"]
+__all__ = ["draw_views", "write_report"]
