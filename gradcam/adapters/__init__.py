@@ -23,9 +23,8 @@ DETECTORS = (
 OTHER_DETECTORS = "DetrForSegmentation|RfDetrForInstanceSegmentation"
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 
-# Maps patterns for the full names of model classes to the `module:class` that supports these models. If several
-# patterns match a model, the first pattern whose adapter has the requested type is used. Subclasses of a listed class
-# also match.
+# Maps a regular expression for the full name of a model class to its adapter, as "module:class". Subclasses of a model
+# class also match. If several expressions match, the first adapter of the requested type is used.
 FAMILIES = {
     rf"{TORCHVISION}(Faster|Mask|Keypoint)RCNN": "torchvision_detection:RegionDetector",
     rf"{TORCHVISION}(RetinaNet|FCOS|SSD)": "torchvision_detection:AnchorDetector",
@@ -58,8 +57,8 @@ def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
 
 
 def find_main_family(model: nn.Module) -> Family | None:
-    """Return the adapter for the model's main task; None if there is no adapter, as for classifiers."""
-    # Embedders of submodules are skipped, because the submodule may be the backbone of a classifier.
+    """Return the adapter for the model's main task; None for models without an adapter, such as classifiers."""
+    # Skip embedders of submodules: such a submodule may be the backbone of a classifier, which is not an embedder.
     families = (family for family in list_families(model) if not (family.prefix and isinstance(family, Embedder)))
     return next(families, None)
 

@@ -47,8 +47,8 @@ class ModelRun:
 class RecordingModel(nn.Module):
     """A wrapper that runs a model, records calls of its modules, and returns a `ModelRun`.
 
-    The model is the submodule `module` of the wrapper, as in `DataParallel`, so layer names stay the same. If `run` is
-    given, it is called instead of the model, for example to run only a part of the model.
+    As in `DataParallel`, the model is the submodule `module` of the wrapper, so layer names stay the same. If `run` is
+    given, the wrapper calls `run` instead of the model, for example to run only a part of the model.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ def _record(calls: list[ModuleCall], module: nn.Module, args: Any, kwargs: dict[
     calls.append(ModuleCall(args, kwargs, output))
 
 
-# Users' settings are stored by model, because several `Family` objects may be created for one model.
+# The user's class names and thresholds, by model. A `Family` cannot store these settings, because each search for an
+# adapter creates a new `Family`.
 _NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
 _THRESHOLDS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
@@ -130,15 +131,15 @@ class Family(ABC):
 
     @property
     def class_count(self) -> int | None:
-        """Return the number of output classes, including the background; None if a forward pass has to show it."""
+        """Return the number of output classes, including the background; None if only a forward pass can find it."""
         return None if self.own_labels is None else len(self.own_labels)
 
     def watched(self) -> dict[str, nn.Module]:
-        """Return the modules whose calls are recorded for `read`, by name. The default is only `self.model`."""
+        """Return the modules whose calls are recorded for `read`, by name. By default, only `self.model` is recorded."""
         return {MODEL: self.model}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module to run instead of the explained model. The output of this module is the input of `read`."""
+        """Return a module that runs the explained model and returns a `ModelRun`, the input of `read`."""
         return RecordingModel(model, self.watched())
 
     def set_threshold(self, threshold: float) -> None:
@@ -181,7 +182,7 @@ class Candidates(NamedTuple):
 
 
 def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidates:
-    """Return candidates with their scores for `label`. If `label` is None, each candidate gets its best label.
+    """Return candidates with their scores for `label`; None means each candidate's highest-scoring label.
 
     `scores` (M,C) has the scores of all labels.
     """
@@ -225,7 +226,7 @@ class DetectorAdapter(Family):
 
     @abstractmethod
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
-        """Return each image's candidates, scored for `label`. None scores each candidate for its best label."""
+        """Return each image's candidates, scored for `label`; None means each candidate's highest-scoring label."""
 
     def differentiate(
         self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
@@ -247,8 +248,8 @@ class SegmenterAdapter(Family):
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         """Return the class logits (N,C,h,w) at the model's output resolution, attached to the graph.
 
-        The grid of the logits covers the model's input image. For models that predict masks with classes, the logits
-        are the class scores per pixel, computed from all masks.
+        The grid of the logits covers the model's input image. If the model predicts masks with classes, each
+        pixel's class scores are computed from all masks, and take the place of logits.
         """
 
     @property
@@ -296,14 +297,14 @@ class CaptionerAdapter(Family):
 
     @abstractmethod
     def write(self, images: Any, max_tokens: int = 40) -> list[int]:
-        """Generate a caption of one image (1,C,H,W) greedily; return its tokens without start and end tokens.
+        """Generate a caption of one image (1,C,H,W) greedily; return the caption's tokens without start and end tokens.
 
         Raises `TargetError` for a batch of several images, and for an empty caption.
         """
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
-        """Return the module and the batch to run, so that `read` finds the logits of these tokens in the output.
+        """Return the module and the batch to run. `read` takes the logits of these tokens from the module's output.
 
         Raises `TargetError` for tokens outside the vocabulary, for too many tokens, and for a missing prompt.
         """
@@ -317,12 +318,12 @@ class CaptionerAdapter(Family):
         """Decode each token to readable text. Raise `TargetError` if there is no tokenizer."""
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
-        """Return the part of the caption that each token adds, with its spaces. Raise as `decode_tokens` does."""
+        """Return the part of the caption, with spaces, that each token adds. Raise `TargetError` as in `decode_tokens`."""
         return [f" {text}" for text in self.decode_tokens(tokens)]
 
 
 class Poses(NamedTuple):
-    """The keypoint heatmaps of one image, the highest-scoring box first.
+    """The keypoint heatmaps of one image, sorted by decreasing score of the box.
 
     `heatmaps` (B,P,h,w) are attached to the graph. `regions` (B,4) are the boxes that the heatmaps cover: left, top,
     right and bottom in pixels of the model's input image, detached from the graph. `scores` (B,) are the scores of the

@@ -60,7 +60,7 @@ def name_last_feature_map(model: Any, backbone: str) -> str:
 
 
 def find_stage(model: Any) -> str:
-    """Return the name of SegFormer's last stage. In transformers 4, it is an output of the encoder."""
+    """Return the name of SegFormer's last stage. In transformers 4, the name selects an output of the encoder."""
     has_stages = hasattr(model.segformer, "stages")
     return name_last_module(model, "segformer.stages") if has_stages else "segformer.encoder:last_hidden_state"
 
@@ -121,12 +121,12 @@ class QuerySegmenter(TransformersSegmenter):
         return None
 
     def to_probabilities(self, logits: Tensor) -> Tensor:
-        """Divide each class score by the sum of all scores at the pixel."""
+        """Convert class scores to probabilities: divide each score by the sum of all scores at the pixel."""
         return logits / logits.sum(1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
 
 
 class Mask2FormerSegmenter(QuerySegmenter):
-    """Mask2Former, whose postprocessing resizes masks to 384 x 384 pixels, whatever the image size."""
+    """Mask2Former, whose postprocessing always resizes masks to 384 x 384 pixels."""
 
     def find_mask_size(self, batch: Batch) -> Sequence[int]:
         return 384, 384

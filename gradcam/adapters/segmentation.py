@@ -23,7 +23,7 @@ class GenericSegmenter(SegmenterAdapter):
         return self.check(find_pixel_logits(run.last_output()), run.last_output(), batch)
 
     def check(self, logits: Any, output: Any, batch: Batch) -> Tensor:
-        """Return the logits (N,C,h,w). Raise `TargetError` if they have another form."""
+        """Return the logits (N,C,h,w). Raise `TargetError` for logits of another form."""
         if isinstance(logits, Tensor) and logits.ndim == 3:  # CLIPSeg's output has no class axis.
             logits = logits[:, None]
         is_usable = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 4
@@ -54,7 +54,7 @@ class TorchvisionSegmenter(GenericSegmenter):
 
     @property
     def own_layer(self) -> str:
-        # Select the last stage by its key, because the backbone may also return an earlier stage.
+        # The backbone may return several stages. Select the last stage by its key.
         return "backbone:high" if type(self.model).__name__ == "LRASPP" else "backbone:out"
 
 
@@ -76,7 +76,7 @@ class EncoderSegmenter(GenericSegmenter):
         return super().watched() | ({} if activation is None else {ACTIVATION: activation})
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
-        """Return the logits before the head's activation, which may convert them to probabilities."""
+        """Return the input of the head's activation: the logits. The activation may convert logits to probabilities."""
         if not run.calls.get(ACTIVATION):
             return super().read(run, batch)
         return self.check(run.calls[ACTIVATION][-1].args[0], run.last_output(MODEL), batch)

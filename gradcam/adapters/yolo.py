@@ -1,6 +1,6 @@
 """Load ultralytics' detectors, preprocess their images, and decode their outputs.
 
-The user must install ultralytics (AGPL-3.0). It is imported only to load a checkpoint.
+Users must install ultralytics (AGPL-3.0) themselves. Only the loading of a checkpoint imports ultralytics.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PADDING_VALUE = 114  # grey, on a scale from 0 to 255
 class YoloDetector(DetectorAdapter):
     """An ultralytics `DetectionModel` (YOLO versions 3 to 26), which is the `model` of an `ultralytics.YOLO`.
 
-    Masks and keypoints of the model are ignored. Detections are selected as in ultralytics' own predictions: Scores are
-    above `threshold`. Two boxes of the same class have an intersection over union (IoU) of at most `max_overlap`. An
-    image has at most `max_detections` boxes.
+    Masks and keypoints of the model are ignored. Detections are selected as in ultralytics' own predictions, by three
+    limits. Scores must be above `threshold`. Two boxes of the same class have an intersection over union (IoU) of at
+    most `max_overlap`. An image has at most `max_detections` boxes.
     """
 
     default_threshold = 0.25
@@ -59,7 +59,8 @@ class YoloDetector(DetectorAdapter):
     def own_layers(self) -> Sequence[str]:
         """Return the names of the pyramid levels that the head reads.
 
-        The first level is the finest level. It affects all boxes, because the coarser levels are computed from it.
+        The first level is the finest level. The first level affects all boxes, because the coarser levels are computed
+        from the first level.
         """
         return [f"model.{index if index >= 0 else self.head.i + index}" for index in self.head.f]
 
@@ -129,8 +130,8 @@ class YoloDetector(DetectorAdapter):
 class _GraphKeepingModel(RecordingModel):
     """A wrapper that keeps the head connected to the graph of its inputs.
 
-    Some versions of ultralytics detach the inputs of the branch that predicts the final boxes. Also, a head may have
-    cached tensors without a graph in earlier predictions.
+    Two causes can disconnect the head. Some versions of ultralytics detach the inputs of the branch that predicts the
+    final boxes. Also, an earlier prediction may have cached tensors without a graph.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
@@ -142,7 +143,7 @@ class _GraphKeepingModel(RecordingModel):
 
 
 class _SkipDetach(TorchFunctionMode):
-    """A mode that makes `detach` return the recorded inputs of a module unchanged, in this thread only."""
+    """A mode in which `detach` has no effect on the recorded inputs of a module. Other threads are not affected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class Letterbox:
         return canvas / 255
 
     def region(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the region of the image that the network sees: the full image, as top, left, height and width."""
+        """Return top, left, height and width of the image region that the network sees, which is the full image."""
         return 0, 0, height, width
 
     def window(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -214,8 +215,8 @@ class Letterbox:
 def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
     """Load an ultralytics checkpoint; return the network in evaluation mode and float32, and its class names.
 
-    You have to install ultralytics (AGPL-3.0) yourself. Loading unpickles the file, which can run code: load only files
-    that you trust. Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
+    You must install ultralytics (AGPL-3.0) yourself. Load only files that you trust: the file is a pickle, and loading a
+    pickle can run code. Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
     """
     try:
         ultralytics: Any = importlib.import_module("ultralytics")
