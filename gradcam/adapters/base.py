@@ -135,7 +135,7 @@ class Family(ABC):
         return None if self.own_labels is None else len(self.own_labels)
 
     def watched(self) -> dict[str, nn.Module]:
-        """Return the modules whose calls are recorded for `read`, by name. By default, only `self.model` is recorded."""
+        """Return the modules whose calls are recorded for `read`, by name. The default is `self.model` alone."""
         return {MODEL: self.model}
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -318,7 +318,7 @@ class CaptionerAdapter(Family):
         """Decode each token to readable text. Raise `TargetError` if there is no tokenizer."""
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
-        """Return the part of the caption, with spaces, that each token adds. Raise `TargetError` as in `decode_tokens`."""
+        """Return the part of the caption, with spaces, that each token adds. Raise errors as `decode_tokens` does."""
         return [f" {text}" for text in self.decode_tokens(tokens)]
 
 

@@ -144,8 +144,8 @@ class HuggingFaceDetector(DetectorAdapter):
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
         """Return each image's candidates.
 
-        If the detector takes text, an image's text may have fewer phrases or queries than the index `label`. The image's
-        candidates then have score 0. Raises `TargetError` if the index is too large for all images.
+        If the detector takes text, an image's text may have too few phrases or queries for the index `label`. The
+        image's candidates then have score 0. Raises `TargetError` if the index is too large for all images.
         """
         scored_boxes = list(self._list_scored_boxes(run, batch))
         classes = max(scores.shape[1] for _, scores in scored_boxes)

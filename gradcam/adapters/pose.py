@@ -16,7 +16,7 @@ HEATMAPS = "heatmaps"
 
 
 class KeypointRcnn(PoseAdapter):
-    """torchvision's Keypoint R-CNN. A heatmap contains the logits of all positions in a box; training applies a softmax."""
+    """torchvision's Keypoint R-CNN. A heatmap contains the logits of a softmax over all positions in a box."""
 
     has_own_scale = True
     own_layer = "backbone"  # The backbone returns the levels of the feature pyramid.

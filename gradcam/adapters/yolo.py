@@ -215,8 +215,8 @@ class Letterbox:
 def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
     """Load an ultralytics checkpoint; return the network in evaluation mode and float32, and its class names.
 
-    You must install ultralytics (AGPL-3.0) yourself. Load only files that you trust: the file is a pickle, and loading a
-    pickle can run code. Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
+    You must install ultralytics (AGPL-3.0) yourself. Load only files that you trust, because unpickling can run code.
+    Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
     """
     try:
         ultralytics: Any = importlib.import_module("ultralytics")
