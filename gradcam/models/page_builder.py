@@ -129,7 +129,7 @@ class _PageBuilder:
         self.first_explanation: ImageExplanation
 
     def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
-        """Return explanations by (layer, method); the evidence is signed if the method supports signed evidence."""
+        """Return explanations by (layer, method). Each method's evidence is signed if the method supports this."""
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for signed in (True, False):
             group = [method for method in methods if method.is_signed == signed]
