@@ -13,7 +13,7 @@ from gradcam.adapters.base import Embedder, Family
 from gradcam.layers.model_names import BACKBONES, MODELING
 
 Kind = TypeVar("Kind", bound=Family)
-MAX_NESTING_DEPTH = 2  # Users wrap models, so submodules are searched to this depth as well.
+MAX_NESTING_DEPTH = 2  # Users may wrap models. Submodules are searched to this depth.
 
 TORCHVISION = r"torchvision\.models\.(detection|segmentation)\.\w+\."
 DETECTORS = (
@@ -52,13 +52,13 @@ FAMILIES = {
 
 
 def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
-    """Return an adapter of type `kind` for the model or one of its submodules; None if there is no such adapter."""
+    """Return an adapter of type `kind` for the model or a submodule; None if no adapter has this type."""
     return next((family for family in list_families(model) if isinstance(family, kind)), None)
 
 
 def find_main_family(model: nn.Module) -> Family | None:
     """Return the adapter for the model's main task; None for models without an adapter, such as classifiers."""
-    # Skip embedders of submodules: such a submodule may be the backbone of a classifier, which is not an embedder.
+    # Skip embedders of submodules. The submodule may be a backbone, and the model itself may be a classifier.
     families = (family for family in list_families(model) if not (family.prefix and isinstance(family, Embedder)))
     return next(families, None)
 

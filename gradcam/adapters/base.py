@@ -84,8 +84,9 @@ def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
 class Family(ABC):
     """An adapter for one model; each subclass supports one family of models.
 
-    `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if both
-    are the same. `has_own_scale` is True if the model takes images in [0,1], and resizes and normalises them itself.
+    `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if
+    `model` is the explained model. `has_own_scale` is True if the model takes images in [0,1], and itself resizes and
+    normalises the images.
     """
 
     task: ClassVar[str]
@@ -131,7 +132,7 @@ class Family(ABC):
 
     @property
     def class_count(self) -> int | None:
-        """Return the number of output classes, including the background; None if only a forward pass can find it."""
+        """Return the number of output classes, including the background; None if unknown before a forward pass."""
         return None if self.own_labels is None else len(self.own_labels)
 
     def watched(self) -> dict[str, nn.Module]:
@@ -152,7 +153,7 @@ class Family(ABC):
         return None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Return the model's inputs for these text prompts. Raise `ModelError` if the model takes no text."""
+        """Return the model's inputs for these text prompts. Raise `ModelError` for models without text input."""
         raise ModelError(f"{type(self.model).__name__} takes no text prompts: leave the prompts out.")
 
     def to_inputs(self, images: Tensor) -> Any:
@@ -174,7 +175,7 @@ class Detections(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """All candidates of one image before postprocessing: boxes (M,4) as in `Detections`, and scores and labels (M,)."""
+    """All candidates of one image before postprocessing: boxes (M,4), scores (M,) and labels (M,)."""
 
     boxes: Tensor
     scores: Tensor

@@ -124,7 +124,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     def find_options(self) -> Sequence[str]:
         """Return the names of the forward options that the model accepts."""
-        # All models except BLIP pass `use_cache` on to their language model. Not all signatures contain it.
+        # All models except BLIP accept `use_cache`. Some pass `use_cache` on to a language model as a keyword argument.
         return ["use_cache", *inspect.signature(self.model.forward).parameters]
 
     def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
@@ -143,7 +143,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     @property
     def _max_length(self) -> int | None:
-        """Return the model's maximum text length in tokens; None if it has no limit."""
+        """Return the model's maximum text length in tokens; None if there is no limit."""
         return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
     def _check_tokens(self, tokens: Sequence[int], prompt_length: int) -> None:
@@ -240,7 +240,7 @@ class Llava(GenerativeCaptioner):
             else:
                 text = f"USER: {processor.image_token}\n{prompts[0]} ASSISTANT:"
             inputs = processor(images=Image.new("RGB", (DUMMY_SIZE, DUMMY_SIZE)), text=text, return_tensors="pt")
-        except Exception as error:  # The library raises many types of errors for missing or broken files.
+        except Exception as error:  # For missing or broken files, transformers raises errors of many types.
             reason = " ".join(str(error).split())[:200]
             problem = f"The model has no processor that builds a prompt with an image ({reason})"
             raise ModelError(f"{problem}: {SAVE.replace('tokenizer', 'processor')}.") from error
@@ -264,9 +264,9 @@ class InternVl(Llava):
 
 
 def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:
-    """Return the name of the tower's block that outputs the last of these hidden states; None if no block does so.
+    """Return the name of the tower's block that outputs the last of these hidden states, or None.
 
-    Hidden state 0 is the input of the first block.
+    Hidden state 0 is the input of the first block, so no block outputs hidden state 0.
     """
     block_lists = (item for item in model.get_submodule(tower).named_modules() if isinstance(item[1], nn.ModuleList))
     for name, blocks in block_lists:

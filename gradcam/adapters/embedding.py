@@ -25,7 +25,7 @@ from gradcam.hooks.preserve import preserve_state
 IMAGE_TOWER, HEAD = "pictures", "head"  # names of watched modules, in addition to `MODEL`
 # Output fields that may contain the embedding. The first field with a value is used.
 VECTOR_FIELDS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "feature_maps")
-# A parameter is a class token if its name ends in one of these.
+# A parameter is a class token if its name ends in one of these names.
 CLASS_TOKEN_NAMES = ("cls_token", "class_token", "class_embedding")
 IMAGE_TOWER_OPTIONS = ("interpolate_pos_encoding",)  # arguments that the image tower takes besides the images
 PASS_TOKENIZER = (
@@ -71,7 +71,7 @@ class Backbone(Embedder):
 
 
 class TimmBackbone(Backbone):
-    """A timm model. Its embedding is the classifier's input; without a classifier, it is the model's output."""
+    """A timm model. The embedding is the input of the classifier, or the model's output if it has no classifier."""
 
     @property
     def takes_mean(self) -> bool:
@@ -274,7 +274,7 @@ class HuggingFaceTowers(TwoTowers):
 
 
 def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
-    """Cut images (N,C,H,W) into square patches, row by row and channels last; return them as the model's arguments."""
+    """Cut images (N,C,H,W) into square patches, row by row and channels last; return the model's arguments."""
     rows, columns = (length // patch_size for length in images.shape[2:])
     images = images[:, :, : rows * patch_size, : columns * patch_size]
     cells = images.unflatten(3, (columns, patch_size)).unflatten(2, (rows, patch_size))

@@ -203,7 +203,7 @@ class HuggingFaceDetector(DetectorAdapter):
         return [_split_phrases(tokens) for tokens in unpadded.tolist()]
 
     def _find_argument(self, call: ModuleCall, name: str) -> Any:
-        """Return an argument of the model's call, passed by name or position; None if it was not passed."""
+        """Return an argument of the model's call, passed by name or position, or None for an argument not passed."""
         return {**dict(zip(inspect.signature(self.model.forward).parameters, call.args)), **call.kwargs}.get(name)
 
 

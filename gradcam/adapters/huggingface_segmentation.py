@@ -17,7 +17,7 @@ from gradcam.hooks.containers import Batch
 
 
 def find_labels(config: Any) -> list[str] | None:
-    """Return the class names in a configuration; None if they are the default LABEL_0, LABEL_1, and so on."""
+    """Return the class names in a configuration; None for the default names LABEL_0, LABEL_1, and so on."""
     names, count = config.id2label or {}, config.num_labels
     labels = [str(names.get(index, index)) for index in range(count)]
     return None if labels == [f"LABEL_{index}" for index in range(count)] else labels

@@ -1,7 +1,7 @@
 """Compute the attention pools of CLIP's ResNets in a way that makes gradients of many scores cheap.
 
 CLIP's own code projects every cell of the grid to a key and a value. The gradient of each score therefore passes
-through both projections at every cell. For fifty sentences, this takes several times as long as a forward pass.
+through both projections at every cell. The gradients for fifty sentences take several times as long as a forward pass.
 
 But each head has only one query, and matrix products are associative. Therefore, this module multiplies the query by
 the key weights, instead of multiplying every cell. The module also averages the cells before the projection to values,

@@ -102,7 +102,7 @@ class TorchvisionDetector(DetectorAdapter):
         """Run the heads again on small crops, and return the detections' gradients after one backward pass.
 
         Each detection comes from one candidate, which depends on a small crop of one pyramid level. The heads are run
-        again on these crops only. Each crop affects only the score of its own detection. Therefore, one backward pass
+        again on the crops only. Each crop affects only the score of its own detection. Therefore, one backward pass
         from the sum of all scores gives the gradient of each score at its crop.
         """
         levels = self.list_levels(run)
@@ -169,7 +169,7 @@ class TorchvisionDetector(DetectorAdapter):
 
     @abstractmethod
     def rerun_heads(self, run: ModelRun, levels: list[Tensor], rows: list[Tensor], output: str) -> HeadRerun | None:
-        """Cut crops around the candidates with indices `rows`, and return the crops and the heads' outputs for them.
+        """Return crops around the candidates with indices `rows`, and the outputs of the heads for these crops.
 
         `output` is the name of the required head output. The result may lack other outputs. If the heads cannot run on
         crops, the result is None.

@@ -81,7 +81,7 @@ class YoloDetector(DetectorAdapter):
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
         if not self.head.end2end:
             return [self._suppress(*scored_boxes) for scored_boxes in self._list_scored_boxes(run)]
-        rows = list_tensors(run.last_output())[0]  # (N,M,6) or more: corners, score and label, the highest score first
+        rows = list_tensors(run.last_output())[0]  # (N,M,6) or more: corners, score and label, by decreasing score
         detected = [image_rows[image_rows[:, 4] > self.threshold][: self.max_detections] for image_rows in rows]
         return [Detections(boxes[:, :4], boxes[:, 4], boxes[:, 5].detach().long()) for boxes in detected]
 
@@ -100,7 +100,7 @@ class YoloDetector(DetectorAdapter):
         output, head = run.last_output(), self.head
         if head.end2end:
             return zip(*self._decode(output[-1]["one2one"]))
-        rows = list_tensors(output)[0].mT  # (N,M,4+C) or more: centre and sides, and scores
+        rows = list_tensors(output)[0].mT  # (N,M,4+C) or more: centre, width and height, and scores
         return zip(box_convert(rows[..., :4], "cxcywh", "xyxy"), rows[..., 4 : 4 + head.nc])
 
     def _decode(self, output: Any) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class YoloDetector(DetectorAdapter):
         head = self.head
         if isinstance(output, Mapping):
             levels, distances, logits = output["feats"], output["boxes"], output["scores"]
-        else:  # Earlier versions return distances and logits together, level by level.
+        else:  # Earlier versions return one tensor per pyramid level, with distances and logits.
             levels, joined = output, torch.cat([level.flatten(2) for level in output], 2)
             distances, logits = joined.split((joined.shape[1] - head.nc, head.nc), 1)
         points, strides = [], []
@@ -227,7 +227,7 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
         raise ModelError(f"There is no file {path}. Pass an ultralytics checkpoint, such as yolo:best.pt.")
     try:
         model = ultralytics.YOLO(str(path)).model
-    except Exception as error:  # ultralytics raises many types of errors for foreign files.
+    except Exception as error:  # For other files, ultralytics raises errors of many types.
         raise ModelError(f"{path}: ultralytics cannot read it: {' '.join(str(error).split())}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} is not a PyTorch model: use the checkpoint (.pt) that it was exported from.")

@@ -24,7 +24,7 @@ GAP_PIXELS = 8  # white pixels between the images of a sheet
 PIXELS_PER_LINE_WIDTH = 640  # An outline is one pixel wide for each 640 pixels of the region's shorter side.
 # An outline pixel has a quarter of the image's value, plus one of these tones.
 DARK_TONE, LIGHT_TONE = 20, 180
-# A stretched heatmap looks distorted if its aspect ratio differs from the image's by more than this factor.
+# If the aspect ratios of heatmap and image differ by more than this factor, the stretched heatmap is distorted.
 MAX_ASPECT_RATIO = 1.05
 PIXELS_PER_BAND = 2**17
 HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV 5's lookup takes half the time of NumPy's.
@@ -213,7 +213,7 @@ def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -
     if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
         raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
     low, high = values.min(), values.max()
-    if not (low >= minimum - 1e-4 and high <= 1 + 1e-4):  # NaN fails both comparisons.
+    if not (low >= minimum - 1e-4 and high <= 1 + 1e-4):  # NaN fails the comparisons, and causes the error.
         hint = " (-1 to 1 with signed=True)" if low < 0 and not signed else ""
         raise ImageError(f"The heatmap has values from {low:.4g} to {high:.4g}, expected {minimum} to 1{hint}.")
     levels = _stretch(values, rows, columns)

@@ -35,7 +35,7 @@ LOCAL_URL_PATTERN = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 
 class NotAFileError(OSError):
-    """A pipe, a socket or a device was given instead of a file."""
+    """The error for a pipe, a socket or a device that is given instead of a file."""
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
@@ -84,7 +84,7 @@ def open_replacement(path: Path, *, beside: Path | None = None) -> Iterator[Bina
         with open(temporary, "xb") as file:
             yield file
         os.replace(temporary, path)
-    except BaseException:  # KeyboardInterrupt must not leave the temporary file either.
+    except BaseException:  # also after a KeyboardInterrupt
         temporary.unlink(missing_ok=True)
         raise
 
@@ -149,7 +149,7 @@ def _to_keys(path: Path) -> set[str]:
 
 
 def may_have_stem(name: str, stem: str) -> bool:
-    """Return whether a result with this stem can have this file name. Long names may be cut, so they fit any stem."""
+    """Return whether a result with this stem can have this file name. Long names may be cut, and fit any stem."""
     may_be_cut = len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
     return may_be_cut or name.startswith(f"{stem}-")
 

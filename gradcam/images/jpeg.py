@@ -44,7 +44,7 @@ def read_header(data: bytes) -> JpegHeader | None:
     file = io.BytesIO(data)
     try:
         image = JpegImagePlugin.JpegImageFile(file)
-    except Exception:  # Pillow raises many kinds of errors for broken headers.
+    except Exception:  # For broken headers, Pillow raises errors of many types.
         return None
     # Pillow has read the header of the first scan, which contains the scan's number of channels. The compressed data
     # starts at the current position.
@@ -54,8 +54,8 @@ def read_header(data: bytes) -> JpegHeader | None:
     has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
     names, (first, *further) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
     is_supported_sampling = image.layers == 1 or (first in SAMPLINGS and set(further) <= {(1, 1)})
-    # Adobe's marker states whether the channels are YCbCr. Grey files with this marker are rare, so they are decoded on
-    # the CPU, although the marker has no meaning in grey files.
+    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning. To avoid a
+    # special case, the CPU decodes these rare files.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
     is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
     has_usual_orientation = data.count(EXIF_SIGNATURE, 0, start) <= 1 and not XMP_ORIENTATION.search(data, 0, start)

@@ -42,7 +42,7 @@ LABEL_CONTRAST = 0.25
 PIXELS_PER_LINE_WIDTH = 640
 # The height of letters is the image's mean side divided by PIXELS_PER_LETTER, but at least MIN_LETTER_SIZE pixels.
 PIXELS_PER_LETTER, MIN_LETTER_SIZE = 46, 12
-# The maximum width of a panel in pixels. It limits the number of images per row.
+# The maximum width of a panel in pixels, which limits the number of images per row.
 MAX_PANEL_WIDTH = 1600
 
 

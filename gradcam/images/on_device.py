@@ -121,7 +121,7 @@ def _compute_area_weights(length: int, size: int, device: torch.device) -> Tenso
 
 
 def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
-    """Resize maps (N,h,w), float32, like `draw.resize`: by area interpolation if both sides shrink, otherwise cubic."""
+    """Resize maps (N,h,w), float32. As in `draw.resize`, use area interpolation if both sides shrink, otherwise cubic."""
     height, width = maps.shape[-2:]
     compute = _compute_area_weights if rows <= height and columns <= width else _compute_cubic_weights
     return compute(height, rows, maps.device) @ (maps @ compute(width, columns, maps.device).T)
@@ -146,7 +146,7 @@ def overlay(
     signed: bool = False,
     outline: bool = False,
 ) -> Tensor:
-    """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), like `draw.overlay`, but on a device and without checks."""
+    """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), on a device. Like `draw.overlay`, but without checks."""
     y0, x0, rows, columns = region
     levels = stretch(heatmaps.float().clamp(0, 1), rows, columns).clamp_(0, 1)
     if signed:  # Like `draw.overlay`, resize each sign separately.

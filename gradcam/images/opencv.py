@@ -1,4 +1,4 @@
-"""Import OpenCV, or explain why it cannot be loaded, and which commands repair the installation."""
+"""Import OpenCV. If this fails, explain the cause, and which commands repair the installation."""
 
 from __future__ import annotations
 

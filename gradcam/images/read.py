@@ -214,12 +214,12 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
     """Return the values of an image with the bit depth of its file.
 
     `data` is a PIL image, or the content of the file if the caller has already read the file. Messages name the image
-    by `path`. Images of 8 bits or less become RGB, uint8 (H,W,3), even if they are grey. Deeper grey images are
+    by `path`. Colour and grey images of 8 bits or less become RGB, uint8 (H,W,3). Deeper grey images are
     (H,W): uint16 for unsigned values of 16 bits, float32 for floats, and int32 or uint32 for other integers. RGB images
     with 16 bits per channel, in PNG and TIFF files, become uint16 (H,W,3). Orientation, transparency and animations are
     handled as in `read_image`. Raises `ImageError` like `read_image`.
     """
-    # Read with Pillow. OpenCV would return a truncated image as if it were complete, and drop transparency.
+    # Do not read with OpenCV, which reports no error for truncated images, and ignores transparency.
     path = to_path(path)
     if isinstance(data, Image.Image):
         with translate_read_errors(path):
@@ -349,10 +349,10 @@ def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, array_bytes: int) 
     pillow_bytes = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     decoder_bytes = DECODER_BYTES.get(str(image.format), 0)
     if image.format in ("JPEG", "MPO") and "progression" in image.info:
-        decoder_bytes = 6  # The decoder holds the coefficients of all three colours.
+        decoder_bytes = 6  # For progressive files, the decoder stores all coefficients of three channels.
     is_file_in_memory = array_bytes == DEEP_COLOUR_BYTES or image.format in ("WEBP", "AVIF", "JPEG2000")
     extra_bytes = find_size(file) if is_file_in_memory else 0
-    if isinstance(image, TiffImagePlugin.TiffImageFile):  # A tile may be larger than the image.
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # Tiles may be larger than the image.
         sides = (image.tag_v2.get(side, 0) for side in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
         extra_bytes += 4 * math.prod(map(int, sides))
     check_memory(*image.size, pillow_bytes + max(decoder_bytes, array_bytes), extra_bytes)

@@ -112,7 +112,7 @@ def check_pixels(image: Any) -> Pixels:
 def select_maps(i: int | None, k: int | None, shape: tuple[int, ...], noun: str = "map") -> tuple[list[int], list[int]]:
     """Return the image indices that `i` selects and the map indices that `k` selects. None selects all.
 
-    `shape` is (N,K,...). Raises `ImageError` if there is no such image or map. `noun` is the message's word for a map.
+    `shape` is (N,K,...). Raises `ImageError` if there is no such image or map. In the message, maps are called `noun`.
     """
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):

@@ -112,7 +112,7 @@ def is_spread(model: nn.Module) -> bool:
 
 
 def find_input_device(model: nn.Module) -> torch.device:
-    """Return the device of the model's first tensor, except for offloaded weights, which are on the meta device."""
+    """Return the device of the model's first tensor. Skip offloaded weights, which are on the meta device."""
     devices = (tensor.device for tensor in _tensors(model))
     return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 

@@ -23,7 +23,7 @@ CALIBRATION_SIDE = 64  # side in pixels of the black and the white image of `cal
 TILT = 37.4 / 255
 TRIMMED_SHARE = 0.1  # fraction ignored at each end of a ramp, because resizing mixes padding into it
 # The outputs for the two ramps differ in image pixels (except on the diagonal), and are equal in padding. A row belongs
-# to the image if its number of different pixels exceeds this fraction of the largest number in any row. The same rule
+# to the image if its number of differing pixels exceeds this fraction of the largest number in any row. The same rule
 # applies to columns.
 MIN_VALID_SHARE = 0.2
 TOLERANCE_LEVELS = 2  # maximum mean deviation of a ramp from a straight line, in levels from 0 to 255

@@ -56,7 +56,7 @@ def _simplify(name: str) -> str:
 
 
 class FileLabels(list[str]):
-    """Class names with the path of the file that they were read from, for error messages."""
+    """Class names from a file, with the file's path for error messages."""
 
     def __init__(self, names: Sequence[str], path: str | os.PathLike[str]) -> None:
         super().__init__(names)

@@ -1,4 +1,4 @@
-"""Convert explanations to the contents of an interactive page: maps, names, and the code that selects each map."""
+"""Convert explanations to the contents of a page: maps, names, and the code that computes each map."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _survey(skeleton: Skeleton) -> Survey:
 
 
 def _try_places(skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
-    """Return the rows with measured `places`. Large models and models without guessed layouts are not measured."""
+    """Return rows with measured `places` (see `LayerRow`), for small models whose layouts are partly guessed."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
     is_volume = len(skeleton.size) > 2  # For volumes, the measurement takes minutes.
     if is_volume or count > MAX_PARAMETERS_TO_RUN or not any(row.cam and row.guessed for row in rows):

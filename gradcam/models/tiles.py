@@ -28,8 +28,8 @@ MAX_HEATMAP_PIXELS = 2**22  # Maps are far coarser, so more pixels would not add
 class Tiles:
     """Overlapping tiles of an image (H,W) or (H,W,C), each resized to the network's input size.
 
-    `side` is the length of a tile's longer side, in pixels of the image. The last tiles end at the image border. All
-    tiles are on one grid of cells; for this purpose, the image is stretched by less than `step` input pixels.
+    `side` is the length of a tile's longer side, in pixels of the image. The last tiles end at the image border. The
+    image is stretched by less than `step` input pixels. As a result, the cells of all tiles form one grid.
     """
 
     image: NDArray[Any]

@@ -239,7 +239,7 @@ class Difference:
     total: int
 
     def notes(self) -> Sequence[str]:
-        """Return a note on ignored tensors, except for counters."""
+        """Return a note on ignored tensors other than counters; an empty sequence if there are none."""
         names = [name for name in self.negligible if name.rpartition(".")[2] != COUNTER]
         if not names:
             return ()

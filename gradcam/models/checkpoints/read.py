@@ -25,7 +25,7 @@ from torch import Tensor
 from gradcam.errors import ModelError, join_names, shorten
 from gradcam.images.files import hash_file, open_file
 
-# Keys of averaged weights, which are preferred as in timm, because models with averages are evaluated with them.
+# Keys of averaged weights. Averages have priority, as in timm, because such models are evaluated with their averages.
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema", "ema_model")
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
 KNOWN_KEYS = AVERAGES + STATE_DICT_KEYS
@@ -34,7 +34,7 @@ MAX_KEY_DEPTH = 3
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 TENSOR_NAMES = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
-# Modules and functions that no checkpoint needs. A file that names one of these should not be opened with any tool.
+# Modules and functions that no checkpoint needs. No tool should open a file that names one of these.
 # `commands` and `__builtin__` are the names of `subprocess` and `builtins` in older protocols.
 DANGEROUS = re.compile(
     r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
@@ -104,8 +104,7 @@ class Checkpoint:
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read the weights in a safetensors or torch.save file, whatever its suffix, without executing code in it.
 
-    Raises `ModelError` if the file is missing, damaged or not a checkpoint, if it would run code, or if it has no
-    weights.
+    Raises `ModelError` if the file is missing, damaged or not a checkpoint, would run code, or has no weights.
     """
     path = Path(path)
     try:
@@ -285,7 +284,7 @@ def explain_refusal(path: Path) -> ModelError:
     """Return the error for a file that `torch.load(weights_only=True)` refused. Nothing in the file is executed."""
     try:
         content, names = _read_outline(path)
-    except Exception as error:  # A broken pickle can raise errors of any type.
+    except Exception as error:  # Broken pickles raise errors of any type.
         reason = " ".join(str(error).split()) or type(error).__name__
         return ModelError(f"{path}: is damaged, or not a checkpoint ({reason})")
     foreign = [name for name in names if not TENSOR_NAMES.fullmatch(name)]
@@ -410,7 +409,7 @@ def check_pickles(path: Path) -> None:
     """Check the pickles of a checkpoint against limits, without creating any object.
 
     A small pickle can define a huge object. For example, ten nested tuples, each with ten references to the previous
-    tuple, take a hundred bytes in a file, but have ten billion values when they are compared or printed. Raises
+    tuple, take a hundred bytes in a file, but a comparison or a print processes ten billion values. Raises
     `ModelError` if a limit is exceeded. For a damaged file, any exception may be raised.
     """
     try:

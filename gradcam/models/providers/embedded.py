@@ -139,7 +139,7 @@ FOLDED = [nn.Conv2d, nn.BatchNorm2d], [SamePaddedConv2d, nn.BatchNorm2d]
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return whether a module has hooks or a replaced `forward`. Folding would not call them."""
+    """Return whether a module has hooks or a replaced `forward`. Folding would skip hooks and `forward`."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 

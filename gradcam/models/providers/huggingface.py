@@ -52,7 +52,7 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
     """Load a hub model (OWNER/NAME) or a folder of `save_pretrained`, with its own weights or a checkpoint.
 
     Code that comes with a model is never run. If the head would keep random weights, `ModelError` is raised. If
-    `task` is None, the model is loaded for the task that it was saved for. `prompts` are for detectors that take text
+    `task` is None, the model is loaded for the task in its configuration. `prompts` are for detectors that take text
     prompts.
     """
     with _open_source(name) as (transformers, source, is_local, config):

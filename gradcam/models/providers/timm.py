@@ -168,7 +168,7 @@ def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> 
     """Build timm's model; convert any error to `ModelError`."""
     try:
         return timm.create_model(name, num_classes=classes, **options)
-    except Exception as error:  # Each of timm's sources raises errors of other types.
+    except Exception as error:  # timm raises errors of many types.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"timm cannot build {shorten(name)}: {reason}") from error
 
