@@ -16,12 +16,12 @@ from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch
 from gradcam.hooks.hooks import Hooks
 
-MODEL = "model"  # the key of the model itself in `Family.watched`
+MODEL = "model"  # key of the model in the result of `Family.watched`
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a watched module: its arguments and its output."""
+    """One call of a watched module: the arguments and the output."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -30,13 +30,13 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class ModelRun:
-    """One run of a model: its output, and the calls of each watched module in order of execution."""
+    """One run of a model: the model's output, and the calls of each watched module in order of execution."""
 
     output: Any
     calls: dict[str, list[ModuleCall]] = field(default_factory=dict)
 
     def last_output(self, name: str = MODEL) -> Any:
-        """Return the output of a watched module in its last call."""
+        """Return the output of the last call of a watched module."""
         if not self.calls[name]:
             problem = f"The target needs the output of submodule '{name}', but the model does not call this submodule"
             advice = "explain the submodule alone, or pass a function of the model's output as the target."
@@ -56,7 +56,7 @@ class RecordingModel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self._run = model, run
-        self._watched = dict(modules)  # in a dict, because attributes would be registered as submodules
+        self._watched = dict(modules)  # A dict, because nn.Module would register an attribute as a submodule.
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
         calls: dict[str, list[ModuleCall]] = {}
@@ -77,7 +77,7 @@ _THRESHOLDS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
-    """Set the class names of a model, without changing the module."""
+    """Store class names for a model, outside the module."""
     _NAMES[model] = labels
 
 
@@ -194,7 +194,7 @@ def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidate
 
 
 class LocalGradient(NamedTuple):
-    """The gradient of one score with respect to a tensor (N,C,H,W), which is zero outside a small window.
+    """The gradient of one score at a tensor (N,C,H,W). Outside a small window, the gradient is zero.
 
     `image` and `score` are the indices of the image and of the score. `values` (C,h,w) is the gradient in the window.
     The window starts at row `top` and column `left`.
@@ -215,7 +215,7 @@ class DetectorAdapter(Family):
 
     @cached_property
     def threshold(self) -> float:
-        """Return the minimum score of detections, for models that do not apply a threshold themselves."""
+        """Return the minimum score of detections. Only adapters of models without their own threshold use it."""
         return _THRESHOLDS.get(self.model, self.default_threshold)
 
     def set_threshold(self, threshold: float) -> None:
@@ -234,8 +234,8 @@ class DetectorAdapter(Family):
     ) -> list[list[LocalGradient]] | None:
         """Return the local gradients of the detections' scores or box edges, as one list per input (N,C,H,W).
 
-        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If only autograd can
-        compute the gradients, the result is None.
+        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If there is no
+        shortcut, the result is None, and the caller has to differentiate with autograd.
         """
         return None
 
@@ -346,9 +346,9 @@ class PoseAdapter(Family):
     temperature: ClassVar[float] = 1.0
 
     def to_confidence(self, peak: float) -> float | None:
-        """Return the confidence in a keypoint from its heatmap's maximum; None if the maximum is not in [0, 1]."""
+        """Return a keypoint's confidence, given its heatmap's maximum; by default, None outside [0,1]."""
         return peak if 0 <= peak <= 1 else None
 
     @abstractmethod
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
-        """Return each image's heatmaps, with the regions that the heatmaps cover and the scores of the regions."""
+        """Return each image's heatmaps, the regions covered by the heatmaps, and the scores of the regions."""

@@ -1,4 +1,4 @@
-"""Captioning models: encoder-decoder models, and language models that read image patches as tokens."""
+"""Adapters for captioning models: encoder-decoder models, and language models with image patches as tokens."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Blip(GenerativeCaptioner):
         return arguments | {self.ids_name: prompt} | ({} if mask is None else {"attention_mask": mask[:, :-1]})
 
     def find_options(self) -> Sequence[str]:
-        return [name for name in super().find_options() if name != "use_cache"]  # BLIP's forward has no such option.
+        return [name for name in super().find_options() if name != "use_cache"]  # BLIP's forward has no `use_cache`.
 
 
 class Git(GenerativeCaptioner):

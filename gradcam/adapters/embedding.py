@@ -1,4 +1,4 @@
-"""Models that embed images as vectors, and two-tower models that also embed sentences."""
+"""Adapters for models that embed images as vectors, and for two-tower models, which also embed sentences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradcam.hooks import pytorch
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.preserve import preserve_state
 
-IMAGE_TOWER, HEAD = "pictures", "head"  # names of watched modules, in addition to `MODEL`
+IMAGE_TOWER, HEAD = "pictures", "head"  # keys of watched modules, in addition to `MODEL`
 # Output fields that may contain the embedding. The first field with a value is used.
 VECTOR_FIELDS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "feature_maps")
 # A parameter is a class token if its name ends in one of these names.
@@ -133,7 +133,7 @@ class TwoTowers(Embedder):
 
     @property
     def projection(self) -> nn.Module:
-        """Return the module whose output is, or contains, the image embeddings."""
+        """Return the module that outputs the image embeddings, alone or with other values."""
         return self.tower
 
     @abstractmethod
@@ -150,7 +150,7 @@ class TwoTowers(Embedder):
 
     @property
     def max_text_tokens(self) -> int | None:
-        """Return the maximum length of a sentence in tokens; None if it is unknown."""
+        """Return the maximum length of a sentence in tokens; None if the maximum is unknown."""
         return None
 
     @property
@@ -250,7 +250,7 @@ class HuggingFaceTowers(TwoTowers):
     def max_text_tokens(self) -> int | None:
         for name, module in self.model.get_submodule("text_model").named_modules():
             if "position" in name and isinstance(module, nn.Embedding):
-                # In RoBERTa, positions start after the padding index, so the first embeddings are not used.
+                # RoBERTa's positions start after the padding index, so the first position embeddings are unused.
                 return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return None
 

@@ -1,4 +1,4 @@
-"""Detectors of transformers. All return a box and logits per query. Detectors compute scores in different ways."""
+"""Adapters for the detectors of transformers. All return boxes and logits per query, but scores differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradcam.adapters.tokenizers import load_tokenizer, tokenize
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 
-SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?", where Grounding DINO splits its text
+SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?" separate Grounding DINO's phrases.
 # The backbone is the module whose name ends in one of these names. Earlier names have priority.
 BACKBONE_NAMES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")
 
@@ -58,7 +58,7 @@ DECODING_RULES = (
     DecodingRule("Yolos", "softmax", "queries", blocks=("vit.encoder.layer", "layernorm_before")),
     DecodingRule("ConditionalDetr|DeformableDetr|DabDetr|LwDetr", max_pairs=100),
     DecodingRule("RfDetr"),
-    DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # The anchors also cover the padding.
+    DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # boxes relative to the padded image
     DecodingRule("OwlViT|Owlv2", "sigmoid", "queries", None, 0.1, True, False, OWL_BLOCKS),
     DecodingRule("(MM)?GroundingDino", "phrases", "queries", None, 0.25, True),
 )

@@ -1,4 +1,4 @@
-"""Segmentation models of transformers, which return class scores per pixel, or masks with class probabilities."""
+"""Adapters for segmenters of transformers, which return scores per pixel, or masks with class probabilities."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SemanticSegmenter(TransformersSegmenter, GenericSegmenter):
 
 
 class DepthEstimator(SemanticSegmenter):
-    """A model `...ForDepthEstimation`. It has no classes, so the target must be a function of the output."""
+    """A model `...ForDepthEstimation`. There are no classes, so the target must be a function of the output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         advice = "pass a function of the output as the target, --target FILE.py:FUNCTION (target= in Python)"
@@ -69,7 +69,7 @@ def find_block(model: Any, index: int) -> str:
     """Return the name of the transformer block at an index."""
     lists = [(name, len(module)) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     names = [name for name, length in lists if length == model.config.num_hidden_layers]
-    # In a hybrid model, the embeddings contain another module list, with convolutions.
+    # In hybrid models, the embeddings contain a second module list, of convolutions.
     return f"{next(name for name in names if 'embeddings' not in name)}.{index}"
 
 
@@ -84,7 +84,7 @@ FIND_LAST_STAGE: dict[str, Callable[[Any], str]] = {
     "mobilenet_v2": lambda model: name_last_module(model, "mobilenet_v2.layer"),
     "mobilevit": lambda model: name_last_module(model, "mobilevit.encoder.layer"),
     "mobilevitv2": lambda model: name_last_module(model, "mobilevitv2.encoder.layer"),
-    "clipseg": lambda model: name_last_module(model, "decoder.layers"),  # CLIPSeg runs CLIP without gradients.
+    "clipseg": lambda model: name_last_module(model, "decoder.layers"),  # CLIP itself runs without gradients.
 }
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
-MAX_DISTANCE = 1e-3  # relative to the output's norm; a larger difference means that the pool is of another type
-IS_EQUAL = "computes what `pool_by_attention` does"  # the key under which the comparison is cached
+MAX_DISTANCE = 1e-3  # relative to the output's norm. A larger distance means another kind of pool.
+IS_EQUAL = "computes what `pool_by_attention` does"  # key of the cached comparison
 
 
 def find_pool(tower: nn.Module) -> nn.Module | None:
@@ -79,4 +79,4 @@ def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        vars(pool).pop("forward", None)  # Another thread may have removed `forward`.
+        vars(pool).pop("forward", None)  # `forward` may be missing, if another thread removed it.

@@ -1,4 +1,4 @@
-"""Models that predict each keypoint by a heatmap, over the whole image or over each detected person's box."""
+"""Adapters for models that predict a heatmap per keypoint, over the whole image or over each person's box."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SAVE = "save the tokenizer in the model's folder with tokenizer.save_pretrained(
 
 @functools.lru_cache(maxsize=4)
 def load_tokenizer(folder: str, error: type[GradcamError] = TargetError, advice: str = SAVE) -> Any:
-    """Load Hugging Face's tokenizer from a folder. Raise `error` with the advice if there is none.
+    """Load Hugging Face's tokenizer from a folder. Raise `error` with the advice if there is no tokenizer.
 
     `folder` is "" for a model that was not loaded from a folder.
     """

@@ -1,4 +1,4 @@
-"""torchvision's region-based detectors (Faster R-CNN and others) and anchor-based detectors (RetinaNet and others)."""
+"""Adapters for torchvision's region-based (Faster R-CNN, ...) and anchor-based (RetinaNet, ...) detectors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gradcam.hooks.pytorch import is_passthrough
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"
 CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys in the heads' outputs
-SAME_ORDER_ULPS = 8  # tolerance, in units in the last place, for scores recomputed with the same order of operations
-OTHER_ORDER_ULPS = 1024  # tolerance, in units in the last place, for scores recomputed with another order of operations
+SAME_ORDER_ULPS = 8  # tolerance in ULPs (units in the last place) for scores recomputed in the same order
+OTHER_ORDER_ULPS = 1024  # tolerance in ULPs for scores recomputed in another order of operations
 TF32_TOLERANCE = 2.0**-8  # relative tolerance if the GPU may round factors to TF32
-MAX_BOX_DISTANCE = 1e-2  # in pixels, between the boxes of a detection and its candidate
+MAX_BOX_DISTANCE = 1e-2  # between the boxes of a detection and its candidate, in pixels
 
 
 class ImageCandidates(NamedTuple):
@@ -287,7 +287,7 @@ class AnchorDetector(TorchvisionDetector):
 
 
 def _is_local(layer: nn.Module) -> bool:
-    """Return whether a layer is a convolution that keeps the grid's size, or works on each cell separately."""
+    """Return whether a layer works on each cell separately, or is a convolution that keeps the grid's size."""
     if not isinstance(layer, nn.Conv2d):
         return isinstance(layer, (nn.ReLU, nn.BatchNorm2d))
     (height, width), ones = layer.kernel_size, (1, 1)
@@ -311,7 +311,7 @@ def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -
 
 
 def _cut_window(levels: Sequence[Tensor], level_number: int, image: int, *ranges: tuple[int, int]) -> Crop:
-    """Cut rows and columns (start, end) from a level. The crop stays within the level, and has at least one cell."""
+    """Cut a crop from a pyramid level: rows and columns (start, end), clipped to the level; at least one cell."""
     level = levels[level_number]
     limits = [(start, end, length) for (start, end), length in zip(ranges, level.shape[2:])]
     (y0, y1), (x0, x1) = ((min(max(start, 0), length - 1), min(end, length)) for start, end, length in limits)
@@ -335,6 +335,6 @@ def _select_labels(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _to_original_image(boxes: Tensor, candidates: ImageCandidates) -> Tensor:
-    """Convert boxes from the resized to the original image, clipped to the image."""
+    """Convert boxes from the resized to the original image, and clip the boxes to the image."""
     boxes = operations.clip_boxes_to_image(boxes, candidates.resized_size)
     return resize_boxes(boxes, candidates.resized_size, candidates.original_size)

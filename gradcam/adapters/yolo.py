@@ -106,8 +106,8 @@ class YoloDetector(DetectorAdapter):
     def _decode(self, output: Any) -> tuple[Tensor, Tensor]:
         """Decode boxes (N,M,4) and scores (N,M,C) from the output of one branch of the head.
 
-        The output has logits and distances. Each distance is from the centre of the box's cell to one side of the box,
-        in cells.
+        The output has logits and distances. Distances are from the centre of a cell to the sides of the cell's box,
+        in units of cells.
         """
         head = self.head
         if isinstance(output, Mapping):
@@ -223,7 +223,7 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
     except ImportError as error:
         advice = "pip install ultralytics, if its licence (AGPL-3.0) suits you."
         raise ModelError(f"yolo:{path} needs ultralytics, which is not installed ({error}): {advice}") from error
-    if not Path(path).is_file():  # ultralytics would try to download a file of that name.
+    if not Path(path).is_file():  # ultralytics would try to download a missing file.
         raise ModelError(f"There is no file {path}. Pass an ultralytics checkpoint, such as yolo:best.pt.")
     try:
         model = ultralytics.YOLO(str(path)).model

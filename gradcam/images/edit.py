@@ -37,7 +37,7 @@ class Edit:
 
 
 def parse_edit(text: str) -> Edit:
-    """Parse the text of an edit. Raises `GradcamError` if the text is not an edit."""
+    """Parse the text of an edit, such as "mean:10,10,60,60". Raises `GradcamError` for other texts."""
     kind, *fields = text.split(":")
     try:
         if len(fields) == 1:

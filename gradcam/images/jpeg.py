@@ -26,7 +26,7 @@ SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 class JpegHeader:
     """The header of a JPEG file.
 
-    `height` and `width` describe the stored image, before its EXIF orientation `turn` is applied.
+    `height` and `width` are those of the stored image. `turn` is the EXIF orientation, which is not applied yet.
     """
 
     height: int

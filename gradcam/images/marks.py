@@ -333,8 +333,8 @@ def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
     contours, _ = cv2.findContours(shape, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     if not contours:
         return
-    # At the image's border, move the contour inwards, so that its dark line stays inside the image. Remove the corners
-    # that are too small to be visible, because OpenCV draws the line at each corner separately.
+    # At the image's border, move the contour inwards, so that its dark line stays inside the image. Remove corners that
+    # are too small to be visible, to save time: OpenCV draws a line between each pair of corners.
     margin, size = pen.width // 2, np.array(mask.shape[::-1])
     lowest, highest = np.minimum(margin, size // 2), np.maximum(size - 1 - margin, size // 2)
     simplified = [cv2.approxPolyDP(np.clip(line, lowest, highest).astype(np.int32), 0.5, True) for line in contours]

@@ -121,7 +121,7 @@ def _compute_area_weights(length: int, size: int, device: torch.device) -> Tenso
 
 
 def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
-    """Resize maps (N,h,w), float32. As in `draw.resize`, use area interpolation if both sides shrink, otherwise cubic."""
+    """Resize maps (N,h,w), float32. As in `draw.resize`, use area interpolation if both sides shrink, else cubic."""
     height, width = maps.shape[-2:]
     compute = _compute_area_weights if rows <= height and columns <= width else _compute_cubic_weights
     return compute(height, rows, maps.device) @ (maps @ compute(width, columns, maps.device).T)

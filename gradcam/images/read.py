@@ -33,7 +33,7 @@ class OpenFile(Protocol):
 
 Pixels = NDArray[np.uint8]
 Region = tuple[int, int, int, int]  # (top, left, height, width)
-FileContent = bytes | Image.Image  # the content of an image that is not read from a path
+FileContent = bytes | Image.Image  # content of an image that is not a path
 ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"]
 IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
 
@@ -205,7 +205,7 @@ def _read_open(file: Any) -> bytes:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if hasattr(data, "close"):
-        data.close()  # Closing an unawaited coroutine prevents a warning.
+        data.close()  # An unawaited coroutine would cause a warning.
         raise ImageError("has an asynchronous read(): pass the underlying file, such as upload.file, or its bytes")
     raise ImageError('is not open in binary mode: open it with "rb"')
 
@@ -288,7 +288,7 @@ def open_content(path: Path, data: bytes | None) -> BinaryIO:
 
 @contextlib.contextmanager
 def translate_read_errors(path: Path | str) -> Iterator[None]:
-    """Turn any error in reading an image into an `ImageError` of one line that names the file."""
+    """Convert all errors of the block to an `ImageError`, with a message of one line that names the file."""
     try:
         yield
     except tuple(READ_FAILURES) as error:

@@ -57,7 +57,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
 
 @contextlib.contextmanager
 def translate_write_errors(path: Path) -> Iterator[None]:
-    """Turn an error in writing a file into an `ImageError` that names the file."""
+    """Convert an error of the block to an `ImageError` that names the file."""
     try:
         yield
     except (OSError, ImageError) as error:
@@ -127,8 +127,8 @@ def write_arrays(
 ) -> None:
     """Write all tensors (N,K,...) and words to ``.npz``, or one map of the first tensor to ``.npy``.
 
-    `i` and `k` select an image and its k-th map; None selects all. Raises `ImageError` if several maps are selected for
-    ``.npy``, if there is no such map, or if the file cannot be written.
+    `i` selects the image, and `k` selects its map; None selects all. Raises `ImageError` if several maps are selected
+    for ``.npy``, if there is no such map, or if the file cannot be written.
     """
     path = to_path(path)
     arrays = {name: to_numpy(tensor) for name, tensor in tensors.items() if tensor is not None}

@@ -32,7 +32,7 @@ from gradcam.models.tiles import Explanations, Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
 from gradcam.targets.classes import ClassTarget, to_class_target
 
-Pass = tuple[Sequence[str | nn.Module], Plan]  # the target layers of one forward pass, and their plan
+Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers of one forward pass, and the plan for them
 
 ImageInput = ImageLike | Reading | Prepared
 Images = ImageInput | Sequence[ImageInput]
@@ -119,7 +119,7 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the model, or the device of its input if the model is spread over several devices."""
+        """Return the model's device; for a model that is spread over several devices, the device of its input."""
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:

@@ -25,7 +25,7 @@ def find_device(name: str) -> torch.device:
     offers = "choose auto, cpu, cuda, cuda:N or mps."
     if not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", str(name)):
         raise ModelError(f"There is no device {name!r}: {offers}")
-    try:  # Each build of PyTorch raises a different error for a device that it does not support.
+    try:  # For an unsupported device, the type of the error depends on the build of PyTorch.
         device = torch.device(name)
         torch.empty(1, dtype=torch.float32, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:

@@ -89,7 +89,7 @@ def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> t
         return model, {"pixel_values": images, "interpolate_pos_encoding": True}
     is_timm = callable(getattr(unwrapped, "set_input_size", None))
     if not is_timm and type(unwrapped).__module__ != "torchvision.models.vision_transformer":
-        return model, images  # convolutional networks take any size
+        return model, images  # Convolutional networks take any size.
     tensors = [*unwrapped.parameters(), *unwrapped.buffers()]
     key = (*size, *((tensor.data_ptr(), tensor._version, tensor.dtype, tensor.device) for tensor in tensors))
     copies = _resized_copies.setdefault(unwrapped, {})
@@ -100,7 +100,7 @@ def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> t
         resized: Any = copy.deepcopy(unwrapped, shared)
         if is_timm:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # timm warns that resizing is slow
+                warnings.simplefilter("ignore")  # timm warns that resizing is slow.
                 resized.set_input_size(img_size=size)
         else:
             _resize_torchvision(resized, size)

@@ -31,7 +31,7 @@ SNAP_PIXELS = 0.05  # An edge within this distance of a pixel boundary is moved 
 
 # The `region`, `window` and `scales` of a `Piece` along one axis: (start, length), (start, length), scale.
 Extents = tuple[tuple[int, int], tuple[float, float], float]
-Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to pieces (P,C,h,w)
+Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to tensors (P,C,h,w)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def calibrate(process: Process) -> tuple[float, float]:
 
 
 def measure(process: Process, height: int, width: int, black: float, contrast: float) -> list[Piece]:
-    """Return the geometry of each tensor that the processor returns for an image of this size.
+    """Return a `Piece` for each tensor that the processor returns for an image of this size.
 
     `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, one from top to bottom and
     one from left to right. Pixels with equal outputs are padding. Raises `ImageError` if an output is not a ramp.

@@ -31,7 +31,7 @@ class ScoreModel(nn.Module):
     All instances were detected in one image, and are scored in every image. Cosines are mapped from [-1,1] to [0,1].
     """
 
-    makes_scores = True  # `find_output_module` then knows that this class computes the scores
+    makes_scores = True  # for `find_output_module`: this class computes the scores
 
     def __init__(self, bound: BoundTarget, target: Any, *, are_cosines: bool) -> None:
         super().__init__()

@@ -86,7 +86,7 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
 
 
 def check_labels(labels: Any) -> list[str]:
-    """Validate class names, or read class names from a file's path; raise `ModelError` for anything else."""
+    """Validate class names, or read them from the file at a path; raise `ModelError` for other values."""
     if isinstance(labels, (str, os.PathLike)):
         return read_labels(labels)
     if not isinstance(labels, (list, tuple)) or not labels or not all(isinstance(label, str) for label in labels):

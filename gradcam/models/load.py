@@ -39,7 +39,7 @@ from gradcam.targets.heads import ends_in_features, find_output_module
 
 CLIP_METHODS = ("encode_image", "encode_text")  # methods in the interface of OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
-OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # transformers classes for other tasks
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of transformers for other tasks
 OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models with other maps
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # in MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
@@ -64,7 +64,7 @@ def load_classifier(
 ) -> Classifier:
     """Load a classifier with its preprocessing and its labels, to explain images from files.
 
-    Without arguments, this loads the small ImageNet classifier that is included in the package and needs no download.
+    The default is the small ImageNet classifier that is included in the package, and needs no download.
     The classifier's `notes` list the assumptions about the model.
 
     Parameters
@@ -517,7 +517,7 @@ def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | N
 
 
 def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options) -> tuple[Preprocess, Sequence[str]]:
-    """Return a task model's preprocessing, and notes. By default, the model sees the whole image."""
+    """Return preprocessing and notes. By default, detectors, segmenters and pose models see the whole image."""
     adjustment, default, notes = options.edits, parts.preprocess, list[str]()
     is_default = (parts.is_assumed or parts.is_of_part) and task in ("detection", "segmentation", "pose")
     if is_default and isinstance(default, Preprocessing):

@@ -38,7 +38,7 @@ CLASS_LIMIT_NOTE = "This page has heatmaps of {some} of {total} predicted classe
 REFERENCE_NOTE = "This page does not show the heatmap on the reference image. To write both heatmaps, use gradcam run."
 MAX_DEFAULT_LAYERS = 4
 DEFAULT_TOP_CLASSES = 50  # default number of classes, if the page does not contain all classes
-MAX_MAP_CELLS = 2**18  # limit for the maps of all classes, per method and layer: one byte per cell
+MAX_MAP_CELLS = 2**18  # for the maps of all classes, per method and layer; a cell takes one byte
 
 
 @accept_old_parameters

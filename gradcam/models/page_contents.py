@@ -118,7 +118,7 @@ def _to_name(instance: Instance) -> str:
 
 
 def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
-    """Return the arguments of `gradcam run` and the Python code that select an instance, or (None, None)."""
+    """Return the arguments of `gradcam run`, and the Python code, that select an instance; or (None, None)."""
     number, index, kind = instance.number, instance.index, instance.kind
     options: list[tuple[str, Any]]
     arguments: list[Any]

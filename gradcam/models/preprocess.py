@@ -187,7 +187,7 @@ def check_form(values: Any) -> NDArray[Any]:
 
 
 def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Convert values to a network's number of channels: (H,W,channels), or (H,W) if all channels are equal."""
+    """Convert values to the number of channels: (H,W,channels), or (H,W) if all channels would be equal."""
     count = 1 if values.ndim == 2 else values.shape[2]
     if count == 1 and channels in (1, 3):
         return values.reshape(values.shape[:2])
@@ -218,7 +218,7 @@ def _split(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 # The usual preprocessing of ImageNet models, for models whose preprocessing is unknown.
 ASSUMED = Preprocessing((224, 224), 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
-# For one channel, the mean and the standard deviation are averaged over the three channels.
+# For one channel, the mean and the standard deviation are the averages of the three channels' values.
 ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
 
 

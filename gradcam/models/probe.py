@@ -118,7 +118,7 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
         raise ModelError(f"{problem}. For other models, use gradcam.explain() with a function as target=.") from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))
-    # If the model returns both logits and probabilities, compare them to find the activation.
+    # If the model returns logits and probabilities, a comparison of the two tensors shows the activation.
     related = {find_activation(values, logits) for values in list_tensors(output) if values.is_floating_point()}
     activation = activation or next((name for name in ("softmax", "sigmoid") if name in related), None)
     if activation is None and are_probabilities(logits):
@@ -127,7 +127,7 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
 
 
 def run(model: nn.Module, images: Tensor) -> Any:
-    """Return the model's output, with its autograd graph if possible; raise `ModelError` if the forward pass fails."""
+    """Return the model's output, if possible with an autograd graph; raise `ModelError` if the model fails."""
     # Try with autograd first. Some models run only without autograd.
     with contextlib.suppress(Exception), preserve_state(unwrap(model)), torch.enable_grad():
         return model(images.detach().requires_grad_().clone())

@@ -389,7 +389,7 @@ class ImageExplanation(ImageResult, Explanation):
     def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "image") -> Page:
         """Make an interactive page of image i and its heatmaps, for any browser, without a server.
 
-        The page has the heatmaps of this explanation; `gradcam.page` makes a page with all classes.
+        The page contains only the heatmaps of this explanation. `gradcam.page` makes a page with all classes.
 
         Parameters
         ----------
@@ -527,7 +527,7 @@ class ImageAttribution(ImageResult, Attribution):
     def draw(self, i: int = 0, k: int = 0) -> Pixels:
         """Draw the k-th attribution of image i, in colour on grey.
 
-        The attribution covers the pixels that the model saw. All other pixels are grey, which means zero.
+        The attribution covers the pixels that the model saw. All other pixels are grey, the colour of zero.
 
         Parameters
         ----------

@@ -374,8 +374,8 @@ class Matcher(TaskModel):
 class Captioner(TaskModel):
     """An image captioning model, with its preprocessing.
 
-    `gradcam.load_model` returns one. A target is a `targets.Token`, or the numbers of the words. None explains all words
-    of the caption that the model generates.
+    `gradcam.load_model` returns one. A target is a `targets.Token`, or indices of words in the generated caption. None
+    explains all words of the generated caption.
 
     Examples
     --------
@@ -412,7 +412,7 @@ class Captioner(TaskModel):
 class PoseFinder(TaskModel):
     """A pose estimation (keypoint) model, with its preprocessing.
 
-    `gradcam.load_model` returns one. A target is a `targets.Keypoint`, or the numbers of keypoints. None means the first
+    `gradcam.load_model` returns one. A target is a `targets.Keypoint`, or indices of keypoints. None means the first
     keypoint.
 
     Examples

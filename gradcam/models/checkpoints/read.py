@@ -130,9 +130,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
-        # On broken files, readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error and more.
+        # On broken files, readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error and other types.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        if "magic number" in reason:  # a pickle that torch.save did not write
+        if "magic number" in reason:  # torch.save did not write this pickle.
             raise explain_refusal(path) from None
         raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
     return _choose(path, content)

@@ -1,4 +1,4 @@
-"""Shared code of providers: parts and blueprints of models, downloads, and recognition of official files."""
+"""Define parts and blueprints of models; download official weights, and recognise files with these weights."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _SkipNormalSampling(TorchFunctionMode):
 @functools.cache
 def _register_parameter_hook() -> None:
     """Register the hook for the life of the process. Its removal would disturb threads that are building models."""
-    # PyTorch's annotation omits the result of the hook.
+    # The cast is needed because PyTorch's annotation says that hooks return None.
     register_module_parameter_registration_hook(cast("Callable[..., None]", _move_to_meta))
 
 

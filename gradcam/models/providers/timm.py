@@ -127,7 +127,7 @@ def _list_tagged(timm: Any, name: str) -> list[str]:
 
 
 def _find_weights(timm: Any, name: str) -> dict[str, Any]:
-    """Return the options for timm to load or download weights; raise `ModelError` if neither is possible."""
+    """Return timm's options to load or download weights; raise `ModelError` if there are no weights."""
     if name.startswith(SOURCES):
         return {"pretrained": True}
     config = timm.get_pretrained_cfg(name)
