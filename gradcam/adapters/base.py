@@ -215,7 +215,7 @@ class DetectorAdapter(Family):
 
     @cached_property
     def threshold(self) -> float:
-        """Return the minimum score of detections. Only adapters of models without their own threshold use it."""
+        """Return the minimum score of detections. Only adapters of models without a threshold use this property."""
         return _THRESHOLDS.get(self.model, self.default_threshold)
 
     def set_threshold(self, threshold: float) -> None:

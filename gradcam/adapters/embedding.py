@@ -166,7 +166,7 @@ class TwoTowers(Embedder):
         return {IMAGE_TOWER: self.projection}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return a wrapper that runs the image tower alone. If the towers are a submodule, the full model is run."""
+        """Return a wrapper that runs the image tower alone. If the towers are in a submodule, run the full model."""
         return RecordingModel(model, self.watched()) if self.prefix else RecordingModel(model, {}, self.encode_images)
 
     def narrow(self, batch: Batch) -> Batch:
@@ -309,7 +309,7 @@ class CustomTowers(TwoTowers):
 
     @property
     def own_layer(self) -> str | None:
-        if self.takes_mean and self.tower is not self.model:  # The mean of this layer's tokens is the embedding.
+        if self.takes_mean and self.tower is not self.model:  # The model averages the tokens of this layer.
             return "visual.transformer" if getattr(self.tower, "final_ln_after_pool", False) else "visual.ln_post"
         pool: Any = find_pool(self.tower)
         is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)

@@ -108,7 +108,7 @@ def overlay(
 
 
 def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
-    """Warn if a heatmap is distorted on the whole image: the model may have seen only a part of the image."""
+    """Warn if stretching distorts a heatmap, because the model may have seen only a part of the image."""
     if len(shape) != 2 or not all(shape) or shape == (height, width):
         return
     aspect = (shape[1] / shape[0]) / (width / height)

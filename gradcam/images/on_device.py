@@ -146,7 +146,7 @@ def overlay(
     signed: bool = False,
     outline: bool = False,
 ) -> Tensor:
-    """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), on a device. Like `draw.overlay`, but without checks."""
+    """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), on a device, as `draw.overlay` does, but without checks."""
     y0, x0, rows, columns = region
     levels = stretch(heatmaps.float().clamp(0, 1), rows, columns).clamp_(0, 1)
     if signed:  # Like `draw.overlay`, resize each sign separately.

@@ -428,7 +428,7 @@ def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> 
 
 
 def _warn_of_assumptions(notes: Sequence[str]) -> None:
-    """Warn of assumptions about a model that the user passed as an object. For names, the notes are printed."""
+    """Warn of assumptions about a model object. For models loaded by name, the command line prints the notes."""
     for note in notes:
         if note.startswith("Assumed"):
             warn(note)

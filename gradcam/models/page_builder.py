@@ -55,7 +55,7 @@ def page(
 ) -> Page:
     """Make an interactive page of an image: heatmaps of every class, in one HTML file that needs no server.
 
-    The heatmaps are signed if the method supports that. With Grad-CAM and HiResCAM, the page covers all classes. Their
+    The heatmaps are signed if the method supports signed evidence. With Grad-CAM and HiResCAM, the page covers all classes. Their
     heatmaps are computed together, from the derivatives of the network after the layer. This computation takes one
     additional pass, and a partial pass per cell or channel of the layer. With other methods, or if the derivatives
     cannot be computed, the page covers the `top` most probable classes.
@@ -129,7 +129,7 @@ class _PageBuilder:
         self.first_explanation: ImageExplanation
 
     def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
-        """Return explanations by (layer, method). Each method's evidence is signed if the method supports this."""
+        """Return explanations by (layer, method), with signed evidence for methods that support signed evidence."""
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for signed in (True, False):
             group = [method for method in methods if method.is_signed == signed]

@@ -73,7 +73,10 @@ def plan(name: str) -> Blueprint:
 
 
 def _measure_paddings(convolution: nn.Conv2d, x: Tensor) -> list[int]:
-    """Return TensorFlow's "SAME" padding (left, right, top, bottom). If a sum is odd, right or bottom is larger."""
+    """Return TensorFlow's "SAME" padding (left, right, top, bottom).
+
+    If the total padding of an axis is odd, the extra pixel is at the right or bottom.
+    """
     paddings: list[int] = []
     for size, kernel, stride in zip(x.shape[:-3:-1], convolution.kernel_size[::-1], convolution.stride[::-1]):
         total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
