@@ -198,7 +198,7 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
 
 @contextlib.contextmanager
 def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
-    """Yield transformers with logging silenced, a model's source, whether its files are local, and its configuration."""
+    """Yield transformers with logging silenced, a model's source, whether this is local, and its configuration."""
     transformers = base.import_extra("transformers", "hf")
     name, is_local = _find_source(transformers, name)
     logging = transformers.utils.logging
