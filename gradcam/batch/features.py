@@ -71,7 +71,7 @@ class Extractor:
         return {name: self._pool(name, tensor, images) for name, tensor in outputs.items()} if self.pools else outputs
 
     def _pool(self, name: str, tensor: Tensor, images: Tensor) -> Tensor:
-        """Return the mean over all positions, (N,C). Tokens outside the grid, such as class tokens, do not count."""
+        """Return the mean over all positions, (N,C). Tokens outside the grid, such as class tokens, are left out."""
         if tensor.ndim <= 2 or tensor[0].numel() == max(tensor.shape[1:]):
             return tensor.flatten(1) if tensor.ndim > 2 else tensor
         model = unwrap(self.classifier.model)

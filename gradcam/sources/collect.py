@@ -33,14 +33,14 @@ class InputCollector:
     """
 
     roots: Roots
-    visited: set[str]  # folders on disks and in stores that must not be listed (again)
+    visited: set[str]  # The folders, on disks and in stores, that must not be listed (again).
     list_members: Callable[[str], Members] = list_archive
     items: dict[object, InputImage] = field(default_factory=dict)
     left_out: int = 0
     _sources: list[Source] = field(default_factory=list)
-    _resolved: dict[str, str] = field(default_factory=dict)  # maps folders to their paths without links
+    _resolved: dict[str, str] = field(default_factory=dict)  # Maps folders to their paths without links.
     _archives: set[str] = field(default_factory=set)
-    _buckets: set[str] = field(default_factory=set)  # buckets that passed `Store.check`
+    _buckets: set[str] = field(default_factory=set)  # The buckets that passed `Store.check`.
 
     def add(self, source: Source) -> None:
         self._sources.append(source)

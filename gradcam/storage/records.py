@@ -55,9 +55,9 @@ class Explained:
 
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
     `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
-    the sentence, and `against` lists the sentences to contrast it with. `like` is the reference image. If the map is on
-    the reference image, `on` is "reference". `word` is the number of a word in the caption. `keypoint` is the number of
-    a keypoint, `point` is its position, and `axis` is the coordinate to explain.
+    the sentence, and `against` lists the sentences to contrast with `text`. `like` is the reference image. If the map
+    is on the reference image, `on` is "reference". `word` is the number of a word in the caption. `keypoint` is the
+    number of a keypoint, `point` is its position, and `axis` is the coordinate to explain.
     """
 
     index: int | None
