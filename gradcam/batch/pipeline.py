@@ -61,8 +61,9 @@ def compute_items(
     An image's results depend slightly on the other images of its batch. Batches are therefore cut at fixed positions,
     even if not all images are needed. `workers` threads read images and run `finish`. If `finish` raises an exception,
     the generator ends. When the generator ends, all threads end. If `audit` is True, the SHA-256 of each input is
-    computed. `pixels`, if given, processes all images of a batch together on the model's device. If the generator ends
-    early, `on_leftover` receives each finished output that was not yielded, and the output that was yielded last.
+    computed. If `pixels` is given, this object processes all images of a batch together on the model's device. If the
+    generator ends early, `on_leftover` receives each finished output that was not yielded, and the output that was
+    yielded last.
 
     If an object store does not answer, its images are read again after all other images. If the store still does not
     answer, these images fail. If a list `unanswered` is given, the images are not read again. Instead, the batches of
