@@ -18,7 +18,7 @@ is_glob = glob.has_magic  # Returns whether a text contains `*`, `?` or `[`.
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The listed folder, or a folder inside the listed folder.
+    """A folder with its files: the listed folder, or a folder inside the listed folder.
 
     `name` is the path relative to the listed folder, and ends with "/". For the listed folder itself, `name` is empty.
     `path` contains no links. `files` are the names of the files in the folder.

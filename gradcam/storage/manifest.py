@@ -162,7 +162,7 @@ def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     positions, start = [], 0
-    unranked: dict[str, tuple[int, int, int]] = {}  # maps each file to the line of an image that is not in `order`
+    unranked: dict[str, tuple[int, int, int]] = {}  # Maps each file of an image not in `order` to the image's line.
     with open_file(path) as file:
         for line in file:
             position = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))

@@ -128,9 +128,9 @@ class Record:
     `note` is a remark on how the image was read or is displayed. `size` is (height, width). `region` is the part of the
     image that the network saw, as (top, left, height, width) in pixels. The maps cover the same region. If the model's
     own preprocessing was used, `fit` is None. Otherwise `fit` is "whole", or "tiles:224" for windows of 224 pixels.
-    `sha256` is the hash of the image file, if the hash was requested. If the files are in an archive, `tar` is the name
-    of the archive, and file names have the form `tar/member`. `page` is the HTML page with all maps. `edits` lists the
-    parts that `gradcam run --edit` removed from the image.
+    `sha256` is the hash of the image file, if the hash was requested. If the files are in a tar archive, `tar` is the
+    name of the archive, and file names have the form `tar/member`. `page` is the HTML page with all maps. `edits` lists
+    the parts that `gradcam run --edit` removed from the image.
     """
 
     image: str

@@ -95,7 +95,7 @@ SMALL_NETWORKS = {"ResNet-18": Network(torchvision.models.resnet18, "layer4")}
 
 
 def build_model(network: str, device: str) -> nn.Module:
-    """Build the network in evaluation mode. Its parameters require gradients, as PyTorch's default is."""
+    """Build the network in evaluation mode. Its parameters require gradients, which is the default."""
     torch.manual_seed(SEED)
     model = (NETWORKS | TRANSFORMERS | SMALL_NETWORKS)[network].build().eval().to(device)
     head = next(module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear))

@@ -45,7 +45,7 @@ def tabulate_detection(device: str, settings: Settings) -> Table:
                 report_progress("detection", device, name, f"{side} px", f"batch {batch}")
                 seconds = time_detector(name, side, batch, device, settings)
                 cells = [format_spread(np.divide(seconds[OURS], seconds[BARE]))]
-                absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # "-": no recipe
+                absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # A dash means no recipe.
                 peers = (seconds.get(peer) for peer in (EIGEN_CAM, ABLATION_CAM))
                 cells += [
                     absent if peer_seconds is None else format_peer(peer_seconds, seconds[BARE])

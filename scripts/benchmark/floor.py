@@ -15,8 +15,8 @@ from benchmark.pictures import QUALITY
 def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: int, cores: int) -> dict[str, float]:
     """Run each stage alone over all files, and return the CPU seconds of each stage in all threads.
 
-    All stages use one thread per core. Two cores can be two threads of one physical core, and are then slower
-    together, so each stage is measured with all cores busy.
+    If two cores are threads of one physical core, each core is slower while the other core is busy. All stages
+    therefore use one thread per core.
     """
     from gradcam.batch.pool import one_opencv_thread
 

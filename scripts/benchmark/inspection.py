@@ -21,7 +21,7 @@ from benchmark.tables import Table, format_spread
 
 NETWORK, FEATURES, LAYER = "ResNet-18", "ResNet-50", "layer2"
 TRAINING_STEP = "training step"
-RECORD_INTERVAL = 10  # One of this number of steps is recorded.
+RECORD_INTERVAL = 10  # One step in this number of steps is recorded.
 
 Attach = Callable[[nn.Module, list[str]], AbstractContextManager[object]]
 

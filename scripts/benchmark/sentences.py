@@ -72,7 +72,7 @@ def tabulate_sentences(device: str, settings: Settings) -> Table:
         for batch, rounds in settings.rounds.items():
             report_progress("sentences", device, name, f"batch {batch}")
             method, seconds = time_tower(name, batch, rounds, device, settings)
-            absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # "-": no recipe
+            absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # A dash means no recipe.
             peer = format_spread(np.divide(seconds[PEER], seconds[BARE])) if PEER in seconds else absent
             bare = f"{1000 * float(np.median(seconds[BARE])):.0f} ms"
             ours = f"{format_spread(np.divide(seconds[OURS], seconds[BARE]))}, {method}"
