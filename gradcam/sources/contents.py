@@ -18,7 +18,7 @@ from gradcam.images.files import NotAFileError, open_file
 from gradcam.images.read import check_memory
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # A zip member's signature, and the lengths of its name and its extra fields.
-HEADER_BYTES = LOCAL_HEADER.size + 400  # A zip member's data rarely begin after more bytes than this.
+HEADER_BYTES = LOCAL_HEADER.size + 400  # The local header with all its fields is rarely longer.
 
 ERROR_REASONS: dict[type[Exception], str] = dict.fromkeys((FileNotFoundError, NotADirectoryError), "does not exist")
 ERROR_REASONS |= {IsADirectoryError: "is not a file", MemoryError: "does not fit into memory"}

@@ -146,7 +146,7 @@ class EventListener:
 def run(
     explain: Callable[..., Iterator[Any]], listener: EventListener, source: Path, batch: int
 ) -> tuple[float, float]:
-    """Explain all images. Return the times when the first image could be explained, and when the last image was done."""
+    """Explain all images. Return the time when explaining could begin, and the time when the last image was done."""
     from gradcam.batch.engine import BatchWork
     from gradcam.batch.image_results import ExplainRequest
     from gradcam.batch.result_names import OutputOptions
