@@ -138,7 +138,7 @@ class _Spool:
 
 
 class FeatureFile:
-    """Writes the features of many images to one .npz or .safetensors file. Use it as a context manager.
+    """Writes the features of many images to one .npz or .safetensors file. This object is a context manager.
 
     Features are collected in temporary files, because the features of all images may not fit into memory. The final
     file gets its name after it is complete.

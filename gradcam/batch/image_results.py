@@ -100,7 +100,7 @@ class ExplainRequest(Plan):
 
 
 def count_scores(target: Any) -> int | None:
-    """Return the target's number of scores per image, or None if it depends on the image or on a custom function."""
+    """Return the target's number of scores per image, or None if an image or a custom function decides."""
     if isinstance(target, ClassTarget):
         return target.top if target.classes is None else len(target.classes[0])
     if isinstance(target, Like):

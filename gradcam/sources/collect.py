@@ -152,7 +152,8 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Input
     Lists are ``.txt``, ``.csv`` and ``.tsv`` files, or "-" for standard input. Braces in the name of a tar stand for
     the shards of a WebDataset. Images are in the order of the inputs. The images of a folder or a glob are sorted by
     name. If several inputs contain the same image, it is listed once. In folders, archives and globs, files without an
-    image suffix are left out and counted. Any other file that is given by name counts as an image, whatever its suffix.
+    image suffix are left out and counted. Any other file that is given by name counts as an image, even without an
+    image suffix.
 
     Names are relative to the deepest common folder of the inputs. If inputs are in several buckets, or in a store and
     on a disk, a name in a store begins with the bucket's name. A name on the disk then begins with the folder's name.

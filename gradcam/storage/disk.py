@@ -102,7 +102,7 @@ class LineFile:
         """Append a line, which must include its line end. If this raises `OSError`, the file is unchanged."""
         try:
             remaining = memoryview(line)
-            while remaining:  # If the disk is nearly full, one write may store only part of the line.
+            while remaining:  # If the disk is nearly full, a write may store only part of the line.
                 remaining = remaining[self._file.write(remaining) or 0 :]
             self._end += len(line)
         except BaseException:  # KeyboardInterrupt must not leave part of a line either.

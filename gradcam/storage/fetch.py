@@ -117,7 +117,7 @@ class RangeFile(io.RawIOBase):
                 self._data_start, offset = self._position, 0
             piece = self._data[offset : offset + missing]
             if not piece:
-                break  # The object has become shorter since it was listed.
+                break  # The object has become shorter after the listing.
             pieces.append(piece)
             self._position += len(piece)
             missing -= len(piece)

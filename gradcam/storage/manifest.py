@@ -35,7 +35,7 @@ def encode_event(event: str, details: Mapping[str, Any]) -> bytes:
 
 
 class LogWriter:
-    """A log file of events. Several threads may append to it."""
+    """A log file of events. Several threads may append events."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineFile(path)
