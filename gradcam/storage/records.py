@@ -25,7 +25,7 @@ OPTIONAL_KEYS = (
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels of the image
 Point = tuple[float, float]  # (x, y), in pixels of the image
-# (left, top, right, bottom, score) of a region of the heatmap, in pixels of the image; right and bottom are exclusive
+# A region's box and score: (left, top, right, bottom, score), in pixels of the image. Right and bottom are exclusive.
 ScoredBox = tuple[float, float, float, float, float]
 
 
