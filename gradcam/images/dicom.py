@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
     """Return the first frame of a DICOM file, as float32 (H,W) in [0,1] or RGB uint8 (H,W,3), and a note or None.
 
-    The note says that the file has more frames, or no usable window. `data` is the file's content, if the caller has
-    already read the file. Grey values are rescaled by the modality's slope and intercept, or by its LUT. Then the VOI
-    LUT is applied if there is one, and otherwise the first window (PS3.3 C.11.2). If a file has neither a VOI LUT nor
-    a window, the full range of its values maps to [0,1]. White is 1, also in MONOCHROME1.
+    The note reports further frames, or a missing or unusable window. `data` is the file's content, if the caller has
+    already read the file. Grey values are first rescaled by the modality's slope and intercept, or by the modality
+    LUT. Then the VOI LUT is applied or, if there is none, the first window (PS3.3 C.11.2). If a file has neither a VOI
+    LUT nor a window, the full range of its values is mapped to [0,1]. White is 1, also in MONOCHROME1.
 
     Raises `ImageError`, which names the file, if the image is incomplete or unreadable, or if pydicom or a plugin is
     missing.
@@ -66,7 +66,7 @@ def _open(file: BinaryIO) -> Dataset:
 
 
 def _check_unpacked_size(file: BinaryIO) -> None:
-    """Raise `ImageError` if the unpacked file needs too much memory, because pydicom unpacks the whole file."""
+    """Raise `ImageError` if the unpacked file needs too much memory. pydicom always unpacks the whole file."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 

@@ -22,6 +22,7 @@ from gradcam.images.draw import join_rows, overlay, scale_to_height
 from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
+from gradcam.models.explanation_regions import ExplanationRegions
 from gradcam.models.labels import name_class
 from gradcam.models.page_contents import find_probability, show_explanation
 from gradcam.options import keep_old_names
@@ -49,7 +50,7 @@ class ImageResult(_SharedFields):
     """A result with its images: class names, probabilities, captions and drawing.
 
     `regions` are the pixels of each image that the model saw. `notes` are remarks on how each image is displayed. `fit`
-    says which part of the images the model saw; None for the default preprocessing. `model` is the model's name.
+    names the part of the images that the model saw; None means the default preprocessing. `model` is the model's name.
     """
 
     images: Sequence[Pixels] = field(repr=False)
@@ -193,11 +194,11 @@ class ImageResult(_SharedFields):
         instance = self.instance(i, k)
         value = None if instance is None else instance.score
         if instance is None:
-            # If the output has several heads, this fails, because the result does not record which head was explained.
+            # For an output with several heads, there is no probability: the explained head was not recorded.
             with contextlib.suppress(GradcamError):
                 value = self.probability(i, k)
         suffix = ""
-        if value is not None:  # show probabilities in percent, and cosines and regression values as they are
+        if value is not None:  # Show probabilities in percent, but not other values.
             is_cosine = instance is not None and find_probability(instance) is None
             is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
             suffix = f", {value:.4g}" if is_cosine or is_value else f", {100 * value:.0f} %"
@@ -216,7 +217,7 @@ class ImageResult(_SharedFields):
         Returns
         -------
         ImageExplanation or ImageAttribution
-            A copy with N = 1, including the model's output.
+            A copy with N = 1. The copy's `output` is also for image i alone.
         """
         per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes")}
         fields: dict[str, Any] = {name: values[i : i + 1] for name, values in per_image.items()}
@@ -225,7 +226,7 @@ class ImageResult(_SharedFields):
         return replace(self, **(fields | self._take_instances(i)))
 
     def _take_instances(self, i: int) -> dict[str, Any]:
-        """Return the fields of image i that only results of task models have."""
+        """Return the fields of image i that exist only in results of task models."""
         return {}
 
     def cpu(self) -> Self:
@@ -272,7 +273,7 @@ def _to_figure(pixels: Pixels, height: int, caption: str) -> str:
 
 @keep_old_names
 @dataclass(frozen=True, eq=False)
-class ImageExplanation(ImageResult, Explanation):
+class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     """An `Explanation` with its images, and with the region of each image that the model saw.
 
     It has the fields of `Explanation`. A notebook displays it automatically.
@@ -389,7 +390,7 @@ class ImageExplanation(ImageResult, Explanation):
     def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "image") -> Page:
         """Make an interactive page of image i and its heatmaps, for any browser, without a server.
 
-        The page has the heatmaps of this explanation; `gradcam.page` makes a page with all classes.
+        The page contains only the heatmaps of this explanation. `gradcam.page` makes a page with all classes.
 
         Parameters
         ----------
@@ -398,7 +399,7 @@ class ImageExplanation(ImageResult, Explanation):
         i : int, default 0
             The image, counted from 0.
         name : str, default "image"
-            The title of the image: its file name, if the copied command is to find the file.
+            The title of the image. Pass the file name, so that the command on the page can find the file.
 
         Returns
         -------
@@ -437,7 +438,7 @@ class ImageExplanation(ImageResult, Explanation):
             return fields
         instances = self.instances[i]
         fields["instances"] = [instances]
-        for name in ("maps", "scores", "classes"):  # remove the padding of images with fewer instances
+        for name in ("maps", "scores", "classes"):  # Images with fewer instances are padded. Remove the padding.
             values = getattr(self, name)
             fields[name] = None if values is None else values[i : i + 1, : len(instances)]
         fields["heatmaps"] = self.heatmaps[i][None, : len(instances)]
@@ -448,7 +449,7 @@ class ImageExplanation(ImageResult, Explanation):
         return fields
 
     def laid_on_pictures(self) -> Self:
-        """Return a copy whose instances are in pixels of the images, rather than of the model's input.
+        """Return a copy whose instances are in pixels of the images instead of the model's input.
 
         Returns
         -------
@@ -468,7 +469,7 @@ class ImageExplanation(ImageResult, Explanation):
 
 
 def to_mark(instance: Instance) -> Mark:
-    """Return the mark that draws an instance."""
+    """Return a mark, to draw an instance on an image."""
     number, score = "" if instance.number is None else f"{instance.number} ", find_probability(instance)
     name = f"{number}{instance.name}" + ("" if score is None else f" {100 * score:.0f} %")
     text = name if instance.kind in ("box", "missed", "keypoint", "mask") else ""
@@ -527,7 +528,7 @@ class ImageAttribution(ImageResult, Attribution):
     def draw(self, i: int = 0, k: int = 0) -> Pixels:
         """Draw the k-th attribution of image i, in colour on grey.
 
-        The attribution covers the pixels that the model saw. All other pixels are grey, which means zero.
+        The attribution covers the pixels that the model saw. All other pixels are grey, the colour of zero.
 
         Parameters
         ----------
