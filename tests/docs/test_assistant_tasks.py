@@ -41,7 +41,7 @@ MISTAKES = {
     "16_ci_gate": ("--fail-on undecided", "--fail-on failed", "exit status is 0"),
     "17_move_and_compare": (" - output[:, 0]", "", "differs"),
     "18_small_gpu": ("batch_size=3", "batch_size=4", "4 images at a time"),
-    "19_box_from_heatmap": ("max(statistics[1:]", "min(statistics[1:]", "IoU"),
+    "19_box_from_heatmap": ("threshold=0.5", "threshold=0.9", "IoU"),
     "20_paper_figure": (" {probabilities[k]:.0%}", "", "does not contain"),
 }
 

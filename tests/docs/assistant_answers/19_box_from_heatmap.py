@@ -1,15 +1,12 @@
-import cv2
-import numpy as np
-
 import gradcam
 
 
 def find_box(model, image, target, region):
-    heatmap = gradcam.explain(model, image[None], "features", target=target).heatmaps[0, 0].numpy()
-    if heatmap.max() == 0:
+    heatmap = gradcam.explain(model, image[None], "features", target=target).heatmaps[0, 0]
+    boxes = gradcam.find_boxes(heatmap, threshold=0.5)
+    if not boxes:
         return None
     top, left, height, width = region
-    heatmap = cv2.resize(heatmap, (width, height), interpolation=cv2.INTER_LINEAR)
-    _, _, statistics, _ = cv2.connectedComponentsWithStats((heatmap >= heatmap.max() / 2).astype(np.uint8))
-    x, y, width, height, _ = max(statistics[1:], key=lambda row: row[4])
-    return left + x, top + y, left + x + width, top + y + height
+    across, down = width / heatmap.shape[1], height / heatmap.shape[0]
+    box = boxes[0]
+    return (left + box.left * across, top + box.top * down, left + box.right * across, top + box.bottom * down)
