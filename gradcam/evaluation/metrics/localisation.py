@@ -176,8 +176,10 @@ def corloc(heatmaps: Any, boxes: Sequence[Any]) -> CorLoc:
     >>> heatmaps = torch.zeros(2, 8, 8)
     >>> heatmaps[:, 2:6, 2:6] = 0.5
     >>> heatmaps[:, 2, 2] = 1  # above half of the maximum, the box is a single pixel
-    >>> corloc(heatmaps, [[[2, 2, 6, 6]], [[0, 0, 3, 3]]]).hits
-    tensor([1., 0.])
+    >>> corloc(heatmaps, [[[2, 2, 6, 6]], [[2, 2, 6, 5]]]).hits  # each image uses the threshold that fits the other
+    tensor([1., 1.])
+    >>> corloc(heatmaps, [[[2, 2, 6, 6]], [[2, 2, 3, 3]]]).hits  # here, this threshold is wrong for both
+    tensor([0., 0.])
 
     References
     ----------
