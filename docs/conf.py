@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
+from docutils import nodes
 from sphinx_gallery.scrapers import figure_rst
 
 import gradcam
 from gradcam.cli._commands import format_examples
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))  # the gallery has models of drawn pictures, which are in `tests`
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # the gallery's models of drawn images are in `tests`
 PICTURES = {".png", ".jpg", ".webp"}
 
 project = "gradcam"
@@ -25,6 +27,7 @@ smartquotes = False  # --option is not –option
 
 extensions = [
     "myst_parser",
+    "page_images",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -39,8 +42,11 @@ default_role = "py:obj"  # `explain` is a link in docstrings
 nitpicky = False
 suppress_warnings = ["config.cache"]  # the gallery's functions cannot be pickled
 
-myst_enable_extensions = ["colon_fence", "attrs_block"]
+myst_enable_extensions = ["colon_fence", "attrs_block", "substitution"]
+myst_substitutions = {"version": gradcam.__version__}
+myst_fence_as_directive = ["math"]  # GitHub draws these blocks, too
 myst_heading_anchors = 3
+html_math_renderer = "mathml"
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 
@@ -135,7 +141,16 @@ def add_examples(app: Any, context: Any, lines: list[str]) -> None:
     lines += ["", ".. code-block:: text", "", *(f" {line}" for line in format_examples(context)[2:]), ""]
 
 
+def write_math(writer: Any, node: Any) -> None:
+    """Write an equation as MathML, which browsers draw without a script from the network."""
+    writer.body.append(
+        latex2mathml.converter.convert(node.astext(), display="block" if node.tagname == "math_block" else "inline")
+    )
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", inline_renderers=(write_math, None), block_renderers=(write_math, None))
     app.connect("sphinx-click-process-description", show_as_typed)
     app.connect("sphinx-click-process-description", add_examples)
     app.connect("sphinx-click-process-epilog", show_as_typed)

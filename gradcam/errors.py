@@ -290,4 +290,4 @@ def describe_failure(name: str, error: BaseException) -> str:
 def describe_unexpected(error: BaseException) -> str:
     """Return a message for an unexpected error: its type, its text, and how to print the traceback."""
     reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-    return f"{escape_controls(reason)} (GRADCAM_TRACEBACK=1 shows where)"
+    return f"{escape_controls(reason)} (for the traceback, set GRADCAM_TRACEBACK=1)"

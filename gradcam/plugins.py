@@ -142,7 +142,7 @@ def import_object(name: str) -> Any:
             names = [name for name, member in vars(module).items() if callable(member) and not name.startswith("__")]
             local_names = [name for name in names if getattr(vars(module)[name], "__module__", None) == module.__name__]
             suggestions = find_similar_names(attribute, names) or local_names
-            hint = f" Nearest: {join_names(suggestions[:5])}." if suggestions else " It has no functions."
+            hint = f" Nearest: {join_names(suggestions[:5])}." if suggestions else " The module has no functions."
             raise ModelError(f"There is no {shorten(attribute)} in {location}.{hint}")
         value = getattr(value, part)
     return value

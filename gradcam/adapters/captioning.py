@@ -110,9 +110,9 @@ class GenerativeCaptioner(CaptionerAdapter):
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         """Return the model's arguments by name. Add required arguments that the caller did not pass."""
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
-            expected = f"a dict of its arguments by name, such as {PICTURES} and input_ids"
-            problem = f"{len(batch.args)} arguments were passed without a name."
-            raise TargetError(f"{type(self.model).__name__} takes only the images, or {expected}: {problem}")
+            expected = f"a dict of all arguments by name, such as {PICTURES} and input_ids"
+            problem = f"{len(batch.args)} argument(s) were passed to {type(self.model).__name__} without a name"
+            raise TargetError(f"{problem}: pass only the images, or {expected}.")
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
     def begin_text(self, batch: Batch) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         count = self.model.get_input_embeddings().weight.shape[0]
         if unknown := [token for token in tokens if not 0 <= token < count]:
             problem = f"Token {unknown[0]} is not in the vocabulary of this {type(self.model).__name__}"
-            raise TargetError(f"{problem}: it has {count} tokens, 0 to {count - 1}.")
+            raise TargetError(f"{problem}: the vocabulary has {count} tokens, 0 to {count - 1}.")
 
 
 class EncoderDecoder(GenerativeCaptioner):

@@ -44,9 +44,9 @@ class DepthEstimator(SemanticSegmenter):
     """A model `...ForDepthEstimation`. It has no classes, so the target must be a function of the output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
-        advice = "pass a function of its output, --target FILE.py:FUNCTION (target= in Python)"
+        advice = "pass a function of the output as the target, --target FILE.py:FUNCTION (target= in Python)"
         problem = f"{type(self.model).__name__} returns a depth per pixel, and no classes"
-        raise TargetError(f"{problem}: {advice}, such as the mean of predicted_depth in a region.")
+        raise TargetError(f"{problem}: {advice}. Example: the mean of predicted_depth in a region.")
 
 
 def name_last_module(model: Any, name: str) -> str:

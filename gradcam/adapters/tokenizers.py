@@ -10,7 +10,7 @@ from typing import Any
 from gradcam.errors import GradcamError, TargetError, shorten
 
 MAX_WORDS_IN_MESSAGE = 4  # If a sentence is too long, the message quotes up to this many of the last words that fit.
-SAVE = "save it in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
+SAVE = "save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
 
 @functools.lru_cache(maxsize=4)

@@ -114,7 +114,7 @@ class Attribution:
         if check_suffix(path) not in ARRAY_SUFFIXES:
             raise ImageError(
                 f"{path}: this attribution has no image to draw on. Use gradcam.write_image({os.fspath(path)!r}, "
-                "gradcam.attributions.draw_attribution(attribution.values[0, 0])), or save it as .npz"
+                "gradcam.attributions.draw_attribution(attribution.values[0, 0])), or save the attribution as .npz"
             )
         tensors = {name: getattr(self, name) for name in ("values", "classes", "scores", "gaps")}
         write_arrays(path, tensors, {"method": self.method, "layer": self.layer}, i, k)

@@ -105,7 +105,7 @@ def explain_to_run(
                 if limit and max_failures is not None and failures > max_failures and remaining:
                     times = "1 failure" if failures == 1 else f"{failures} failures"
                     share = f" ({max_failures} of {len(work.items)} images)" if limit.is_share else ""
-                    advice = "A resumed run retries the failed images, and does not count them again."
+                    advice = "A resumed run retries the failed images, and does not count their failures again."
                     problem = f"Stopped after {times}: --max-failures is {limit}{share}"
                     raise TooManyFailuresError(f"{problem}. Use --resume to continue. {advice}")
     except BaseException as error:

@@ -149,7 +149,7 @@ def read_item(
             fetched = HashedItem(item, digest)
             reading = _read_with_item_name(item.name, path, classifier.reader)
             if _read_file_state(path)[0] != state_before:
-                raise ImageError("changed while it was read: try again when it is complete")
+                raise ImageError("changed while it was read: try again when the file is complete")
             prepared = classifier.prepare(reading)
         if upload is not None:
             prepared = replace(prepared, image=upload(prepared.image))

@@ -206,7 +206,7 @@ class DefaultLayerSearch:
             raise BlindLayerError(BLIND)
         misplaced = next(iter(problems))
         if all("does not depend" in problem for problem in problems.values()):
-            raise LayerError(f"{problems[misplaced]} No other layer that was tested responds in the right place.")
+            raise LayerError(f"{problems[misplaced]} No other tested layer responds where the image changes.")
         default = DefaultLayer(misplaced, is_recorded=default.is_recorded, is_misplaced=True)
         return default, try_layer(default)
 

@@ -147,7 +147,8 @@ class Explanation:
             raise ImageError(
                 f"{path}: this explanation has no image to draw on. Explain the image file: "
                 f"gradcam.load_classifier(model).explain('photo.jpg').save({os.fspath(path)!r}). Or draw one heatmap: "
-                "gradcam.overlay(image, explanation.heatmaps[0, 0], region=(top, left, height, width)). Or save it as .npz."
+                "gradcam.overlay(image, explanation.heatmaps[0, 0], region=(top, left, height, width)). Or save the "
+                "explanation as .npz."
             )
         tensors = {name: getattr(self, name) for name in ("maps", "heatmaps", "classes", "scores")}
         write_arrays(path, tensors, {name: getattr(self, name) for name in ("layer", "method", "evidence")}, i, k)
@@ -361,7 +362,7 @@ def execute_plan(
     if plan.needs_layers and not layers and bound.layer is None:
         positive, reshape = all(method.assumes_positive for method in plan.methods), plan.options["reshape"]
         if callable(reshape):
-            raise LayerError("A reshape function fits the tensor of one layer: name this layer.")
+            raise LayerError("A reshape function fits the tensor of one layer: also pass the name of this layer.")
         from gradcam.cam.default_layer import DefaultLayerSearch
 
         search = DefaultLayerSearch(model, bound, facts, reshape, positive)

@@ -95,6 +95,6 @@ def _suggest_reshape(shape: tuple[int, ...], batch: Batch) -> str:
     layout = min(list_token_layouts(tokens, grids), key=lambda layout: (layout.prefix, layout.grid), default=None)
     example = f", such as reshape={layout.grid}" if layout else ""
     return (
-        f"pass the grid of its {tokens} tokens, reshape=({cells}){example} (up to {MAX_PREFIX_OF_GIVEN_GRID} extra tokens "
-        f"may precede the grid), or {function}."
+        f"pass the grid of its {tokens} tokens, reshape=({cells}){example}, or {function}. Up to "
+        f"{MAX_PREFIX_OF_GIVEN_GRID} extra tokens may precede the grid."
     )

@@ -36,17 +36,17 @@ BRANCH_NOTE = (
     "Name another layer, or fuse the heatmaps of several layers."
 )
 RUN_NOTE = (
-    "The default layer '{}' is one of several runs: only part of the image's information reaches the score through this "
-    "run. Name another run or layer. Fuse the heatmaps of several runs only if none of them sees a mirrored or shifted "
-    "image."
+    "The default layer '{}' is one of several runs of a module: only part of the image's information reaches the score "
+    "through this run. Name another run or layer. Fuse the heatmaps of several runs only if no run sees a mirrored or "
+    "shifted image."
 )
 EARLY_NOTE = (
     "Layer '{}' comes before all attention blocks, so this heatmap shows little of what the model computes. No later layer "
-    "has a grid that reaches the score. If a later layer has an ambiguous grid, name this layer, and pass reshape=."
+    "has a grid that reaches the score. If a later layer has an ambiguous grid, name that layer, and pass reshape=."
 )
 OUTPUT_NOTE = (
-    "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, with "
-    "reshape=."
+    "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, and pass its "
+    "grid with reshape=."
 )
 # A layer counts as a patch embedding if no attention, and at most this share of the operations with weights, comes
 # before the end of the layer.

@@ -88,7 +88,7 @@ def main() -> NoReturn:
     except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
         _discard_output()
         sys.exit(1)
-    except OSError as error:  # The errors of images have already been reported.
+    except OSError as error:  # Errors of single images are reported earlier.
         if error.filename is not None:
             _show(error, f"{error.filename}: cannot be used ({error.strerror}).")
         else:
@@ -111,7 +111,7 @@ def _discard_output() -> None:
 
 
 def _colour() -> bool | None:
-    """Return False if the environment forbids colours (no-color.org), else None, which lets click decide."""
+    """Return False if the environment forbids colours (no-color.org). Otherwise, return None, and click decides."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 

@@ -23,7 +23,7 @@ from gradcam.options import LAYOUTS, MAX_MAGNITUDE
 if TYPE_CHECKING:
     from gradcam.storage.store import Store
 
-# The sections of the long help, and their options. All other options are listed first, in the section "Options".
+# This table maps each section of the long help to its options. All other options are in the first section, "Options".
 SECTIONS = {
     "Target": (
         *("--task", "--box", "--edge", "--missed", "--threshold", "--mask", "--text", "--like"),
@@ -49,8 +49,8 @@ SECTIONS = {
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FIRST_SECTION = "Options"
 COLUMN = 24  # width of the option column in help, in characters
-MAX_DEFAULT = 40  # characters; longer default values are only in the long help
-MAX_ALIGNED = 60  # characters; defaults after longer texts are not aligned
+MAX_DEFAULT = 40  # in characters; the short help omits longer default values
+MAX_ALIGNED = 60  # in characters; if a help text is longer, its default value is not aligned
 SETTINGS = {
     "help_option_names": ["--help"],  # `add_short_help` adds -h, the short help.
     "max_content_width": 110,
@@ -64,7 +64,7 @@ def to_numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
-        raise GradcamError(f"{text!r} is neither a number nor a list of numbers with commas between them.") from None
+        raise GradcamError(f"{text!r} is neither a number nor a list of numbers, such as 0.5,0.5,0.5.") from None
 
 
 def to_integer(text: str, *, minimum: int, maximum: int) -> int:
@@ -77,7 +77,7 @@ def to_integer(text: str, *, minimum: int, maximum: int) -> int:
 
 
 def to_real(text: str, *, minimum: float, maximum: float, above: bool) -> float:
-    """Return the number. Raise `GradcamError` if it is not in the range. `above` excludes the minimum itself."""
+    """Return the number. Raise `GradcamError` if the number is out of range. `above` excludes the minimum itself."""
     try:
         number = float(text)
     except ValueError:
@@ -100,7 +100,7 @@ def to_size(text: str) -> int | tuple[int, ...]:
 
 
 def to_folder(text: str) -> Path | Store:
-    """Return the path of a local folder, or the store of a URL. Raise `GradcamError` if a URL lacks a slash."""
+    """Return the path of a local folder, or the store of a URL. Raise `GradcamError` for a URL such as "s3:/bucket"."""
     from gradcam.storage.store import EXTRAS_BY_PROTOCOL, parse_location
 
     scheme, colon, remainder = text.partition(":/")
@@ -161,14 +161,14 @@ def to_mask(text: str) -> tuple[float, ...] | Path:
 
 
 def to_sentence(text: str) -> str:
-    """Return the sentence. Raise `GradcamError` if it is empty."""
+    """Return the sentence. Raise `GradcamError` if the sentence is empty."""
     if not text.strip():
         raise GradcamError("The sentence is empty: describe what to look for.")
     return text
 
 
 def store_verbose(context: click.Context, _: click.Parameter, is_verbose: bool) -> None:
-    """Store `--verbose` for `show_version`, which runs after this callback, because `--verbose` is eager."""
+    """Store `--verbose` for `show_version`. This callback runs first, because `--verbose` is eager."""
     context.meta["verbose"] = is_verbose
 
 
@@ -190,7 +190,7 @@ def show_version(context: click.Context, _: click.Parameter, is_requested: bool)
 
 
 def format_examples(context: click.Context) -> list[str]:
-    """Return the lines of the section with examples. The list is empty for commands of plug-ins."""
+    """Return the lines of the section "Examples", or an empty list for commands of plug-ins."""
     from gradcam.cli._help import EXAMPLES
 
     rows = [line.split("  # ") for line in EXAMPLES.get(_to_name(context), ())]
@@ -267,7 +267,7 @@ def add_short_help(command: click.Command) -> None:
 
 
 class Command(click.Command):
-    """A command with a short help (-h) and a long help (--help), which shows its options in sections.
+    """A command with a short help (-h) and a long help (--help). The long help has a section for each kind of option.
 
     `main_options` are listed in the first section, because they have a special meaning in this command.
     """

@@ -1,4 +1,4 @@
-"""Complete names in the shell. This module must not import torch, because the import takes seconds."""
+"""Complete names when the user presses Tab. This module must not import torch, because the import takes seconds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-TORCHVISION_FOLDERS = (".", "detection", "segmentation")  # in torchvision.models
-MODEL_PREFIXES = ("timm:", "hf:", "open_clip:", "smp:", "yolo:")  # prefixes of model names of other libraries
+TORCHVISION_FOLDERS = (".", "detection", "segmentation")  # folders of torchvision.models
+MODEL_PREFIXES = ("timm:", "hf:", "open_clip:", "smp:", "yolo:")  # Model names of other libraries have a prefix.
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -30,7 +30,7 @@ def complete(find: Callable[[click.Context], Iterable[str]]) -> Complete:
 def list_models(context: click.Context) -> list[str]:
     """List the embedded model, the torchvision models and the prefixes of other model names.
 
-    Torchvision's source files are searched for model names, because importing them would import torch.
+    The function searches torchvision's source files for model names, because importing torchvision would import torch.
     """
     package = importlib.util.find_spec("torchvision")
     folders = (package.submodule_search_locations or []) if package else []
@@ -61,7 +61,7 @@ def list_layers(context: click.Context) -> list[str]:
 
 
 def list_classes(context: click.Context) -> list[str]:
-    """List the labels of the embedded model or of a .txt file. Underscores replace spaces, which need quotes."""
+    """List the labels of the embedded model or of a .txt file. Spaces become underscores, to avoid quotes."""
     labels, model = context.params.get("labels"), context.params.get("model")
     if labels is None and model not in (None, _embedded("*.safetensors").stem):
         return []

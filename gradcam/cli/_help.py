@@ -5,7 +5,7 @@ Every example is run by tests/cli/test_help.py.
 
 from __future__ import annotations
 
-# The example command lines of each command. A comment follows the `#` in each line.
+# This table maps each command to its examples. In each line, the text after `#` explains the example.
 EXAMPLES = {
     "": (
         "gradcam run photo.jpg  # see where the model looks",
@@ -107,7 +107,7 @@ EXAMPLES = {
 
 MODEL = "--model --weights --labels --layer"
 PRINTING = "--output --json --quiet"
-# The options in the short help of these commands. The short help of other commands lists all options.
+# The short help of these commands lists only these options. The short help of all other commands lists every option.
 OPTIONS = {
     "run": f"{MODEL} --method --class --top-k --box --mask --text --caption --fit --device {PRINTING}",
     "page": f"{MODEL} --method --class --top --check --device --output --overwrite --resume --quiet",

@@ -1,4 +1,4 @@
-"""Turn settings into a job, and a job into results: load the model, check all options, then explain the images."""
+"""Load the model, check all options, explain the images one after another, and write the results."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ Value = TypeVar("Value")
 
 MAX_SUGGESTED_FILES = 1000  # number of files to compare with a misspelt name
 
-ChooseMethods = Callable[["Classifier"], Sequence[Method]]  # returns the default methods for a model
+ChooseMethods = Callable[["Classifier"], Sequence[Method]]  # a function that returns the default methods for a model
 
 
-# The fields of an image's JSON record, and a function that returns the text to print.
+# A result has two parts: the fields of the image's JSON record, and a function that returns the text to print.
 ImageResult = tuple[dict[str, Any], Callable[[], str]]
 
 
@@ -63,7 +63,7 @@ def process_images(
     model: str,
     empty: dict[str, Any],
 ) -> int:
-    """Process and print each image, and return the exit status. `empty` are the fields of failed images."""
+    """Process each image, print its result, and return the exit status. `empty` has the fields for failed images."""
     status = 0
     for attempt in map(Attempt, images):
         result: ImageResult = (empty, str)
@@ -93,7 +93,7 @@ def _replace_non_finite(value: Any) -> Any:
 def print_outcome(
     error: str | None, to_json: Callable[[], str], to_lines: Callable[[], str], output: OutputMode
 ) -> None:
-    """Print the error if there is one, and the JSON record or the text, as `output` requests."""
+    """Print the error, if any. Also print the JSON record or the text, depending on `output`."""
     if error is not None:
         click.echo(error, err=True)
     if output.as_json:
@@ -138,7 +138,7 @@ class OutputLocation:
     names: OutputNames
 
     def claim(self, image: Path, ending: str) -> Path:
-        """Create the folder. Return the chosen file, or an unused path: the image's stem plus `ending`."""
+        """Create the folder. Return the file that the user chose, or an unused path made of image stem and `ending`."""
         make_folder(self.folder)
         return self.file or self.names.claim([join_name(image.stem, ending)])[0]
 
@@ -147,7 +147,7 @@ class OutputLocation:
 class ExplainJob:
     """The plan for each image: the explanations to compute, and the files to write.
 
-    `suffix` is the end of each output name. `panel` is the key of a panel's path in records.
+    Each output name ends in `suffix`. A record stores the path of a panel under the key given by `panel`.
     """
 
     classifier: Classifier
@@ -194,13 +194,13 @@ def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) 
 
 
 def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, str]]:
-    """Write the results of an image. Return a dict for each result, from the kind of file to the path."""
+    """Write the results of an image. Return a dict for each result, which maps the kind of file to the path."""
     from gradcam.batch.result_names import name_files, panel_suffix
     from gradcam.models.panels import panel
 
     saving, suffix = job.saving, job.suffix
     appearance: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
-    # Heatmaps on the second image of --like are not part of a panel.
+    # A panel contains no heatmaps on the second image of --like.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
     names_by_kind = name_files(image.stem, job.request, results, saving, suffix=suffix)
     names = [name for kinds in names_by_kind for name in kinds.values()]
@@ -220,7 +220,7 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
 
 
 def write_file(path: Path, content: Pixels | bytes) -> str:
-    """Write an image or bytes to a file, completely or not at all, and return the path."""
+    """Write an image or bytes to a file, and return the path. If writing fails, no incomplete file remains."""
     from gradcam.images.write import write_image
 
     try:
@@ -234,7 +234,7 @@ def write_file(path: Path, content: Pixels | bytes) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder if it does not exist. Raise `GradcamError` if that fails."""
+    """Create the folder if it does not exist. Raise `GradcamError` if the folder cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -266,7 +266,7 @@ def find_destination(
 
 
 def find_suffix(choice: ModelChoice) -> str:
-    """Return the end of output names: `.png` after the model, weights and fit that are not the defaults."""
+    """Return the end of output names: the model, weights and fit if they differ from the defaults, then `.png`."""
     from gradcam.models.providers import DEFAULT_MODEL
 
     parts = [] if choice.model in (None, DEFAULT_MODEL) else [str(choice.model).rpartition("/")[2]]
@@ -276,7 +276,7 @@ def find_suffix(choice: ModelChoice) -> str:
 
 
 def list_input_files(images: Sequence[Path], target_choice: TargetChoice) -> list[Path]:
-    """List the images and the files of other options, which must not be overwritten."""
+    """List the files that must not be overwritten: the images, and the files of --like and --mask."""
     return [*images, *(path for path in (target_choice.like, target_choice.mask) if isinstance(path, Path))]
 
 
@@ -372,12 +372,12 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
-    """Load the chosen model. Custom models are also imported from the current folder, and print to stderr."""
+    """Load the chosen model. Custom code can import from the current folder, and its prints go to standard error."""
     check_model_name(choice.model)
     unused = TASK_FIELDS if choice.task is None else ()
     options = {name: value for name, value in vars(choice).items() if name not in unused}
     name = options.pop("model")
-    if not str(name).startswith("hf:"):  # Other models take no prompts: `check_task` reports the error.
+    if not str(name).startswith("hf:"):  # Other models take no prompts. `check_task` reports the error.
         options.pop("prompts", None)
     import_torch()
     from gradcam.models import load

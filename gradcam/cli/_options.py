@@ -64,7 +64,7 @@ def option(
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if invalid := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
         raise GradcamError(
-            f"{invalid[0]!r} is not a whole number: give a number from 0 up, or several with commas between them."
+            f"{invalid[0]!r} is not a whole number: give one number, 0 or more, or several numbers such as 0,2,5."
         )
     return [int(name) for name in names]
 
@@ -80,7 +80,7 @@ def _find_numbers_or_all(names: Sequence[str]) -> Sequence[int | str]:
 LARGE_FOLDER_IMAGES = 100  # If a folder has more images, a note recommends `gradcam batch`.
 FOLDER = Parser("folder", parse.to_folder)
 FAILURE_LIMIT = Parser("limit", parse_failure_limit)  # a number of images, or a percentage
-SHARD = Parser("share", parse_shard)  # I/N stands for part I of N parts of the images.
+SHARD = Parser("share", parse_shard)  # I/N divides the images into N parts, and selects part I.
 
 
 def real(minimum: float, maximum: float, *, above: bool = False) -> Parser:
@@ -103,7 +103,7 @@ def find_images(context: click.Context, parameter: click.Parameter, texts: Seque
         if "://" in text and is_url(text):
             line = quote_command(["gradcam", "batch", text, "-o", "explained/"])
             raise click.UsageError(
-                f"{text} is a URL, but {context.command_path} reads files. Download it, or type: {line}"
+                f"{text} is a URL, but {context.command_path} reads files. Download the file, or type: {line}"
             )
         path = Path(to_path(text) if "://" in text else text)
         try:
@@ -130,7 +130,7 @@ def _list_images(folder: Path, context: click.Context) -> list[Path]:
 
 
 def _is_result(stem: str, stems: set[str]) -> bool:
-    """Return whether a file is the result of an image in the same folder. A second run must not explain results."""
+    """Return whether an earlier run wrote this file for an image in the folder. Results must not be explained again."""
     from gradcam.batch.result_names import COMPARISON_NAME
     from gradcam.evaluation.heatmap_sources import CONTROLS
 
@@ -192,7 +192,7 @@ def class_(name: str, text: str, **settings: Any) -> Callable[[Command], Command
 
 
 def against(text: str, metavar: str) -> Callable[[Command], Command]:
-    """Return the option for classes or sentences with which the target is contrasted."""
+    """Return the option --against, which takes classes or sentences to contrast with the target."""
     return option(f"--against {metavar}", text, multiple=True, shell_complete=complete(list_classes))
 
 
@@ -342,7 +342,7 @@ _TARGET = (
 
 
 def find_any_method(name: str) -> Method | AttributionMethod:
-    """Return a CAM or attribution method by its name. Raise `GradcamError`, with suggestions, if it is unknown."""
+    """Return a CAM or attribution method by its name. Raise `GradcamError` with suggestions for an unknown name."""
     if name.lower() in ATTRIBUTIONS:
         return ATTRIBUTIONS[name.lower()]
     try:
@@ -364,7 +364,7 @@ def names_option(
     completions: Iterable[str],
     **settings: Any,
 ) -> Callable[[Command], Command]:
-    """Return an option for several names, converted by `find`. Tab completion offers the names in `completions`."""
+    """Return an option for several names. `find` converts the names. Tab completion offers `completions`."""
 
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
@@ -464,7 +464,7 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
 def explain_options(
     *, default: str = " Some tasks have a different default.  [default: gradcam]"
 ) -> Callable[[Command], Command]:
-    """Return the options for the model, layers, methods and target. `default` ends the help of --method."""
+    """Return the options for the model, layers, methods and target. The help of --method ends in `default`."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any_method, [*METHODS, *ATTRIBUTIONS], default)
     return combine(*_MODEL, layer(text, name="layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)

@@ -19,20 +19,20 @@ from typing import Any
 from gradcam.options import count_cores
 from gradcam.plugins import has_loaded_custom_code
 
-# Parameters of the function `mallopt`, from the GNU C library's malloc.h.
+# The function `mallopt` takes these parameters. The GNU C library defines them in malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MEGABYTE = 2**20
 # By default, the C library returns freed memory to the system after each layer, and requests new memory for the next
-# layer. In a pass of ResNet-50, this causes 30,000 page faults. The library caches freed memory up to these limits.
+# layer. In a pass of ResNet-50, this causes 30,000 page faults. Below these limits, the library keeps freed memory.
 MAX_CACHED_BYTES, MAX_CACHED_BLOCK_BYTES = 1024 * MEGABYTE, 256 * MEGABYTE
 OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions of the C library before 2.35 refuse larger values.
 # PyTorch's threads wait for each other many times in each layer, and spin while they wait. By default, GNU OpenMP spins
 # for milliseconds. If the machine is busy, a spinning thread takes the core from the thread that it waits for. 5000
 # spins last about 50 microseconds. If all cores are free, most waits are shorter than 50 microseconds.
 SPINS = "5000"
-# `gradcam batch` also decodes and draws images in threads, from which spinning threads of PyTorch take cores.
-# In comparison with 2000 spins, a batch of 16 large images took 12 % longer with 0 spins. A folder of 632 photographs
-# took 3 % longer with 5000 spins.
+# `gradcam batch` also decodes and draws images in threads. Spinning threads of PyTorch take cores from these threads.
+# Compared with 2000 spins, 0 spins slowed a batch of 16 large images by 12 %. 5000 spins slowed a folder of 632
+# photographs by 3 %.
 BATCH_SPINS = "2000"
 COMPILER_MODULE = "torch._dynamo.utils"
 
@@ -40,8 +40,8 @@ COMPILER_MODULE = "torch._dynamo.utils"
 def configure_process() -> None:
     """Cache freed memory, limit spinning and the number of threads, and delay the import of PyTorch's compiler.
 
-    Environment variables for memory and threads take precedence. The compiler takes as long to import as torch itself.
-    torchvision imports the compiler only to check whether it is supported.
+    Environment variables of the user for memory and threads take precedence. Importing the compiler takes as long as
+    importing torch. torchvision imports the compiler only to check whether the compiler is supported.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
         cache_freed_memory()
@@ -63,7 +63,7 @@ def cache_freed_memory() -> None:
 
 
 def set_allocator(parameters: dict[int, int]) -> bool:
-    """Set parameters of `mallopt`, and return whether the C library is GNU's and has accepted them."""
+    """Set parameters of `mallopt`. Return True if the C library is the GNU library and accepts all parameters."""
     if platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
@@ -95,8 +95,8 @@ class _LazyModule(ModuleType):
 def run_and_exit(command: Callable[[], object]) -> None:
     """Run the command, run the exit handlers, and end the process without the usual cleanup.
 
-    The usual cleanup would delete all PyTorch objects and read 100 MB of libraries. This would take a tenth of the time
-    that is needed to explain an image.
+    The usual cleanup would delete all PyTorch objects and read 100 MB of libraries. The cleanup would take a tenth of
+    the time of an explanation.
     """
     try:
         command()
@@ -114,7 +114,7 @@ def run_and_exit(command: Callable[[], object]) -> None:
 
 
 def _can_skip_cleanup() -> bool:
-    """Return False if custom code, which may have open files, has run, or if a debugger or profiler is active."""
+    """Return False after custom code has run, which may have open files, or if a debugger or profiler is active."""
     monitoring = getattr(sys, "monitoring", None)
     tools = () if monitoring is None else map(monitoring.get_tool, range(6))
     is_monitored = sys.gettrace() is not None or sys.getprofile() is not None or any(tools)

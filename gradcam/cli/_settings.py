@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALL = "all"  # value of --box and --keypoint
 OPTION_NAMES_BY_FIELD = {"boxes": "box", "texts": "text", "words": "word", "keypoints": "keypoint"}
-# The options that choose the target, by the task of the model.
+# For each task of a model, these options choose the target.
 OPTIONS_BY_TASK = {
     "classification": ("--class", "--top-k", "--score", "--against"),
     "detection": ("--box", "--edge", "--missed", "--class", "--threshold"),
@@ -34,8 +34,8 @@ OPTIONS_BY_TASK = {
 class ModelChoice:
     """The arguments of `load_model`.
 
-    If `task` is None, the model is loaded as a classifier, whatever its task is. `prompts` are the text prompts of a
-    text-prompted detector.
+    If `task` is None, every model is loaded as a classifier. `prompts` are the text prompts of a text-prompted
+    detector.
     """
 
     model: str | None = None
@@ -90,7 +90,7 @@ class TargetChoice:
 
     @property
     def task(self) -> str | None:
-        """Return the task that the options imply, or None. A model can support several tasks."""
+        """Return the task that the options imply, or None. The task matters for models that support several tasks."""
         return "matching" if self.like is not None else "pose" if self.keypoints or self.axis else None
 
     def describe(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ TERMINATION_SIGNALS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIG
 class TerminationSignal(BaseException):
     """The exception that SIGTERM and SIGHUP raise, so that no file is left half written.
 
-    The class does not derive from `Exception`, so that models do not catch it by accident.
+    The class does not derive from `Exception`, so that `except Exception` in a model's code does not catch it.
     """
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
@@ -52,8 +52,8 @@ class InterruptSignal(KeyboardInterrupt):
     """The exception that SIGINT raises. Unlike `KeyboardInterrupt`, it supports weak references."""
 
 
-# Weak references to exceptions that signals raised. If an exception is deleted while its reference is in this list,
-# Python has swallowed the exception.
+# This list has weak references to the exceptions that signals raised. If an exception is deleted while its reference is
+# in the list, Python has swallowed the exception.
 _signal_exceptions: list[weakref.ref[BaseException]] = []
 
 
@@ -74,13 +74,13 @@ def handle_signals() -> Iterator[None]:
         if has_ended:
             os._exit(128 + number)
         received.append(number)
-        # The terminal may have been closed. Without this redirection, every printed line would raise an error.
+        # If the terminal has been closed, redirect its streams. Otherwise, every printed line would raise an error.
         for stream in () if number in (signal.SIGINT, signal.SIGTERM) else (1, 2):
             try:
                 os.write(stream, b"")
             except OSError:  # noqa: PERF203  (only this stream is redirected)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        raise _watch(number)  # A variable would keep alive an exception that Python has swallowed.
+        raise _watch(number)  # If a variable held the exception, a swallowed exception would stay alive.
 
     def show_other_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, (InterruptSignal, TerminationSignal)):
@@ -114,11 +114,11 @@ def _watch(number: int) -> BaseException:
 
 
 def _send_again(number: int) -> None:
-    time.sleep(0.01)  # Meanwhile, the main thread leaves the code that swallowed the exception.
+    time.sleep(0.01)  # Wait until the main thread has left the code that swallowed the exception.
     if not _signal_exceptions:
         return
     if hasattr(signal, "pthread_kill"):
-        # Unlike interrupt_main, this also ends a blocking system call.
+        # Unlike `interrupt_main`, `pthread_kill` also ends a blocking system call.
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
         _thread.interrupt_main(signal.Signals(number))
@@ -141,13 +141,13 @@ def restore_default_signals() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-# Replacements for characters that some encodings lack, such as cp1252 on Windows. A partial block becomes # or a space.
+# Some encodings, such as cp1252 on Windows, lack these characters. A partial block becomes # or a space.
 ASCII = {"→": "->", "↑": "^", "…": "...", "±": "+-", "×": "x"} | dict.fromkeys("█▉▊▋▌", "#") | dict.fromkeys("▍▎▏", " ")
 ASCII_ERROR_HANDLER = "gradcam-ascii"
 
 
 def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of the failed characters and the position after them, as a codec error handler."""
+    """Replace characters that cannot be encoded. Return the new text and the next position, as codecs require."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
@@ -182,10 +182,10 @@ def configure_warnings() -> None:
 
 
 BAR_LENGTH = 24  # characters for 100 %
-MAX_LISTED_DETECTIONS = 10  # also the limit for words, keypoints, ...
+MAX_LISTED_DETECTIONS = 10  # The limit also applies to words, keypoints, ...
 COSINE_KINDS = ("text", "like")  # kinds of targets whose score, a cosine similarity, is printed
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-MAX_TABLE_ROWS = 32  # number of rows in a table without --depth
+MAX_TABLE_ROWS = 32  # largest number of rows in a table if --depth is not given
 
 
 def format_report(report: ImageOutcome) -> str:
@@ -204,7 +204,7 @@ def format_report(report: ImageOutcome) -> str:
 
 
 def _make_printable(part: Any) -> Any:
-    """Return a record, or a part of one, with the control characters in its texts escaped."""
+    """Return a record, or a part of a record, with escaped control characters."""
     texts = {name: text for name, text in vars(part).items() if isinstance(text, str) and not text.isprintable()}
     return replace(part, **{name: escape_controls(text) for name, text in texts.items()}) if texts else part
 
@@ -339,7 +339,7 @@ class Display:
         self._output = output
         self._total, self._done_before = total, done_before
         self._out: TextIO = sys.stdout  # Save the stream, because sys.stdout is redirected while models run.
-        self._errors: list[str] = []  # The list has a maximum length, because a million images may be broken.
+        self._errors: list[str] = []  # The length is limited, because a batch may have a million broken images.
         self.failed = self._explained = 0
         self._start = time.perf_counter()
         self.bar: ProgressBar | None = None
@@ -361,7 +361,9 @@ class Display:
         for error in self._errors:
             click.echo(escape_controls(error), err=True)
         if self.failed > MAX_LISTED_FAILURES:
-            click.echo(f"... and {self.failed - MAX_LISTED_FAILURES} more, listed as failed in {manifest}.", err=True)
+            click.echo(
+                f"... and {self.failed - MAX_LISTED_FAILURES} more failed images, listed in {manifest}.", err=True
+            )
 
     def print_summary(self, folder: str, *, left_out: int, report: str | None) -> None:
         if self._output.quiet or self._output.as_json:
@@ -410,7 +412,7 @@ class ProgressBar:
         self._last_drawn = -math.inf
 
     def update(self, completed: int, total: int | None = None) -> None:
-        """Set the progress. Draw the bar if the total is new, or if the last drawing is long enough ago."""
+        """Set the progress. Draw the bar if the total has changed, or some time after the last drawing."""
         has_new_total = total not in (None, self.total)
         self.completed, self.total = completed, self.total if total is None else total
         if has_new_total or time.monotonic() - self._last_drawn >= SECONDS_BETWEEN_DRAWINGS:
@@ -461,7 +463,7 @@ def print_above_bar(text: str) -> None:
 
 @contextlib.contextmanager
 def show_progress_bar(output: OutputMode, unit: str, total: int, done_before: int = 0) -> Iterator[ProgressBar]:
-    """Show a progress bar on a terminal, unless `--quiet` is given. Models print to standard error meanwhile."""
+    """Show a progress bar on a terminal, unless `--quiet` is given. Inside the context, prints go to standard error."""
     bar = ProgressBar(unit, total, done_before, is_hidden=output.quiet or not sys.stderr.isatty())
     ProgressBar.current = bar
     try:
@@ -476,7 +478,7 @@ def show_progress_bar(output: OutputMode, unit: str, total: int, done_before: in
 
 @contextlib.contextmanager
 def show_pass_progress(output: OutputMode) -> Iterator[Progress]:
-    """Show a progress bar of model passes, and yield the function that updates it."""
+    """Show a progress bar of model passes, and yield the function that updates the bar."""
     with show_progress_bar(output, "passes", 1) as bar:
         yield bar.update
 
@@ -489,7 +491,7 @@ def align(rows: Sequence[Sequence[str]], gap: str = "   ", right: Collection[int
 
 
 def shorten_name(name: str, max_length: int) -> str:
-    """Shorten a name to `max_length` characters. Do not shorten layer names, because users copy them."""
+    """Shorten a name to `max_length` characters. Do not use this function for layer names, because users copy them."""
     return name if len(name) <= max_length else name[: max_length - 1] + "…"
 
 
@@ -499,7 +501,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def find_fitting_depth(depths: Sequence[int]) -> int:
-    """Return the greatest depth limit that leaves at most `MAX_TABLE_ROWS` of the rows with these depths."""
+    """Return the largest depth at which a table with rows of these depths has at most `MAX_TABLE_ROWS` rows."""
     return max((limit for limit in set(depths) if sum(depth <= limit for depth in depths) <= MAX_TABLE_ROWS), default=1)
 
 
@@ -558,7 +560,7 @@ class _PrintAboveBarHandler(logging.Handler):
 def custom_code_context(*names: str | None) -> Iterator[None]:
     """Allow custom code, such as FILE.py:NAME, to import from the current folder. Redirect prints to stderr."""
     if any(name is not None and ":" in name for name in names) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `python -m` does the same.
+        sys.path.insert(0, os.getcwd())  # `python -m` also adds this folder.
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

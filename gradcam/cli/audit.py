@@ -118,7 +118,7 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     first = clusters[0]
     yield f"  Most suspicious: {escape_controls(first.describe())}."
     ellipsis = ", ..." if len(first.members) > 3 else ""
-    yield f"  Look at these first: {escape_controls(', '.join(first.members[:3]))}{ellipsis}"
+    yield f"  Look at these images first: {escape_controls(', '.join(first.members[:3]))}{ellipsis}"
 
 
 def _to_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
@@ -155,8 +155,8 @@ def _to_card(cluster: EvidenceCluster) -> Card:
 
     facts = [
         ("Suspicion", f"{cluster.suspicion:.2f}"),
-        ("Rarity of place", f"{cluster.place:.2f}"),
-        ("Rarity of look", f"{cluster.apart:.2f}"),
+        ("Rarity of position", f"{cluster.place:.2f}"),
+        ("Rarity of appearance", f"{cluster.apart:.2f}"),
         ("Images", f"{len(cluster.members)} of {cluster.image_count}"),
         ("Same place in other classes", f"{cluster.elsewhere} of {cluster.other_image_count}"),
     ]

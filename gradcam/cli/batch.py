@@ -1,4 +1,4 @@
-"""`gradcam batch`: explain a folder of any size, and resume interrupted runs. `gradcam report`: write its gallery."""
+"""`gradcam batch`: explain a folder of any size, resume interrupted runs. `gradcam report`: write a gallery."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
 
 
 def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions) -> dict[str, Any]:
-    """Return the settings for run.json by option name, with automatic values resolved."""
+    """Return the settings for run.json, by option name. Automatic values are replaced by the values in use."""
     from gradcam.batch.image_results import name_target_function
     from gradcam.models.preprocess import describe_preprocess
 
     classifier, request = work.classifier, work.request
     target = cast(Any, request.target)
-    reshape, name = settings.options.get("reshape"), name_target_function(target)  # --reshape as the user gave it
+    reshape, name = settings.options.get("reshape"), name_target_function(target)  # as the user gave --reshape
     target_settings = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
@@ -60,18 +60,18 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
         "against": [int(index) for index in target.against or ()],
     } if classifier.task == "classification" else _describe_targets(settings, classifier)  # fmt: skip
     task = "regression" if (classifier.classes, classifier.activation) == (1, "none") else classifier.task
-    if task != "classification":  # Earlier versions stored no task for classifiers. Their runs must stay resumable.
+    if task != "classification":  # Earlier versions stored no task for classifiers. Earlier runs must be resumable.
         target_settings["task"] = task
-    # Store only options of the command line, as earlier versions did, so that runs of earlier versions can be resumed.
+    # Earlier versions stored only command-line options. Store no other options, so that earlier runs can be resumed.
     options = {name: value for name, value in request.options.items() if name in settings.options and name != "reshape"}
-    # Earlier versions stored no fit. Store the fit only if it is not the default, so that their runs can be resumed.
+    # Earlier versions stored no fit. Store the fit only if it is not the default, so that earlier runs can be resumed.
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
     return {
         "model": classifier.name,
         "device": work.device or classifier.device.type,
         "precision": settings.model.precision,
         "preprocessing": describe_preprocess(classifier.preprocess),
-        "activation": classifier.activation.replace("applied", "none"),  # as earlier versions stored it
+        "activation": classifier.activation.replace("applied", "none"),  # Earlier versions stored "none".
         "reader": settings.model.reader,
         "layers": request.list_layers(classifier),
         "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
@@ -151,7 +151,7 @@ def _check_options(batch: BatchOptions) -> None:
 def run_batch(batch: BatchOptions) -> int:
     """Explain the images, print a summary, and return the exit status.
 
-    Errors are raised only before the first image is explained. A later error is printed, and the status is 1.
+    An error before the first explanation is raised. A later error is printed, and the status is 1.
     """
     from gradcam.batch.result_names import OutputOptions, check_outputs, check_panel, plan_stems
     from gradcam.report import draw_views
@@ -164,7 +164,7 @@ def run_batch(batch: BatchOptions) -> int:
         batch.output_format.check_place(batch.destination)
         listing = list_inputs(batch.inputs, exclude=batch.folder)
         terminal.import_torch()
-        from gradcam.batch.save import Saver  # It imports torch.
+        from gradcam.batch.save import Saver  # This module imports torch.
 
         engine, device = _start_engine(batch, stack)
         work = _resolve(_find_work(batch, listing, device), batch)
@@ -188,7 +188,7 @@ def run_batch(batch: BatchOptions) -> int:
 def _start_engine(batch: BatchOptions, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
     """Return the engine, and the device type of its models. The type is None if the model runs in this process.
 
-    If models run in other processes, the model of this process only prepares the request. `stack` ends the engine.
+    If models run in other processes, the model of this process only prepares the request. The engine ends with `stack`.
     """
     model, layers = batch.settings.model, batch.settings.layers
     load = partial(load_on, model, layers[0] if layers else None)
@@ -229,8 +229,8 @@ def _find_work(batch: BatchOptions, listing: InputListing, device: str | None) -
     found_no_gpu = settings.model.device == "auto" and classifier.device.type == "cpu" and device in (None, "cpu")
     if batch.pixels == "device" and found_no_gpu:
         raise DeviceError(
-            "--pixels device needs a GPU, but no GPU was found: remove --pixels, or add --device cpu to decode, resize and "
-            "draw with PyTorch on the CPU."
+            "--pixels device needs a GPU, but no GPU was found: remove --pixels. To process images with PyTorch on the "
+            "CPU, add --device cpu."
         )
     request = replace(request, make_page=batch.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
@@ -325,8 +325,8 @@ def _explain(
     display = terminal.Display(batch.output, total, done_before)
 
     def stop(reason: str) -> None:
-        click.echo(escape_controls(reason), err=True)  # Print this first, because closing a store may take long.
-        with contextlib.suppress(OutputError, StoreError):  # The store's error is already printed.
+        click.echo(escape_controls(reason), err=True)  # Print the reason first, because closing a store may take long.
+        with contextlib.suppress(OutputError, StoreError):  # The error has already been printed.
             results.close()
         display.print_stop(results.recorded)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"passed": "green", "undecided": "yellow", "failed": "red"}
 WIDTH = 100  # characters per line
-MIN_OTHER_IMAGES, MAX_OTHER_IMAGES = 3, 8  # number of images to compare an image with
+MIN_OTHER_IMAGES, MAX_OTHER_IMAGES = 3, 8  # limits of the number of images to compare with
 COLUMN = len("undecided")  # width of the column of outcomes
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROWS = 10  # number of images in the printed table; --json lists all images
 MAX_PAGE_IMAGES = 100
-MAX_NAME = 28  # characters of a name in the table
+MAX_NAME = 28  # largest number of characters of a name in the table
 CHANGE_LABELS = {"map": ("different heatmap", "red"), "class": ("different class", "yellow"), "none": ("alike", None)}
 ROLES = ("old", "new")
 MODEL_OPTIONS = ("weights", "precision", "layer")  # options that can be given for only one of the two models
@@ -230,7 +230,8 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
         yield f"  {line}   {label}".rstrip()
     if len(rows) > ROWS:
         more = sum(row.change != "none" for row in rows[ROWS:])
-        yield f"  and {len(rows) - ROWS} more, {f'{more} of them not alike' if more else 'all alike'} (--json lists them)"
+        count, alike = terminal.plural(len(rows) - ROWS, "more image"), f"{more} not alike" if more else "all alike"
+        yield f"  and {count}, {alike} (use --json to list all images)"
     yield ""
 
 
@@ -241,7 +242,7 @@ def _to_cells(row: ImageDiff) -> tuple[str, ...]:
 
 
 def _shorten_start(name: str) -> str:
-    """Shorten an image's name at its start, because the end distinguishes the name from other names."""
+    """Shorten an image's name at the start, because image names differ mostly at the end."""
     plain = escape_controls(name)
     return plain if len(plain) <= MAX_NAME else f"…{plain[1 - MAX_NAME :]}"
 
@@ -258,7 +259,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
         if cases:
             parsed = parse_condition(condition)
             worst = sorted(cases, key=lambda case: case.values[parsed.name], reverse=parsed.sign == ">")[0]
-            example = f"{escape_controls(worst.name)} has {worst.values[parsed.name]:.4g}"
+            example = f"{parsed.name} is {worst.values[parsed.name]:.4g} for {escape_controls(worst.name)}"
             image_count = "" if parsed.of_mean else f" in {terminal.plural(len(cases), 'image')}"
             yield f"Failed: {condition}{image_count}: {example}"
 

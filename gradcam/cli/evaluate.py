@@ -52,8 +52,8 @@ LEGEND = {
     LEVEL: "not distinguished from the best method (Holm correction for all pairs of methods)",
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
-# MARKS maps each mark to the attribute of a ranking that sets the mark. STYLES maps each mark to the style of a cell. A
-# cell shows the first mark that applies.
+# MARKS maps each mark to an attribute of a ranking. If the attribute is true, the mark applies. A cell shows the first
+# mark that applies. STYLES maps each mark to the style of the cell.
 MARKS = {BEST: "is_best", LEVEL: "is_level", FOOLED: "beats_all"}
 STYLES: dict[str, dict[str, Any]] = {
     BEST: {"fg": "green", "bold": True}, LEVEL: {"fg": "green"}, FOOLED: {"fg": "yellow"}
@@ -142,7 +142,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
             print_notes([] if journal is None else journal.notes, output)
             try:
                 return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
-            except (OutputError, StoreError) as error:  # The results before the error are stored.
+            except (OutputError, StoreError) as error:  # Results from before the error are already stored.
                 click.echo(escape_controls(str(error)), err=True)
                 return 1
 
@@ -156,7 +156,7 @@ def _prepare(
     classifier = load_model(settings.model, layer=study_options.layer)
     target, target_options = to_single_target(settings, classifier), {*settings.target_choice.option_names}
     if classifier.task == "detection":
-        target_options -= {"--text"}  # These texts are prompts, not a target.
+        target_options -= {"--text"}  # The texts of a detector are prompts, not a target.
     if classifier.task != "classification" and not target_options:
         # Explain the highest-scoring detection of the chosen class, or of any class if none is chosen.
         target = classifier.find_class(settings.classes[0]) if settings.classes else None
@@ -359,7 +359,7 @@ def _colour(text: str, ranking: Ranking) -> str:
 
 
 def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
-    """Format the number of metrics in which each method is best, or not distinguished from the best method.
+    """Count the metrics in which each method is best or not distinguished from the best method, and format the counts.
 
     Metrics in which a control map does as well as the best method are left out.
     """
@@ -372,6 +372,6 @@ def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[s
     ranked = sorted(wins.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{name} {count}" for name, count in ranked[:MAX_LISTED_METHODS])
     left_out = len(metrics) - len(valid_metrics)
-    exclusion = f" (without {left_out} marked {FOOLED})" if left_out else ""
-    title = f"Number of metrics in which a method is marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
+    exclusion = f" ({left_out} marked {FOOLED} left out)" if left_out else ""
+    title = f"Metrics in which a method is marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
     return [f"{title}: {click.style(listed, bold=True)}"]

@@ -44,7 +44,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
         lines.append(click.style(survey.note, fg="yellow"))
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
     defaults = [row.name for row in survey.rows if row.suggested_for_positive][:1]
-    text = f"{BOTH_SIGNS} marks layers with negative values. Do not use them for {methods}."
+    text = f"{BOTH_SIGNS} marks layers with negative values. Do not use these layers for {methods}."
     text += "".join(f" These methods use {name} by default." for name in defaults)
     titles, *cells = terminal.align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
     lines += ["", f"  {titles}", *map(_mark, rows, cells), ""]

@@ -18,7 +18,7 @@ from gradcam.errors import ModelError, find_similar_names, join_names, shorten
 class ModelEntry:
     """A model, or a pattern for the names of a provider's models.
 
-    `weights` maps names of weights to whether these are downloaded.
+    `weights` maps each name of weights to True if these weights are already downloaded.
     """
 
     name: str

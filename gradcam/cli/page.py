@@ -94,7 +94,7 @@ def _write_page(
 
     file = Path(output) if is_file and output else Path(output or ".") / join_name(image.stem, ".html")
     if url is not None:
-        find_preview_file(file)  # This fails early if the file belongs to the user.
+        find_preview_file(file)  # Refuse to overwrite an unrelated file before the model is loaded.
     classifier, _ = prepare_request(make_page.settings, output_mode)
     start, attempt = time.perf_counter(), Attempt(image)
     with attempt.catch_errors():
@@ -112,7 +112,7 @@ def _write_page(
         sets = [f"{maps.method} at {maps.layer}" for maps in page.maps]
         click.echo(format_title(str(image), page.image.shape, page.model, classifier.device, seconds))
         first, more = escape_controls(target.names[page.first]), len(target.names) - 1
-        click.echo(f"\n  {first}, and {more:,} more; {escape_controls(', '.join(sets))}")
+        click.echo(f"\n  Heatmaps of {first} and {more:,} more, by {escape_controls(', '.join(sets))}")
         if page.verdict is not None:
             click.echo(f"  Check: {page.verdict['outcome']}. {escape_controls(page.verdict['summary'])}")
         for note in page.notes:

@@ -36,7 +36,7 @@ HOW_TO_ALLOW = "Start gradcam ui with --allow-code, or with this name as --model
 
 
 def _to_host_name(text: str) -> str:
-    """Return the name in the form of a browser. Raise `GradcamError` if it is not a host name without a port."""
+    """Return the host name in lower case, as browsers send it. Raise `GradcamError` for a port or another text."""
     if not re.fullmatch(r"[\w.-]+", text, re.ASCII):
         raise GradcamError(f"{text!r} is not a host name: expected a name without a port, such as server.example.org.")
     return text.lower()
@@ -161,7 +161,7 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> in
     except TerminationSignal as error:
         status = error.status
     acknowledge_signals()
-    if not jobs.close():  # Python would wait for the jobs' thread, which may be in a long pass.
+    if not jobs.close():  # At a usual exit, Python would wait for the thread that still runs a job.
         sys.stdout.flush()
         os._exit(status)
     return status
@@ -200,7 +200,7 @@ def _bind(host: str, port: int) -> socket.socket:
                 f"gradcam ui is already running on port {port}: use the address that it printed, or give --port 0."
             ) from error
         raise GradcamError(
-            f"{escape_controls(host)}:{port} cannot be used ({error.strerror}): give --port 0."
+            f"{escape_controls(host)}:{port} cannot be used ({error.strerror}): give --port 0 for a free port."
         ) from error
     return listener
 

@@ -202,7 +202,9 @@ class Subject:
             for variant in variants:
                 if variant.shape != self.images.shape:
                     expected = tuple(self.images.shape)
-                    raise ImageError(f"A variant is {describe_tensor(variant)}, expected the images' shape {expected}.")
+                    raise ImageError(
+                        f"A variant of the images is {describe_tensor(variant)}, expected the images' shape {expected}."
+                    )
                 yield from variant.split(1)
 
         def run(images: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from gradcam.hooks import pytorch
 # Packages whose modules quantise activations as well as weights.
 STATICALLY_QUANTISED = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")
 STACK_ADVICE = "expected one tensor (N,C,H,W): pass torch.stack(images), or image[None] for one image."
-RISE_ADVICE = "or this one with method='rise', which needs no gradient."
+RISE_ADVICE = "or use method='rise', which needs no gradient."
 QUANTISED_ADVICE = f"8-bit integers, which have no gradient: explain the original floating-point model, {RISE_ADVICE}"
 
 
@@ -230,7 +230,7 @@ class Batch:
             if not pytorch.message_contains(error, pytorch.TAKES_LISTS):
                 raise
             images = f"a list of {len(pictures)} tensors {tuple(pictures[0].shape)}"
-            hint = "Models that take lists are usually detectors."
+            hint = "Usually, only detectors take a list of images."
             raise ImageError(f"The images are {images}, {STACK_ADVICE} {hint}") from error
 
     def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:

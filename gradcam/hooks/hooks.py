@@ -324,7 +324,7 @@ class TargetLayer:
         """
         if self._runs == 0:
             reason = "Hooks are skipped in compiled modules, and in modules whose forward() is called directly."
-            advice = "choose one on the path from the input to the score"
+            advice = "choose a layer on the path from the input to the score"
             raise self._error(f"did not run in the forward pass: {advice}. ({reason})")
         if self._run is None and self._runs > 1:
             runs = f"'{self.name}#0' to '#{self._runs - 1}'"
@@ -335,7 +335,7 @@ class TargetLayer:
         if not self._recorded:
             if self._keys:
                 available = [":".join(keys) for keys in self._output_keys if keys]
-                contents = f"it has {join_names(available)}" if available else "its output is one tensor"
+                contents = f"the keys are {join_names(available)}" if available else "the output is one tensor"
                 raise self._error(f"has no floating-point tensor under '{':'.join(self._keys)}': {contents}.")
             if self._is_in_8_bits:
                 raise self._error(f"gives {containers.QUANTISED_ADVICE}")

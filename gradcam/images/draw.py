@@ -115,8 +115,8 @@ def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
     distortion = "" if 1 / MAX_ASPECT_RATIO <= aspect <= MAX_ASPECT_RATIO else " and distorted"
     warn(
         f"A heatmap of {shape[1]} x {shape[0]} is stretched{distortion} over the whole image of {width} x {height}. If "
-        "the model saw a crop, pass region=explanation.regions[0], or region=classifier.region(height, width). If it "
-        "saw the whole image, pass region=(0, 0, height, width)."
+        "the model saw a crop, pass region=explanation.regions[0], or region=classifier.region(height, width). If the "
+        "model saw the whole image, pass region=(0, 0, height, width)."
     )
 
 

@@ -193,7 +193,7 @@ def load_content(image: Any) -> tuple[Path, FileContent | None]:
 
 def _read_open(file: Any) -> bytes:
     if getattr(file, "closed", False):
-        raise ImageError("is closed: pass it while it is open")
+        raise ImageError("is closed: pass an open file")
     data: Any = None
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(AttributeError, OSError):  # A stream has no position.
@@ -228,7 +228,7 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
                 data.load()
             except (AssertionError, AttributeError, ValueError):
                 if getattr(data, "fp", None) is None:
-                    raise ImageError("is closed: pass it while it is open") from None
+                    raise ImageError("is closed: pass an open image") from None
                 raise
             return _to_values(data)
     # Pass an open file. If Pillow got a path, it would map some TIFF files into memory. If such a file has an
@@ -310,7 +310,7 @@ def check_memory(width: int, height: int, bytes_per_pixel: float, extra_bytes: i
         size = f"has {width} x {height} pixels and" if pixels else "is so large that it"
         raise ImageError(
             f"{size} needs {needed / 2**30:.3g} GiB to read, but the limit is {MEMORY_BUDGET_BYTES / 2**30:.3g} GiB: raise "
-            f"it with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
+            f"the limit with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
         )
     if limit and not limit.isdecimal():
         raise ImageError(f"cannot be read, because {MAX_PIXELS} is {shorten(limit)}, expected a number of pixels")
@@ -371,7 +371,7 @@ def _find_deep_mode(image: ImageFile.ImageFile) -> str:
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
             problem = "stores its 16-bit channels in separate planes, which is not supported"
-            raise ImageError(f"{problem}: save them interleaved")
+            raise ImageError(f"{problem}: save interleaved channels")
     if image.format not in ("PNG", "TIFF") or not image.tile:
         return ""
     arguments = image.tile[0][3]

@@ -142,7 +142,7 @@ def write_arrays(
     elif len(rows) == len(columns) == 1:
         np.save(file, np.ascontiguousarray(first_array[rows[0], columns[0]]))
     else:
-        advice = f"there are {len(rows) * len(columns)}: give i and k, or save all of them as .npz"
+        advice = f"there are {len(rows) * len(columns)}: choose one with i and k, or save all maps as .npz"
         raise ImageError(f"{path}: .npy stores one map, but {advice}")
     with translate_write_errors(path):
         write_atomically(path, file.getvalue())

@@ -107,7 +107,7 @@ def take_maps(activations: Any, image: int, name: str) -> NDArray[np.float64]:
         activations = (tensor.double() if tensor.is_floating_point() else tensor).numpy()  # NumPy has no bfloat16.
     if activations.ndim == 5:
         index = activations.shape[2] // 2
-        raise ImageError(f"{subject} volumes {activations.shape}: pass a slice of them, such as tensor[:, :, {index}].")
+        raise ImageError(f"{subject} volumes {activations.shape}: pass one slice, such as tensor[:, :, {index}].")
     if activations.ndim not in (3, 4) or activations.size == 0 or activations.dtype.kind != "f":
         raise ImageError(f"{subject} {activations.dtype} {activations.shape}, expected floats (C,h,w) or (N,C,h,w).")
     maps = activations if activations.ndim == 4 else activations[None]

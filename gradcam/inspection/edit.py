@@ -142,12 +142,12 @@ def edit_gradients(
         raise argument_error(function, "The edit", "a function from a gradient to a gradient or None.", GradientError)
     if isinstance(where, Tensor):
         if layers is not None or parameters is not None:
-            raise GradientError("A single tensor has no layers or parameters: pass the model, or leave both out.")
+            raise GradientError("A single tensor has no layers or parameters: leave them out, or pass the model.")
         refuse_vmap(where)
         place = f"the tensor {tuple(where.shape)}"
         if not where.requires_grad:
             raise GradientError(
-                f"No gradient reaches {place}: call requires_grad_() on it, or on its inputs before you compute it."
+                f"No gradient reaches {place}: call requires_grad_() on this tensor, or on the inputs it is computed from."
             )
         return _edit_tensors({place: where}, function)
     model = unwrap(where)

@@ -136,7 +136,7 @@ def _extract(
         if ran := [name for name in group if name in outputs]:
             raise no_floating_tensor_error(ran[:3])
         raise LayerError(
-            f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the path from the "
+            f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose a layer on the path from the "
             "input to the output. (Hooks are skipped in modules whose forward() is called directly.)"
         )
     return tensors

@@ -82,7 +82,8 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
         matches = _match_pattern(name, all_parameters, "parameter")
         if not any(parameter.requires_grad for parameter in matches.values()):
             raise GradientError(
-                f"No gradient reaches {join_names(list(matches)[:3])}: call requires_grad_() on it, or choose another."
+                f"No gradient reaches {join_names(list(matches)[:3])}: call requires_grad_() on this parameter, or choose "
+                "another one."
             )
         parameters_by_name |= {key: parameter for key, parameter in matches.items() if parameter.requires_grad}
     return parameters_by_name
@@ -113,8 +114,8 @@ def refuse_compiled(model: nn.Module) -> None:
     if compiled:
         part = f"The model's {join_names(compiled[:3])} is" if compiled[0] else "The model is"
         raise ModelError(
-            f"{part} compiled, and compiled code ignores hooks: to inspect it, run the uncompiled model (model._orig_mod, "
-            "or one without model.compile())."
+            f"{part} compiled, and compiled code ignores hooks: run the uncompiled model (model._orig_mod), or leave out "
+            "model.compile()."
         )
 
 

@@ -105,7 +105,7 @@ def draw_activations(
     find_colormap(colormap)
     activations_by_layer = activations if isinstance(activations, Mapping) else {"": activations}
     if not activations_by_layer:
-        raise ImageError("There are no activations: expected those of at least one layer.")
+        raise ImageError("There are no activations: expected the activations of at least one layer.")
     maps_by_layer = {str(name): take_maps(values, image, str(name)) for name, values in activations_by_layer.items()}
     count = sum(min(channels, len(maps)) for maps in maps_by_layer.values())
     if count * size**2 > MAX_PIXELS:

@@ -60,7 +60,7 @@ class Call:
     other_names : tuple of str
         The module's other names in the model.
     tied : tuple of str
-        The names that parameters of this module have in other modules, if they are shared.
+        If this module shares parameters with other modules, the names of these parameters in the other modules.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     scripts = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     outermost = [name for name in scripts if not any(name.startswith(f"{outer_name}.") for outer_name in scripts)]
     if outermost:
-        note = f"{join_names(outermost[:3])}: TorchScript, which hooks cannot follow, so its calls are not listed."
+        note = f"Hooks cannot follow TorchScript, so the calls inside {join_names(outermost[:3])} are not listed."
         notes.insert(0, note)
     return Trace(calls, ", ".join(map(str, devices)), tuple(notes))
 

@@ -93,7 +93,8 @@ class Discovery:
         fact = f"the gradient at the {place} of {layer} is {self.kind}{values}"
         start = f"Step {self.step}: {fact}, the first such gradient in the backward pass."
         if self.cause is not None:
-            return f"{start} It began in the forward pass: the first non-finite output is that of {_layer_text(self.cause)}."
+            cause = f"the first non-finite output is that of {_layer_text(self.cause)}"
+            return f"{start} The problem began in the forward pass: {cause}."
         location = f"between {layer} and the loss" if self.tensor == OUTPUT else f"inside {layer}"
         return f"{start} The forward pass was finite: check the operations {location}."
 
@@ -126,7 +127,7 @@ class Watch:
 def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfinite: str = "warn") -> Iterator[Watch]:
     """Watch a training loop, and warn of the first layer with a NaN or infinite gradient.
 
-    "First" is in the order of the backward pass, so it is the layer nearest to the loss. After a report, there is no
+    The first layer is the first in the backward pass, so this layer is nearest to the loss. After a report, there is no
     further report until a step has only finite gradients. Training does not change: results are identical to the bit.
     Only the thread that entered the context is watched. On a GPU, each backward pass is synchronised once, at its end.
     With float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses infinite gradients

@@ -51,9 +51,9 @@ def unwrap(model: Any) -> nn.Module:
         advice = "explain the original Python model."
         raise ModelError(f"The model is a TorchScript module, whose layer outputs hooks cannot replace: {advice}")
     if not isinstance(model, nn.Module):
-        advice = "pass the module inside it, or a module of your own whose forward method calls it"
+        advice = "pass the module inside it, or write a module whose forward method calls this object"
         if inspect.isroutine(model):
-            advice = "wrap the function in a module, and pass that without torch.vmap"
+            advice = "write a module whose forward method calls this function, without torch.vmap"
         raise ModelError(f"The model is {type(model).__name__}, expected a torch.nn.Module: {advice}.")
     return model
 
@@ -114,7 +114,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
             return LayerRef(full_name, match[1], tuple(keys), int(run) if run and name != layer else None)
     modules = {name: module for name, module in model.named_modules() if name}
     offers = find_similar_names(base_name.partition(":")[0], modules) or list(dict(model.named_children()))
-    hint = f"Nearest: {join_names(offers)}." if offers else "It has no submodules."
+    hint = f"Nearest: {join_names(offers)}." if offers else "The model has no submodules."
     raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
 
 

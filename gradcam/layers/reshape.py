@@ -74,7 +74,7 @@ def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, ima
         output = _call(function, noise.reshape(shape), subject)
         is_pick = output.shape == picked.shape and torch.equal(output, noise[indices].to(output.dtype))
     if not is_pick:
-        reason = "It is also used for gradients, so it may only pick and move values (slicing, reshape, permute)."
+        reason = "A reshape function may only pick and move values, as slicing, reshape and permute do."
         raise LayerError(f"{subject} returned values that are not in its input. {reason}")
     if len(indices.unique()) < indices.numel():
         raise LayerError(f"{subject} used some values more than once: it may only pick and move values.")

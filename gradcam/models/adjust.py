@@ -57,8 +57,8 @@ def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[s
     # 8-bit and 16-bit images are scaled to [0,1], so values above 1 are probably wrong. Floats are not scaled.
     large_values = " and ".join(name for name in ("mean", "std") if max(getattr(adjustment, name) or (0,)) > 1)
     if large_values:
-        problem = f"Values above 1 in {large_values}: 8-bit and 16-bit images are scaled to [0,1]"
-        notes.append(f"{problem}. For them, divide {large_values} by 255.")
+        problem = f"There are values above 1 in {large_values}, but 8-bit and 16-bit images are scaled to [0,1]"
+        notes.append(f"{problem}. For such images, divide {large_values} by 255.")
     if not adjustment:
         return parts.preprocess, notes
     if not isinstance(preprocess, Preprocessing):

@@ -112,9 +112,9 @@ def load_classifier(
         bf16 is faster than fp32 if the CPU or GPU has instructions for it, and slower otherwise.
     fit : str, default "crop"
         Which part of the image the model sees. "crop" is the model's default preprocessing, usually a centre crop.
-        "whole" is the whole image in its own aspect ratio, at the scale of that preprocessing. It works for networks that
+        "whole" is the whole image in its own aspect ratio, at the scale of "crop". "whole" works for networks that
         take any size, and for transformers whose position embeddings can be interpolated. "tiles" is for small objects
-        in large images. It splits the image into overlapping windows of the model's input size. "tiles:512" uses
+        in large images. "tiles" splits the image into overlapping windows of the model's input size. "tiles:512" uses
         windows of 512 pixels. Evaluation and inspection always use "crop".
     predictions : str, default "own"
         The part of the image that the predictions are computed from. "own" is the model's default crop, and "seen" is
@@ -552,6 +552,6 @@ def _find_parts(name: str | nn.Module, options: _Options, task: str | None, prom
         return parts
     unwrap(name)
     if options.device != "auto" or options.precision != "fp32":
-        advice = "move it yourself, and leave the device at 'auto' and the precision at 'fp32'."
+        advice = "move the model yourself, and leave the device at 'auto' and the precision at 'fp32'."
         raise ModelError(f"A model object keeps its device and precision: {advice}")
     return to_parts(name, weights)

@@ -92,7 +92,7 @@ class Box(Target):
 
 @dataclass(frozen=True)
 class MissedBox(Target):
-    """A missed object: explain the evidence for an object in a box in which the detector found none.
+    """A missed object: explain the evidence for an object that the detector did not find in a given box.
 
     All of the model's boxes before postprocessing are candidates. The class score of each candidate is multiplied by
     its intersection over union with the given box, as in D-RISE. The explained score is the largest product.

@@ -52,7 +52,7 @@ class ClassTarget:
         "logit", "probability" or "contrast". A contrast is the class's logit minus the mean logit of its rivals: the
         five other classes with the largest logits.
     against : int or sequence of int, default ()
-        The rivals for the score "contrast", instead of these five classes.
+        The rivals for the score "contrast", instead of the five classes with the largest logits.
     activation : str, default "auto"
         The function that converts logits to probabilities: "softmax", "sigmoid" (for multi-label models), or "auto"
         (sigmoid for a single logit, otherwise softmax). "none" means that the output is values or probabilities.

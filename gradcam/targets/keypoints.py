@@ -78,7 +78,9 @@ class Keypoint(Target):
             raise TargetError(f"There is no axis {shorten(self.axis)}: choose x, y, or None for the heatmap's maximum.")
         _ = self.numbers
         if not is_valid_index(self.box):
-            raise TargetError(f"The box is {shorten(self.box)}, expected a box number from 0, the highest-scoring.")
+            raise TargetError(
+                f"The box is {shorten(self.box)}, expected the number of a box, such as 0 for the highest-scoring box."
+            )
         if self.temperature is not None and not self.temperature > 0:
             raise TargetError(f"The temperature is {shorten(self.temperature)}, expected a number above 0.")
 

@@ -246,7 +246,7 @@ def test_the_reason_is_the_message_of_ray_without_its_advice() -> None:
 
     Ray.exceptions = exceptions  # type: ignore[attr-defined]
     error = exceptions.RayTaskError("f", "Traceback\nTo change retry attempts, configure", ValueError("not whole"))
-    message = "Ray stopped the run: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
+    message = "Ray stopped the run: ValueError: not whole (for the traceback, set GRADCAM_TRACEBACK=1)"
     assert _describe_ray_error(Ray, error.as_instanceof_cause()) == message
     assert _describe_ray_error(Ray, RuntimeError("first\nlast")) == "Ray stopped the run: last"
     missing = _describe_ray_error(Ray, RuntimeError("first\nNo module named 'gradcam'"))

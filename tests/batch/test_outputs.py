@@ -263,7 +263,7 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
 ) -> None:
     work = do(OutputOptions(kinds=("overlay", "map")))
     result = work.find(photo("chelsea.jpg"))
-    message = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
+    message = "sub/cat.jpg: IndexError: list index out of range (for the traceback, set GRADCAM_TRACEBACK=1)"
     with monkeypatch.context() as patch:
         patch.setattr(gradcam.batch.image_results.ExplanationResult, "draw_kinds", lambda *_, **__: list(range(1))[1])
         assert work.save(Path("x"), result=result).record.error == message

@@ -293,8 +293,8 @@ class TestBrokenPictures:
             (ImageError("is gone"), "a b.png: is gone"),
             (ImageError("a b.png: is gone"), "a b.png: is gone"),
             (MemoryError(), "a b.png: does not fit into memory"),
-            (KeyError("no\nsuch"), "a b.png: KeyError: 'no\\nsuch' (GRADCAM_TRACEBACK=1 shows where)"),
-            (SystemExit(3), "a b.png: SystemExit: 3 (GRADCAM_TRACEBACK=1 shows where)"),
+            (KeyError("no\nsuch"), "a b.png: KeyError: 'no\\nsuch' (for the traceback, set GRADCAM_TRACEBACK=1)"),
+            (SystemExit(3), "a b.png: SystemExit: 3 (for the traceback, set GRADCAM_TRACEBACK=1)"),
         ],
     )
     def test_an_error_of_reading_is_one_line_for_its_image(self, error: BaseException, line: str) -> None:
@@ -322,7 +322,7 @@ class TestBrokenPictures:
         items[2] = white()
         result = run(tiny(listen), items, INNER)
         kind = type(error).__name__
-        assert str(result[2]) == f"white.png: {kind}: on purpose (GRADCAM_TRACEBACK=1 shows where)"
+        assert str(result[2]) == f"white.png: {kind}: on purpose (for the traceback, set GRADCAM_TRACEBACK=1)"
         assert sizes == [4, 1, 1, 1, 1]
         for i in (0, 1, 3):
             assert_equal(result[i], run(tiny(), [items[i]], INNER)[0])
@@ -394,7 +394,7 @@ class TestReaders:
             return image
 
         (error,) = run(tiny(reader=reader), [InputImage("one.png", Content(path=path))], INNER)
-        assert str(error) == "one.png: changed while it was read: try again when it is complete"
+        assert str(error) == "one.png: changed while it was read: try again when the file is complete"
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         item = InputImage("one.png", Content(path=tmp_path / "one.png"))

@@ -274,7 +274,7 @@ def test_runs_of_mirrored_images_are_not_recommended_for_fusing() -> None:
     model = FlipAveraged(lambda x: x.flip(-1), is_last=False).eval()
     with pytest.warns(GradcamWarning, match="is one of several runs") as caught:
         gradcam.explain(model, torch.randn(1, 3, 160, 160), target=1)
-    assert "only if none of them sees a mirrored" in str(caught[0].message)
+    assert "only if no run sees a mirrored" in str(caught[0].message)
 
 
 def make_turned(turn: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -52,9 +52,9 @@ def test_it_is_listed_as_a_layer_with_a_map(segmenter: nn.Module) -> None:
 def test_errors_about_keys_of_a_dict(segmenter: nn.Module) -> None:
     with pytest.raises(BlindLayerError, match="does not depend on layer 'backbone:aux'"):
         gradcam.explain(segmenter, IMAGES, "backbone:aux", target=mean_class_score)
-    with pytest.raises(LayerError, match="no floating-point tensor under 'in': it has 'aux', 'out'"):
+    with pytest.raises(LayerError, match="no floating-point tensor under 'in': the keys are 'aux', 'out'"):
         gradcam.explain(segmenter, IMAGES, "backbone:in", target=mean_class_score)
-    with pytest.raises(LayerError, match="its output is one tensor"):
+    with pytest.raises(LayerError, match="the output is one tensor"):
         gradcam.explain(segmenter, IMAGES, "backbone.layer4:0", target=mean_class_score)
     with pytest.raises(LayerError, match=r"no layer 'bakbone:out'.*Nearest: 'backbone'"):
         gradcam.explain(segmenter, IMAGES, "bakbone:out", target=mean_class_score)

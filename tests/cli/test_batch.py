@@ -129,7 +129,7 @@ def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]
     message = capsys.readouterr()
     *failures, last = message.err.splitlines()
     assert failures == [f"{number}.jpg: is empty" for number in range(20)]
-    assert last == "... and 2 more, listed as failed in out/manifest.jsonl."
+    assert last == "... and 2 more failed images, listed in out/manifest.jsonl."
     assert message.out.startswith("0 images explained, 22 failed   (")
     assert display.failed > 0
 

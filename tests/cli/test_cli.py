@@ -404,7 +404,7 @@ def test_a_bug_stops_no_other_image(run: Command, folder: Path, small: Photo, mo
     monkeypatch.setattr(gradcam.Classifier, "prepare", fail)
     outcome = run(path, path)
     assert outcome.status == 1
-    line = f"{path}: ZeroDivisionError: a bug in two lines (GRADCAM_TRACEBACK=1 shows where)"
+    line = f"{path}: ZeroDivisionError: a bug in two lines (for the traceback, set GRADCAM_TRACEBACK=1)"
     assert outcome.err.splitlines() == [line, line]
 
 
@@ -555,7 +555,7 @@ def test_code_of_the_user_that_ends_the_program_is_an_error(run: Command, folder
     (folder / "ends.py").write_text(ENDS)
     outcome = run(path, path, "--json", "--model", "ends.py:make", "--quiet")
     assert outcome.status == 1
-    assert outcome.err == f"{path}: SystemExit: 3 (GRADCAM_TRACEBACK=1 shows where)\n" * 2
+    assert outcome.err == f"{path}: SystemExit: 3 (for the traceback, set GRADCAM_TRACEBACK=1)\n" * 2
     (folder / "always.py").write_text(ENDS.replace("< 0.5", "< 1e6"))
     outcome = run(path, "--json", "--model", "always.py:make")
     assert (outcome.status, outcome.out) == (2, "")
@@ -577,7 +577,7 @@ def test_unexpected_errors(run: Command, small: Photo, monkeypatch: pytest.Monke
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
     outcome = run(small("coffee.jpg"))
     assert (outcome.status, outcome.out) == (1, "")
-    line = "Error: MemoryError: no room for 7 numbers (GRADCAM_TRACEBACK=1 shows where)\n"
+    line = "Error: MemoryError: no room for 7 numbers (for the traceback, set GRADCAM_TRACEBACK=1)\n"
     assert outcome.err.endswith(line)
     assert ("Traceback" in outcome.err, outcome.err == line) == (is_wanted, not is_wanted)
 

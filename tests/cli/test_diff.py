@@ -104,7 +104,7 @@ def test_a_long_list_is_cut(diff: Command, models: Callable[[str], str], small: 
     for number in range(12):
         gradcam.write_image(folder / f"{'long-name-of-a-picture-' * 3}{number}.png", content)
     outcome = diff(models("make"), models("make"), folder)
-    assert join_words("and 3 more, all alike (--json lists them)") in join_words(outcome.out)
+    assert join_words("and 3 more images, all alike (use --json to list all images)") in join_words(outcome.out)
     lines = outcome.out.splitlines()
     assert [line.endswith("alike") for line in lines[3:14]] == [True] * 10 + [False]
     assert max(map(len, lines[3:13])) < 120
@@ -146,12 +146,16 @@ def test_met_conditions_fail_the_run(diff: Command, models: Callable[[str], str]
     assert (outcome.status, outcome.out) == (1, "")
     rows = records(diff(models("make"), models("other"), pictures, "--json"))
     least = min(rows, key=lambda row: row["correlation"])
-    assert f"images: {least['image']} has {least['correlation']:.4g}\n" in outcome.err
+    assert f"images: correlation is {least['correlation']:.4g} for {least['image']}\n" in outcome.err
     moved_errors = diff(models("make"), models("other"), pictures, "--fail-if", "moved>0.0001", "-q").err
     greatest = max(rows, key=lambda row: row["moved"])
-    assert moved_errors == f"Failed: moved>0.0001 in 3 images: {greatest['image']} has {greatest['moved']:.4g}\n"
-    assert re.search(r"^Failed: correlation<0.99 in \d images?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
-    assert re.search(r"^Failed: mean agree<2: the mean of all images has [\d.]+$", outcome.err, re.M)
+    assert (
+        moved_errors == f"Failed: moved>0.0001 in 3 images: moved is {greatest['moved']:.4g} for {greatest['image']}\n"
+    )
+    assert re.search(
+        r"^Failed: correlation<0.99 in \d images?: correlation is -?0\.\d+ for \w+\.png$", outcome.err, re.M
+    )
+    assert re.search(r"^Failed: mean agree<2: agree is [\d.]+ for the mean of all images$", outcome.err, re.M)
     assert "moved" not in outcome.err
     (suite,) = ElementTree.parse(folder / "it.xml").getroot()
     assert suite.get("tests") == "4"

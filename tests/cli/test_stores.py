@@ -433,4 +433,4 @@ def test_many_failures_are_in_the_manifest_of_the_store(batch: Command, folder: 
     for i in range(22):
         (photos / f"{i}.jpg").write_bytes(b"x")
     outcome = batch("photos", "-o", URL)
-    assert f"... and 3 more, listed as failed in {URL}/manifest/.\n" in outcome.err
+    assert f"... and 3 more failed images, listed in {URL}/manifest/.\n" in outcome.err

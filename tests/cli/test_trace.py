@@ -205,8 +205,8 @@ def test_repeated_and_shared_modules_are_shown_as_such(run: Command, tmp_path: P
     assert outcome.out.splitlines()[-4:] == [
         "",
         "one is the same module as twin.",
-        "one shares a parameter: other.weight.",
-        "other shares a parameter: one.weight.",
+        "Parameters of one are also called other.weight.",
+        "Parameters of other are also called one.weight.",
     ]
     assert [row[0] for row in table(run("-m", write_model(tmp_path), "--size", "9", "-l", "twin"))[1:]] == [
         "one",

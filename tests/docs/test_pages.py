@@ -172,6 +172,12 @@ def test_what_the_page_prints_runs(page: Path, workspace: Path) -> None:
     PAGE_CHECKS.get(name_of(page), lambda _: None)(names)
 
 
+def test_every_how_to_page_about_heatmaps_shows_an_image() -> None:
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "howto"}
+    del texts["index.md"]
+    assert not [name for name, text in texts.items() if "eatmap" in text and not re.search(r"!\[|<!-- image ", text)]
+
+
 def test_every_check_belongs_to_a_page() -> None:
     assert set(PAGE_CHECKS) <= {name_of(page) for page in RUN}
 

@@ -1,5 +1,6 @@
 """Test the site that scripts/check built, in a real browser, from the disk: sphinx-build -W docs docs/_build/html."""
 
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -58,6 +59,21 @@ def test_every_script_of_the_gallery_drew_a_picture() -> None:
         assert list((SITE / "_images").glob(f"sphx_glr_{script.stem}_001.*")), script
         assert list((SITE / "_downloads").rglob(script.name))
         assert list((SITE / "_downloads").rglob(f"{script.stem}.ipynb"))
+
+
+def test_every_image_that_a_page_asks_for_is_on_the_site() -> None:
+    marks = 0
+    for file in [*(ROOT / "docs/howto").glob("*.md"), *(ROOT / "docs/start").glob("*.md")]:
+        page = (SITE / file.relative_to(ROOT / "docs").with_suffix(".html")).read_text(encoding="utf-8")
+        assert "<!-- image" not in page
+        for sources in re.findall(r"<!-- image ([^:]+):", file.read_text(encoding="utf-8")):
+            for source in sources.split():
+                marks += 1
+                script, _, number = Path(source).name.partition("#")
+                gallery = source.startswith("gallery/")
+                name = f"sphx_glr_{script}_{int(number or 1):03}" if gallery else Path(source).stem
+                assert re.search(rf'src="[^"]*{re.escape(name)}\d*\.\w+"', page), (file.name, source)
+    assert marks > 40
 
 
 @needs_browser

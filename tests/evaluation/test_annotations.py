@@ -342,7 +342,7 @@ def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None
         save_mask(tmp_path / name, make_numbers(), False)
     annotations = read(tmp_path)
     assert annotations.names == ["cats/b.png", "cats/c.webp"]
-    assert annotations.notes == ["2 masks are of images that are not evaluated and were left out."]
+    assert annotations.notes == ["2 masks were left out, because their images are not evaluated."]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None
     [
         ({"a.png": (10, 20)}, r"a.png: has 20 x 10 pixels, but the upright image has 100 x 50. Give"),
         ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: is a second mask of 'a.jpg', beside .*a.bmp"),
-        ({"d.png": (50, 100)}, "has 1 masks, but none is named like one of the 3 images, such as 'a.jpg'"),
+        ({"d.png": (50, 100)}, "has 1 masks, but none has the name of one of the 3 images, such as 'a.jpg'"),
         ({}, "has 0 masks"),
     ],
 )
@@ -474,8 +474,8 @@ def test_coco_images_and_categories_that_are_not_evaluated_are_noted(tmp_path: P
     assert annotations.classes("a.jpg") == [1, 3]
     assert truth(annotations, index=3).boxes[0].tolist() == [[1, 1, 3, 3]]
     assert annotations.notes == [
-        "1 images in the file are not evaluated and were left out.",
-        "2 categories are not classes of the model and were left out: 'dog', '2'.",
+        "1 images in the file were left out, because they are not evaluated.",
+        "2 categories were left out, because the model has no such classes: 'dog', '2'.",
     ]
 
 

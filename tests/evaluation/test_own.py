@@ -146,7 +146,7 @@ def test_what_a_metric_gives_is_checked(
         (lambda: metric("odd", summary="", better="lower", needs=["maps"]), r"'odd' needs \['maps'\], expected some"),
         (
             lambda: metric("odd", summary="", better="lower", needs=["grid-mass", "heatmaps"]),
-            "'odd' needs grid-mass, which is for mosaics",
+            "'odd' needs grid-mass, which is only computed for mosaics",
         ),
         (lambda: metric("odd", summary="", better="lower")(lambda maps: maps), r"has the parameters \(maps\)"),
         (lambda: metric("odd", summary="", better="lower")(3), "The metric 'odd' is 3, expected a function"),

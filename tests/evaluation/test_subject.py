@@ -280,7 +280,9 @@ def test_batch_sizes_that_cannot_be(batch_size: Any) -> None:
 
 
 def test_variants_of_another_shape() -> None:
-    with pytest.raises(ImageError, match=r"A variant is torch.float32 \(2, 1, 1, 2\), expected .* \(3, 1, 1, 2\)"):
+    with pytest.raises(
+        ImageError, match=r"A variant of the images is torch.float32 \(2, 1, 1, 2\), expected .* \(3, 1, 1, 2\)"
+    ):
         Subject(First(), PAIRS).score([PAIRS, PAIRS[:2]])
 
 

@@ -592,7 +592,8 @@ def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_he
     data = png(13370, 13370, 16, 2, b"\0" * 1000)  # the pixel data is too short to decode
     (tmp_path / "bomb.png").write_bytes(data)
     refuse(
-        tmp_path / "bomb.png", "needs 2.83 GiB to read, but the limit is 1 GiB: raise it with --max-pixels 178756900"
+        tmp_path / "bomb.png",
+        "needs 2.83 GiB to read, but the limit is 1 GiB: raise the limit with --max-pixels 178756900",
     )
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("bomb.png", data)

@@ -329,7 +329,7 @@ def test_compiled_models_and_torchscript_inside() -> None:
     report = trace(model, X)
     assert [call.name for call in report.calls] == ["", "0", "1", "1.0"]
     assert report.multiply_adds == 240 + 90 + 90
-    assert report.notes == ("'2': TorchScript, which hooks cannot follow, so its calls are not listed.",)
+    assert report.notes == ("Hooks cannot follow TorchScript, so the calls inside '2' are not listed.",)
     assert [call.name for call in trace(nn.DataParallel(nn.Linear(8, 3)), X).calls] == [""]
     itself = nn.Sequential(nn.Linear(8, 3))
     itself.compile(backend="eager")

@@ -19,7 +19,7 @@ def test_a_layer_is_found_by_name_and_as_a_module() -> None:
 
 
 def test_a_model_without_modules_has_nothing_to_offer() -> None:
-    with pytest.raises(LayerError, match=r"no layer 'x' in Identity. It has no submodules\.$"):
+    with pytest.raises(LayerError, match=r"no layer 'x' in Identity. The model has no submodules\.$"):
         find_layer(nn.Identity(), "x")
 
 

@@ -180,8 +180,8 @@ def test_the_error_for_an_uncertain_layout_suggests_a_reshape() -> None:
         gradcam.explain(model, images, "row")
     assert str(error.value) == (
         "Layer 'row' returns (2, 16, 4) for images of 16 x 16, but the spatial grid of this output is ambiguous: pass the "
-        "grid of its 16 tokens, reshape=(h, w), such as reshape=(4, 4) (up to 8 extra tokens may precede the grid), or a "
-        "function that returns (N, C, h, w)."
+        "grid of its 16 tokens, reshape=(h, w), such as reshape=(4, 4), or a function that returns (N, C, h, w). Up to 8 "
+        "extra tokens may precede the grid."
     )
     assert gradcam.explain(model, images).layer == "stem"
     expected = gradcam.explain(model, images, "stem", target=1)
@@ -211,7 +211,7 @@ def test_the_automatic_layer_is_one_that_a_given_grid_fits() -> None:
     assert gradcam.explain(model, IMAGES, target=1, reshape="channels first").layer == "stem"
     with pytest.raises(LayerError, match=r"spatial grid that fits reshape=\(9, 9\) was found .* Name the layer"):
         gradcam.explain(model, IMAGES, reshape=(9, 9))
-    with pytest.raises(LayerError, match="fits the tensor of one layer: name this layer"):
+    with pytest.raises(LayerError, match="fits the tensor of one layer: also pass the name"):
         gradcam.explain(model, IMAGES, reshape=patches)
 
 

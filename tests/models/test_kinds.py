@@ -360,7 +360,7 @@ class TestEvaluation:
         # Bright squares have edges, so any weights mark them.
         assert {test.name: test.outcome for test in verdict.tests} == outcomes | {"covering": "undecided"}
         assert {"mirrored", "shifted", "noise", "centre"} <= {*verdict.distinguished_from}
-        message = "Not distinguished from the heatmap of a network with random weights, the image's edges."
+        message = "is not distinguished from the heatmap of a network with random weights, the image's edges."
         assert message in verdict.summary
 
     @pytest.mark.slow

@@ -218,7 +218,10 @@ def test_options_change_a_library_models_preprocessing_step_by_step() -> None:
         ({"size": 64, "std": (1, 1, 1)}, "Assumed a crop of 0.875, ImageNet's mean. "),
         ({"size": (64, 64)}, "Assumed ImageNet's mean and std. "),
         ({"size": 64, "crop": 1, "mean": (0, 0, 0), "std": (1, 1, 1)}, None),
-        ({"size": (64, 64), "mean": (124, 1, 1), "std": (1, 1, 1)}, "Values above 1 in mean: 8-bit and 16-bit images"),
+        (
+            {"size": (64, 64), "mean": (124, 1, 1), "std": (1, 1, 1)},
+            "There are values above 1 in mean, but 8-bit and 16-bit images",
+        ),
     ],
 )
 def test_assumed_settings_are_noted(factory: Path, options: dict[str, Any], note: str | None) -> None:
@@ -553,7 +556,7 @@ def test_the_hint_for_8_bit_models_works() -> None:
     for layer in (None, "1.3"):
         with pytest.raises(gradcam.GradcamError, match="8-bit integers, which have no gradient") as message:
             gradcam.explain(quantised, TINY, layer)
-        assert "the original floating-point model, or this one with method='rise'" in str(message.value)
+        assert "the original floating-point model, or use method='rise'" in str(message.value)
     with pytest.raises(ModelError, match="8-bit integers, which have no gradient"):
         gradcam.load_classifier(quantised, size=(12, 16))
     assert gradcam.explain(plain, TINY, "3").maps.any()

@@ -199,7 +199,7 @@ NO_IMAGE = r"no image to draw on. .*load_classifier\(model\).explain\('photo.jpg
         ("a.png", (), NO_IMAGE),
         ("a.gif", (), r"a.gif: expected an image suffix \(.bmp, .*\), or .npz or .npy"),
         ("a", (), "expected an image suffix"),
-        ("a.npy", (), "a.npy: .npy stores one map, but there are 6: give i and k, or save all of them as .npz"),
+        ("a.npy", (), "a.npy: .npy stores one map, but there are 6: choose one with i and k, or save all maps as .npz"),
         ("a.npy", (1,), "stores one map, but there are 3"),
         ("a.npy", (2, 0), r"There is no map \[2, 0\]: there are 2 image\(s\), with 3 map\(s\) each"),
         ("a.npz", (None, 3), r"There is no map \[:, 3\]"),

@@ -35,7 +35,7 @@ def pictures() -> Tensor:
         ({"number": []}, NOWHERE),
         ({"number": [0, True]}, NOWHERE),
         ({"number": 0, "axis": "z"}, "There is no axis 'z': choose x, y"),
-        ({"number": 0, "box": -1}, "The box is -1, expected a box number from 0"),
+        ({"number": 0, "box": -1}, "The box is -1, expected the number of a box"),
         ({"number": 0, "temperature": 0}, "The temperature is 0, expected a number above 0"),
     ],
 )

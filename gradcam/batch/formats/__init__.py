@@ -156,7 +156,7 @@ class Format:
     def __post_init__(self) -> None:
         has_functions = all(callable(function) or isinstance(function, str) for function in (self.open, self.check))
         if not isinstance(self.name, str) or not self.name or not has_functions:
-            expected = "a name, a summary and a function that opens it"
+            expected = "a name, a summary and a function that opens the format"
             raise GradcamError(f"The format {shorten(self.name)} is incomplete: expected {expected}.")
 
     def check_place(self, destination: Destination) -> None:

@@ -185,5 +185,5 @@ def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:
         return disk.acquire_lock(folder / part.lock, seconds=0)
     except Timeout:
         problem = f"another process is writing to this folder{f' ({part})' if part.of else ''}"
-        advice = "wait until it ends, or choose another --output"
+        advice = "wait until that process ends, or choose another --output"
         raise OutputError(f"{disk.format_folder(folder)}: {problem}; {advice}") from None

@@ -171,7 +171,9 @@ def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
     except OutputError:
         raise
     except (tarfile.TarError, GradcamError) as error:
-        raise OutputError(f"{name}: is not a tar of this run's results ({error}); move it to continue") from error
+        raise OutputError(
+            f"{name}: is not a tar of this run's results ({error}); move this file to continue"
+        ) from error
 
 
 class _OpenTar:

@@ -89,7 +89,7 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
 
 
 def _to_row(name: str, feature_maps: Tensor, params: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer's record: the numbers of all and of dead (all-zero) channels, and the drawn channels."""
+    """Return a layer's record: the number of channels, the number of dead (all-zero) channels, the drawn channels."""
     from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 
     channel_maps = take_maps(feature_maps, 0, name)

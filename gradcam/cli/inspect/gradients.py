@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40  # number of layers in the table without --layer and --all
 BAR_LENGTH = 12  # characters
-MIN_DECADES = 4  # The bars cover at least this many powers of ten on each side, so that small differences look small.
-MAX_NAME = 26  # characters, so that a line has at most 80; only the end of a longer name is printed
+MIN_DECADES = 4  # The bars cover at least 10**-4 to 10**4 times the reference, so that small differences look small.
+MAX_NAME = 26  # in characters, so that a line has at most 80; longer names are cut at the start
 COLOURS = {"vanishing": "blue", "exploding": "yellow", "no gradient": "magenta", "NaN": "red", "infinite": "red"}
 TITLES = ("layer", "output", "", "params", "zeros", "")
 
@@ -137,7 +137,7 @@ def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **pa
     output. Plots need matplotlib and are written to <image>-gradients.png.
     """
     if params["reshape"] is not None:
-        raise click.UsageError("gradcam inspect gradients does not use --reshape: remove it.")
+        raise click.UsageError("gradcam inspect gradients does not use --reshape: remove --reshape.")
     output_mode = OutputMode(as_json, quiet)
     destination = _find_destination(params["output"], images, output_mode)
     import_torch()
@@ -177,7 +177,7 @@ def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **pa
 
 
 def _find_destination(output: str | None, images: tuple[Path, ...], output_mode: OutputMode) -> OutputLocation | None:
-    """Return the location of plots, or None without matplotlib. Raise `GradcamError` if --output needs matplotlib."""
+    """Return the location of plots. Without matplotlib, return None, or raise `GradcamError` if --output is given."""
     if importlib.util.find_spec("matplotlib") is None:
         if output is not None:
             raise GradcamError(f"--output writes plots, which need matplotlib: {to_pip_command('plots')}")

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from gradcam.inspection.tracing import Call, Trace
 
 MAX_TYPE = 20  # characters of a type; layer names are never shortened, because users copy them
-MAX_SHARED = 5  # lines about modules and parameters that have several names
+MAX_SHARED = 5  # largest number of lines about modules and parameters that have several names
 LEFT_ALIGNED = ("layer", "type", "input", "output", "dtype")  # the other columns are numbers
-OPTIONAL_COLUMNS = ("input", "share", "memory", "type", "parameters")  # hidden in this order on a narrow terminal
+OPTIONAL_COLUMNS = ("input", "share", "memory", "type", "parameters")  # A narrow terminal hides these.
 WIDTH = 120  # characters, if the terminal's width is unknown
-IMAGE_OPTIONS = ("labels", "mean", "std", "crop", "reader", "reshape")  # not used if the input is noise
+IMAGE_OPTIONS = ("labels", "mean", "std", "crop", "reader", "reshape")  # These options need an image.
 UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 def format_trace(trace: Trace, calls: Sequence[Call], name: str, source: str, width: int) -> str:
     """Format the totals, the table of calls, and the shared modules and parameters.
 
-    `name` is the model's name, `source` a description of the input, and `width` the target width in characters.
+    `name` is the model's name. `source` describes the input. `width` is the width of the terminal in characters.
     """
     model_call = trace.calls[0]
     model = click.style(escape_controls(name), bold=True)
@@ -123,7 +123,7 @@ def _describe_shared(calls: Sequence[Call]) -> list[str]:
     first_runs = [call for call in calls if call.run == 1]
     shared = {call.name: ", ".join(call.other_names) for call in first_runs if call.other_names}
     lines = [f"{name} is the same module as {other_names}." for name, other_names in shared.items()]
-    lines += [f"{call.name} shares a parameter: {', '.join(call.tied)}." for call in first_runs if call.tied]
+    lines += [f"Parameters of {call.name} are also called {', '.join(call.tied)}." for call in first_runs if call.tied]
     more = f"{len(lines) - MAX_SHARED} more layers share a module or a parameter (use --json to list them)."
     return [*lines[:MAX_SHARED], more] if len(lines) > MAX_SHARED else lines
 

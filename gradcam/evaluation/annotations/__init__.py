@@ -218,7 +218,7 @@ def read_annotations(
     if os.path.isdir(path):
         image_names = ImageNames(names, keep_suffix=False)
         masks, left_out = find_masks(path, image_names, find_class)
-        notes = [f"{left_out} masks are of images that are not evaluated and were left out."] if left_out else []
+        notes = [f"{left_out} masks were left out, because their images are not evaluated."] if left_out else []
         return Annotations(path, image_names.sort(masks), notes, lambda name: masks[name]() if name in masks else ())
     if not os.path.exists(path):
         raise InputError(f"{path}: does not exist, expected annotations.")
@@ -228,11 +228,13 @@ def read_annotations(
     elif suffix == ".json":
         objects, left_out, unknown = read_coco(path, image_names, find_class)
         if left_out:
-            notes.append(f"{left_out} images in the file are not evaluated and were left out.")
+            notes.append(f"{left_out} images in the file were left out, because they are not evaluated.")
         if unknown:
             more = ", ..." if len(unknown) > MAX_LISTED_CATEGORIES else ""
             categories = join_names(unknown[:MAX_LISTED_CATEGORIES]) + more
-            notes.append(f"{len(unknown)} categories are not classes of the model and were left out: {categories}.")
+            notes.append(
+                f"{len(unknown)} categories were left out, because the model has no such classes: {categories}."
+            )
     else:
         expected = "a .csv or .tsv file of boxes, a COCO .json file, or a folder of label masks"
         raise InputError(f"{path}: unknown suffix {shorten(suffix)}, expected {expected}.")

@@ -43,7 +43,9 @@ def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> 
             raise InputError(f"{location}: the image {shorten(image_path)} is not among the evaluated images.")
         line, key = location.rpartition(", ")[2], (name, obj.index, obj.box)
         if lines.setdefault(key, line) != line:
-            raise InputError(f"{location}: duplicates {lines[key]}, the same object of {shorten(image_path)}.")
+            raise InputError(
+                f"{location}: duplicates {lines[key]}, which has the same object of {shorten(image_path)}."
+            )
         objects[name].append(obj)
     if not objects:
         raise InputError(f"{path}: has no boxes below its header.")
@@ -138,7 +140,7 @@ def find_masks(
     if not paths:
         example = shorten(image_names.names[0]) if image_names.names else "none"
         expected = f"one of the {len(image_names.names)} images, such as {example}"
-        raise InputError(f"{folder}: has {left_out} masks, but none is named like {expected}.")
+        raise InputError(f"{folder}: has {left_out} masks, but none has the name of {expected}.")
     path = os.path.join(folder, CLASS_FILE)
     classes = _read_classes(path, find_class) if os.path.exists(path) else None
     return {name: partial(_read_mask, path, classes) for name, path in paths.items()}, left_out

@@ -510,9 +510,9 @@ def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
 def _evaluate_placement(order: Tensor) -> TestResult:
     value, chance = float(order.diagonal().mean()), compute_placement_chance(order)
     reason = (
-        "In a grid with three other images, a random pixel of this image has a higher heatmap value than a random pixel of "
-        f"the others in {value * 100:.0f} % of cases. For a heatmap that ignores the image, the probability of this result "
-        f"or a better one is {chance * 100:.0f} %."
+        f"The image was placed in a grid with three other images. In {value * 100:.0f} % of cases, a random pixel of this "
+        "image has a higher heatmap value than a random pixel of the other images. A heatmap that ignores the image "
+        f"reaches at least this percentage with a probability of {chance * 100:.0f} %."
     )
     outcome: Outcome = "passed" if value >= MIN_PLACEMENT_ORDER and chance <= SIGNIFICANCE_LEVEL else "undecided"
     return TestResult("placement", "failed" if value <= 1 / 2 else outcome, value, reason)

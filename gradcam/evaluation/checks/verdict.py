@@ -130,10 +130,10 @@ class Verdict:
         sentences = [self.doubt] if self.doubt else []
         if self.distinguished_from:
             words = [control.words for control in self.controls if control.is_distinguished]
-            sentences.append(f"Distinguished from {', '.join(words)}.")
+            sentences.append(f"The heatmap is distinguished from {', '.join(words)}.")
         as_good = [control.words for control in self.controls if not control.is_distinguished and control.name != RIVAL]
         if as_good:
-            sentences.append(f"Not distinguished from {', '.join(as_good)}.")
+            sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         if self.rival is not None:
             sentences.append(f"The rival class has the same heatmap: {self.rival}.")
         if self.outcome == "undecided":

@@ -131,7 +131,7 @@ METRICS: dict[str, Metric] = {
                "perturbation", papers.RISE, "perturbation:insertion", RANKING_NEEDS, "areas", passes=49, by_order=True),
         Metric("deletion", "area under the probability curve as pixels are deleted, highest first", "lower",
                "perturbation", papers.RISE, "perturbation:deletion", RANKING_NEEDS, "areas", passes=49, by_order=True),
-        Metric("road", "how much more the probability depends on the most relevant than on the least relevant pixels",
+        Metric("road", "how much lower the probability is without the most relevant pixels than without the least relevant",
                "higher", "perturbation", papers.ROAD, "perturbation:road", RANKING_NEEDS, "combined", passes=18,
                by_order=True),
         Metric("sufficiency", "probability lost when only the top fifth of pixels is kept", "lower",
@@ -227,7 +227,7 @@ def metric(
         raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(valid_needs)}.")
     mosaic_needs = [need for need in needs if _is_of_mosaics(need)]
     if 0 < len(mosaic_needs) < len(needs):
-        problem = f"needs {mosaic_needs[0]}, which is for mosaics"
+        problem = f"needs {mosaic_needs[0]}, which is only computed for mosaics"
         raise GradcamError(f"The metric {name!r} {problem}: remove the other needs.")
 
     def to_metric(function: Callable[..., Any]) -> Metric:

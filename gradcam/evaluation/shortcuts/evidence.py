@@ -62,9 +62,7 @@ def collect_evidence(
             blank.append(image.item.name)
         elif evidence and image.map.shape != evidence[0].map.shape:
             sizes = [" x ".join(map(str, entry.map.shape)) for entry in (image, evidence[0])]
-            reason = (
-                f"its heatmap is {sizes[0]}, but the first image's is {sizes[1]}: use the same --size for all images"
-            )
+            reason = f"its heatmap is {sizes[0]}, but other heatmaps are {sizes[1]}: use the same --size for all images"
             failures[image.item.name] = f"{image.item.name}: {reason}"
         else:
             evidence.append(image)

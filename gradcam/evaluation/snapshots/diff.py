@@ -137,7 +137,7 @@ def _check_classes(old: Origin, new: Origin) -> None:
         first, more = differing[0], f" ({len(differing)} classes differ)" if len(differing) > 1 else ""
         raise ModelError(
             f"Class {first} is {shorten(pairs[first][0])} in OLD, {old.model}, and {shorten(pairs[first][1])} in NEW, "
-            f"{new.model}{more}. If they mean the same, load both with the same labels (--labels FILE)."
+            f"{new.model}{more}. If both names mean the same class, give both models the same --labels FILE."
         )
 
 

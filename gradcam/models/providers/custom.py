@@ -90,7 +90,7 @@ def _call_factory(function: Any, name: str) -> nn.Module:
             signature.bind()
         except TypeError as error:
             short = name.rpartition(":")[2]
-            advice = f"write a function that passes them, such as `def make(): return {short}(...)`."
+            advice = f"write a function that passes the arguments, such as `def make(): return {short}(...)`."
             problem = f"{name} needs arguments, {short}{signature}, but is called without any"
             raise ModelError(f"{problem}: {advice}") from error
     model = plugins.call_user_function(function, name)
