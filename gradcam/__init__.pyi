@@ -17,6 +17,7 @@ from .errors import GradcamWarning as GradcamWarning
 from .hooks.hooks import TargetLayer as TargetLayer
 from .images.draw import overlay as overlay
 from .images.read import read_image as read_image
+from .images.regions import find_boxes as find_boxes
 from .images.write import write_image as write_image
 from .models.classifier import Classifier as Classifier
 from .models.load import load_classifier as load_classifier

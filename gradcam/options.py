@@ -84,8 +84,18 @@ OUTPUT_KINDS = {
     "heatmap": "the heatmap alone",
     "map": "the method's raw values, float32 (h,w), as .npy",
     "panel": "methods, layers and classes side by side",
+    "mask": "the heatmap's regions above --box-threshold, as .png with the values 0 and 255",
+    "boxes": "the boxes around these regions, in the record and on the overlay",
 }
 FORMATS = ("jpg", "png", "webp")
+
+# A box is drawn around the largest region of a heatmap, or around every region. A region is where the heatmap reaches a
+# share of its maximum. `scripts/bench --only boxes` measures which share is the best on the sample photographs.
+# `gradcam report` can write these formats. All except html export boxes.
+REPORT_FORMATS = ("html", "coco", "yolo", "labelstudio")
+
+BOX_METHODS = ("largest", "components")
+BOX_THRESHOLD = 0.3
 
 # The devices on which `gradcam batch` can decode, resize, draw and encode images. "device" is experimental, so "auto"
 # means "cpu".
@@ -164,6 +174,13 @@ def check_number(
     if not is_number or not math.isfinite(value) or not least <= value <= most:
         raise argument_error(value, name, expected, error)
     return float(value)
+
+
+def check_boxes(threshold: Any, method: Any = "largest") -> None:
+    """Raise `GradcamError` unless the threshold and the method are valid for `images.regions.find_boxes`."""
+    expected = "a share of the heatmap's maximum, above 0 and at most 1, such as 0.3."
+    check_number(threshold, "The threshold of boxes", expected, least=math.ulp(0), most=1)
+    check_choice(method, "The method of boxes", BOX_METHODS)
 
 
 def check_progress(value: Any) -> None:

@@ -21,7 +21,9 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, TargetError, format_fields
 from gradcam.images.draw import overlay as draw_overlay
+from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region
+from gradcam.images.regions import encode_mask
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
@@ -141,13 +143,18 @@ class ExplanationResult:
             return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
         return self.source.draw(0, self.k)
 
-    def draw_kinds(self, kinds: Sequence[str], *, alpha: float, colormap: str) -> dict[str, DrawnImage]:
-        """Return a dict from each requested output kind, except the panel, to an image or the bytes of a file."""
-        outputs: dict[str, DrawnImage] = {}
+    def draw_kinds(
+        self, kinds: Sequence[str], *, alpha: float, colormap: str, box_threshold: float, box_method: str
+    ) -> dict[str, Any]:
+        """Return the requested outputs, except the panel, by their keys in a record.
+
+        Each output is an image or the bytes of a file, except the boxes.
+        """
+        outputs: dict[str, Any] = {}
+        source = self.source
         if "overlay" in kinds:
             outputs["overlay"] = self.draw(alpha=alpha, colormap=colormap)
         if "heatmap" in kinds:
-            source = self.source
             if isinstance(source, ImageExplanation):
                 black, signed = np.zeros_like(source.images[0]), source.evidence == "signed"
                 options: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
@@ -158,6 +165,14 @@ class ExplanationResult:
             file = io.BytesIO()
             np.save(file, np.ascontiguousarray(self.values.float().cpu().numpy()))
             outputs["map"] = file.getvalue()
+        if "mask" in kinds and isinstance(source, ImageExplanation):
+            outputs["mask_file"] = encode_mask(source.masks(0, self.k, threshold=box_threshold)[0])
+        if "boxes" in kinds and isinstance(source, ImageExplanation):
+            boxes = source.boxes(0, self.k, threshold=box_threshold, method=box_method)
+            outputs["boxes"] = tuple((*box.edges, round(box.score, 4)) for box in boxes)
+            if "overlay" in outputs:
+                marks = [Mark(box.label or "", number=self.k, box=box.edges) for box in boxes]
+                outputs["overlay"] = draw_marks(outputs["overlay"], marks)
         return outputs
 
 

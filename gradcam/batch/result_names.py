@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
 from gradcam.images.files import MAX_NAME_BYTES, join_name, to_safe_name, truncate_bytes
-from gradcam.options import FORMATS, OUTPUT_KINDS, check_choice, check_count, check_number
+from gradcam.options import BOX_THRESHOLD, FORMATS, OUTPUT_KINDS, check_boxes, check_choice, check_count, check_number
 from gradcam.storage.records import Explained
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def name_page(stem: str) -> str:
 
 
 HEATMAP_ENDING = "heatmap"  # The name of a heatmap is the name of its overlay with this ending.
-MAP_SUFFIX = ".npy"
+KIND_SUFFIXES = {"map": ".npy", "mask": ".png"}  # Other kinds have the format that the user chose.
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ class OutputOptions:
     """The files to write for each result, and their settings.
 
     `kinds` are keys of `options.OUTPUT_KINDS`. The kind "map" writes the raw values as a float32 NumPy array. `quality`
-    (1 to 100) applies to jpg and webp. If `views` is True, the images of a report are written as well.
+    (1 to 100) applies to jpg and webp. If `views` is True, the images of a report are written as well. `box_threshold`
+    and `box_method` apply to the kinds "mask" and "boxes", as in `images.regions.find_boxes`.
     """
 
     kinds: tuple[str, ...] = ("overlay",)
@@ -148,6 +149,8 @@ class OutputOptions:
     alpha: float = 0.5
     colormap: str = "turbo"
     views: bool = False
+    box_threshold: float = BOX_THRESHOLD
+    box_method: str = "largest"
 
     def __post_init__(self) -> None:
         from gradcam.images.draw import find_colormap
@@ -159,6 +162,12 @@ class OutputOptions:
         check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
         check_number(self.alpha, "alpha", "an opacity from 0 to 1.", most=1)
         find_colormap(self.colormap)
+        check_boxes(self.box_threshold, self.box_method)
+
+    @property
+    def appearance(self) -> dict[str, Any]:
+        """Return the settings of overlays, masks and boxes, by name."""
+        return {name: getattr(self, name) for name in ("alpha", "colormap", "box_threshold", "box_method")}
 
     @property
     def suffix(self) -> str:
@@ -166,16 +175,20 @@ class OutputOptions:
 
 
 def name_kinds(overlay: str, saving: OutputOptions) -> dict[str, str]:
-    """Return a dict from each requested output kind, except the panel, to its file name. `overlay` is a file name."""
+    """Return the file names of the requested outputs, except the panel, by their keys in a record.
+
+    `overlay` is a file name.
+    """
     base = overlay.removesuffix(saving.suffix)
-    names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP_ENDING}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
-    return {kind: name for kind, name in names.items() if kind in saving.kinds}
+    names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP_ENDING}{saving.suffix}"}
+    names |= {"map": f"{base}{KIND_SUFFIXES['map']}", "mask_file": f"{base}-mask{KIND_SUFFIXES['mask']}"}
+    return {key: name for key, name in names.items() if key.removesuffix("_file") in saving.kinds}
 
 
 def name_files(
     stem: str, request: ExplainRequest, results: Sequence[ExplanationResult], saving: OutputOptions, *, suffix: str
 ) -> list[dict[str, str]]:
-    """Return the file names of each result of one image, by kind, as `name_kinds` does."""
+    """Return the file names of each result of one image, as `name_kinds` does."""
     return [name_kinds(name, saving) for name in list_endings(request, results, stem=stem, suffix=suffix)]
 
 
@@ -190,12 +203,12 @@ def check_outputs(
 ) -> None:
     """Raise `OutputError` if two results could have the same name, or if a result could overwrite an input.
 
-    Also raises the error of `check_panel`. `stems` is the return value of `plan_stems`. `others` are input files that
+    Also raises the error of `check_kinds`. `stems` is the return value of `plan_stems`. `others` are input files that
     are not images, such as lists.
     """
     from gradcam.storage.output import to_reader  # Imported here, because most callers of this module need no stores.
 
-    check_panel(saving, request)
+    check_kinds(saving, request)
     method_names = [method.name.casefold() for method in _list_methods(request)]
     names = {stems[item.name].casefold(): item.name for item in items}
     # The result of "gradcam" for the image "cat-guided" and the result of "guided-gradcam" for the image "cat" would
@@ -213,7 +226,7 @@ def check_outputs(
         output_folders.setdefault(output_folder.casefold(), []).append(parent.casefold())
     panel_names = [COMPARISON_NAME] * ("panel" in saving.kinds)
     starts = tuple(f"{name}-" for name in (*method_names, *panel_names))
-    suffixes = {MAP_SUFFIX if kind == "map" else saving.suffix for kind in saving.kinds}
+    suffixes = {KIND_SUFFIXES.get(kind, saving.suffix) for kind in saving.kinds if kind != "boxes"}
     for path, input_folder, file in _list_places(items, folder, others):
         for parent in output_folders.get(input_folder.casefold(), ()):
             stem, suffix = posixpath.splitext(posixpath.join(parent, file.casefold()))
@@ -223,14 +236,22 @@ def check_outputs(
                 raise OutputError(f"{problem}; choose another --output")
 
 
-def check_panel(saving: OutputOptions, request: ExplainRequest) -> None:
-    """Raise `GradcamError` if a panel is requested, but one of the methods makes no heatmap at a layer."""
+def check_kinds(saving: OutputOptions, request: ExplainRequest) -> None:
+    """Raise `GradcamError` if one of the methods cannot make a requested output.
+
+    A panel needs heatmaps at a layer. Masks and boxes need heatmaps.
+    """
     methods = request.methods or request.attributions
     unsuitable = [method.name for method in methods if not request.methods or not method.has_layer]
     if "panel" in saving.kinds and unsuitable:
         name = unsuitable[0]
         problem = f"A panel needs heatmaps at a layer, but {name} has no layer"
         raise GradcamError(f"{problem}: leave out the panel, or {name}.")
+    if request.attributions and not {"mask", "boxes"}.isdisjoint(saving.kinds):
+        problem = (
+            f"Masks and boxes need heatmaps, but {request.attributions[0].name} attributes the score to single pixels"
+        )
+        raise GradcamError(f"{problem}: use a CAM method, or leave out mask and boxes.")
 
 
 def _list_places(

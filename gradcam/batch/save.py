@@ -74,21 +74,20 @@ class Saver:
         results = [item for item in result.results if item.entry.on is None or saving.kinds != ("panel",)]
         files: dict[str, bytes] = {}  # All files are encoded before the first file is written.
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
-        appearance: Any = {"alpha": saving.alpha, "colormap": saving.colormap}
         if "panel" in saving.kinds:
             panel_name = name_result(stem, panel_suffix(self.request.options["evidence"], suffix=saving.suffix))
-            files[panel_name] = encode(panel(result.maps, **appearance))
-        names_per_result: list[dict[str, str | None]] = []
+            files[panel_name] = encode(panel(result.maps, alpha=saving.alpha, colormap=saving.colormap))
+        fields: list[dict[str, Any]] = []
         overlays: list[DrawnImage | None] = []
         for map_result, name in zip(results, self._name(stem, results)):
             names = name_kinds(name, saving)
-            outputs = map_result.draw_kinds([*saving.kinds, *["overlay"] * saving.views], **appearance)
+            outputs = map_result.draw_kinds([*saving.kinds, *["overlay"] * saving.views], **saving.appearance)
             overlays.append(outputs.get("overlay"))
             for kind in names:
                 output = outputs[kind]
                 files[names[kind]] = output if isinstance(output, bytes) else encode(output)
             has_part = isinstance(map_result.source, ImageExplanation) and map_result.entry.on is None
-            names_per_result.append({**names, "panel": panel_name if has_part else None})
+            fields.append({**names, "panel": panel_name if has_part else None, "boxes": outputs.get("boxes")})
         page = None
         if result.page is not None:
             page = name_page(stem)
@@ -98,7 +97,7 @@ class Saver:
             draw = self.draw_views if saving.views else None
             self.place.write(files, {} if draw is None else draw(stem, result.picture, overlays))
             files = {}
-        return replace(result.to_record(item.name, self.classifier.name, names_per_result), page=page), files
+        return replace(result.to_record(item.name, self.classifier.name, fields), page=page), files
 
     def _name(self, stem: str, results: Sequence[ExplanationResult]) -> list[str]:
         """Return a unique name for the overlay of each result.

@@ -33,8 +33,9 @@ EXAMPLES = {
         "gradcam batch photos.tar -o maps/ --save map --format png  # an archive, with raw heatmaps as .npy arrays",
     ),
     "report": (
-        "gradcam batch photos/ -o explained/  # explain a folder",
+        "gradcam batch photos/ -o explained/ --save overlay,boxes  # explain a folder",
         "gradcam report explained/  # then write explained/index.html",
+        "gradcam report explained/ --format coco  # or export the boxes as explained/coco.json",
     ),
     "compare": (
         "gradcam compare photo.jpg  # common methods, side by side",

@@ -193,13 +193,12 @@ def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) 
     return status
 
 
-def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, str]]:
-    """Write the results of an image. Return a dict for each result, which maps the kind of file to the path."""
+def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, Any]]:
+    """Write the results of an image. Return a dict for each result: the paths of the files, and the boxes."""
     from gradcam.batch.result_names import name_files, panel_suffix
     from gradcam.models.panels import panel
 
     saving, suffix = job.saving, job.suffix
-    appearance: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
     # A panel contains no heatmaps on the second image of --like.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
     names_by_kind = name_files(image.stem, job.request, results, saving, suffix=suffix)
@@ -209,10 +208,12 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     paths = iter([job.destination.file] if job.destination.file is not None else job.destination.names.claim(names))
     paths_by_kind = []
     for result in results:
-        drawings = result.draw_kinds(saving.kinds, **appearance)
-        paths_by_kind.append({kind: write_file(next(paths), content) for kind, content in drawings.items()})
+        drawings = result.draw_kinds(saving.kinds, **saving.appearance)
+        boxes = drawings.pop("boxes", None)
+        written = {kind: write_file(next(paths), content) for kind, content in drawings.items()}
+        paths_by_kind.append({**written, "boxes": boxes})
     if "panel" in saving.kinds:
-        path = write_file(next(paths), panel(image_result.maps, **appearance))
+        path = write_file(next(paths), panel(image_result.maps, alpha=saving.alpha, colormap=saving.colormap))
         for result, kind_paths in zip(results, paths_by_kind):
             if result.entry.on is None:
                 kind_paths[job.panel] = path
@@ -256,7 +257,7 @@ def find_destination(
     if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:
         return OutputLocation(path, None, OutputNames(path, images))
     if path.suffix.lower() not in suffixes:
-        noun = "images" if suffixes is WRITE_SUFFIXES else "maps"
+        noun = "maps" if ".npy" in suffixes else "images" if suffixes is WRITE_SUFFIXES else "masks"
         raise click.UsageError(f"{path}: {noun} can only be written as {', '.join(sorted(suffixes))}.")
     if results > 1:
         raise click.UsageError(f"{path} is one file, but there are several results: give a folder to --output.")
@@ -295,15 +296,16 @@ def prepare_job(
     If no method is given, `choose_methods` chooses the methods. Without `choose_methods`, the model's default
     method is used.
     """
-    from gradcam.batch.result_names import MAP_SUFFIX, OutputOptions, check_panel
+    from gradcam.batch.result_names import KIND_SUFFIXES, OutputOptions, check_kinds
 
     require_images(images, output)
-    saving = OutputOptions(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
+    saving = OutputOptions(settings.saved, "png", **settings.appearance)
     classifier, request = prepare_request(settings, output, choose_methods)
-    if "panel" in saving.kinds:
-        check_panel(saving, request)
-    results = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
-    suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
+    check_kinds(saving, request)
+    kinds = {*saving.kinds} - {"panel", "boxes"}
+    results = request.count_results() * len(kinds) + ("panel" in saving.kinds)
+    fixed = frozenset(suffix for kind, suffix in KIND_SUFFIXES.items() if kind in kinds)
+    suffixes = fixed if len(kinds) == len(fixed) == 1 else WRITE_SUFFIXES
     inputs = list_input_files(images, settings.target_choice)
     destination = find_destination(settings.output, inputs, len(images) * results, suffixes)
     suffix = f"{'-edited' if settings.edits else ''}{find_suffix(settings.model)}"

@@ -528,13 +528,22 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS))
 other_targets = combine(*_EVALUATED_TARGETS, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
-save = names_option(
-    "--save KIND[,KIND]",
-    f"Files to write: {', '.join(allowed.OUTPUT_KINDS)}; may be repeated.  [default: overlay]",
-    name="saved",
-    find=_find_saved,
-    completions=allowed.OUTPUT_KINDS,
-    default=("overlay",),
+save = combine(
+    names_option(
+        "--save KIND[,KIND]",
+        f"Results to write: {', '.join(allowed.OUTPUT_KINDS)}; may be repeated.  [default: overlay]",
+        name="saved",
+        find=_find_saved,
+        completions=allowed.OUTPUT_KINDS,
+        default=("overlay",),
+    ),
+    option(
+        "--box-threshold T",
+        "For --save mask,boxes: share of the heatmap's maximum that a pixel must reach.",
+        real(0, 1, above=True),
+        default=allowed.BOX_THRESHOLD,
+    ),
+    choice("--box-method", allowed.BOX_METHODS, "For --save boxes: the box of the largest region, or of each region."),
 )
 appearance = combine(
     option("--alpha A", "Opacity of the heatmap, from 0 to 1.", real(0, 1), default=0.5),

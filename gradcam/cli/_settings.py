@@ -11,7 +11,7 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
-from gradcam.options import DEFAULTS, ExplainOptions
+from gradcam.options import BOX_THRESHOLD, DEFAULTS, ExplainOptions
 
 if TYPE_CHECKING:
     from gradcam.images.edit import Edit
@@ -123,8 +123,15 @@ class Settings:
     alpha: float = 0.5
     colormap: str = "turbo"
     saved: tuple[str, ...] = ("overlay",)
+    box_threshold: float = BOX_THRESHOLD
+    box_method: str = "largest"
     target_choice: TargetChoice = TargetChoice()
     edits: tuple[Edit, ...] = ()
+
+    @property
+    def appearance(self) -> dict[str, Any]:
+        """Return the options of overlays, masks and boxes, by name."""
+        return {name: getattr(self, name) for name in ("alpha", "colormap", "box_threshold", "box_method")}
 
 
 @dataclass(frozen=True)

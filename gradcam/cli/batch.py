@@ -22,7 +22,7 @@ from gradcam.cli._page_maker import PageMaker
 from gradcam.cli._settings import ModelChoice, OutputMode, Settings, to_settings
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, escape_controls
 from gradcam.options import FORMATS as PICTURE_FORMATS
-from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, PIXEL_DEVICES
+from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, PIXEL_DEVICES, REPORT_FORMATS
 from gradcam.plugins import is_custom, list_entry_points
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
     options = {name: value for name, value in request.options.items() if name in settings.options and name != "reshape"}
     # Earlier versions stored no fit. Store the fit only if it is not the default, so that earlier runs can be resumed.
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
+    # Earlier versions had no boxes.
+    has_boxes = not {"mask", "boxes"}.isdisjoint(saving.kinds)
+    unused = ("views",) if has_boxes else ("views", "box_threshold", "box_method")
     return {
         "model": classifier.name,
         "device": work.device or classifier.device.type,
@@ -81,7 +84,9 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
         **fit,
         "batch_size": work.batch_size,
         "audit": work.audit,
-        **{("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name != "views"},
+        **{
+            ("save" if name == "kinds" else name): value for name, value in asdict(saving).items() if name not in unused
+        },
     }
 
 
@@ -153,7 +158,7 @@ def run_batch(batch: BatchOptions) -> int:
 
     An error before the first explanation is raised. A later error is printed, and the status is 1.
     """
-    from gradcam.batch.result_names import OutputOptions, check_outputs, check_panel, plan_stems
+    from gradcam.batch.result_names import OutputOptions, check_kinds, check_outputs, plan_stems
     from gradcam.report import draw_views
     from gradcam.sources.collect import list_inputs
 
@@ -173,9 +178,9 @@ def run_batch(batch: BatchOptions) -> int:
 
             check_recorded_classes(batch.folder, work.items, work.classifier)
         kinds, stems = tuple(dict.fromkeys(batch.saved)), plan_stems(listing.items)
-        saving = OutputOptions(kinds, batch.format, batch.quality, settings.alpha, settings.colormap, batch.report)
+        saving = OutputOptions(kinds, batch.format, batch.quality, views=batch.report, **settings.appearance)
         if not batch.output_format.has_files:  # Without files, no names can collide.
-            check_panel(saving, work.request)
+            check_kinds(saving, work.request)
         else:
             others = list_input_files([], settings.target_choice)
             check_outputs(batch.folder, listing.items, stems, saving=saving, request=work.request, others=others)
@@ -451,17 +456,31 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
 
 @click.command("report", cls=Command)
 @click.argument("folder", metavar="DIR", type=options.FOLDER)
+@options.choice(
+    "--format",
+    REPORT_FORMATS,
+    "Format to write. html is a gallery. The other formats export the boxes of a run with --save boxes: coco.json, "
+    "yolo/labels/ with a text file per image, or labelstudio.json.",
+)
+@options.option(
+    "--image-root TEXT",
+    "Folder or URL to put before each image's name, for coco and labelstudio.",
+    default="",
+)
 @options.max_pixels
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def report_command(folder: Path | Store, quiet: bool) -> int:
-    """Write a gallery, DIR/index.html, of the results of `gradcam batch`.
+def report_command(folder: Path | Store, format: str, image_root: str, quiet: bool) -> int:
+    """Write a gallery, DIR/index.html, of the results of `gradcam batch`, or export the boxes.
 
     DIR is the output folder of the batch, or its URL in a store.
     """
-    from gradcam.report.gallery import write_report
+    from gradcam.report import exports, write_report
 
+    if image_root and format not in ("coco", "labelstudio"):
+        raise click.UsageError(f"--image-root is for --format coco and labelstudio, but the format is {format}.")
     with terminal.report_waits(OutputMode(as_json=False, quiet=quiet)):
-        page = write_report(folder)
-    if not quiet:
-        click.echo(terminal.format_written_path(str(page)))
+        is_gallery = format == "html"
+        paths = [write_report(folder)] if is_gallery else exports.write_export(folder, format, image_root=image_root)
+    for path in () if quiet else paths:
+        click.echo(terminal.format_written_path(str(path)))
     return 0

@@ -15,7 +15,9 @@ from .metrics import METRICS as METRICS
 from .metrics import Metric as Metric
 from .metrics import metric as metric
 from .metrics.imputation import impute as impute
+from .metrics.localisation import CorLoc as CorLoc
 from .metrics.localisation import Localisation as Localisation
+from .metrics.localisation import corloc as corloc
 from .metrics.localisation import energy_pointing_game as energy_pointing_game
 from .metrics.localisation import localisation as localisation
 from .metrics.localisation import order_pointing_game as order_pointing_game

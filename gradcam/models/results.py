@@ -22,6 +22,7 @@ from gradcam.images.draw import join_rows, overlay, scale_to_height
 from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
+from gradcam.models.explanation_regions import ExplanationRegions
 from gradcam.models.labels import name_class
 from gradcam.models.page_contents import find_probability, show_explanation
 from gradcam.options import keep_old_names
@@ -272,7 +273,7 @@ def _to_figure(pixels: Pixels, height: int, caption: str) -> str:
 
 @keep_old_names
 @dataclass(frozen=True, eq=False)
-class ImageExplanation(ImageResult, Explanation):
+class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     """An `Explanation` with its images, and with the region of each image that the model saw.
 
     It has the fields of `Explanation`. A notebook displays it automatically.

@@ -176,14 +176,13 @@ def _name_prediction(prediction: Prediction) -> str:
 
 def _to_entry(files: ReportFolder, entry: Explained, stem: str | None, k: int) -> dict[str, Any]:
     overlay_view = name_views(stem).overlay(k) if stem else None
-    results = {"overlay": entry.overlay, "heatmap": entry.heatmap, "map": entry.map, "panel": entry.panel}
     return {
         "index": entry.title if entry.kind != "class" else entry.index,
         "label": escape_controls(entry.title),
         **{name: getattr(entry, name) for name in ("score", "layer", "method", "evidence", "blank")},
         **({} if entry.on is None else {"on": entry.on}),
         "small": to_url(overlay_view) if overlay_view and files.has_file(overlay_view) else None,
-        "files": {kind: to_url(path) for kind, path in results.items() if to_url(path)},
+        "files": {key.removesuffix("_file"): to_url(path) for key, path in entry.files.items() if to_url(path)},
     }
 
 

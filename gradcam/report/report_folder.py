@@ -148,25 +148,31 @@ class ReportRun:
         return place / root if isinstance(place, Path) else Path(root)
 
 
+def read_records(files: ReportFolder) -> list[Record]:
+    """Read the records of a run, in the order of the input. The records of shards are sorted by image name.
+
+    If an image has several records, the last one counts. Raises `GradcamError` if there is no readable manifest.
+    """
+    records = list({record.image: record for record in read_manifest(files.place)}.values())
+    if not list_manifests(files.reader.list_names(), ShardFiles()):
+        records.sort(key=lambda record: record.image)
+    return records
+
+
 def read_run(files: ReportFolder) -> ReportRun:
     """Read the run in a folder from its manifest, or from the manifests of its shards.
 
-    The records of shards are sorted by image name. If an image has several records, the last one counts. Raises
-    `GradcamError` if there is no readable manifest, or if the results are in tar files.
+    Raises `GradcamError` if there is no readable manifest, or if the results are in tar files.
     """
-    records = {record.image: record for record in read_manifest(files.place)}
-    reader = files.reader
-    tar = next((record.tar for record in records.values() if record.tar is not None), None)
+    records, reader = read_records(files), files.reader
+    tar = next((record.tar for record in records if record.tar is not None), None)
     if tar is not None:
         problem = f"the results are in tar files such as {tar}, which a report cannot read"
         advice = "Run gradcam batch again without --output-format webdataset, and give a new folder with --output."
         raise OutputError(f"{reader.show()}: {problem}. {advice}")
-    names, ordered = reader.list_names(), list(records.values())
-    if not list_manifests(names, ShardFiles()):
-        ordered.sort(key=lambda record: record.image)
-    for part in find_shards(names):
+    for part in find_shards(reader.list_names()):
         # If run.json cannot be read, the page is written without the settings.
         with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):
             if isinstance(facts := json.loads(reader.read(part.run)), dict):
-                return ReportRun(files, ordered, facts)
-    return ReportRun(files, ordered, {})
+                return ReportRun(files, records, facts)
+    return ReportRun(files, records, {})

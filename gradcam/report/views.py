@@ -60,7 +60,8 @@ def find_stem(record: Record) -> str | None:
     for entry in record.explained:
         # The stem is followed by "-<method>" and by words without dashes. The stem therefore ends before the last
         # "-<method>".
-        endings = {f"-{entry.method}": (entry.overlay, entry.heatmap, entry.map), "-compare": (entry.panel,)}
+        named_by_method = (entry.overlay, entry.heatmap, entry.map, entry.mask_file)
+        endings = {f"-{entry.method}": named_by_method, "-compare": (entry.panel,)}
         for ending, paths in endings.items():
             for path in paths:
                 stem = (path or "").rpartition(ending)[0]

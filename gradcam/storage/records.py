@@ -16,14 +16,17 @@ SCHEMA = 1
 
 Entry = TypeVar("Entry", "Prediction", "Explained")
 
+FILE_KEYS = ("overlay", "heatmap", "map", "panel", "mask_file")  # The keys of an explanation's files.
 # A record omits these keys if their value is None.
 OPTIONAL_KEYS = (
-    *("heatmap", "map", "panel", "fit", "sha256", "tar", "page", "edits"),
+    *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
 )
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels of the image
 Point = tuple[float, float]  # (x, y), in pixels of the image
+# (left, top, right, bottom, score) of a region of the heatmap, in pixels of the image; right and bottom are exclusive
+ScoredBox = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class Explained:
     """One explanation of an image: the class, its score, the layer, the method and the kind of evidence.
 
     If `blank` is True, all values of the map are zero. For a custom target function, `index` is None and `label` is the
-    function's name. `overlay`, `heatmap`, `map` and `panel` name the written files. Several explanations may share a
-    panel.
+    function's name. `overlay`, `heatmap`, `map`, `panel` and `mask_file` name the written files. Several explanations
+    may share a panel. `boxes` are around the heatmap's regions, if they were requested.
 
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
     `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
@@ -68,6 +71,8 @@ class Explained:
     heatmap: str | None = None
     map: str | None = None
     panel: str | None = None
+    mask_file: str | None = None
+    boxes: tuple[ScoredBox, ...] | None = None
     box: Box | None = None
     point: Point | None = None
     number: int | None = None
@@ -81,6 +86,11 @@ class Explained:
     word: int | None = None
     keypoint: int | None = None
     axis: str | None = None
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Return the written files, by key."""
+        return {key: path for key in FILE_KEYS if (path := getattr(self, key)) is not None}
 
     @property
     def kind(self) -> str:
@@ -150,9 +160,8 @@ class Record:
         if self.tar is not None:
             yield self.tar
             return
-        paths = [path for item in self.explained for path in (item.overlay, item.heatmap, item.map, item.panel)]
-        paths.append(self.page)
-        yield from dict.fromkeys(path for path in paths if path is not None)
+        paths = [path for item in self.explained for path in item.files.values()]
+        yield from dict.fromkeys([*paths, *([] if self.page is None else [self.page])])
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
@@ -222,7 +231,8 @@ VALUE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)
 VALUE_TYPES |= {f"{name} | None": (*kinds, type(None)) for name, kinds in VALUE_TYPES.items()}
 # The length of a list (None for any length) and the accepted types of its items, by the annotation of the field.
 LIST_TYPES: dict[str, tuple[int | None, tuple[type, ...]]] = {
-    "Box | None": (4, (int, float)), "Point | None": (2, (int, float)), "tuple[str, ...] | None": (None, (str,)),
+    "Box | None": (4, (int, float)), "Point | None": (2, (int, float)),
+    "tuple[str, ...] | None": (None, (str,)), "tuple[ScoredBox, ...] | None": (None, (list,)),
 }  # fmt: skip
 
 
@@ -236,6 +246,8 @@ def _to_entries(entry_type: type[Entry], data: Any) -> tuple[Entry, ...]:
             if name in _require_type(values, dict) or attribute.default is MISSING:
                 read, types = (_to_list, LIST_TYPES[kind]) if kind in LIST_TYPES else (_require_type, VALUE_TYPES[kind])
                 entry[name] = read(values[name], *types)
+        if entry.get("boxes"):
+            entry["boxes"] = tuple(_to_list(box, 5, (int, float)) for box in entry["boxes"])
         entries.append(entry_type(**entry))
     return tuple(entries)
 

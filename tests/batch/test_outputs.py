@@ -493,3 +493,58 @@ def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None
     assert [(record.error, record.sha256) for record in records] == [(None, None)] * 12
     assert len({(work.folder / str(record.explained[0].overlay)).read_bytes() for record in records}) == 1
     assert torch.equal(result.results[0].source.maps, work.find(photo("chelsea.jpg")).results[0].source.maps)
+
+
+# Masks and boxes
+
+
+def test_masks_and_boxes_are_those_of_python(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    saving = OutputOptions(("mask", "boxes"), "webp", box_threshold=0.6, box_method="components")
+    work = do(saving, classes=(TIGER_CAT, ESPRESSO))
+    record = work.save(path).record
+    explanation = work.classifier.explain(path, target=[[TIGER_CAT, ESPRESSO]])
+    masks = explanation.masks(threshold=0.6)
+    for k, entry in enumerate(record.explained):
+        assert np.array_equal(
+            gradcam.read_image(work.folder / str(entry.mask_file))[..., 0], np.where(masks[k], 255, 0)
+        )
+        boxes = explanation.boxes(0, k, threshold=0.6, method="components")
+        assert entry.boxes == tuple((*box.edges, round(box.score, 4)) for box in boxes)
+        assert entry.overlay is entry.mask is None
+    assert work.files() == {"sub/cat-gradcam-282-tiger_cat-mask.png", "sub/cat-gradcam-967-espresso-mask.png"}
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_boxes_are_drawn_on_the_overlay(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("cat_and_espresso.jpg")
+    pictures = []
+    for number, kinds in enumerate([("overlay",), ("overlay", "boxes")]):
+        work = do(OutputOptions(kinds, "png"), classes=(ESPRESSO,))
+        (entry,) = work.save(path, str(number)).record.explained
+        pictures.append(gradcam.read_image(work.folder / str(entry.overlay)).astype(int))
+    left, top, right, bottom, score = (entry.boxes or ())[0]
+    changed = np.abs(pictures[1] - pictures[0]).sum(2) > 0
+    rows, columns = np.nonzero(changed)
+    assert score == 1
+    assert columns.min() == pytest.approx(left, abs=4)
+    assert columns.max() == pytest.approx(right, abs=4)
+    assert rows.max() == pytest.approx(bottom, abs=4)
+    assert changed[int(top) + 100 : int(bottom) - 20, int(left) + 20 : int(right) - 20].sum() == 0  # below the label
+
+
+def test_a_blank_map_has_an_empty_mask_and_no_boxes(do: Callable[..., Work], photo: Photo) -> None:
+    path = photo("coffee.jpg")
+    work = do(OutputOptions(("overlay", "mask", "boxes")))
+    result = work.find(path)
+    maps = {key: replace(value, heatmaps=torch.zeros_like(value.heatmaps)) for key, value in result.maps.items()}
+    (entry,) = work.save(path, result=replace(result, maps=maps)).record.explained
+    assert entry.boxes == ()
+    assert not gradcam.read_image(work.folder / str(entry.mask_file)).any()
+    assert '"boxes": []' in work.save(path, result=replace(result, maps=maps)).record.to_json()
+
+
+def test_masks_and_boxes_need_a_heatmap(do: Callable[..., Work]) -> None:
+    for kind in ("mask", "boxes"):
+        with pytest.raises(GradcamError, match="but guided-gradcam attributes the score to single pixels"):
+            check(do(OutputOptions(kinds=(kind,)), attributions=("guided-gradcam",)), ["cat"])

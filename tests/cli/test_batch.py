@@ -726,3 +726,64 @@ def test_memory_for_no_image(batch: Command, folder: Path, photos: Path, monkeyp
     assert all("does not fit into memory, even at batch size 1" in line for line in outcome.err.splitlines())
     halved = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
     assert [(line["pictures"], line["from_now_on"]) for line in halved if line["event"] == "out of memory"] == [(2, 1)]
+
+
+# Boxes and masks
+
+
+def test_boxes_and_masks_of_processes_shards_and_archives_are_the_same(
+    batch: Command, folder: Path, photos: Path
+) -> None:
+    def list_boxes(place: str) -> dict[str, Any]:
+        """Return the boxes of each image's results. Other batches may move an edge by a pixel."""
+        return {
+            record.image.rpartition("photos.zip/")[2]: [
+                (entry.label, [pytest.approx(box, abs=2) for box in entry.boxes or ()]) for entry in record.explained
+            ]
+            for record in gradcam.read_manifest(place)
+        }
+
+    save = ("--save", "boxes,mask", "--class", "koala", "--class", "macaw")
+    batch("photos", "-o", "whole", *save)
+    expected = {
+        record.image: [(entry.label, [*(entry.boxes or ())]) for entry in record.explained]
+        for record in gradcam.read_manifest("whole")
+    }
+    masks = sorted(path.relative_to(folder / "whole") for path in (folder / "whole").rglob("*-mask.png"))
+    batch("photos", "-o", "processes", *save, "--processes", "2")
+    for shard in ("1/2", "2/2"):
+        batch("photos", "-o", "shards", *save, "--shard", shard)
+    with zipfile.ZipFile("photos.zip", "w") as archive:
+        for path in sorted(photos.rglob("*.*")):
+            archive.write(path, path.relative_to(photos).as_posix())
+    batch("photos.zip", "-o", "archive", *save)
+    assert len(masks) == 2 * (len(expected) - 1) == 10
+    for place in ("processes", "shards", "archive"):
+        assert list_boxes(place) == expected, place
+        for name in masks:
+            assert (pixels(folder / place / name) != pixels(folder / "whole" / name)).mean() < 0.01
+
+
+def test_a_run_with_boxes_resumes_and_makes_lost_masks_again(batch: Command, folder: Path, photos: Path) -> None:
+    save = ("--save", "boxes,mask")
+    batch("photos", "-o", "out", *save)
+    before = (folder / "out/manifest.jsonl").read_bytes()
+    masks = sorted((folder / "out").rglob("*-mask.png"))
+    data = masks[0].read_bytes()
+    masks[0].unlink()
+    again = batch("photos", "-o", "out", *save, "--resume")
+    assert again.out.startswith("1 image explained")
+    assert (masks[0].read_bytes(), (folder / "out/manifest.jsonl").read_bytes()) == (data, before)
+    other = batch("photos", "-o", "out", *save, "--box-threshold", "0.5", "--resume")
+    other.check_error(2, "box_threshold: 0.3 → 0.5")
+    settings = json.loads((folder / "out/run.json").read_text())["settings"]
+    assert (settings["box_threshold"], settings["box_method"]) == (0.3, "largest")
+    batch("photos/c", "-o", "plain")
+    assert "box_threshold" not in json.loads((folder / "plain/run.json").read_text())["settings"]
+
+
+def test_boxes_alone_write_no_files(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--save", "boxes")
+    assert {Path(name).suffix for name in files(folder / "out")} <= {".json", ".jsonl", ".lock"}
+    again = batch("photos", "-o", "out", "--save", "boxes", "--resume")
+    assert "explained in an earlier run" in again.out

@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor
 
 from gradcam.errors import GradcamError, ImageError
-from gradcam.evaluation import localisation
+from gradcam.evaluation import corloc, localisation
 
 Box = tuple[int, int, int, int]
 
@@ -162,3 +162,56 @@ def test_boxes_that_are_none(boxes: object, message: str) -> None:
 def test_a_share_out_of_range(share: object) -> None:
     with pytest.raises(GradcamError, match="share is .*, expected a share of the maximum"):
         localisation(torch.ones(1, 4, 4), [[[0, 0, 2, 2]]], share=share)  # type: ignore[arg-type]
+
+
+# CorLoc
+
+
+def choose_slowly(iou: list[list[float]], half: int) -> int:
+    """Return the number of the threshold with the most hits in the other half, then the largest mean overlap."""
+    others = [row for number, row in enumerate(iou) if number % 2 != half]
+    columns = [[row[t] for row in others] for t in range(19)]
+    best = max((sum(value >= 0.5 for value in column), math.fsum(column)) for column in columns)
+    return next(
+        t for t, column in enumerate(columns) if (sum(value >= 0.5 for value in column), math.fsum(column)) == best
+    )
+
+
+def test_corloc_is_that_of_slow_loops() -> None:
+    generator = torch.Generator().manual_seed(5)
+    heatmaps = torch.nn.functional.interpolate(torch.rand(9, 1, 5, 6, generator=generator), (20, 24), mode="bilinear")[
+        :, 0
+    ]
+    boxes = [[[2, 3, 12, 20]], [[0, 0, 24, 10], [5, 5, 20, 20]], [[3, 3, 22, 18]]] * 3
+    result = corloc(heatmaps, boxes)
+    thresholds = [0.05 * step for step in range(1, 20)]
+    iou = [
+        [max(overlap_slowly(flood_slowly(heatmap, t), tuple(box)) for box in objects) for t in thresholds]
+        for heatmap, objects in zip(heatmaps, boxes)
+    ]
+    np.testing.assert_allclose(result.iou, iou, rtol=1e-5)
+    chosen = [choose_slowly(iou, half) for half in (0, 1)]
+    assert result.hits.tolist() == [float(row[chosen[i % 2]] >= 0.5) for i, row in enumerate(iou)]
+    assert len({*result.hits.tolist()}) == 2
+
+
+def test_a_threshold_that_fits_one_half_is_used_for_the_other() -> None:
+    """Even images have a weak rim, which belongs to the object. Odd images have one that does not."""
+    heatmaps = torch.zeros(6, 10, 10)
+    heatmaps[:, 0:8, 0:8], heatmaps[:, 0:4, 0:4] = 0.42, 1
+    boxes = [[[0, 0, 8, 8]], [[0, 0, 4, 4]]] * 3
+    result = corloc(heatmaps, boxes)
+    assert result.hits.tolist() == [0] * 6  # each half uses the threshold of the other
+    assert (result.iou >= 0.5).float().mean(0).max() == 0.5
+    assert corloc(heatmaps, [[[0, 0, 8, 8]]] * 6).hits.tolist() == [1] * 6
+
+
+def test_a_single_image_uses_the_default_threshold() -> None:
+    heatmaps = torch.zeros(1, 10, 10)
+    heatmaps[:, 0:8, 0:8], heatmaps[:, 0:4, 0:4] = 0.42, 1
+    assert corloc(heatmaps, [[[0, 0, 8, 8]]]).hits.tolist() == [1]
+    assert corloc(heatmaps, [[[0, 0, 4, 4]]]).hits.tolist() == [0]
+
+
+def test_blank_maps_never_hit() -> None:
+    assert corloc(torch.zeros(3, 8, 8), [[[0, 0, 8, 8]]] * 3).hits.tolist() == [0, 0, 0]

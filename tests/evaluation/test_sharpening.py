@@ -46,7 +46,7 @@ def subject(classifier: gradcam.Classifier, photo: Any) -> Subject:
 
 
 # On a single image, these may be 0 or 1 both times, although they do not depend on the order alone.
-STEP_METRICS = ("increase", "average-gain", "localisation-error")
+STEP_METRICS = ("increase", "average-gain", "localisation-error", "corloc")
 
 
 @pytest.mark.slow

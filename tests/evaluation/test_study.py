@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ from gradcam.evaluation.study.plan import (
     make_plan,
 )
 from gradcam.evaluation.study.prepare import prepare_study
-from gradcam.evaluation.study.results import Results, StudyEntry, describe_resizing
+from gradcam.evaluation.study.results import Results, StudyEntry, compare_methods, describe_resizing
 from gradcam.evaluation.study.run import MetricInputs, Study
 from gradcam.evaluation.study.write import to_csv, to_json
 from gradcam.evaluation.subject import derive_seed
@@ -613,3 +614,30 @@ def test_progress_is_reported_map_by_map(colours: Classifier, pictures: Path, tm
     inputs = [tmp_path / "broken.png", pictures / "0-red.png"]
     judge(colours, inputs, metrics=["complexity"], progress=lambda count, total: messages.append((count, total)))
     assert messages == [(step, 12) for step in range(6, 13)]
+
+
+def test_corloc_chooses_thresholds_on_the_other_half_also_when_resumed(
+    colours: Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    boxes = tmp_path / "boxes.csv"
+    names = sorted(path.name for path in pictures.iterdir())
+    rows = [f"{name},{8 + number},4,{30 - number},{34 - 3 * number}" for number, name in enumerate(names)]
+    boxes.write_text("\n".join(["image,left,top,right,bottom", *rows]))
+    options: Any = {"annotations": boxes, "metrics": ["corloc", "iou"], "journal": tmp_path / "journal.jsonl"}
+    results = judge(colours, pictures, **options)
+    entries = sorted(results.entries, key=lambda entry: str(entry.sha256))
+    for method in ("gradcam", "eigencam", "centre"):
+        iou = np.array([entry.curves[method]["corloc"] for entry in entries])
+        assert iou.shape == (len(names), 19)
+        for half in (0, 1):
+            other = iou[1 - half :: 2]
+            scores = [((column >= 0.5).sum(), round(column.mean(), 9)) for column in other.T]
+            best = {t for t, score in enumerate(scores) if score == max(scores)}
+            hits = [entry.values[method]["corloc"] for entry in entries[half::2]]
+            assert any(hits == (iou[half::2, t] >= 0.5).tolist() for t in best)
+    again = judge(colours, pictures, **options)
+    assert [entry.values for entry in again.entries] == [entry.values for entry in results.entries]
+    hits = results.values("gradcam", "corloc")
+    assert {*hits} <= {0, 1}
+    interval = compare_methods(results)["gradcam", "corloc"].interval
+    assert (interval.n, interval.mean) == (len(names), pytest.approx(sum(hits) / len(names)))

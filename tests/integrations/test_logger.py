@@ -41,7 +41,7 @@ class Log:
 def train(heatmaps: HeatmapLogger | None, *, autocast: bool, compiled: bool = False) -> tuple[Any, ...]:
     """Train with frozen first layers and gradients of two batches, and return the losses and all that is left."""
     seed_all()
-    model, losses = build_net(), []
+    model, losses = build_net(noisy=not compiled), []
     model[0].requires_grad_(False)
     model[1].eval()
     runs = torch.compile(model, backend="eager") if compiled else model
@@ -296,7 +296,7 @@ def test_the_images_are_fixed() -> None:
     heatmaps = HeatmapLogger(images, "4", sink=log)
     images.zero_()
     heatmaps.start(build_net())
-    assert log.overlays[0][0].std() > 10
+    assert torch.equal(heatmaps.images, IMAGES)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def rename_files(record: Record, names: Mapping[str, str], *, tar: str | None = 
     """Return the record with its files renamed. Files without a new name are left out."""
     explained = []
     for entry in record.explained:
-        renamed: Any = {kind: names.get(getattr(entry, kind)) for kind in ("overlay", "heatmap", "map", "panel")}
+        renamed: Any = {key: names.get(path) for key, path in entry.files.items()}
         explained.append(replace(entry, **renamed))
     page = None if record.page is None else names.get(record.page)
     return replace(record, explained=tuple(explained), tar=tar, page=page)

@@ -152,6 +152,8 @@ METRICS: dict[str, Metric] = {
                papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "iou"),
         Metric("localisation-error", "how often the overlap (IoU) of the heatmap's box with the object's box is below 0.5",
                "lower", "annotations", papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
+        Metric("corloc", "how often the heatmap's box, at a threshold chosen on other images, has an overlap (IoU) of 0.5",
+               "higher", "annotations", papers.WSOL, "localisation:corloc", ("heatmaps", "boxes"), "hits"),
         Metric("randomisation", "rank correlation with the heatmaps of the model with randomised weights", "lower",
                "soundness", papers.ADEBAYO, "soundness:randomisation", ("subject", "explain", "heatmaps", "seed"),
                "correlations", reruns=8, by_order=True),

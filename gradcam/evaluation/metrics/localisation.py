@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from gradcam.errors import ImageError, format_fields, shorten
 from gradcam.evaluation.subject import check_heatmaps, describe_tensor, scale_to_unit
-from gradcam.options import argument_error, check_number
+from gradcam.options import BOX_THRESHOLD, argument_error, check_number
 
 MIN_SHARE_OF_MAXIMUM = 0.15  # Pixels with a smaller value are not part of a heatmap's box.
 MIN_IOU = 0.5  # A smaller intersection over union is a localisation error.
 TOLERANCE_PIXELS = 15.0
+THRESHOLDS = tuple(step / 20 for step in range(1, 20))  # The thresholds of `corloc`, as shares of the maximum.
 
 Values = NDArray[np.float64]
 
@@ -111,6 +112,95 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     return Localisation(torch.from_numpy(main_boxes).to(iou), iou, (iou < MIN_IOU).float())
 
 
+@dataclass(frozen=True, eq=False)
+class CorLoc:
+    """How well the boxes of heatmaps fit the objects at several thresholds, and at a threshold chosen on other images.
+
+    Attributes
+    ----------
+    iou : Tensor (N,T)
+        The overlap of each heatmap's box with the best-fitting object at the thresholds 0.05, 0.10, ... 0.95, float32.
+    hits : Tensor (N,)
+        1 if the overlap is at least 0.5 at the chosen threshold, else 0, float32; higher is better.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import corloc
+    >>> result = corloc(torch.eye(8)[None].repeat(2, 1, 1), [[[0, 0, 8, 8]], [[0, 0, 8, 4]]])
+    >>> result.iou.shape, result.hits
+    (torch.Size([2, 19]), tensor([1., 1.]))
+    """
+
+    iou: Tensor = field(repr=False)
+    hits: Tensor
+
+    __repr__ = format_fields
+
+
+def corloc(heatmaps: Any, boxes: Sequence[Any]) -> CorLoc:
+    """Measure how often the box of a heatmap fits the object, at a threshold that is chosen on other images.
+
+    The box is around the largest connected part of the pixels above the threshold, as in `localisation`. A box fits if
+    its intersection over union with an object is at least 0.5. The mean of `hits` is CorLoc; with known classes, it is
+    also called GT-known Loc. The best threshold differs between methods, so a fixed threshold would favour some methods,
+    as Choe et al. showed. Their MaxBoxAcc therefore uses the best threshold for the same images, which is optimistic.
+    Here, the even images use the threshold with the most hits for the odd images, and the odd images use that of the
+    even images. If several thresholds have equally many hits, the one with the largest mean overlap is used. A single
+    image uses the default of `gradcam.find_boxes`.
+
+    In `evaluate`, images are counted in the order of their SHA-256, so that their names and order do not matter. The
+    thresholds are chosen after the last image. Until then, an image's entry has its number at the default threshold.
+
+    Parameters
+    ----------
+    heatmaps : Tensor, array or Explanation (N,H,W)
+        One heatmap per image, of any scale; negative values count as zero.
+    boxes : sequence of (B,4)
+        One or more objects per image, as in `localisation`.
+
+    Returns
+    -------
+    CorLoc
+        The overlaps at all thresholds, and the hits.
+
+    Raises
+    ------
+    ImageError
+        As in `localisation`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gradcam.evaluation import corloc
+    >>> heatmaps = torch.zeros(2, 8, 8)
+    >>> heatmaps[:, 2:6, 2:6] = 0.5
+    >>> heatmaps[:, 2, 2] = 1  # above half of the maximum, the box is a single pixel
+    >>> corloc(heatmaps, [[[2, 2, 6, 6]], [[0, 0, 3, 3]]]).hits
+    tensor([1., 0.])
+
+    References
+    ----------
+    Deselaers et al., "Weakly Supervised Localization and Learning with Generic Knowledge", IJCV 2012, for CorLoc. Choe
+    et al., "Evaluating Weakly Supervised Object Localization Methods Right", CVPR 2020, for the thresholds.
+    """
+    iou = torch.stack([localisation(heatmaps, boxes, share=threshold).iou for threshold in THRESHOLDS], 1)
+    return CorLoc(iou, torch.from_numpy(find_held_out_hits(iou.cpu().numpy())).to(iou))
+
+
+def find_held_out_hits(iou: NDArray[Any]) -> Values:
+    """Return each image's hit (N,), 1 or 0, at the threshold that is best for the other half of overlaps (N,T)."""
+    iou = np.reshape(iou, (-1, len(THRESHOLDS)))  # There may be no image.
+    hits, result = (iou >= MIN_IOU).astype(np.float64), np.zeros(len(iou))
+    for half in (0, 1):
+        others = slice(1 - half, None, 2)
+        # Any hit counts more than all overlaps, and these count more than the distance from the default.
+        scores = hits[others].sum(0) + iou[others].sum(0) / (len(iou) + 1)
+        best = np.argmax(scores - 1e-6 * np.abs(np.array(THRESHOLDS) - BOX_THRESHOLD))
+        result[half::2] = hits[half::2, best]
+    return result
+
+
 def measure_overlap(box: Values, objects: Values) -> Values:
     """Return the intersection over union, (B,) in [0,1], of one box (4,) with each of B boxes (B,4)."""
     starts, ends = np.maximum(box[:2], objects[:, :2]), np.minimum(box[2:], objects[:, 2:])
@@ -120,11 +210,9 @@ def measure_overlap(box: Values, objects: Values) -> Values:
 
 def _bound_largest(mask: NDArray[np.uint8]) -> Values:
     """Return the box around the largest connected part of a mask (H,W); zeros if the mask is empty."""
-    from gradcam.images.opencv import cv2
+    from gradcam.images.regions import label_components
 
-    parts = cv2.connectedComponentsWithStats(mask, connectivity=8)[2].tolist()[1:]  # The first part is the background.
-    x, y, width, height, _ = max(parts, key=lambda part: (part[4], -part[1], -part[0]), default=[0] * 5)
-    return np.array([x, y, x + width, y + height], dtype=np.float64)
+    return np.array(next((box for _, box in label_components(mask)[1]), [0] * 4), dtype=np.float64)
 
 
 def _check_boxes(boxes: Any, number: int) -> Values:

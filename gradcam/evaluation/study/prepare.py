@@ -60,9 +60,9 @@ def evaluate(
 ) -> Results:
     """Evaluate the heatmaps of several methods on many images, under the same conditions.
 
-    The numbers of an image do not depend on the other images or on their order. If an image cannot be read or explained,
-    the results contain its error, and the other images are evaluated. The same images, seed and versions give exactly the
-    same numbers on the same machine.
+    The numbers of an image do not depend on the other images or on their order, except "corloc", whose threshold is
+    chosen on other images. If an image cannot be read or explained, the results contain its error, and the other images
+    are evaluated. The same images, seed and versions give exactly the same numbers on the same machine.
 
     Parameters
     ----------

@@ -19,6 +19,7 @@ from gradcam.errors import GradcamError, TargetError, describe_failure, describe
 from gradcam.evaluation.annotations import Annotations, Truth
 from gradcam.evaluation.explainers import Explainer, StepCounter
 from gradcam.evaluation.metrics import METRICS, Metric
+from gradcam.evaluation.metrics.localisation import CorLoc, find_held_out_hits
 from gradcam.evaluation.metrics.mosaic import Mosaic
 from gradcam.evaluation.metrics.perturbation import Curve
 from gradcam.evaluation.study.journal import Journal
@@ -87,7 +88,7 @@ class Study:
             yield entry
 
     def conclude(self, entries: Sequence[StudyEntry]) -> Results:
-        return Results(self.plan, self.conditions, tuple(entries), tuple(self.notes))
+        return Results(self.plan, self.conditions, tuple(_hold_out_thresholds(entries)), tuple(self.notes))
 
     def _evaluate_item(self, item: InputImage, journal: Journal | None, counter: StepCounter) -> StudyEntry:
         read = read_item(self.classifier, item, audit=True)
@@ -131,6 +132,19 @@ class Study:
             index = max(annotated, key=subject.all_probabilities[0].tolist().__getitem__)
             subject = evaluator.make_subject(prepared, index)
         return evaluator, subject, int(subject.classes)
+
+
+def _hold_out_thresholds(entries: Sequence[StudyEntry]) -> list[StudyEntry]:
+    """Replace each image's CorLoc by the number at the threshold that is best for the other half of the images."""
+    concluded = list(entries)
+    for method in dict.fromkeys(name for entry in entries for name in entry.curves):
+        rows = [i for i, entry in enumerate(entries) if "corloc" in entry.curves.get(method, {})]
+        rows.sort(key=lambda i: (entries[i].sha256 or "", entries[i].image))
+        hits = find_held_out_hits(np.array([entries[i].curves[method]["corloc"] for i in rows]))
+        for i, hit in zip(rows, hits.tolist()):
+            values = concluded[i].values
+            concluded[i] = replace(concluded[i], values={**values, method: {**values[method], "corloc": hit}})
+    return concluded
 
 
 def _load_or_evaluate(
@@ -251,9 +265,11 @@ class MetricInputs:
         return values
 
     def curves(self, metrics: Iterable[Metric]) -> dict[str, list[float]]:
-        """Return a curve (a list of probabilities) for each computed metric that is the area under a curve."""
+        """Return a curve for each computed metric that has one: probabilities, or the overlaps of boxes."""
         computed = {metric.name: self._computed.get(metric.key) for metric in metrics}
-        return {name: curve.probabilities[0].tolist() for name, curve in computed.items() if isinstance(curve, Curve)}
+        curves = {name: curve for name, curve in computed.items() if isinstance(curve, (Curve, CorLoc))}
+        rows = {name: curve.probabilities if isinstance(curve, Curve) else curve.iou for name, curve in curves.items()}
+        return {name: row[0].tolist() for name, row in rows.items()}
 
     def _compute(self, metric: Metric) -> Any:
         """Return a metric's result, (N,) or (N,...)."""
