@@ -1,6 +1,7 @@
 from . import attributions as attributions
 from . import evaluation as evaluation
 from . import inspection as inspection
+from . import integrations as integrations
 from . import targets as targets
 from ._version import __version__ as __version__
 from .batch.explain_files import explain_files as explain_files
