@@ -166,6 +166,19 @@ def test_every_how_to_page_about_heatmaps_shows_an_image() -> None:
     assert not [name for name, text in texts.items() if "eatmap" in text and not re.search(r"!\[|<!-- image ", text)]
 
 
+def test_every_cell_of_the_features_table_has_its_evidence() -> None:
+    text = (ROOT / "docs/explanation/features.md").read_text(encoding="utf-8")
+    header, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) > 25
+    for row in rows:
+        _, ours, *theirs = row
+        link = re.fullmatch(r"\[.+\]\((.+?)\)", ours)
+        assert link and (ROOT / "docs/explanation" / link[1]).exists(), row
+        versions = [re.search(r" \((\d+\.\d+\.\d+)\)$", cell) for cell in theirs]
+        assert [version and version[1] for version in versions] == ["1.5.7", "0.5.0", "0.9.0", "1.6.1", "2.0.2", "8.4.190"]
+    assert len(header) == 8
+
+
 def test_every_check_belongs_to_a_page() -> None:
     assert set(PAGE_CHECKS) <= {name_of(page) for page in RUN}
 
