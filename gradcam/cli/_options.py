@@ -536,6 +536,11 @@ save = names_option(
     completions=allowed.OUTPUT_KINDS,
     default=("overlay",),
 )
+figure = option(
+    "--figure FILE",
+    "Draw one figure for a paper: .pdf, .svg or .png. Other files are then only written with --save or --output.",
+    output_file(".pdf", ".svg", ".png"),
+)
 appearance = combine(
     option("--alpha A", "Opacity of the heatmap, from 0 to 1.", real(0, 1), default=0.5),
     colormap("turbo", "OpenCV colour map of the heatmap."),

@@ -125,6 +125,7 @@ class Settings:
     saved: tuple[str, ...] = ("overlay",)
     target_choice: TargetChoice = TargetChoice()
     edits: tuple[Edit, ...] = ()
+    figure: Path | None = None
 
 
 @dataclass(frozen=True)
