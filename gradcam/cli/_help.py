@@ -14,7 +14,6 @@ EXAMPLES = {
     ),
     "run": (
         "gradcam run photo.jpg  # the embedded ImageNet classifier",
-        "gradcam run photo.jpg --model resnet50 --layer layer4  # a torchvision model",
         "gradcam run scans/ --model net.py:build --weights best.pth  # your own model, all images in a folder",
         "gradcam run photo.jpg --class espresso --figure photo.pdf  # a figure for a paper",
     ),

@@ -46,8 +46,8 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: 
     if several are explained. It contains the layer if several layers are explained. It contains the kind of evidence, the
     model and its weights if they are not the defaults.
 
-    --figure draws all images of the command on one figure: a row per image, and a column per class; or, with several
-    methods or layers, a row per image and class, and a column per method and layer.
+    --figure draws all images on one figure, with a row per image and a column per class. With several methods or layers,
+    it has a row per image and class, and a column per method and layer.
     """
     output = OutputMode(as_json, quiet)
     return explain_images(prepare_job(to_settings(params), images, output), images, output)

@@ -281,6 +281,7 @@ def _draw_grid(
     label = [] if evidence is None else _wrap(LABELS[evidence], width - cell - GAP, NOTE_SIZE)
     total = 2 * MARGIN + sum(LINE * sum(pair) + TEXT_GAP + height + ROW_GAP for pair in counts)
     total += BAR_HEIGHT + LINE * (1 + len(label)) if label else -ROW_GAP
+    place: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
     # pyplot is not used, because pyplot would keep a reference to the figure, and select a display backend.
     result, y = Figure(figsize=(width, total), dpi=DOTS_PER_INCH, facecolor="white"), MARGIN
 
@@ -293,13 +294,9 @@ def _draw_grid(
         for column, (panel, (title, note)) in enumerate(zip(row, row_texts)):
             axes = add_axes(column, height * panel.pixels.shape[1] / panel.pixels.shape[0], height)
             _show(axes, panel, interpolation)
-            place: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
             boundary = 72 * (TEXT_GAP + LINE * notes)
-            for lines, y_offset, va, size, color in (
-                (title, boundary + 1, "bottom", TITLE_SIZE, INK),
-                (note, boundary - 1, "top", NOTE_SIZE, MUTED),
-            ):
-                axes.annotate("\n".join(lines), (0, 1), (0, y_offset), va=va, size=size, color=color, **place)
+            axes.annotate("\n".join(title), (0, 1), (0, boundary + 1), va="bottom", size=TITLE_SIZE, color=INK, **place)
+            axes.annotate("\n".join(note), (0, 1), (0, boundary - 1), va="top", size=NOTE_SIZE, color=MUTED, **place)
         y += ROW_GAP
     if evidence is not None:
         y += BAR_HEIGHT
@@ -311,15 +308,16 @@ def _draw_grid(
 
 def _draw_on_axes(source: Any, ax: Any, *, title: bool = True, colorbar: bool = True, **options: Any) -> Figure:
     """Draw one heatmap on the axes of a user's figure, and return the figure."""
-    i, k, look = options.pop("i", None) or 0, options.pop("k", None) or 0, options
-    ((image, panel),) = _list_rows([[source]], i, k, None, look)
+    i, k = (options.pop(name, None) or 0 for name in ("i", "k"))
+    ((image, panel),) = _list_rows([[source]], i, k, None, options)
     _show(ax, panel._replace(spacing=image.spacing), "none")
     size, (width, height) = ax.title.get_fontsize(), ax.get_window_extent().size / ax.figure.dpi
     if title:
         ax.set_title("\n".join([*_wrap(panel.title, width, size), *_wrap(panel.note, width, size)]), parse_math=False)
     if colorbar and (evidence := _find_evidence([source])) is not None:
         label = _wrap(LABELS[evidence].partition(";")[0], height, size)
-        _add_colour_bar(ax.figure, evidence, look, ax=ax).set_label("\n".join(label), parse_math=False)
+        bar = _add_colour_bar(ax.figure, evidence, options, cax=ax.inset_axes((1.03, 0, 0.04, 1)))
+        bar.set_label("\n".join(label), parse_math=False)
     result: Figure = ax.figure
     return result
 

@@ -246,8 +246,10 @@ def test_a_panel_in_the_axes_of_a_user(explanation: ImageExplanation) -> None:
     figure.draw(FigureCanvasAgg(figure).get_renderer())
     assert np.array_equal(left.images[0].get_array(), explanation.overlay(2, 1, alpha=0.2))
     assert left.get_title().startswith("espresso\n")
-    assert len(figure.axes) == 3
-    assert figure.axes[2].get_ylabel() == "positive evidence"
+    (bar,) = left.child_axes
+    assert bar.get_ylabel() == "positive evidence"
+    assert bar.get_window_extent().height == pytest.approx(left.get_window_extent().height)
+    assert right.child_axes == []
     assert right.get_title().startswith("a very long name")
     boxes = [axes.title.get_window_extent() for axes in (left, right)]
     assert not boxes[0].overlaps(boxes[1])
