@@ -33,6 +33,7 @@ class OpenFile(Protocol):
 
 Pixels = NDArray[np.uint8]
 Region = tuple[int, int, int, int]  # (top, left, height, width)
+Spacing = tuple[float, float]  # the height and width of a pixel, in mm
 FileContent = bytes | Image.Image  # content of an image that is not a path
 ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"]
 IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
@@ -145,6 +146,12 @@ def check_range(values: NDArray[Any]) -> NDArray[Any]:
         description += f" with values from {values.min():.4g} to {values.max():.4g}"
     hint = " For normalised input, use gradcam.explain(model, images)." if values.dtype.kind == "f" else ""
     raise ImageError(f"The image is {description}, expected uint8, uint16, or floats from 0 to 1.{hint}")
+
+
+def is_spacing(value: Any) -> bool:
+    """Return whether the value is the height and width of a pixel: two finite numbers above 0."""
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return is_pair and all(isinstance(side, (int, float)) and 0 < side < math.inf for side in value)
 
 
 def describe_array(values: NDArray[Any]) -> str:

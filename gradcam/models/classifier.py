@@ -578,11 +578,13 @@ class Classifier:
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
         drawn_on, notes = [item.reading.picture for item in prepared], [item.reading.note for item in prepared]
+        spacings = [item.reading.spacing for item in prepared]
         is_crop = self._fit.kind == "crop"
         regions = [self.region(*pixels.shape[:2]) if is_crop else (0, 0, *pixels.shape[:2]) for pixels in drawn_on]
         fit = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
         shared_fields = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(fit)}
-        return {"images": drawn_on, "regions": regions, "notes": notes, "model": self.name, **shared_fields}
+        image_fields = {"images": drawn_on, "regions": regions, "notes": notes, "spacings": spacings}
+        return image_fields | {"model": self.name} | shared_fields
 
     @property
     def _tile_side(self) -> int:

@@ -232,11 +232,15 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """An image from a file: `values` (H,W) or (H,W,C) for the model, and RGB uint8 `picture` (H,W,3) to draw on."""
+    """An image from a file: `values` (H,W) or (H,W,C) for the model, and RGB uint8 `picture` (H,W,3) to draw on.
+
+    `note` is a remark on how the image is displayed. `spacing` is the height and width of a pixel in mm, if known.
+    """
 
     values: NDArray[Any]
     picture: Pixels
-    note: str | None = None  # a remark on how the image is displayed
+    note: str | None = None
+    spacing: read.Spacing | None = None
 
     __repr__ = format_fields
 
@@ -276,7 +280,7 @@ def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
     """Return a reading without the edited parts of the image; raise `ImageError` if the image is not 8-bit RGB."""
     edited = edit_image(reading.values, edits)
-    return Reading(edited, edited, reading.note)
+    return replace(reading, values=edited, picture=edited)
 
 
 def check_same_sizes(sizes: Sequence[tuple[int, ...]], stage: str) -> None:
@@ -324,8 +328,8 @@ def read_image_file(path: Path, data: FileContent | None = None) -> Reading:
 def _read_dicom(path: Path, data: Any) -> Reading:
     from gradcam.images.dicom import read_dicom
 
-    values, note = read_dicom(path, data)
-    return Reading(values, read.to_8_bits(values), note)
+    values, note, spacing = read_dicom(path, data)
+    return Reading(values, read.to_8_bits(values), note, spacing)
 
 
 def describe_preprocess(preprocess: Any) -> Any:
@@ -393,7 +397,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
         raise ImageError(f"{path}: the reader {name} failed ({reason})") from error
     try:
         if isinstance(result, Reading):
-            return _complete(result.values, result.picture, result.note)
+            return _complete(result.values, result.picture, result.note, result.spacing)
         if isinstance(result, tuple) and len(result) == 2:
             return _complete(*result)
         if isinstance(result, np.ndarray):
@@ -403,7 +407,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
         raise ImageError(f"{path}: the result of the reader {name} cannot be used. {error}") from None
 
 
-def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
+def _complete(values: Any, picture: Any = None, note: Any = None, spacing: Any = None) -> Reading:
     values = check_values(values)
     if picture is None:
         picture, note = scale_for_display(values)
@@ -412,4 +416,6 @@ def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
         raise ImageError(f"The image to draw on is {sizes[1]}, but the values are {sizes[0]}: expected the same size.")
     if not isinstance(note, (str, type(None))):
         raise ImageError(f"The note is {shorten(note)}, expected a string or None.")
-    return Reading(values, picture, note)
+    if spacing is not None and not read.is_spacing(spacing):
+        raise ImageError(f"The spacing is {shorten(spacing)}, expected the height and width of a pixel in mm, or None.")
+    return Reading(values, picture, note, spacing)

@@ -20,9 +20,10 @@ from gradcam.errors import GradcamError
 from gradcam.hooks.containers import take_rows
 from gradcam.images.draw import join_rows, overlay, scale_to_height
 from gradcam.images.marks import Mark, draw_marks
-from gradcam.images.read import Pixels, Region
+from gradcam.images.read import Pixels, Region, Spacing
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
 from gradcam.models.explanation_regions import ExplanationRegions
+from gradcam.models.figures import FigureMaker
 from gradcam.models.labels import name_class
 from gradcam.models.page_contents import find_probability, show_explanation
 from gradcam.options import keep_old_names
@@ -46,11 +47,12 @@ class _SharedFields:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageResult(_SharedFields):
+class ImageResult(_SharedFields, FigureMaker):
     """A result with its images: class names, probabilities, captions and drawing.
 
     `regions` are the pixels of each image that the model saw. `notes` are remarks on how each image is displayed. `fit`
     names the part of the images that the model saw; None means the default preprocessing. `model` is the model's name.
+    `spacings` are the height and width of each image's pixels in mm, or None if they are unknown.
     """
 
     images: Sequence[Pixels] = field(repr=False)
@@ -60,6 +62,7 @@ class ImageResult(_SharedFields):
     activation: str = field(repr=False)
     fit: str | None = field(default=None, repr=False)
     model: str | None = field(default=None, repr=False)
+    spacings: Sequence[Spacing | None] = field(default=(), repr=False)
 
     def probabilities(self) -> Tensor:
         """Compute the probabilities of all classes.
@@ -191,20 +194,26 @@ class ImageResult(_SharedFields):
         ImageError
             If there is no such image or class.
         """
+        value = self._format_value(i, k)
+        evidence = getattr(self, "evidence", "positive")
+        kind = "" if evidence == "positive" else f"{evidence} evidence "
+        place = f" at {self.layer}" if self.layer else ""
+        return f"{self.name_class(i, k)}{f', {value}' if value else ''}, {kind}by {self.method}{place}"
+
+    def _format_value(self, i: int, k: int) -> str:
+        """Return the probability, cosine or value of the k-th class of image i as text, or "" if there is none."""
         instance = self.instance(i, k)
         value = None if instance is None else instance.score
         if instance is None:
             # For an output with several heads, there is no probability: the explained head was not recorded.
             with contextlib.suppress(GradcamError):
                 value = self.probability(i, k)
-        suffix = ""
-        if value is not None:  # Show probabilities in percent, but not other values.
-            is_cosine = instance is not None and find_probability(instance) is None
-            is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
-            suffix = f", {value:.4g}" if is_cosine or is_value else f", {100 * value:.0f} %"
-        evidence = getattr(self, "evidence", "positive")
-        kind = "" if evidence == "positive" else f"{evidence} evidence "
-        return f"{self.name_class(i, k)}{suffix}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
+        if value is None:
+            return ""
+        # Show probabilities in percent, but not other values.
+        is_cosine = instance is not None and find_probability(instance) is None
+        is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
+        return f"{value:.4g}" if is_cosine or is_value else f"{100 * value:.0f} %"
 
     def select(self, i: int) -> Self:
         """Return the result of image i alone.
@@ -219,7 +228,7 @@ class ImageResult(_SharedFields):
         ImageExplanation or ImageAttribution
             A copy with N = 1. The copy's `output` is also for image i alone.
         """
-        per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes")}
+        per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes", "spacings")}
         fields: dict[str, Any] = {name: values[i : i + 1] for name, values in per_image.items()}
         count = len(self.images)
         fields["output"] = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
@@ -294,6 +303,8 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
     model : str or None
         The model's name.
+    spacings : sequence of (float, float) or None
+        The height and width of each image's pixels, in mm; None if they are unknown.
 
     Examples
     --------
@@ -508,6 +519,8 @@ class ImageAttribution(ImageResult, Attribution):
         Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
     model : str or None
         The model's name.
+    spacings : sequence of (float, float) or None
+        The height and width of each image's pixels, in mm; None if they are unknown.
 
     Examples
     --------

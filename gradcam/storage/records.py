@@ -19,7 +19,7 @@ Entry = TypeVar("Entry", "Prediction", "Explained")
 FILE_KEYS = ("overlay", "heatmap", "map", "panel", "mask_file")  # The keys of an explanation's files.
 # A record omits these keys if their value is None.
 OPTIONAL_KEYS = (
-    *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits"),
+    *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits", "figure"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
 )
 
@@ -130,7 +130,7 @@ class Record:
     own preprocessing was used, `fit` is None. Otherwise `fit` is "whole", or "tiles:224" for windows of 224 pixels.
     `sha256` is the hash of the image file, if the hash was requested. If the files are in a tar archive, `tar` is the
     name of the archive, and file names have the form `tar/member`. `page` is the HTML page with all maps. `edits` lists
-    the parts that `gradcam run --edit` removed from the image.
+    the parts that `gradcam run --edit` removed from the image. `figure` is the figure of all images of the command.
     """
 
     image: str
@@ -146,6 +146,7 @@ class Record:
     tar: str | None = None
     page: str | None = None
     edits: Sequence[str] | None = None
+    figure: str | None = None
 
     __repr__ = format_fields
 
@@ -184,7 +185,7 @@ class Record:
             problem = f"its schema is {shorten(fields['schema'])}, but this version of gradcam reads {SCHEMA}"
             raise GradcamError(f"{problem}: use the version that wrote it, or a newer one")
         try:
-            names = ("error", "note", "fit", "sha256", "tar", "page")
+            names = ("error", "note", "fit", "sha256", "tar", "page", "figure")
             texts = {name: _require_type(fields.get(name), str, type(None)) for name in names}
             texts |= {name: _require_type(fields[name], str) for name in ("image", "model")}
             predictions = _to_entries(Prediction, fields.get("predictions", []))
