@@ -29,9 +29,10 @@ def read_dicom(
     """Return the first frame of a DICOM file, as float32 (H,W) in [0,1] or RGB uint8 (H,W,3), a note and the spacing.
 
     The note reports further frames, or a missing or unusable window. The spacing is that of `_find_spacing`. `data` is
-    the file's content, if the caller has already read the file. Grey values are first rescaled by the modality's slope and intercept, or by the modality
-    LUT. Then the VOI LUT is applied or, if there is none, the first window (PS3.3 C.11.2). If a file has neither a VOI
-    LUT nor a window, the full range of its values is mapped to [0,1]. White is 1, also in MONOCHROME1.
+    the file's content, if the caller has already read the file. Grey values are first rescaled by the modality's slope
+    and intercept, or by the modality LUT. Then the VOI LUT is applied or, if there is none, the first window (PS3.3
+    C.11.2). If a file has neither a VOI LUT nor a window, the full range of its values is mapped to [0,1]. White is 1,
+    also in MONOCHROME1.
 
     Raises `ImageError`, which names the file, if the image is incomplete or unreadable, or if pydicom or a plugin is
     missing.
