@@ -41,7 +41,8 @@ def read_text(data):
             content = stream
         if b"BT" in content:
             strings = re.findall(rb"\(((?:[^()\\]|\\.)*)\)", content)
-            text += b"".join(strings).decode("latin-1")
+            # With pdf.fonttype 42, matplotlib writes two bytes for each character; the first is 0 for English text.
+            text += b"".join(strings).replace(b"\x00", b"").decode("latin-1")
     return text
 
 
