@@ -130,7 +130,7 @@ class ExplanationResult:
         """Return the method's float32 values: a map (h,w) of the network's input region, or an attribution (C,H,W)."""
         return (self.source.maps if isinstance(self.source, ImageExplanation) else self.source.values)[0, self.k]
 
-    def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> DrawnImage:
+    def draw(self, **look: Any) -> DrawnImage:
         """Return an RGB image, uint8 (H,W,3), or the bytes of an image file.
 
         A map is drawn over the image. An attribution is drawn in colour on grey.
@@ -138,19 +138,19 @@ class ExplanationResult:
         if self.drawn_overlay is not None:
             return self.drawn_overlay
         if isinstance(self.source, ImageExplanation):
-            return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
+            return self.source.overlay(0, self.k, **look)
         return self.source.draw(0, self.k)
 
-    def draw_kinds(self, kinds: Sequence[str], *, alpha: float, colormap: str) -> dict[str, DrawnImage]:
+    def draw_kinds(self, kinds: Sequence[str], **look: Any) -> dict[str, DrawnImage]:
         """Return a dict from each requested output kind, except the panel, to an image or the bytes of a file."""
         outputs: dict[str, DrawnImage] = {}
         if "overlay" in kinds:
-            outputs["overlay"] = self.draw(alpha=alpha, colormap=colormap)
+            outputs["overlay"] = self.draw(**look)
         if "heatmap" in kinds:
             source = self.source
             if isinstance(source, ImageExplanation):
                 black, signed = np.zeros_like(source.images[0]), source.evidence == "signed"
-                options: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
+                options: Any = {**look, "alpha": 1, "region": source.regions[0], "signed": signed}
                 outputs["heatmap"] = draw_overlay(black, source.heatmaps[0, self.k], **options)
             else:
                 outputs["heatmap"] = source.draw(0, self.k)

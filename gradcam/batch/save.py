@@ -74,15 +74,14 @@ class Saver:
         results = [item for item in result.results if item.entry.on is None or saving.kinds != ("panel",)]
         files: dict[str, bytes] = {}  # All files are encoded before the first file is written.
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
-        appearance: Any = {"alpha": saving.alpha, "colormap": saving.colormap}
         if "panel" in saving.kinds:
             panel_name = name_result(stem, panel_suffix(self.request.options["evidence"], suffix=saving.suffix))
-            files[panel_name] = encode(panel(result.maps, **appearance))
+            files[panel_name] = encode(panel(result.maps, **saving.look))
         names_per_result: list[dict[str, str | None]] = []
         overlays: list[DrawnImage | None] = []
         for map_result, name in zip(results, self._name(stem, results)):
             names = name_kinds(name, saving)
-            outputs = map_result.draw_kinds([*saving.kinds, *["overlay"] * saving.views], **appearance)
+            outputs = map_result.draw_kinds([*saving.kinds, *["overlay"] * saving.views], **saving.look)
             overlays.append(outputs.get("overlay"))
             for kind in names:
                 output = outputs[kind]

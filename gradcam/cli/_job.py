@@ -199,7 +199,6 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     from gradcam.models.panels import panel
 
     saving, suffix = job.saving, job.suffix
-    appearance: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
     # Heatmaps on the second image of --like are not part of a panel.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
     names_by_kind = name_files(image.stem, job.request, results, saving, suffix=suffix)
@@ -209,10 +208,10 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     paths = iter([job.destination.file] if job.destination.file is not None else job.destination.names.claim(names))
     paths_by_kind = []
     for result in results:
-        drawings = result.draw_kinds(saving.kinds, **appearance)
+        drawings = result.draw_kinds(saving.kinds, **saving.look)
         paths_by_kind.append({kind: write_file(next(paths), content) for kind, content in drawings.items()})
     if "panel" in saving.kinds:
-        path = write_file(next(paths), panel(image_result.maps, **appearance))
+        path = write_file(next(paths), panel(image_result.maps, **saving.look))
         for result, kind_paths in zip(results, paths_by_kind):
             if result.entry.on is None:
                 kind_paths[job.panel] = path
@@ -298,7 +297,7 @@ def prepare_job(
     from gradcam.batch.result_names import MAP_SUFFIX, OutputOptions, check_panel
 
     require_images(images, output)
-    saving = OutputOptions(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
+    saving = OutputOptions(settings.saved, "png", **settings.look)
     classifier, request = prepare_request(settings, output, choose_methods)
     if "panel" in saving.kinds:
         check_panel(saving, request)

@@ -11,7 +11,7 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
-from gradcam.options import DEFAULTS, ExplainOptions
+from gradcam.options import DEFAULTS, LOOK_OPTIONS, ExplainOptions
 
 if TYPE_CHECKING:
     from gradcam.images.edit import Edit
@@ -120,11 +120,18 @@ class Settings:
     against: tuple[str, ...] = ()
     target: Callable[[Any], Any] | None = None
     output: str = "."
-    alpha: float = 0.5
-    colormap: str = "turbo"
+    alpha: float | None = None
+    colormap: str | None = None
+    base: str | None = None
+    blend: str | None = None
     saved: tuple[str, ...] = ("overlay",)
     target_choice: TargetChoice = TargetChoice()
     edits: tuple[Edit, ...] = ()
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Return the options for the drawing that were given."""
+        return {name: getattr(self, name) for name in LOOK_OPTIONS if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
