@@ -89,13 +89,26 @@ OUTPUT_KINDS = {
 }
 FORMATS = ("jpg", "png", "webp")
 
-# A box is drawn around the largest region of a heatmap, or around every region. A region is where the heatmap reaches a
-# share of its maximum. `scripts/bench --only boxes` measures which share is the best on the sample photographs.
 # `gradcam report` can write these formats. All except html export boxes.
 REPORT_FORMATS = ("html", "coco", "yolo", "labelstudio")
 
+# A box is drawn around the largest region of a heatmap, or around every region. A region is where the heatmap reaches a
+# share of its maximum. `scripts/bench --only boxes` measures which share is the best on the sample photographs.
 BOX_METHODS = ("largest", "components")
 BOX_THRESHOLD = 0.3
+# The options of `gradcam.overlay` that the command line, panels and run.json have as well.
+LOOK_OPTIONS = ("alpha", "colormap", "base", "blend")
+# The image under a heatmap, and the look that suits it. docs/benchmarks.md has the measurements.
+BASES: dict[str, dict[str, Any]] = {
+    "gray": {"alpha": 0.8, "colormap": "inferno", "blend": "grow"},
+    "color": {"alpha": 0.5, "colormap": "turbo", "blend": "fade"},
+}
+# How the opacity depends on the value of the heatmap.
+BLENDS = {
+    "grow": "up to the maximum",
+    "fade": "up to half the maximum",
+    "uniform": "the same everywhere",
+}
 
 # The devices on which `gradcam batch` can decode, resize, draw and encode images. "device" is experimental, so "auto"
 # means "cpu".

@@ -252,9 +252,8 @@ class DevicePixels:
         saving = cast(OutputOptions, self._saving)
         images = torch.stack([cast(Tensor, source.images[0]).permute(2, 0, 1) for source in sources])
         heatmaps = torch.stack([source.heatmaps[0, result.k] for source, result in zip(sources, results)])
-        style: Any = {"alpha": saving.alpha, "colormap": saving.colormap, "outline": True}
-        signed = sources[0].evidence == "signed"
-        return [*on_device.overlay(images, heatmaps, region=sources[0].regions[0], signed=signed, **style)]
+        options: Any = {"region": sources[0].regions[0], "signed": sources[0].evidence == "signed", "outline": True}
+        return [*on_device.overlay(images, heatmaps, **options, **saving.look)]
 
     def _encode(self, overlays: Sequence[Tensor]) -> list[bytes]:
         return self._codec.encode(overlays, cast(OutputOptions, self._saving).quality)

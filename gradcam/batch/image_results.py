@@ -132,7 +132,7 @@ class ExplanationResult:
         """Return the method's float32 values: a map (h,w) of the network's input region, or an attribution (C,H,W)."""
         return (self.source.maps if isinstance(self.source, ImageExplanation) else self.source.values)[0, self.k]
 
-    def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> DrawnImage:
+    def draw(self, **look: Any) -> DrawnImage:
         """Return an RGB image, uint8 (H,W,3), or the bytes of an image file.
 
         A map is drawn over the image. An attribution is drawn in colour on grey.
@@ -140,12 +140,10 @@ class ExplanationResult:
         if self.drawn_overlay is not None:
             return self.drawn_overlay
         if isinstance(self.source, ImageExplanation):
-            return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
+            return self.source.overlay(0, self.k, **look)
         return self.source.draw(0, self.k)
 
-    def draw_kinds(
-        self, kinds: Sequence[str], *, alpha: float, colormap: str, box_threshold: float, box_method: str
-    ) -> dict[str, Any]:
+    def draw_kinds(self, kinds: Sequence[str], *, box_threshold: float, box_method: str, **look: Any) -> dict[str, Any]:
         """Return the requested outputs, except the panel, by their keys in a record.
 
         Each output is an image or the bytes of a file, except the boxes.
@@ -153,11 +151,11 @@ class ExplanationResult:
         outputs: dict[str, Any] = {}
         source = self.source
         if "overlay" in kinds:
-            outputs["overlay"] = self.draw(alpha=alpha, colormap=colormap)
+            outputs["overlay"] = self.draw(**look)
         if "heatmap" in kinds:
             if isinstance(source, ImageExplanation):
                 black, signed = np.zeros_like(source.images[0]), source.evidence == "signed"
-                options: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
+                options: Any = {**look, "alpha": 1, "region": source.regions[0], "signed": signed}
                 outputs["heatmap"] = draw_overlay(black, source.heatmaps[0, self.k], **options)
             else:
                 outputs["heatmap"] = source.draw(0, self.k)

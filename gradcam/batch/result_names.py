@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
 from gradcam.images.files import MAX_NAME_BYTES, join_name, to_safe_name, truncate_bytes
-from gradcam.options import BOX_THRESHOLD, FORMATS, OUTPUT_KINDS, check_boxes, check_choice, check_count, check_number
+from gradcam.options import BOX_THRESHOLD, FORMATS, LOOK_OPTIONS, OUTPUT_KINDS, check_boxes, check_choice, check_count
 from gradcam.storage.records import Explained
 
 if TYPE_CHECKING:
@@ -139,35 +139,43 @@ class OutputOptions:
     """The files to write for each result, and their settings.
 
     `kinds` are keys of `options.OUTPUT_KINDS`. The kind "map" writes the raw values as a float32 NumPy array. `quality`
-    (1 to 100) applies to jpg and webp. If `views` is True, the images of a report are written as well. `box_threshold`
-    and `box_method` apply to the kinds "mask" and "boxes", as in `images.regions.find_boxes`.
+    (1 to 100) applies to jpg and webp. If `views` is True, the images of a report are written as well. None stands for
+    the default of the base, which replaces it. `box_threshold` and `box_method` apply to the kinds "mask" and "boxes", as
+    in `images.regions.find_boxes`.
     """
 
     kinds: tuple[str, ...] = ("overlay",)
     format: str = "jpg"
     quality: int = 90
-    alpha: float = 0.5
-    colormap: str = "turbo"
+    alpha: float | None = None
+    colormap: str | None = None
     views: bool = False
+    base: str = "gray"
+    blend: str | None = None
     box_threshold: float = BOX_THRESHOLD
     box_method: str = "largest"
 
     def __post_init__(self) -> None:
-        from gradcam.images.draw import find_colormap
+        from gradcam.images.draw import fill_look
 
         if not self.kinds or not set(self.kinds) <= set(OUTPUT_KINDS):
             expected = join_names(OUTPUT_KINDS)
             raise GradcamError(f"The outputs to save are {shorten(self.kinds)}, expected some of {expected}.")
         check_choice(self.format, "The format", FORMATS)
         check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
-        check_number(self.alpha, "alpha", "an opacity from 0 to 1.", most=1)
-        find_colormap(self.colormap)
+        for name, value in fill_look(**self.look).items():
+            object.__setattr__(self, name, value)
         check_boxes(self.box_threshold, self.box_method)
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Return the options of `gradcam.overlay` for the overlays and panels."""
+        return {name: getattr(self, name) for name in LOOK_OPTIONS}
 
     @property
     def appearance(self) -> dict[str, Any]:
         """Return the settings of overlays, masks and boxes, by name."""
-        return {name: getattr(self, name) for name in ("alpha", "colormap", "box_threshold", "box_method")}
+        return self.look | {"box_threshold": self.box_threshold, "box_method": self.box_method}
 
     @property
     def suffix(self) -> str:

@@ -76,7 +76,7 @@ class Saver:
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
         if "panel" in saving.kinds:
             panel_name = name_result(stem, panel_suffix(self.request.options["evidence"], suffix=saving.suffix))
-            files[panel_name] = encode(panel(result.maps, alpha=saving.alpha, colormap=saving.colormap))
+            files[panel_name] = encode(panel(result.maps, **saving.look))
         fields: list[dict[str, Any]] = []
         overlays: list[DrawnImage | None] = []
         for map_result, name in zip(results, self._name(stem, results)):

@@ -34,7 +34,8 @@ SECTIONS = {
         *("--augmentation", "--smoothing", "--reshape"),
     ),
     "Appearance": (
-        *("--alpha", "--colormap", "--format", "--quality", "--channels", "--columns", "--order", "--scale", "--cell"),
+        *("--base", "--alpha", "--colormap", "--blend", "--format", "--quality"),
+        *("--channels", "--columns", "--order", "--scale", "--cell"),
     ),
     "Model and preprocessing": (
         *("--weights", "--labels", "--class-names", "--activation", "--size", "--crop", "--mean", "--std"),

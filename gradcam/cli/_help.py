@@ -115,7 +115,7 @@ OPTIONS = {
     "ui": "--model --weights --labels --device --port --host --no-browser",
     "batch": f"--output {MODEL} --method --class --top-k --save --format --batch-size --workers --resume "
     "--overwrite --report --device --json --quiet",
-    "compare": f"{MODEL} --method --class --top-k --fit --alpha --colormap --device {PRINTING}",
+    "compare": f"{MODEL} --method --class --top-k --fit --base --alpha --colormap --device {PRINTING}",
     "check": f"{MODEL} --method --class --score --fail-on --seed --device {PRINTING}",
     "diff": "--weights --weights-old --weights-new --labels --layer --method --save --against --fail-if --junit "
     f"--page --device {PRINTING}",

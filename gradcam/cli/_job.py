@@ -213,7 +213,7 @@ def _draw_figure(job: ExplainJob, pairs: Sequence[tuple[ImageOutcome, ExplainedI
 
     drawn = [(Path(outcome.record.image).name, result) for outcome, result in pairs if result is not None]
     fields: dict[str, Any] = {"names": [name for name, _ in drawn] if len(pairs) > 1 else None}
-    fields |= {"alpha": job.saving.alpha, "colormap": job.saving.colormap}
+    fields |= job.saving.look
     changes: dict[str, Any] = {"figure": str(job.figure)}
     try:
         if drawn:
@@ -249,7 +249,7 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
         written = {kind: write_file(next(paths), content) for kind, content in drawings.items()}
         paths_by_kind.append({**written, "boxes": boxes})
     if "panel" in saving.kinds:
-        path = write_file(next(paths), panel(image_result.maps, alpha=saving.alpha, colormap=saving.colormap))
+        path = write_file(next(paths), panel(image_result.maps, **saving.look))
         for result, kind_paths in zip(results, paths_by_kind):
             if result.entry.on is None:
                 kind_paths[job.panel] = path

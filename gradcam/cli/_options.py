@@ -196,7 +196,7 @@ def against(text: str, metavar: str) -> Callable[[Command], Command]:
     return option(f"--against {metavar}", text, multiple=True, shell_complete=complete(list_classes))
 
 
-def colormap(default: str, text: str) -> Callable[[Command], Command]:
+def colormap(default: str | None, text: str) -> Callable[[Command], Command]:
     """Return the option for the colour map."""
     return option("--colormap NAME", text, default=default, shell_complete=complete(list_colormaps))
 
@@ -550,9 +550,31 @@ figure = option(
     "Draw one figure for a paper: .pdf, .svg or .png. Other files are then only written with --save or --output.",
     output_file(".pdf", ".svg", ".png"),
 )
+
+
+def _list_look_defaults(name: str) -> str:
+    return ", ".join(f"{defaults[name]} on {base}" for base, defaults in allowed.BASES.items())
+
+
 appearance = combine(
-    option("--alpha A", "Opacity of the heatmap, from 0 to 1.", real(0, 1), default=0.5),
-    colormap("turbo", "OpenCV colour map of the heatmap."),
+    option(
+        "--base",
+        "Draw the image under the heatmap in grey or in colour.  [default: gray]",
+        click.Choice([*allowed.BASES]),
+    ),
+    option(
+        "--alpha A",
+        f"Opacity of the heatmap, from 0 to 1.  [default: {_list_look_defaults('alpha')}]",
+        real(0, 1),
+        default=None,
+    ),
+    colormap(None, f"OpenCV colour map of the heatmap.  [default: {_list_look_defaults('colormap')}]"),
+    option(
+        "--blend",
+        f"How the opacity rises with the heatmap. {'; '.join(map(': '.join, allowed.BLENDS.items()))}."
+        f"  [default: {_list_look_defaults('blend')}]",
+        click.Choice([*allowed.BLENDS]),
+    ),
 )
 printing = combine(
     click.option("--json", "as_json", is_flag=True, help="Print one JSON record per image, and nothing else."),

@@ -11,7 +11,7 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
-from gradcam.options import BOX_THRESHOLD, DEFAULTS, ExplainOptions
+from gradcam.options import BOX_THRESHOLD, DEFAULTS, LOOK_OPTIONS, ExplainOptions
 
 if TYPE_CHECKING:
     from gradcam.images.edit import Edit
@@ -120,8 +120,10 @@ class Settings:
     against: tuple[str, ...] = ()
     target: Callable[[Any], Any] | None = None
     output: str = "."
-    alpha: float = 0.5
-    colormap: str = "turbo"
+    alpha: float | None = None
+    colormap: str | None = None
+    base: str | None = None
+    blend: str | None = None
     saved: tuple[str, ...] = ("overlay",)
     box_threshold: float = BOX_THRESHOLD
     box_method: str = "largest"
@@ -132,7 +134,12 @@ class Settings:
     @property
     def appearance(self) -> dict[str, Any]:
         """Return the options of overlays, masks and boxes, by name."""
-        return {name: getattr(self, name) for name in ("alpha", "colormap", "box_threshold", "box_method")}
+        return self.look | {"box_threshold": self.box_threshold, "box_method": self.box_method}
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Return the options for the drawing that were given."""
+        return {name: getattr(self, name) for name in LOOK_OPTIONS if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)

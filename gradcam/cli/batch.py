@@ -161,6 +161,7 @@ def run_batch(batch: BatchOptions) -> int:
     from gradcam.batch.result_names import OutputOptions, check_kinds, check_outputs, plan_stems
     from gradcam.report import draw_views
     from gradcam.sources.collect import list_inputs
+    from gradcam.storage.clear import list_earlier_look
 
     _check_options(batch)
     settings = batch.settings
@@ -178,7 +179,10 @@ def run_batch(batch: BatchOptions) -> int:
 
             check_recorded_classes(batch.folder, work.items, work.classifier)
         kinds, stems = tuple(dict.fromkeys(batch.saved)), plan_stems(listing.items)
-        saving = OutputOptions(kinds, batch.format, batch.quality, views=batch.report, **settings.appearance)
+        look = (
+            list_earlier_look(batch.destination.place, batch.destination.part, batch.destination.mode) | settings.look
+        )
+        saving = OutputOptions(kinds, batch.format, batch.quality, views=batch.report, **settings.appearance | look)
         if not batch.output_format.has_files:  # Without files, no names can collide.
             check_kinds(saving, work.request)
         else:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gradcam.errors import GradcamError, ImageError, find_similar_names, join_names, shorten, warn
 from gradcam.images.opencv import cv2
 from gradcam.images.read import ImageLike, Pixels, Region, read_image, to_numpy
+from gradcam.options import BASES, BLENDS, check_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,7 @@ DARK_TONE, LIGHT_TONE = 20, 180
 # If the aspect ratios of heatmap and image differ by more than this factor, the stretched heatmap is distorted.
 MAX_ASPECT_RATIO = 1.05
 PIXELS_PER_BAND = 2**17
+MIDDLE_GREY = 128  # The colour bar of a grey base is drawn on this grey. No other grey gives a smaller reading error.
 HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV 5's lookup takes half the time of NumPy's.
 # The colours of signed heatmaps, from weak to strong. Positive evidence is warm, and negative evidence is cold.
 POSITIVE_COLOURS = ((255, 205, 70), (225, 0, 35))
@@ -37,8 +39,10 @@ def overlay(
     image: ImageLike,
     heatmap: NDArray[Any] | Tensor,
     *,
-    alpha: float = 0.5,
-    colormap: str = "turbo",
+    alpha: float | None = None,
+    colormap: str | None = None,
+    base: str = "gray",
+    blend: str | None = None,
     region: Region | None = None,
     signed: bool = False,
     outline: bool = False,
@@ -51,14 +55,20 @@ def overlay(
         In any form that `gradcam.read_image` takes: an array, a tensor, a PIL image, a path, bytes, an open file.
     heatmap : array or Tensor (h,w)
         Floats in [0,1], of any size. The heatmap is stretched over the region.
-    alpha : float, default 0.5
-        The opacity, in [0,1], of the colour where the heatmap is 0.5 or more. Below 0.5 the colour fades out, so pixels
-        without evidence stay unchanged.
-    colormap : str, default "turbo"
-        The name of an OpenCV colour map, in upper or lower case.
+    alpha : float, default None
+        The largest opacity of the colours, in [0,1]. None means 0.8 on a grey base, and 0.5 on a colour base.
+    colormap : str, default None
+        The name of an OpenCV colour map, in upper or lower case. None means "inferno" on a grey base, and "turbo" on a
+        colour base.
+    base : str, default "gray"
+        "gray" draws the whole image in grey, so that all colours are the heatmap's. "color" keeps the image's colours.
+    blend : str, default None
+        How the opacity depends on the value v. "grow": it is `alpha` v (2 - v), so it rises up to the maximum. "fade":
+        it rises linearly to `alpha` at 0.5 and stays there. "uniform": it is `alpha` everywhere; signed heatmaps fade,
+        because 0 has no colour of its own. None means "grow" on a grey base, and "fade" on a colour base.
     region : (int, int, int, int), default None
         Top, left, height and width of the pixels that the model saw. None means the whole image, with a warning if the
-        sizes of heatmap and image differ. Pixels outside the region stay unchanged.
+        sizes of heatmap and image differ. Pixels outside the region show the base alone.
     signed : bool, default False
         True if the heatmap is in [-1,1]. Positive values are then red, negative values are blue, and `colormap` has no
         effect.
@@ -76,31 +86,30 @@ def overlay(
     ImageError
         If the image, heatmap or region is invalid.
     GradcamError
-        If the colour map is unknown, or the opacity is outside [0,1].
+        If the colour map, base or blend is unknown, or the opacity is outside [0,1].
 
     Examples
     --------
     >>> import gradcam
     >>> explanation = gradcam.load_classifier().explain("photo.jpg")
     >>> heatmap, region = explanation.heatmaps[0, 0], explanation.regions[0]
-    >>> gradcam.overlay("photo.jpg", heatmap, region=region, colormap="viridis").shape
+    >>> gradcam.overlay("photo.jpg", heatmap, region=region, base="color").shape
     (640, 800, 3)
     """
-    # The default colour map is turbo, whose many hues make values easy to distinguish. Turbo is visible on colour
-    # photographs, foliage and greyscale images; single-hue maps are hard to see on bright images. The opacity depends
-    # on the heatmap. A uniform opacity would hide the image under turbo's dark blue wherever the heatmap is low.
+    # On a grey base, the hue of a pixel depends on the heatmap alone, so it can be found on the colour bar. Inferno is
+    # also readable for colour-blind people, because its lightness rises with the value. Turbo has more hues, which a
+    # colour base needs. The opacity is not uniform, because that would hide the image where the heatmap is low.
+    look = fill_look(alpha=alpha, colormap=colormap, base=base, blend=blend)
     pixels, values = read_image(image), to_numpy(heatmap)
     height, width = pixels.shape[:2]
     if region is None:
         _warn_if_stretched(values.shape, height, width)
     y0, x0, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
-    if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
-        raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(values, rows, columns, signed=signed)
-    result = np.array(pixels)
+    result = np.array(pixels) if base == "color" else to_grey(pixels)
     inside = result[y0 : y0 + rows, x0 : x0 + columns]
-    _blend(inside, levels, _make_blend_tables(str(colormap), float(alpha), bool(signed)))
-    if outline and alpha > 0 and (levels != get_level_scale(signed)[1]).any():
+    _blend(inside, levels, _make_blend_tables(look["colormap"], look["alpha"], bool(signed), look["blend"]))
+    if outline and look["alpha"] > 0 and (levels != get_level_scale(signed)[1]).any():
         sides = [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width]
         for strip, tone in list_outline_strips(inside.transpose(2, 0, 1), sides):
             strip[...] = strip // 4 + tone
@@ -133,11 +142,36 @@ def list_outline_strips(pixels: Any, sides: Sequence[bool]) -> Iterator[tuple[An
         yield from ((strip, tone) for strip, is_drawn in zip(strips, sides) if is_drawn)
 
 
-def draw_colour_bar(width: int, height: int, *, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """Return a bar of the heatmap colours, from minimum to maximum, drawn on white with an opacity of 1."""
-    values = np.linspace(-1 if signed else 0, 1, width, dtype=np.float32)
-    white = np.full((height, width, 3), 255, np.uint8)
-    return overlay(white, np.tile(values, (height, 1)), alpha=1, colormap=colormap, signed=signed)
+def fill_look(*, base: str = "gray", **options: Any) -> dict[str, Any]:
+    """Return the base, blend, alpha and colormap of a look. None and missing options get the default of the base.
+
+    Raises `GradcamError` if the look is invalid.
+    """
+    look = BASES[check_choice(base, "base", BASES)] | {
+        key: value for key, value in options.items() if value is not None
+    }
+    check_choice(look["blend"], "blend", BLENDS)
+    alpha = look["alpha"]
+    if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
+        raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
+    find_colormap(look["colormap"])
+    return {**look, "base": base, "alpha": float(alpha), "colormap": str(look["colormap"])}
+
+
+def to_grey(pixels: Pixels) -> Pixels:
+    """Return a grey copy of an RGB image, with three equal channels."""
+    return np.asarray(cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB))
+
+
+def draw_colour_bar(width: int, height: int, *, base: str = "gray", signed: bool = False, **look: Any) -> Pixels:
+    """Return a bar of the heatmap colours, from minimum to maximum, as they look on a middle grey.
+
+    A colour base has no typical colour. Its bar has an opacity of 1, on white.
+    """
+    values = np.tile(np.linspace(-1 if signed else 0, 1, width, dtype=np.float32), (height, 1))
+    look |= {"alpha": 1} if base == "color" else {}
+    background = np.full((height, width, 3), 255 if base == "color" else MIDDLE_GREY, np.uint8)
+    return overlay(background, values, base=base, signed=signed, **look)
 
 
 def join_rows(rows: Sequence[Sequence[Pixels]], height: int = 320) -> Pixels:
@@ -172,23 +206,24 @@ def list_colours(colormap: int) -> NDArray[np.float32]:
 
 
 @functools.lru_cache(maxsize=8)
-def _make_blend_tables(colormap: str, alpha: float, signed: bool) -> NDArray[np.uint8]:
+def _make_blend_tables(colormap: str, alpha: float, signed: bool, blend: str) -> NDArray[np.uint8]:
     """Return a lookup table per channel (3,65536). Entry 256 * level + value is the blended pixel value."""
-    colours, opacity = compute_colours(colormap, signed=signed)
+    colours, opacity = compute_colours(colormap, signed=signed, blend=blend)
     opacity = alpha * opacity
     mixed = (colours * opacity).T[..., None] + np.arange(256, dtype=np.float32) * (1 - opacity)
     return np.rint(mixed).astype(np.uint8).reshape(3, -1)
 
 
-def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the colours (256,3) of the 256 heatmap levels, and their opacities (256,1) in [0,1].
-
-    The opacity rises from 0 at heatmap value 0 to 1 at half the maximum. Above half the maximum, the opacity is 1.
-    """
+def compute_colours(
+    colormap: str, *, signed: bool, blend: str = "fade"
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the colours of the 256 levels (256,3), and their opacities (256,1) in [0,1], as `overlay` describes them."""
     steps, zero = get_level_scale(signed)
     values = ((np.arange(256, dtype=np.float32) - zero) / steps)[:, None]
     strength = np.abs(values)
-    opacity = np.minimum(1, 2 * strength)
+    opacity = strength * (2 - strength) if blend == "grow" else np.minimum(1, 2 * strength)
+    if blend == "uniform" and not signed:
+        opacity = np.ones_like(strength)
     if not signed:
         return list_colours(find_colormap(colormap)), opacity
     positive, negative = np.array([POSITIVE_COLOURS, NEGATIVE_COLOURS], np.float32)[:, :, None]

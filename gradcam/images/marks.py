@@ -168,8 +168,8 @@ def draw_mark_panel(
     marks: Sequence[Mark],
     *,
     height: int = 320,
-    colormap: str = "turbo",
     signed: bool = False,
+    **look: Any,
 ) -> Pixels:
     """Draw all marks of an image on one panel: the image with all marks, then the overlay of each mark.
 
@@ -185,8 +185,10 @@ def draw_mark_panel(
         Marks in pixels of the image.
     height : int, default 320
         Height of each image on the panel, in pixels.
-    colormap, signed
-        The colours of the heatmaps, for the colour bar at the bottom.
+    signed : bool, default False
+        As in `gradcam.overlay`, for the colour bar at the bottom.
+    **look
+        The options `alpha`, `colormap`, `base` and `blend` of `gradcam.overlay`, for the colour bar.
 
     Returns
     -------
@@ -223,7 +225,7 @@ def draw_mark_panel(
     rows = math.ceil(len(cells) / max(1, MAX_PANEL_WIDTH // (small.shape[1] + GAP_PIXELS)))
     per_row = math.ceil(len(cells) / rows)
     images = join_rows([cells[k : k + per_row] for k in range(0, len(cells), per_row)], height)
-    panel = join_below([images, draw_legend(colormap=colormap, signed=signed)])
+    panel = join_below([images, draw_legend(signed=signed, **look)])
     return np.pad(panel, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.images.draw import compute_colours, get_level_scale, list_outline_strips
+from gradcam.images.draw import compute_colours, fill_look, get_level_scale, list_outline_strips
 from gradcam.images.read import Region
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in fractional pixels
@@ -128,12 +128,19 @@ def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _make_tables(colormap: str, alpha: float, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+def _make_tables(colormap: str, alpha: float, signed: bool, blend: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return tables for 256 heatmap levels: colours (3,256) to add, and weights (256,) of the image's values."""
-    colours, opacity = compute_colours(colormap, signed=signed)
+    colours, opacity = compute_colours(colormap, signed=signed, blend=blend)
     opacity = alpha * opacity
     added, image_weights = np.ascontiguousarray((colours * opacity).T, np.float32), np.float32(1 - opacity[:, 0])
     return torch.from_numpy(added).to(device), torch.from_numpy(np.ascontiguousarray(image_weights)).to(device)
+
+
+def to_grey(images: Tensor) -> Tensor:
+    """Return grey copies of RGB images, uint8 (N,3,H,W), with the rounded weights of OpenCV."""
+    red, green, blue = images.int().unbind(1)
+    grey = (9798 * red + 19235 * green + 3735 * blue + 2**14) >> 15
+    return grey.to(torch.uint8)[:, None].repeat(1, 3, 1, 1)
 
 
 def overlay(
@@ -141,26 +148,29 @@ def overlay(
     heatmaps: Tensor,
     *,
     region: Region,
-    alpha: float = 0.5,
-    colormap: str = "turbo",
+    alpha: float | None = None,
+    colormap: str | None = None,
+    base: str = "gray",
+    blend: str | None = None,
     signed: bool = False,
     outline: bool = False,
 ) -> Tensor:
     """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), on a device, as `draw.overlay` does, but without checks."""
+    look = fill_look(alpha=alpha, colormap=colormap, base=base, blend=blend)
     y0, x0, rows, columns = region
     levels = stretch(heatmaps.float().clamp(0, 1), rows, columns).clamp_(0, 1)
     if signed:  # Like `draw.overlay`, resize each sign separately.
         levels -= stretch((-heatmaps.float()).clamp(0, 1), rows, columns).clamp_(0, 1)
     steps, zero = get_level_scale(signed)
     indices = levels.mul_(steps).round_().add_(zero).int()
-    added, image_weights = _make_tables(colormap, float(alpha), signed, images.device)
-    result = images.clone()
+    added, image_weights = _make_tables(look["colormap"], look["alpha"], signed, look["blend"], images.device)
+    result = images.clone() if base == "color" else to_grey(images)
     region_pixels = result[:, :, y0 : y0 + rows, x0 : x0 + columns]
     weights = image_weights[indices]
     for channel in range(3):  # One channel at a time takes a third of the memory.
         mixed = (region_pixels[:, channel] * weights).add_(added[channel][indices])
         region_pixels[:, channel] = mixed.round_().clamp_(0, 255).to(torch.uint8)
-    if outline and alpha > 0:
+    if outline and look["alpha"] > 0:
         height, width = images.shape[-2:]
         sides = [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width]
         is_blank = (indices == zero).flatten(1).all(1)[:, None, None, None]

@@ -6,6 +6,7 @@ import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -40,13 +41,13 @@ def draw_panel(
     rows: Sequence[PanelRow],
     *,
     height: int = 224,
-    colormap: str = "turbo",
     signed: bool = False,
+    **look: Any,
 ) -> Pixels:
     """Draw rows of images under column titles, with a colour bar below: RGB, uint8 (H,W,3).
 
     Each image is scaled to `height` pixels. A column is as wide as its widest image or its title. Raises
-    `ImageError` if the height is not a number of pixels.
+    `ImageError` if the height is not a number of pixels. `look` contains options of `gradcam.overlay`, for the colour bar.
     """
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     scaled = [[scale_to_height(image, height) for image in row.pictures] for row in rows]
@@ -54,7 +55,7 @@ def draw_panel(
     widths = [max(title, *(row[column].shape[1] for row in scaled)) for column, title in enumerate(titles)]
     x_starts = MARGIN + np.concatenate([[0], np.cumsum(np.array(widths) + GAP_PIXELS)]).astype(int)
     bottom = MARGIN + LINE_HEIGHT + len(rows) * (LINE_HEIGHT + height + GAP_PIXELS)
-    legend = draw_legend(colormap=colormap, signed=signed)
+    legend = draw_legend(signed=signed, **look)
     longest_title = max(measure_text(row.title, TITLE_SIZE) for row in rows)
     total = max(int(x_starts[-1]) - GAP_PIXELS, MARGIN + longest_title, MARGIN + legend.shape[1])
     canvas = Image.new("RGB", (total + MARGIN, bottom + LINE_HEIGHT + MARGIN), WHITE)
@@ -70,7 +71,7 @@ def draw_panel(
     return np.array(canvas)
 
 
-def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
+def draw_legend(*, signed: bool = False, **look: Any) -> Pixels:
     """Draw a colour bar between two labels, which explain its ends. The bar is as high as a line of text."""
     before, after = LEGENDS[signed]
     start = measure_text(before, TITLE_SIZE) + GAP_PIXELS
@@ -78,7 +79,7 @@ def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
     canvas = Image.new("RGB", (end + measure_text(after, TITLE_SIZE), LINE_HEIGHT), WHITE)
     draw = ImageDraw.Draw(canvas)
     draw.text((0, 0), before, INK, find_font(TEXT))
-    bar = draw_colour_bar(BAR_WIDTH, LINE_HEIGHT - 6, colormap=colormap, signed=signed)
+    bar = draw_colour_bar(BAR_WIDTH, LINE_HEIGHT - 6, signed=signed, **look)
     canvas.paste(Image.fromarray(bar), (start, 0))
     draw.text((end, 0), after, INK, find_font(TEXT))
     return np.array(canvas)

@@ -19,8 +19,10 @@ def panel(
     i: int = 0,
     *,
     height: int = 224,
-    alpha: float = 0.5,
-    colormap: str = "turbo",
+    alpha: float | None = None,
+    colormap: str | None = None,
+    base: str = "gray",
+    blend: str | None = None,
 ) -> Pixels:
     """Draw the results of `Classifier.compare` for one image: a column per method, a row per layer and class.
 
@@ -37,9 +39,13 @@ def panel(
         The index of the image.
     height : int, default 224
         The height of each cell, in pixels.
-    alpha : float, default 0.5
+    alpha : float, default None
         As in `gradcam.overlay`.
-    colormap : str, default "turbo"
+    colormap : str, default None
+        As in `gradcam.overlay`.
+    base : str, default "gray"
+        As in `gradcam.overlay`. The first image is always in colour.
+    blend : str, default None
         As in `gradcam.overlay`.
 
     Returns
@@ -50,7 +56,8 @@ def panel(
     Raises
     ------
     GradcamError
-        If the explanations are not from one comparison, the colour map is unknown, or the opacity is outside [0,1].
+        If the explanations are not from one comparison, a colour map, base or blend is unknown, or the opacity is
+        outside [0,1].
     ImageError
         If there is no image i, or the height is below 1.
 
@@ -72,6 +79,7 @@ def panel(
         check_compatible(explained[0], explanation)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
     first, titles, across = explained[0], methods, [explained]
+    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "base": base, "blend": blend}
     if not -len(first.images) <= i < len(first.images):
         raise ImageError(f"There is no image {i}: there are {len(first.images)} image(s).")
     # If each method has its own layer, each column title names a layer.
@@ -85,23 +93,22 @@ def panel(
                 raise GradcamError(f"{problem}: a panel needs every method at every layer.")
         across = [[explanations[layer, method] for method in methods] for layer in layers]
     if first.instances is not None and len(explained) == 1 and len(first.instances[i]) > 1:
-        return _draw_instances(first, i, height, alpha=alpha, colormap=colormap)
+        return _draw_instances(first, i, height, **look)
     rows = []
     for row, k in itertools.product(across, range(first.maps.shape[1])):
-        cells = [_draw_seen_part(explanation, i, k, alpha=alpha, colormap=colormap) for explanation in row]
+        cells = [_draw_seen_part(explanation, i, k, **look) for explanation in row]
         rows.append(PanelRow(_title(row[0], i, k), [_draw_seen_part(first, i), *cells]))
     signed = first.evidence == "signed"
-    return draw_panel(["image", *titles], rows, height=height, colormap=colormap, signed=signed)
+    return draw_panel(["image", *titles], rows, height=height, signed=signed, **look)
 
 
-def _draw_instances(explanation: ImageExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:
+def _draw_instances(explanation: ImageExplanation, i: int, height: int, **look: Any) -> Pixels:
     """Draw the image with all instances, then one overlay per instance."""
     instances = explanation.instances[i]  # type: ignore[index]  # checked by the caller
-    options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
-    overlays = [explanation.overlay(i, k, **options) for k in range(len(instances))]
+    overlays = [explanation.overlay(i, k, outline=False, **look) for k in range(len(instances))]
     signed = explanation.evidence == "signed"
     marks = [to_mark(instance) for instance in instances]
-    return draw_mark_panel(explanation.images[i], overlays, marks, height=height, colormap=colormap, signed=signed)
+    return draw_mark_panel(explanation.images[i], overlays, marks, height=height, signed=signed, **look)
 
 
 def _title(explanation: ImageExplanation, i: int, k: int) -> str:

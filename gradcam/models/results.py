@@ -323,7 +323,15 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     __repr__ = Explanation.__repr__
 
     def overlay(
-        self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo", outline: bool = True
+        self,
+        i: int = 0,
+        k: int = 0,
+        *,
+        alpha: float | None = None,
+        colormap: str | None = None,
+        base: str = "gray",
+        blend: str | None = None,
+        outline: bool = True,
     ) -> Pixels:
         """Draw the k-th heatmap of image i on the pixels that the model saw.
 
@@ -333,11 +341,15 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
             The image, counted from 0.
         k : int, default 0
             The heatmap, counted from 0.
-        alpha : float, default 0.5
+        alpha : float, default None
             The opacity, as in `gradcam.overlay`.
-        colormap : str, default "turbo"
+        colormap : str, default None
             As in `gradcam.overlay`. With signed evidence, evidence for the class is red and evidence against it is blue,
             for any colour map.
+        base : str, default "gray"
+            As in `gradcam.overlay`.
+        blend : str, default None
+            As in `gradcam.overlay`.
         outline : bool, default True
             Whether to draw a thin line around the region that the model saw.
 
@@ -351,11 +363,12 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         ImageError
             If there is no such image or heatmap.
         GradcamError
-            If the colour map is unknown, or the opacity is outside [0,1].
+            If the colour map, base or blend is unknown, or the opacity is outside [0,1].
         """
         select_maps(i, k, tuple(self.maps.shape))
-        options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline, "region": self.regions[i]}
-        pixels = overlay(self.images[i], self.heatmaps[i][k], signed=self.evidence == "signed", **options)
+        look: Any = {"alpha": alpha, "colormap": colormap, "base": base, "blend": blend}
+        options: Any = {"outline": outline, "region": self.regions[i], "signed": self.evidence == "signed"}
+        pixels = overlay(self.images[i], self.heatmaps[i][k], **look, **options)
         instance = self.instance(i, k)
         return pixels if instance is None or not outline else draw_marks(pixels, [to_mark(instance)])
 
@@ -365,8 +378,10 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         i: int | None = None,
         k: int | None = None,
         *,
-        alpha: float = 0.5,
-        colormap: str = "turbo",
+        alpha: float | None = None,
+        colormap: str | None = None,
+        base: str = "gray",
+        blend: str | None = None,
     ) -> None:
         """Write the overlay to an image file, or the values to ``.npz`` or ``.npy``.
 
@@ -380,9 +395,13 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
             The image, counted from 0. None writes all images, on a sheet with one row per image.
         k : int, default None
             The map, counted from 0. None writes all maps.
-        alpha : float, default 0.5
+        alpha : float, default None
             For overlays, as in `overlay`.
-        colormap : str, default "turbo"
+        colormap : str, default None
+            For overlays, as in `overlay`.
+        base : str, default "gray"
+            For overlays, as in `overlay`.
+        blend : str, default None
             For overlays, as in `overlay`.
 
         Raises
@@ -391,12 +410,12 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
             If the suffix is not supported, if an ``.npy`` file would get several maps, if there is no such map, or if
             the file cannot be written.
         GradcamError
-            If the colour map is unknown, or the opacity is outside [0,1].
+            If the colour map, base or blend is unknown, or the opacity is outside [0,1].
         """
         if check_suffix(path) in ARRAY_SUFFIXES:
             super().save(path, i, k)
         else:
-            write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
+            write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap, base=base, blend=blend))
 
     def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "image") -> Page:
         """Make an interactive page of image i and its heatmaps, for any browser, without a server.

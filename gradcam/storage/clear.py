@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradcam.errors import GradcamError, OutputError
+from gradcam.options import LOOK_OPTIONS
 from gradcam.storage import run_file
 from gradcam.storage.disk import remove_empty
 from gradcam.storage.manifest import pair_lines
@@ -103,14 +104,25 @@ def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -
 
 def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> list[str]:
     """Return the layers of the run to resume, or of another shard of this run. If there is no such run, return []."""
+    fields = _read_earlier_run(folder, shard, mode)
+    layers = {**fields.get("settings", {}), **fields.get("resolved", {})}.get("layers")
+    return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
+
+
+def list_earlier_look(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> dict[str, Any]:
+    """Return the look of the run to resume, or of another shard of this run. If there is no such run, return {}."""
+    settings = _read_earlier_run(folder, shard, mode).get("settings")
+    return {} if settings is None else {key: (run_file.EARLIER_LOOK | settings).get(key) for key in LOOK_OPTIONS}
+
+
+def _read_earlier_run(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> dict[str, Any]:
+    """Return the fields of the run to resume, or of another shard of this run. If there is no such run, return {}."""
     reader = to_reader(folder)
     with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
         shards = [earlier for earlier in find_shards(names) if earlier.of == shard.of and earlier.run in names]
         runs = [earlier for earlier in shards if earlier != shard or mode == "resume"]
-        fields = _read_run(reader, names, runs[0]) if runs else {}
-    layers = {**fields.get("settings", {}), **fields.get("resolved", {})}.get("layers")
-    return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
+        return _read_run(reader, names, runs[0]) if runs else {}
 
 
 def _count_records(reader: OutputReader, names: Collection[str], shards: Iterable[ShardFiles]) -> str:

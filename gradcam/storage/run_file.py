@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 NON_LAYER_NAMES = ("input", "attention")
+EARLIER_LOOK = {"base": "color", "blend": "fade"}  # Earlier versions had only this look, and did not record it.
 # MAX_DIFFERENCES and MAX_VALUE_CHARS limit the length of an error message.
 MAX_DIFFERENCES, MAX_VALUE_CHARS = 5, 160
 RECOVERY_ADVICE = "restore the original file, or start again with --overwrite"
@@ -242,6 +243,7 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         "weights": _to_dict(model.get("weights")).get("sha256"),
         "device": str(fields.get("device")).partition(":")[0],  # cuda:0 and cuda:1 give the same results.
         "output_format": "files",  # Earlier versions had only this output format, and did not record the format.
+        **EARLIER_LOOK,
         **dict(flatten(settings, ".")),
         # Compare the root folder of the images, because users can give the same folder in several forms. If there is no
         # root folder, compare the inputs.

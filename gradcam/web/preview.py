@@ -60,7 +60,7 @@ def draw_preview(image: Pixels, values: NDArray[np.float32] | None, region: Regi
     from gradcam.images.draw import overlay
 
     heatmap = enlarge_positive(values, *region[2:])
-    pixels = image if heatmap is None else overlay(image, heatmap, region=region, colormap=COLORMAP, outline=True)
+    pixels = image if heatmap is None else overlay(image, heatmap, region=region, base="color", outline=True)
     return shrink_to_fit(pixels, MAX_PREVIEW_SIDE)
 
 

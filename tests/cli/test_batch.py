@@ -304,10 +304,48 @@ def test_other_settings_are_refused_and_named(batch: Command, folder: Path, phot
     before = tree(folder)
     outcome = batch("photos", "-o", "out", "--resume", "--alpha", 0.3, "--method", "layercam")
     assert outcome.status == 2
-    assert re.search(r"alpha.*0\.5.*0\.3", outcome.err)
+    assert re.search(r"alpha.*0\.8.*0\.3", outcome.err)
     assert re.search(r"methods.*gradcam.*layercam", outcome.err)
     assert "colormap" not in outcome.err
     assert tree(folder) == before
+
+
+def truncate(folder: Path, *unrecorded: str) -> None:
+    """Leave only the first record of a run and its files, and remove settings that earlier versions did not record."""
+    lines = (folder / "manifest.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "manifest.jsonl").write_bytes(lines[0])
+    for line in lines[1:]:
+        for entry in json.loads(line)["explained"]:
+            (folder / entry["overlay"]).unlink()
+    run = json.loads((folder / "run.json").read_text())
+    for name in unrecorded:
+        del run["settings"][name]
+    (folder / "run.json").write_text(json.dumps(run, indent=2) + "\n")
+
+
+def test_a_run_that_recorded_no_base_resumes_with_the_earlier_look(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--base", "color")
+    complete = tree(folder / "out")
+    assert json.loads(complete["run.json"])["settings"].items() >= {
+        "alpha": 0.5, "colormap": "turbo", "base": "color", "blend": "fade",
+    }.items()  # fmt: skip
+    truncate(folder / "out", "base", "blend")
+    refused = batch("photos", "-o", "out", "--resume", "--base", "gray")
+    assert (refused.status, "base: color → gray" in refused.err) == (2, True)
+    batch("photos", "-o", "out", "--resume")
+    resumed = tree(folder / "out")
+    for name in complete.keys() - {"run.json", "log.jsonl"}:
+        assert resumed[name] == complete[name]
+
+
+def test_a_resumed_run_keeps_its_look(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--blend", "uniform", "--alpha", 0.3, "--colormap", "jet")
+    complete = tree(folder / "out")
+    truncate(folder / "out")
+    batch("photos", "-o", "out", "--resume")
+    resumed = tree(folder / "out")
+    for name in complete.keys() - {"log.jsonl"}:
+        assert resumed[name] == complete[name]
 
 
 def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, folder: Path, photos: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 import gradcam
 from gradcam.errors import GradcamError, GradcamWarning, ImageError
-from gradcam.images.draw import COLORMAPS, GAP_PIXELS, find_colormap, join_rows
+from gradcam.images.draw import COLORMAPS, GAP_PIXELS, draw_colour_bar, find_colormap, join_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:A heatmap of .* is stretched")
 
@@ -37,9 +37,75 @@ def table_of(colormap: int) -> list[list[int]]:
     return [[int(red), int(green), int(blue)] for ((blue, green, red),) in column]
 
 
-def test_the_defaults_are_turbo_at_half_opacity_on_the_whole_picture() -> None:
-    expected = gradcam.overlay(PICTURE, HEAT, alpha=0.5, colormap="turbo", region=(0, 0, 24, 32))
-    np.testing.assert_array_equal(gradcam.overlay(PICTURE, HEAT), expected)
+@pytest.mark.parametrize(
+    ("look", "default"),
+    [
+        ({}, {"base": "gray", "alpha": 0.8, "colormap": "inferno", "blend": "grow"}),
+        ({"base": "color"}, {"base": "color", "alpha": 0.5, "colormap": "turbo", "blend": "fade"}),
+        ({"base": "color", "blend": "grow"}, {"base": "color", "alpha": 0.5, "colormap": "turbo", "blend": "grow"}),
+    ],
+)
+def test_each_base_has_its_own_defaults(look: Any, default: Any) -> None:
+    expected = gradcam.overlay(PICTURE, HEAT, region=(0, 0, 24, 32), **default)
+    np.testing.assert_array_equal(gradcam.overlay(PICTURE, HEAT, **look), expected)
+
+
+def luminance(picture: np.ndarray) -> np.ndarray:
+    return (picture @ np.array([0.299, 0.587, 0.114]))[..., None].repeat(3, -1)
+
+
+def test_a_grey_base_is_the_luminance_also_outside_the_region() -> None:
+    drawn = gradcam.overlay(PICTURE, np.zeros((7, 7)), region=REGION)
+    assert (drawn == drawn[..., :1]).all()
+    assert abs(drawn - luminance(PICTURE)).max() <= 0.51
+    outside = np.ones(PICTURE.shape[:2], bool)
+    outside[5:17, 7:27] = False
+    hot = gradcam.overlay(PICTURE, np.ones((7, 7)), region=REGION)
+    np.testing.assert_array_equal(hot[outside], drawn[outside])
+
+
+@pytest.mark.parametrize("grey", [0, 57, 128, 255])
+def test_greyscale_pictures_keep_their_greys(grey: int) -> None:
+    picture = np.full((4, 4, 3), grey, np.uint8)
+    np.testing.assert_array_equal(gradcam.overlay(picture, np.zeros((4, 4))), picture)
+
+
+@pytest.mark.parametrize(("value", "opacities"), [(0, (0, 0, 1)), (51, (0.36, 0.4, 1)), (204, (0.96, 1, 1))])
+def test_the_opacity_follows_the_blend(value: int, opacities: tuple[float, ...]) -> None:
+    black, heat = np.zeros((1, 1, 3), np.uint8), np.full((1, 1), value / 255, np.float32)
+    for blend, opacity in zip(("grow", "fade", "uniform"), opacities):
+        white = gradcam.overlay(black + 255, heat, alpha=0.5, blend=blend).astype(int)
+        assert 255 - (white - gradcam.overlay(black, heat, alpha=0.5, blend=blend)) == pytest.approx(
+            127.5 * opacity, abs=1.01
+        )
+
+
+def test_signed_heatmaps_fade_even_if_the_blend_is_uniform() -> None:
+    heat = HEAT * 2 - 1
+    expected = gradcam.overlay(PICTURE, heat, signed=True, blend="fade")
+    np.testing.assert_array_equal(gradcam.overlay(PICTURE, heat, signed=True, blend="uniform"), expected)
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        ({"base": "grey"}, "base is 'grey', expected one of 'gray', 'color'"),
+        ({"base": None}, "base is None, expected"),
+        ({"blend": "hard"}, "blend is 'hard', expected one of 'grow', 'fade', 'uniform'"),
+    ],
+)
+def test_an_unknown_base_or_blend_is_an_error(look: Any, message: str) -> None:
+    with pytest.raises(GradcamError, match=message):
+        gradcam.overlay(PICTURE, HEAT, **look)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_colour_bar_has_the_colours_of_the_look(signed: bool) -> None:
+    values = np.linspace(-1 if signed else 0, 1, 64, dtype=np.float32)[None]
+    on_grey = gradcam.overlay(np.full((1, 64, 3), 128, np.uint8), values, colormap="jet", signed=signed)
+    np.testing.assert_array_equal(draw_colour_bar(64, 1, colormap="jet", signed=signed), on_grey)
+    earlier = gradcam.overlay(np.full((1, 64, 3), 255, np.uint8), values, alpha=1, base="color", signed=signed)
+    np.testing.assert_array_equal(draw_colour_bar(64, 1, base="color", alpha=0.3, signed=signed), earlier)
 
 
 def test_pixels_outside_the_region_stay_and_all_inside_change() -> None:
@@ -59,7 +125,7 @@ def test_regions_may_touch_the_edges(region: tuple[int, int, int, int]) -> None:
 
 @pytest.mark.parametrize("colormap", ["turbo", "jet", "viridis", "bone"])
 def test_no_evidence_leaves_the_picture_as_it_is(colormap: str) -> None:
-    result = gradcam.overlay(PICTURE, np.zeros((7, 7)), alpha=1, colormap=colormap)
+    result = gradcam.overlay(PICTURE, np.zeros((7, 7)), alpha=1, colormap=colormap, base="color")
     np.testing.assert_array_equal(result, PICTURE)
 
 
@@ -232,7 +298,7 @@ def test_a_sheet_holds_pictures_of_extreme_shapes() -> None:
     assert join_rows([[np.zeros((2000, 3, 3), np.uint8)], [PICTURE]], height=24).shape == (24 + GAP_PIXELS + 24, 32, 3)
 
 
-@pytest.mark.parametrize("alpha", ["x", None, float("nan"), -0.1, 1.1, 50, [0.5]])
+@pytest.mark.parametrize("alpha", ["x", float("nan"), -0.1, 1.1, 50, [0.5]])
 def test_an_opacity_out_of_range_or_of_a_wrong_kind_is_refused(alpha: Any) -> None:
     with pytest.raises(GradcamError, match="alpha is .*, expected an opacity from 0 to 1"):
         gradcam.overlay(np.zeros((4, 4, 3), np.uint8), np.zeros((2, 2), np.float32), alpha=alpha)
@@ -266,7 +332,9 @@ def test_interpolation_gives_no_rim_of_the_other_sign() -> None:
     assert drawn[100, 100, 2] < 160
 
 
-def plain_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap: str, kind: type) -> np.ndarray:
+def plain_overlay(
+    picture: np.ndarray, heat: np.ndarray, alpha: float, colormap: str, kind: type, *, blend: str = "fade"
+) -> np.ndarray:
     """Compute the overlay with whole arrays in one floating-point dtype; a map with negative values is signed."""
     signed = heat.min() < 0
     steps = 127 if signed else 255
@@ -281,7 +349,14 @@ def plain_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap:
         colours = pairs[0] * (1 - strength) + pairs[1] * strength
     else:
         colours = np.array(table_of(COLORMAPS[colormap]), kind)[levels]
-    opacity = kind(alpha) * np.minimum(1, 2 * strength)
+    opacity = (
+        kind(alpha)
+        * {
+            "fade": np.minimum(1, 2 * strength),
+            "grow": strength * (2 - strength),
+            "uniform": np.minimum(1, 2 * strength) if signed else np.ones_like(strength),
+        }[blend]
+    )
     return picture * (1 - opacity) + colours * opacity
 
 
@@ -294,17 +369,22 @@ def test_every_pixel_is_the_formulas_to_the_last_rounding(
     monkeypatch.setattr("gradcam.images.draw.PIXELS_PER_BAND", band)  # Blend the rows in small bands.
     random = np.random.default_rng(list(COLORMAPS).index(colormap))
     alphas = [0, 0.5, 1, *random.random(5)]
-    for alpha in alphas:
+    for alpha, blend in zip(alphas, ["fade", "grow", "uniform"] * 3):
         height, width = random.integers(1, 40, 2)
         picture = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
         heat = random.random((height, width), dtype=np.float32)
         heat = heat * 2 - 1 if signed else heat
         heat.flat[0] = -1 if signed else 0
-        drawn = gradcam.overlay(picture, heat, alpha=alpha, colormap=colormap, signed=signed)
-        exact = plain_overlay(picture, heat, alpha, colormap, np.float64)
+        look: Any = {"alpha": alpha, "colormap": colormap, "blend": blend, "signed": signed}
+        drawn = gradcam.overlay(picture, heat, base="color", **look)
+        exact = plain_overlay(picture, heat, alpha, colormap, np.float64, blend=blend)
         assert abs(drawn - exact).max() <= 0.5001
-        single = plain_overlay(picture, heat, alpha, colormap, np.float32)
+        single = plain_overlay(picture, heat, alpha, colormap, np.float32, blend=blend)
         assert (drawn == np.rint(single)).all()  # exact halves round to the even number
+        grey = gradcam.overlay(picture, heat, base="gray", **look | {"alpha": 0})
+        np.testing.assert_array_equal(
+            gradcam.overlay(picture, heat, base="gray", **look), gradcam.overlay(grey, heat, base="color", **look)
+        )
 
 
 @pytest.mark.parametrize(
@@ -315,7 +395,7 @@ def test_large_pictures_follow_the_formula_too(signed: bool, is_5: bool, monkeyp
     monkeypatch.setattr("gradcam.images.draw.HAS_16_BIT_LUT", is_5)  # true in OpenCV 5, false in OpenCV 4
     picture = RNG.integers(0, 256, (768, 1024, 3), dtype=np.uint8)  # several bands; the last band is not full
     heat = RNG.random((768, 1000), dtype=np.float32) * (2 if signed else 1) - (1 if signed else 0)
-    drawn = gradcam.overlay(picture, heat, region=(0, 20, 768, 1000), signed=signed)
+    drawn = gradcam.overlay(picture, heat, base="color", region=(0, 20, 768, 1000), signed=signed)
     exact = plain_overlay(picture[:, 20:1020], heat, 0.5, "turbo", np.float64)
     assert abs(drawn[:, 20:1020] - exact).max() <= 0.5001
     assert (drawn[:, 20:1020] == np.rint(plain_overlay(picture[:, 20:1020], heat, 0.5, "turbo", np.float32))).all()

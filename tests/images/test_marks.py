@@ -478,7 +478,7 @@ def test_a_panel_has_rows_and_letters_of_its_own_size() -> None:
 def test_a_panels_legend() -> None:
     for signed in (False, True):
         panel = draw_mark_panel(GREY, [GREY], [Mark(box=BOX)], height=100, colormap="jet", signed=signed)
-        most = overlay(np.full((1, 1, 3), 255, np.uint8), np.ones((1, 1)), alpha=1, colormap="jet", signed=signed)[0, 0]
+        most = overlay(np.full((1, 1, 3), 128, np.uint8), np.ones((1, 1)), colormap="jet", signed=signed)[0, 0]
         distance = np.abs(panel[-(MARGIN + LINE_HEIGHT) :].astype(int) - most.astype(int)).sum(2)
         assert distance.min() <= 12
 

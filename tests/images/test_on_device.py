@@ -123,7 +123,8 @@ def test_maps_are_stretched_as_by_opencv(size: tuple[int, int]) -> None:
     "look",
     [
         {}, {"alpha": 1.0, "colormap": "viridis", "outline": True}, {"alpha": 0.3, "colormap": "jet"},
-        {"signed": True, "outline": True}, {"alpha": 0.0, "outline": True},
+        {"signed": True, "outline": True}, {"alpha": 0.0, "outline": True}, {"base": "color"},
+        {"base": "color", "signed": True}, {"blend": "uniform"}, {"base": "color", "blend": "grow", "alpha": 0.4},
     ],
     ids=str,
 )  # fmt: skip
@@ -139,7 +140,7 @@ def test_overlays_are_those_of_opencv(photo: Any, classifier: gradcam.Classifier
             difference = abs(to_picture(drawn).astype(int) - expected)
             # Some values lie between two levels of the colormap. At full opacity, the next level's colour is twice as
             # far away.
-            assert difference.max() <= (2 if look.get("alpha", 0.5) <= 0.5 else 4)
+            assert difference.max() <= (2 if look.get("alpha", 0.5 if look.get("base") else 0.8) <= 0.5 else 4)
             assert difference.mean() <= 0.01
             assert np.array_equal(to_picture(planes[0]), picture)
 
@@ -148,7 +149,10 @@ def test_a_blank_heatmap_has_no_outline_and_its_neighbour_has_one() -> None:
     pictures, region = to_planes(NOISE)[None].repeat(2, 1, 1, 1), (2, 3, 18, 30)
     maps = torch.stack([torch.zeros(5, 5), torch.eye(5)])
     blank, drawn = on_device.overlay(pictures, maps, region=region, outline=True)
-    assert torch.equal(blank, pictures[0])
+    grey = gradcam.overlay(NOISE, torch.zeros(5, 5), region=region)
+    assert (to_picture(blank) == grey).all()
+    (coloured, _) = on_device.overlay(pictures, maps, region=region, outline=True, base="color")
+    assert torch.equal(coloured, pictures[0])
     expected = gradcam.overlay(NOISE, maps[1], region=region, outline=True)
     assert abs(to_picture(drawn).astype(int) - expected).max() <= 2
 

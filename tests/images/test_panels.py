@@ -52,9 +52,9 @@ def test_a_long_title_fits() -> None:
 @pytest.mark.parametrize("signed", [False, True])
 def test_the_bar_has_the_colours_of_the_overlay(signed: bool) -> None:
     panel = draw_panel(["a"], [PanelRow("a", [GREEN])], height=20, signed=signed)
-    white = np.full((1, 3, 3), 255, np.uint8)
+    grey = np.full((1, 3, 3), 128, np.uint8)
     values = np.array([[-1.0 if signed else 0.0, 0.5, 1.0]])
-    for colour in overlay(white, values, alpha=1, signed=signed)[0]:
+    for colour in overlay(grey, values, signed=signed)[0]:
         distance = np.abs(panel[-(MARGIN + LINE_HEIGHT) :].astype(int) - colour.astype(int)).sum(2)
         assert distance.min() <= 12
 

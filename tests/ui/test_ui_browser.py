@@ -451,7 +451,7 @@ def test_the_commands_of_two_models_are_complete(browser: Any, place: Path, phot
         choose(page, "evidence", "negative")
         page.locator("#opacity").fill("70")
         page.select_option("#colours", "viridis")
-        expect(second).to_contain_text("--evidence negative --colormap viridis --alpha 0.7")
+        expect(second).to_contain_text("--evidence negative --base color --colormap viridis --alpha 0.7")
         # Set the state that RISE would leave, because RISE itself takes too long.
         page.evaluate("() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }")
         for item in (command(page), second.inner_text()):

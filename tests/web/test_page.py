@@ -347,7 +347,7 @@ def read_first_map(page: Page) -> Any:
 def test_the_first_heatmap_is_visible_without_javascript(classifier: gradcam.Classifier, photo: Photo) -> None:
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], target="espresso")
     explanation = classifier.explain(photo("coffee.jpg"), "layer4", target="espresso")
-    expected, image = explanation.overlay(outline=False).astype(int), page.image.astype(int)
+    expected, image = explanation.overlay(outline=False, base="color").astype(int), page.image.astype(int)
     composed = read_first_map(page)
     error, effect = np.abs(composed - expected).mean(), np.abs(image - expected).mean()
     assert error < 0.05 * effect
@@ -426,7 +426,7 @@ def test_the_preview_is_the_overlay_of_the_first_heatmap(
 ) -> None:
     cat.save(tmp_path / "cat.html", url="https://example.org/")
     explanation = classifier.explain(photo("cat_and_espresso.jpg"), "layer4")
-    difference = gradcam.read_image(tmp_path / "cat.png").astype(int) - explanation.overlay()
+    difference = gradcam.read_image(tmp_path / "cat.png").astype(int) - explanation.overlay(base="color")
     assert np.abs(difference).mean() < 0.5
     large = replace(cat, image=np.full((1500, 3000, 3), 90, np.uint8), region=(0, 0, 1500, 3000))
     large.save(tmp_path / "large.html", url="https://example.org/")

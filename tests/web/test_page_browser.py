@@ -109,7 +109,7 @@ def at(page: Any, across: float, down: float) -> tuple[float, float]:
 
 
 def expected_overlay(classifier: Classifier, picture: Path, index: int, **options: Any) -> Any:
-    look = {name: options.pop(name) for name in ("colormap", "alpha") if name in options}
+    look = {"base": "color"} | {name: options.pop(name) for name in ("colormap", "alpha") if name in options}
     explanation = classifier.explain(picture, options.pop("layer", "layer4"), target=index, **options)
     y0, x0, height, width = explanation.regions[0]
     return explanation.overlay(outline=False, **look)[y0 : y0 + height, x0 : x0 + width].astype(float), explanation
@@ -344,7 +344,7 @@ def test_what_is_copied(go: Callable[..., Any], classifier: gradcam.Classifier, 
     command = page.evaluate("navigator.clipboard.readText()")
     assert command == (
         "gradcam run cat_and_espresso.jpg --class 285 --layer layer4 --method gradcam --evidence negative "
-        "--colormap viridis --alpha 0.7"
+        "--base color --colormap viridis --alpha 0.7"
     )
     expect(page.locator("#copy-command")).to_have_text("Copied")
     page.locator("#copy-python").click()
@@ -352,7 +352,9 @@ def test_what_is_copied(go: Callable[..., Any], classifier: gradcam.Classifier, 
     code = code.replace('"cat_and_espresso.jpg"', repr(str(photo("cat_and_espresso.jpg"))))
     namespace: dict[str, Any] = {}
     exec(code.rpartition("\n")[0], namespace)  # Runs all but the line that saves the file.
-    expected = namespace["explanation"].overlay(outline=False, colormap="viridis", alpha=0.7).astype(float)
+    expected = (
+        namespace["explanation"].overlay(outline=False, base="color", colormap="viridis", alpha=0.7).astype(float)
+    )
     explanation = namespace["explanation"]
     y0, x0, height, width = explanation.regions[0]
     assert np.abs(drawn_overlay(page, explanation) - expected[y0 : y0 + height, x0 : x0 + width]).mean() < 2.5

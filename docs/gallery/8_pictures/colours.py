@@ -2,7 +2,8 @@
 Colour maps and opacity
 =======================
 
-The same heatmap in four styles.
+The same heatmap in six looks. Top: the default, turbo on grey, viridis on grey. Bottom: the image in colour, an opacity
+that does not depend on the heatmap, and cividis on grey.
 """
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 import gradcam
 
 classifier = gradcam.load_classifier()
-explanation = classifier.explain("assets/rocket.jpg")
-looks = [("turbo", 0.5), ("viridis", 0.5), ("magma", 0.7), ("jet", 0.3)]
-overlays = [explanation.overlay(colormap=name, alpha=alpha) for name, alpha in looks]
-gradcam.write_image("colours.jpg", np.concatenate([np.concatenate(overlays[:2], 1), np.concatenate(overlays[2:], 1)]))
+explanation = classifier.explain("assets/cat_and_espresso.jpg", target="espresso")
+looks = [{}, {"colormap": "turbo"}, {"colormap": "viridis"}]
+looks += [{"base": "color"}, {"base": "color", "blend": "uniform", "colormap": "jet"}, {"colormap": "cividis"}]
+overlays = [explanation.overlay(**look) for look in looks]
+gradcam.write_image("colours.jpg", np.concatenate([np.concatenate(overlays[:3], 1), np.concatenate(overlays[3:], 1)]))

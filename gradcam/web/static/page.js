@@ -146,6 +146,7 @@ function writeCommand(page, target, set, kind, more = []) {
   if (isLayer(set) && page.model.reshape) words.push("--reshape", [page.model.reshape].flat().join("x"));
   words.push("--method", set.method);
   if (kind !== "positive") words.push("--evidence", kind);
+  words.push("--base", "color");
   if (isColoured(kind)) words.push("--colormap", state.colours);
   if (state.opacity !== 0.5) words.push("--alpha", String(state.opacity));
   return words.map(quote).join(" ");
@@ -166,7 +167,7 @@ function writeCommands() {
   const file = python(fileName()), reshape = isLayer(set) && model.reshape;
   const source = edits.length ? "image" : file;
   const more = (kind === "positive" ? "" : `, evidence="${kind}"`) + (reshape ? `, reshape=${Array.isArray(reshape) ? `(${reshape.join(", ")})` : python(reshape)}` : "");
-  const style = [isColoured(kind) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
+  const style = ['base="color"', isColoured(kind) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
   element("python").textContent = [
     "import gradcam",
     "",
