@@ -28,6 +28,7 @@ smartquotes = False  # --option is not –option
 extensions = [
     "myst_parser",
     "page_images",
+    "llms_full",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",

@@ -1,10 +1,10 @@
 """Train a small classifier and log its Grad-CAM heatmaps after each epoch.
 
     python examples/train_and_log.py                     photographs in assets/, two classes: animal and thing
-    tensorboard --logdir runs                            then open the images named "gradcam"
+    tensorboard --logdir runs                            then open the images gradcam/0 to gradcam/5
 
-To adapt it, change the files and classes in `CLASSES`, and the model in `main`. Explaining the model does not affect
-training: `explain` restores training mode, gradients, running statistics and random state.
+To adapt it, change the files and classes in `CLASSES`, and the model in `main`. The heatmaps do not affect the
+training: training mode, gradients, running statistics and random states stay as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 import gradcam
+from gradcam.integrations import HeatmapLogger
 
 ASSETS = Path(__file__).parent.parent / "assets"
 CLASSES = {"animal": ["koala.webp", "panda.webp", "lemur.webp"], "thing": ["coffee.jpg", "rocket.jpg", "china.jpg"]}
@@ -46,17 +47,16 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     with SummaryWriter(typed.log) as writer:
-        for epoch in range(typed.epochs):
+        heatmaps = HeatmapLogger(images, "features", target=classes, evidence="signed", originals=pictures, sink=writer)
+        heatmaps.start(model)
+        for epoch in range(1, 1 + typed.epochs):
             model.train()
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images), classes)
             loss.backward()
             optimizer.step()
             writer.add_scalar("loss", loss.item(), epoch)
-
-            explanation = gradcam.explain(model, images, "features", target=classes, evidence="signed")
-            overlays = [gradcam.overlay(it, explanation.heatmaps[i, 0], signed=True) for i, it in enumerate(pictures)]
-            writer.add_image("gradcam", np.concatenate(overlays, axis=1), epoch, dataformats="HWC")
+            heatmaps.after_epoch(model, epoch, epoch)
             print(f"epoch {epoch}: loss {loss.item():.3f}")
 
 

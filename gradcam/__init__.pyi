@@ -1,6 +1,7 @@
 from . import attributions as attributions
 from . import evaluation as evaluation
 from . import inspection as inspection
+from . import integrations as integrations
 from . import targets as targets
 from ._version import __version__ as __version__
 from .batch.explain_files import explain_files as explain_files
@@ -19,6 +20,7 @@ from .images.read import read_image as read_image
 from .images.regions import find_boxes as find_boxes
 from .images.write import write_image as write_image
 from .models.classifier import Classifier as Classifier
+from .models.figures import figure as figure
 from .models.load import load_classifier as load_classifier
 from .models.load import load_detector as load_detector
 from .models.load import load_matcher as load_matcher

@@ -18,7 +18,7 @@ PACKAGES = frozenset((
     "matplotlib", "moto", "nbclient", "nbformat", "numpydoc", "open_clip", "pandas", "playwright", "pyarrow", "pydicom",
     "pytorch_grad_cam", "ray", "s3fs", "segmentation_models_pytorch", "sklearn", "starlette", "tensorboard", "timm",
     "tokenizers", "torchcam", "transformers", "uvicorn", "webdataset",
-    "effdet", "einops", "gcsfs", "monai", "pycocotools", "quantus", "ultralytics", "vit_pytorch",
+    "effdet", "einops", "gcsfs", "monai", "pycocotools", "pytorch_lightning", "quantus", "ultralytics", "vit_pytorch",
 ))  # fmt: skip
 MISSING = re.compile(r"needs (\w+)|could not import '(\w+)")
 PASSED = "GRADCAM_PASSED_TESTS"  # an environment variable: the file that lists tests that need not run again

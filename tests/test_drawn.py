@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import gradcam
 from tests import drawn
 from tests.drawn import measures
+from tests.drawn.heads import PROPERTIES, draw_training_scenes, fit_head, list_properties, load_encoder
 from tests.drawn.pictures import Scene, draw_scenes, to_images
 
 SEED = 90210  # training uses another seed
@@ -83,6 +85,32 @@ def test_what_follows_attention_through_all_blocks_finds_the_shape_in_a_transfor
     tower, scenes = drawn.load("transformer"), list(measures.draw_three(SEED, COUNT, alike=False))
     assert measures.compute_accuracy(measures.judge_texts(tower, scenes, method="gradient-rollout")) >= 0.9
     assert measures.compute_accuracy(measures.judge_texts(tower, scenes, method="grad-eclip")) < 0.6
+
+
+@pytest.mark.slow
+def test_the_map_of_a_colour_in_a_swin_transformer_is_of_the_shape_of_that_colour() -> None:
+    model, verdicts, agreements = drawn.load("swin"), [], []
+    for scene in measures.draw_three(SEED, COUNT, alike=False):
+        colours = [PROPERTIES.index(thing.name.split()[0]) for thing in scene.things]
+        explanation = gradcam.explain(model, to_images([scene]), target=[colours])
+        agreements.append(((explanation.output > 0) == (list_properties([scene]) > 0)).float().mean())
+        masks = [measures.to_mask(thing) for thing in scene.things]
+        for k, heatmap in enumerate(explanation.heatmaps[0]):
+            verdicts.append(measures.score_map(heatmap, masks[k], masks[:k] + masks[k + 1 :]))
+    assert np.mean(agreements) >= 0.9
+    assert measures.compute_accuracy(verdicts) >= 0.9
+
+
+@pytest.mark.slow
+def test_a_linear_head_on_the_segmenters_encoder_estimates_the_area_of_the_shapes(scenes: list[Scene]) -> None:
+    def measure_areas(drawn_scenes: list[Scene]) -> torch.Tensor:
+        return torch.tensor([[sum(thing.mask.mean() for thing in scene.things)] for scene in drawn_scenes]).float()
+
+    encoder, training_scenes = load_encoder(), draw_training_scenes()
+    areas, head = measure_areas(scenes), fit_head(encoder, training_scenes, measure_areas(training_scenes))
+    with torch.no_grad():
+        errors = (head(encoder(to_images(scenes))) - areas).abs().mean()
+    assert errors < 0.5 * (areas - areas.mean()).abs().mean()
 
 
 def test_pictures_are_the_same_each_time() -> None:

@@ -44,7 +44,7 @@ def test_an_unknown_name() -> None:
         _ = gradcam.nothing
 
 
-OPTIONAL = ("cloudpickle", "lazy_loader", "tqdm")
+OPTIONAL = ("cloudpickle", "lazy_loader", "matplotlib", "tqdm")
 
 
 def test_explaining_needs_no_optional_package(tmp_path: Path) -> None:

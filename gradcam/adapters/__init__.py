@@ -13,7 +13,7 @@ from gradcam.adapters.base import Embedder, Family
 from gradcam.layers.model_names import BACKBONES, MODELING
 
 Kind = TypeVar("Kind", bound=Family)
-MAX_NESTING_DEPTH = 2  # Users wrap models, so submodules are searched to this depth as well.
+MAX_NESTING_DEPTH = 2  # Users may wrap models. Submodules are searched to this depth.
 
 TORCHVISION = r"torchvision\.models\.(detection|segmentation)\.\w+\."
 DETECTORS = (
@@ -23,9 +23,8 @@ DETECTORS = (
 OTHER_DETECTORS = "DetrForSegmentation|RfDetrForInstanceSegmentation"
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 
-# Maps patterns for the full names of model classes to the `module:class` that supports these models. If several
-# patterns match a model, the first pattern whose adapter has the requested type is used. Subclasses of a listed class
-# also match.
+# Maps a regular expression for the full name of a model class to its adapter, as "module:class". Subclasses of a model
+# class also match. If several expressions match, the first adapter of the requested type is used.
 FAMILIES = {
     rf"{TORCHVISION}(Faster|Mask|Keypoint)RCNN": "torchvision_detection:RegionDetector",
     rf"{TORCHVISION}(RetinaNet|FCOS|SSD)": "torchvision_detection:AnchorDetector",
@@ -53,13 +52,13 @@ FAMILIES = {
 
 
 def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
-    """Return an adapter of type `kind` for the model or one of its submodules; None if there is no such adapter."""
+    """Return an adapter of type `kind` for the model or a submodule; None if no adapter has this type."""
     return next((family for family in list_families(model) if isinstance(family, kind)), None)
 
 
 def find_main_family(model: nn.Module) -> Family | None:
-    """Return the adapter for the model's main task; None if there is no adapter, as for classifiers."""
-    # Embedders of submodules are skipped, because the submodule may be the backbone of a classifier.
+    """Return the adapter for the model's main task; None for models without an adapter, such as classifiers."""
+    # Skip embedders of submodules. The submodule may be a backbone, and the model itself may be a classifier.
     families = (family for family in list_families(model) if not (family.prefix and isinstance(family, Embedder)))
     return next(families, None)
 

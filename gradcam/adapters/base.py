@@ -16,12 +16,12 @@ from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch
 from gradcam.hooks.hooks import Hooks
 
-MODEL = "model"  # the key of the model itself in `Family.watched`
+MODEL = "model"  # key of the model in the result of `Family.watched`
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a watched module: its arguments and its output."""
+    """One call of a watched module: the arguments and the output."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -30,13 +30,13 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class ModelRun:
-    """One run of a model: its output, and the calls of each watched module in order of execution."""
+    """One run of a model: the model's output, and the calls of each watched module in order of execution."""
 
     output: Any
     calls: dict[str, list[ModuleCall]] = field(default_factory=dict)
 
     def last_output(self, name: str = MODEL) -> Any:
-        """Return the output of a watched module in its last call."""
+        """Return the output of the last call of a watched module."""
         if not self.calls[name]:
             problem = f"The target needs the output of submodule '{name}', but the model does not call this submodule"
             advice = "explain the submodule alone, or pass a function of the model's output as the target."
@@ -47,8 +47,8 @@ class ModelRun:
 class RecordingModel(nn.Module):
     """A wrapper that runs a model, records calls of its modules, and returns a `ModelRun`.
 
-    The model is the submodule `module` of the wrapper, as in `DataParallel`, so layer names stay the same. If `run` is
-    given, it is called instead of the model, for example to run only a part of the model.
+    As in `DataParallel`, the model is the submodule `module` of the wrapper, so layer names stay the same. If `run` is
+    given, the wrapper calls `run` instead of the model, for example to run only a part of the model.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RecordingModel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self._run = model, run
-        self._watched = dict(modules)  # in a dict, because attributes would be registered as submodules
+        self._watched = dict(modules)  # A dict, because nn.Module would register an attribute as a submodule.
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
         calls: dict[str, list[ModuleCall]] = {}
@@ -70,21 +70,23 @@ def _record(calls: list[ModuleCall], module: nn.Module, args: Any, kwargs: dict[
     calls.append(ModuleCall(args, kwargs, output))
 
 
-# Users' settings are stored by model, because several `Family` objects may be created for one model.
+# The user's class names and thresholds, by model. A `Family` cannot store these settings, because each search for an
+# adapter creates a new `Family`.
 _NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
 _THRESHOLDS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
-    """Set the class names of a model, without changing the module."""
+    """Store class names for a model, outside the module."""
     _NAMES[model] = labels
 
 
 class Family(ABC):
     """An adapter for one model; each subclass supports one family of models.
 
-    `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if both
-    are the same. `has_own_scale` is True if the model takes images in [0,1], and resizes and normalises them itself.
+    `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if
+    `model` is the explained model. `has_own_scale` is True if the model takes images in [0,1], and itself resizes and
+    normalises the images.
     """
 
     task: ClassVar[str]
@@ -130,15 +132,15 @@ class Family(ABC):
 
     @property
     def class_count(self) -> int | None:
-        """Return the number of output classes, including the background; None if a forward pass has to show it."""
+        """Return the number of output classes, including the background; None if unknown before a forward pass."""
         return None if self.own_labels is None else len(self.own_labels)
 
     def watched(self) -> dict[str, nn.Module]:
-        """Return the modules whose calls are recorded for `read`, by name. The default is only `self.model`."""
+        """Return the modules whose calls are recorded for `read`, by name. The default is `self.model` alone."""
         return {MODEL: self.model}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module to run instead of the explained model. The output of this module is the input of `read`."""
+        """Return a module that runs the explained model and returns a `ModelRun`, the input of `read`."""
         return RecordingModel(model, self.watched())
 
     def set_threshold(self, threshold: float) -> None:
@@ -151,7 +153,7 @@ class Family(ABC):
         return None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Return the model's inputs for these text prompts. Raise `ModelError` if the model takes no text."""
+        """Return the model's inputs for these text prompts. Raise `ModelError` for models without text input."""
         raise ModelError(f"{type(self.model).__name__} takes no text prompts: leave the prompts out.")
 
     def to_inputs(self, images: Tensor) -> Any:
@@ -173,7 +175,7 @@ class Detections(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """All candidates of one image before postprocessing: boxes (M,4) as in `Detections`, and scores and labels (M,)."""
+    """All candidates of one image before postprocessing: boxes (M,4), scores (M,) and labels (M,)."""
 
     boxes: Tensor
     scores: Tensor
@@ -181,7 +183,7 @@ class Candidates(NamedTuple):
 
 
 def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidates:
-    """Return candidates with their scores for `label`. If `label` is None, each candidate gets its best label.
+    """Return candidates with their scores for `label`; None means each candidate's highest-scoring label.
 
     `scores` (M,C) has the scores of all labels.
     """
@@ -192,7 +194,7 @@ def to_candidates(boxes: Tensor, scores: Tensor, label: int | None) -> Candidate
 
 
 class LocalGradient(NamedTuple):
-    """The gradient of one score with respect to a tensor (N,C,H,W), which is zero outside a small window.
+    """The gradient of one score at a tensor (N,C,H,W). Outside a small window, the gradient is zero.
 
     `image` and `score` are the indices of the image and of the score. `values` (C,h,w) is the gradient in the window.
     The window starts at row `top` and column `left`.
@@ -213,7 +215,7 @@ class DetectorAdapter(Family):
 
     @cached_property
     def threshold(self) -> float:
-        """Return the minimum score of detections, for models that do not apply a threshold themselves."""
+        """Return the minimum score of detections. Only adapters of models without a threshold use this property."""
         return _THRESHOLDS.get(self.model, self.default_threshold)
 
     def set_threshold(self, threshold: float) -> None:
@@ -225,15 +227,15 @@ class DetectorAdapter(Family):
 
     @abstractmethod
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
-        """Return each image's candidates, scored for `label`. None scores each candidate for its best label."""
+        """Return each image's candidates, scored for `label`; None means each candidate's highest-scoring label."""
 
     def differentiate(
         self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
         """Return the local gradients of the detections' scores or box edges, as one list per input (N,C,H,W).
 
-        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If only autograd can
-        compute the gradients, the result is None.
+        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If there is no
+        shortcut, the result is None, and the caller has to differentiate with autograd.
         """
         return None
 
@@ -247,8 +249,8 @@ class SegmenterAdapter(Family):
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         """Return the class logits (N,C,h,w) at the model's output resolution, attached to the graph.
 
-        The grid of the logits covers the model's input image. For models that predict masks with classes, the logits
-        are the class scores per pixel, computed from all masks.
+        The grid of the logits covers the model's input image. If the model predicts masks with classes, each
+        pixel's class scores are computed from all masks, and take the place of logits.
         """
 
     @property
@@ -296,14 +298,14 @@ class CaptionerAdapter(Family):
 
     @abstractmethod
     def write(self, images: Any, max_tokens: int = 40) -> list[int]:
-        """Generate a caption of one image (1,C,H,W) greedily; return its tokens without start and end tokens.
+        """Generate a caption of one image (1,C,H,W) greedily; return the caption's tokens without start and end tokens.
 
         Raises `TargetError` for a batch of several images, and for an empty caption.
         """
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
-        """Return the module and the batch to run, so that `read` finds the logits of these tokens in the output.
+        """Return the module and the batch to run. `read` takes the logits of these tokens from the module's output.
 
         Raises `TargetError` for tokens outside the vocabulary, for too many tokens, and for a missing prompt.
         """
@@ -317,12 +319,12 @@ class CaptionerAdapter(Family):
         """Decode each token to readable text. Raise `TargetError` if there is no tokenizer."""
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
-        """Return the part of the caption that each token adds, with its spaces. Raise as `decode_tokens` does."""
+        """Return the part of the caption, with spaces, that each token adds. Raise errors as `decode_tokens` does."""
         return [f" {text}" for text in self.decode_tokens(tokens)]
 
 
 class Poses(NamedTuple):
-    """The keypoint heatmaps of one image, the highest-scoring box first.
+    """The keypoint heatmaps of one image, sorted by decreasing score of the box.
 
     `heatmaps` (B,P,h,w) are attached to the graph. `regions` (B,4) are the boxes that the heatmaps cover: left, top,
     right and bottom in pixels of the model's input image, detached from the graph. `scores` (B,) are the scores of the
@@ -344,9 +346,9 @@ class PoseAdapter(Family):
     temperature: ClassVar[float] = 1.0
 
     def to_confidence(self, peak: float) -> float | None:
-        """Return the confidence in a keypoint from its heatmap's maximum; None if the maximum is not in [0, 1]."""
+        """Return a keypoint's confidence, given its heatmap's maximum; by default, None outside [0,1]."""
         return peak if 0 <= peak <= 1 else None
 
     @abstractmethod
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
-        """Return each image's heatmaps, with the regions that the heatmaps cover and the scores of the regions."""
+        """Return each image's heatmaps, the regions covered by the heatmaps, and the scores of the regions."""

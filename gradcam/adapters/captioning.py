@@ -1,4 +1,4 @@
-"""Captioning models: encoder-decoder models, and language models that read image patches as tokens."""
+"""Adapters for captioning models: encoder-decoder models, and language models with image patches as tokens."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gradcam.hooks.preserve import preserve_state
 PICTURES = "pixel_values"
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # In both arguments, 0 marks a text token.
 MAX_CAPTION_TOKENS = 40
-DUMMY_SIZE = 256  # side of a blank image in pixels; without an image, processors insert no placeholder tokens
+DUMMY_SIZE = 256  # Side of a blank image, in pixels. Processors insert placeholder tokens only with an image.
 
 
 def _find_addition(before: str, text: str) -> str:
-    """Return the end of a text, from the first character that differs from an earlier text."""
+    """Return the part of `text` that is new, compared with the earlier text `before`."""
     same = next(
         (i for i, (first, second) in enumerate(zip(before, text)) if first != second), min(len(before), len(text))
     )
@@ -33,7 +33,7 @@ def _find_addition(before: str, text: str) -> str:
 
 
 class GenerativeCaptioner(CaptionerAdapter):
-    """A captioner that generates text, and then computes the logits of the full caption in one forward pass.
+    """A captioner that generates a caption, and then computes the logits of all its tokens in one forward pass.
 
     The logits of a token are at the position before the token, and depend on earlier tokens only. `tower` is the image
     encoder's module name. `starts` and `ends` are the names of the configuration settings for start and end tokens; the
@@ -85,12 +85,12 @@ class GenerativeCaptioner(CaptionerAdapter):
             raise TargetError("A prompt ends with padding, so no word can follow it: pad prompts on the left.")
         for name in (self.ids_name, mask_name, *TOKEN_TYPES):
             if name in arguments:
-                # The last token is appended too, although the logits after it are not used. Without the last token, a
-                # text could consist of one token, and a model may broadcast a single token over all images.
+                # Append the last token too, although the logits after the last token are not used. Otherwise, a text
+                # could consist of one token, and some models would broadcast this token over all images.
                 values = caption if name == self.ids_name else torch.full_like(caption, int(name == mask_name))
                 prompt = arguments[name].expand(images, -1)
                 arguments[name] = torch.cat([prompt, values.to(prompt.dtype).expand(images, -1)], 1)
-        options = {"use_cache": False, "logits_to_keep": len(tokens) + 1}  # Skip logits and caches that are not needed.
+        options = {"use_cache": False, "logits_to_keep": len(tokens) + 1}  # Save time and memory.
         arguments.update({name: options[name] for name in self.find_options() if name in options})
         return self.wrap(model), replace(batch, args=(), kwargs=arguments)
 
@@ -103,7 +103,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
         tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
-        # Tokens decoded one by one would lose their spaces.
+        # If each token were decoded separately, the spaces between words would be lost.
         captions = ["", *(tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens)))]
         return [_find_addition(before, caption) for before, caption in pairwise(captions)]
 
@@ -116,7 +116,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
     def begin_text(self, batch: Batch) -> dict[str, Any]:
-        """Return the arguments, including the tokens before the caption: the caller's prompt, or else start tokens."""
+        """Return the arguments. The text before the caption is the caller's prompt, or else the start token."""
         arguments = self.complete_arguments(batch)
         if self.ids_name not in arguments:
             arguments[self.ids_name] = self._repeat(self._find_setting(self.starts)[:1], batch)
@@ -124,7 +124,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     def find_options(self) -> Sequence[str]:
         """Return the names of the forward options that the model accepts."""
-        # Models (except BLIP) pass `use_cache` on to their language model, even if their own signature lacks it.
+        # All models except BLIP accept `use_cache`. Some pass `use_cache` on to a language model as a keyword argument.
         return ["use_cache", *inspect.signature(self.model.forward).parameters]
 
     def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
@@ -134,7 +134,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.images, 1)
 
     def _find_setting(self, names: Sequence[str]) -> list[int]:
-        """Return the token ids of the first setting with a value, in the generation, model or text config."""
+        """Return the token ids of the first setting that has a value in the generation, model or text config."""
         config = self.model.config
         configs = (getattr(self.model, "generation_config", None), config, config.get_text_config(decoder=True))
         values = (getattr(config, name, None) for name in names for config in configs)
@@ -143,7 +143,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     @property
     def _max_length(self) -> int | None:
-        """Return the model's maximum text length in tokens; None if it has no limit."""
+        """Return the model's maximum text length in tokens; None if there is no limit."""
         return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
     def _check_tokens(self, tokens: Sequence[int], prompt_length: int) -> None:
@@ -166,7 +166,7 @@ class EncoderDecoder(GenerativeCaptioner):
 
 
 class Blip(GenerativeCaptioner):
-    """BLIP. Its processor appends an end token to the prompt, which is removed again, as in BLIP's `generate`."""
+    """BLIP. Its processor appends an end token to the prompt; as in BLIP's `generate`, this end token is removed."""
 
     starts = ("bos_token_id",)
     ends = ("sep_token_id",)
@@ -181,7 +181,7 @@ class Blip(GenerativeCaptioner):
         return arguments | {self.ids_name: prompt} | ({} if mask is None else {"attention_mask": mask[:, :-1]})
 
     def find_options(self) -> Sequence[str]:
-        return [name for name in super().find_options() if name != "use_cache"]  # BLIP's forward has no such option.
+        return [name for name in super().find_options() if name != "use_cache"]  # BLIP's forward has no `use_cache`.
 
 
 class Git(GenerativeCaptioner):
@@ -240,7 +240,7 @@ class Llava(GenerativeCaptioner):
             else:
                 text = f"USER: {processor.image_token}\n{prompts[0]} ASSISTANT:"
             inputs = processor(images=Image.new("RGB", (DUMMY_SIZE, DUMMY_SIZE)), text=text, return_tensors="pt")
-        except Exception as error:  # The library raises many types of errors for missing or broken files.
+        except Exception as error:  # For missing or broken files, transformers raises errors of many types.
             reason = " ".join(str(error).split())[:200]
             problem = f"The model has no processor that builds a prompt with an image ({reason})"
             raise ModelError(f"{problem}: {SAVE.replace('tokenizer', 'processor')}.") from error
@@ -256,7 +256,7 @@ class Llava(GenerativeCaptioner):
 
 
 class InternVl(Llava):
-    """InternVL. By default, its language model reads the image tower's output after the final norm."""
+    """InternVL, a `Llava` whose language model reads the image tower's output after the final norm by default."""
 
     @property
     def own_layer(self) -> str | None:
@@ -264,9 +264,9 @@ class InternVl(Llava):
 
 
 def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:
-    """Return the name of the tower's block that outputs the last of these hidden states; None if no block does.
+    """Return the name of the tower's block that outputs the last of these hidden states, or None.
 
-    Hidden state 0 is the input of the first block.
+    Hidden state 0 is the input of the first block, so no block outputs hidden state 0.
     """
     block_lists = (item for item in model.get_submodule(tower).named_modules() if isinstance(item[1], nn.ModuleList))
     for name, blocks in block_lists:

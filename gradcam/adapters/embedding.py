@@ -1,4 +1,4 @@
-"""Models that embed images as vectors, and two-tower models that also embed sentences."""
+"""Adapters for models that embed images as vectors, and for two-tower models, which also embed sentences."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gradcam.hooks import pytorch
 from gradcam.hooks.containers import Batch, list_tensors
 from gradcam.hooks.preserve import preserve_state
 
-IMAGE_TOWER, HEAD = "pictures", "head"  # names of watched modules, in addition to `MODEL`
-# Output fields that may hold the embedding: the first field with a value is used.
+IMAGE_TOWER, HEAD = "pictures", "head"  # keys of watched modules, in addition to `MODEL`
+# Output fields that may contain the embedding. The first field with a value is used.
 VECTOR_FIELDS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "feature_maps")
-# A parameter is a class token if its name ends in one of these.
+# A parameter is a class token if its name ends in one of these names.
 CLASS_TOKEN_NAMES = ("cls_token", "class_token", "class_embedding")
 IMAGE_TOWER_OPTIONS = ("interpolate_pos_encoding",)  # arguments that the image tower takes besides the images
 PASS_TOKENIZER = (
@@ -39,7 +39,7 @@ _text_cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, CachedText]] = weakr
 
 
 def find_embedder(model: nn.Module) -> Embedder:
-    """Return the embedder of the model's family, or else an embedder for the model's methods, or else a `Backbone`."""
+    """Return the embedder for the model's class, or else for the model's methods, or else a `Backbone`."""
     family = find_family(model, Embedder)
     has_towers = callable(getattr(model, "get_text_features", None)) and hasattr(model, "vision_model")
     if family is not None and not (type(family) is Backbone and has_towers):
@@ -56,7 +56,7 @@ def find_embedder(model: nn.Module) -> Embedder:
 
 
 class Backbone(Embedder):
-    """A model with one vector per image: its output, pooled output or class token, or the mean over all positions."""
+    """A model that returns one vector per image: a pooled output, a class token, or the mean over all positions."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         return self._extract_vectors(run.last_output())
@@ -71,7 +71,7 @@ class Backbone(Embedder):
 
 
 class TimmBackbone(Backbone):
-    """A timm model. Its embedding is the input of its classifier, or its output if it has no classifier."""
+    """A timm model. The embedding is the input of the classifier, or the model's output if it has no classifier."""
 
     @property
     def takes_mean(self) -> bool:
@@ -107,8 +107,8 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
 def has_uniform_attention(tower: nn.Module) -> bool:
     """Return whether the tower is a plain transformer, in which every block attends to the full image.
 
-    In a plain transformer, all attention modules have weights of the same shapes. There are no more convolutions than
-    attention modules.
+    The criteria are: all attention modules have weights of the same shapes, and the number of convolutions does not
+    exceed the number of attention modules.
     """
     attentions = [module for module in _list_outer_attentions(tower) if "pool" not in type(module).__name__.lower()]
     sizes = {tuple(tuple(weight.shape) for weight in attention.parameters()) for attention in attentions}
@@ -133,7 +133,7 @@ class TwoTowers(Embedder):
 
     @property
     def projection(self) -> nn.Module:
-        """Return the module whose output is, or contains, the image embeddings."""
+        """Return the module that outputs the image embeddings, alone or with other values."""
         return self.tower
 
     @abstractmethod
@@ -150,7 +150,7 @@ class TwoTowers(Embedder):
 
     @property
     def max_text_tokens(self) -> int | None:
-        """Return the maximum length of a sentence in tokens; None if it is unknown."""
+        """Return the maximum length of a sentence in tokens; None if the maximum is unknown."""
         return None
 
     @property
@@ -166,11 +166,11 @@ class TwoTowers(Embedder):
         return {IMAGE_TOWER: self.projection}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return a wrapper that runs the image tower alone, or the full model if the towers are nested in it."""
+        """Return a wrapper that runs the image tower alone. If the towers are in a submodule, run the full model."""
         return RecordingModel(model, self.watched()) if self.prefix else RecordingModel(model, {}, self.encode_images)
 
     def narrow(self, batch: Batch) -> Batch:
-        """Return the batch with only the image tower's inputs. Raise `ImageError` for images of several sizes."""
+        """Return the batch with only the image tower's inputs. Raise `ImageError` if the images differ in size."""
         if self.prefix:
             return batch
         if batch.listed is not None and len(set(batch.listed)) > 1:
@@ -190,7 +190,7 @@ class TwoTowers(Embedder):
         """
         tokenizer = self.find_tokenizer() if tokenizer is None else tokenizer
         cache, state = _text_cache.setdefault(self.model, {}), self._fingerprint()
-        # The tokenizer's id is unique, because the cache keeps the tokenizer alive.
+        # An id identifies a tokenizer only as long as the tokenizer exists. The cache therefore stores the tokenizer.
         keys = [(id(tokenizer), text) for text in texts]
         missing = [text for key, text in dict(zip(keys, texts)).items() if cache.get(key, (None,))[0] != state]
         if missing:
@@ -221,7 +221,7 @@ class TwoTowers(Embedder):
         image_ids = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         all_tensors = [*self.model.parameters(), *self.model.buffers()]
         text_tensors = [tensor.detach() for tensor in all_tensors if id(tensor) not in image_ids]
-        # Values are grouped by dtype, because some devices have no dtype to which all dtypes can be converted.
+        # Group the values by dtype: some devices support no dtype to which all values could be converted.
         centres: dict[Any, list[Tensor]] = {}
         for tensor in text_tensors:
             if tensor.numel():
@@ -250,7 +250,7 @@ class HuggingFaceTowers(TwoTowers):
     def max_text_tokens(self) -> int | None:
         for name, module in self.model.get_submodule("text_model").named_modules():
             if "position" in name and isinstance(module, nn.Embedding):
-                # In RoBERTa, positions start after the padding index, so the first embeddings are not used.
+                # RoBERTa's positions start after the padding index, so the first position embeddings are unused.
                 return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return None
 
@@ -274,7 +274,7 @@ class HuggingFaceTowers(TwoTowers):
 
 
 def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
-    """Cut images (N,C,H,W) into square patches, row by row and channels last; return them as the model's arguments."""
+    """Cut images (N,C,H,W) into square patches, row by row and channels last; return the model's arguments."""
     rows, columns = (length // patch_size for length in images.shape[2:])
     images = images[:, :, : rows * patch_size, : columns * patch_size]
     cells = images.unflatten(3, (columns, patch_size)).unflatten(2, (rows, patch_size))
@@ -309,11 +309,11 @@ class CustomTowers(TwoTowers):
 
     @property
     def own_layer(self) -> str | None:
-        if self.takes_mean and self.tower is not self.model:  # The model averages this layer's tokens.
+        if self.takes_mean and self.tower is not self.model:  # The model averages the tokens of this layer.
             return "visual.transformer" if getattr(self.tower, "final_ln_after_pool", False) else "visual.ln_post"
         pool: Any = find_pool(self.tower)
         is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)
-        # The pool has one position for the mean, and one for each cell. A grid needs at least two cells.
+        # The pool's position embeddings are for the mean and for each cell. A grid has at least two cells.
         has_grid = is_residual and len(pool.positional_embedding) > 2
         return "visual.layer4" if has_grid and self.tower is not self.model else None
 
@@ -332,7 +332,7 @@ class CustomTowers(TwoTowers):
 
 
 class OpenClipTowers(CustomTowers):
-    """open_clip's models, with the tokenizer that matches their vocabulary."""
+    """open_clip's models. The tokenizer is chosen by the size of the vocabulary."""
 
     def find_tokenizer(self) -> Any:
         tokenizer = _make_open_clip_tokenizer(self.max_text_tokens)

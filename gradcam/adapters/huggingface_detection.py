@@ -1,4 +1,4 @@
-"""Detectors of transformers. All return a box and logits for each query, but they compute scores differently."""
+"""Adapters for the detectors of transformers. All return boxes and logits per query, but scores differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradcam.adapters.tokenizers import load_tokenizer, tokenize
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 
-SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?", where Grounding DINO splits its text
+SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?" separate Grounding DINO's phrases.
 # The backbone is the module whose name ends in one of these names. Earlier names have priority.
 BACKBONE_NAMES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")
 
@@ -39,8 +39,8 @@ class DecodingRule:
     of the processor.
 
     `has_text` is True if a text input defines the classes. If `is_within_mask` is True, boxes are relative to the
-    unpadded image, which a mask marks. If the detector has no backbone, `blocks` has the end of the block list's name,
-    and the name of the first norm in each block.
+    unpadded image, which a mask marks. If the detector has no backbone, `blocks` contains two names: the end of the
+    block list's name, and the name of the first norm in each block.
     """
 
     pattern: str
@@ -58,7 +58,7 @@ DECODING_RULES = (
     DecodingRule("Yolos", "softmax", "queries", blocks=("vit.encoder.layer", "layernorm_before")),
     DecodingRule("ConditionalDetr|DeformableDetr|DabDetr|LwDetr", max_pairs=100),
     DecodingRule("RfDetr"),
-    DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # The anchors also cover the padding.
+    DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # boxes relative to the padded image
     DecodingRule("OwlViT|Owlv2", "sigmoid", "queries", None, 0.1, True, False, OWL_BLOCKS),
     DecodingRule("(MM)?GroundingDino", "phrases", "queries", None, 0.25, True),
 )
@@ -86,9 +86,9 @@ class HuggingFaceDetector(DetectorAdapter):
     def own_layer(self) -> str:
         """Return the name of the backbone, or of the first norm in the last block if there is no backbone.
 
-        Without a backbone, the best layer is the input of the last attention, which is the output of this norm. After
-        the attention, each box depends only on its own token. Before the norm, gradient times activation would sum to
-        zero, because the norm is scale-invariant.
+        Without a backbone, the norm's output, which is the input of the last attention, is the best layer. After the
+        attention, each box depends only on its own token. Before the norm, gradient times activation would sum to zero,
+        because the norm is scale-invariant.
         """
         modules: dict[str, Any] = dict(self.model.named_modules())
         if self.rule.blocks is None:
@@ -103,7 +103,7 @@ class HuggingFaceDetector(DetectorAdapter):
         return None if self.rule.has_text else [str(config.id2label.get(i, i)) for i in range(config.num_labels)]
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that keeps only YOLOS's patch tokens, on a grid; return None for all other detectors."""
+        """Return a function that places YOLOS's patch tokens on a grid; return None for all other detectors."""
         config = self.model.config
         box_tokens = getattr(config, "num_detection_tokens", 0)
         if not box_tokens:
@@ -144,8 +144,8 @@ class HuggingFaceDetector(DetectorAdapter):
     def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
         """Return each image's candidates.
 
-        If the text of an image lacks the label, the image's candidates have score 0. Raises `TargetError` if no image
-        has the label.
+        If the detector takes text, an image's text may have too few phrases or queries for the index `label`. The
+        image's candidates then have score 0. Raises `TargetError` if the index is too large for all images.
         """
         scored_boxes = list(self._list_scored_boxes(run, batch))
         classes = max(scores.shape[1] for _, scores in scored_boxes)
@@ -188,7 +188,7 @@ class HuggingFaceDetector(DetectorAdapter):
         """Return the height and width, in input pixels, by which each image's relative boxes are multiplied.
 
         If a mask marks the unpadded image, the result is the size of the unpadded image. Otherwise, the result is the
-        size of the input. The mask may have another resolution than the input.
+        size of the input. The mask's resolution may differ from the input's.
         """
         mask: Tensor | None = self._find_argument(call, "pixel_mask")
         if mask is None or not self.rule.is_within_mask:
@@ -203,7 +203,7 @@ class HuggingFaceDetector(DetectorAdapter):
         return [_split_phrases(tokens) for tokens in unpadded.tolist()]
 
     def _find_argument(self, call: ModuleCall, name: str) -> Any:
-        """Return an argument of the model's call, passed by name or position; None if it was not passed."""
+        """Return an argument of the model's call, passed by name or position, or None for an argument not passed."""
         return {**dict(zip(inspect.signature(self.model.forward).parameters, call.args)), **call.kwargs}.get(name)
 
 

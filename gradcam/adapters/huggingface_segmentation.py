@@ -1,4 +1,4 @@
-"""Segmentation models of transformers, which return class scores per pixel, or masks with class probabilities."""
+"""Adapters for segmenters of transformers, which return scores per pixel, or masks with class probabilities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradcam.hooks.containers import Batch
 
 
 def find_labels(config: Any) -> list[str] | None:
-    """Return the class names in a configuration; None if they are the default LABEL_0, LABEL_1, and so on."""
+    """Return the class names in a configuration; None for the default names LABEL_0, LABEL_1, and so on."""
     names, count = config.id2label or {}, config.num_labels
     labels = [str(names.get(index, index)) for index in range(count)]
     return None if labels == [f"LABEL_{index}" for index in range(count)] else labels
@@ -41,7 +41,7 @@ class SemanticSegmenter(TransformersSegmenter, GenericSegmenter):
 
 
 class DepthEstimator(SemanticSegmenter):
-    """A model `...ForDepthEstimation`. It has no classes, so the target must be a function of the output."""
+    """A model `...ForDepthEstimation`. There are no classes, so the target must be a function of the output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         advice = "pass a function of the output as the target, --target FILE.py:FUNCTION (target= in Python)"
@@ -60,7 +60,7 @@ def name_last_feature_map(model: Any, backbone: str) -> str:
 
 
 def find_stage(model: Any) -> str:
-    """Return the name of SegFormer's last stage. In transformers 4, it is an output of the encoder."""
+    """Return the name of SegFormer's last stage. In transformers 4, the name selects an output of the encoder."""
     has_stages = hasattr(model.segformer, "stages")
     return name_last_module(model, "segformer.stages") if has_stages else "segformer.encoder:last_hidden_state"
 
@@ -69,7 +69,7 @@ def find_block(model: Any, index: int) -> str:
     """Return the name of the transformer block at an index."""
     lists = [(name, len(module)) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     names = [name for name, length in lists if length == model.config.num_hidden_layers]
-    # In a hybrid model, the embeddings contain another module list, with convolutions.
+    # In hybrid models, the embeddings contain a second module list, of convolutions.
     return f"{next(name for name in names if 'embeddings' not in name)}.{index}"
 
 
@@ -84,7 +84,7 @@ FIND_LAST_STAGE: dict[str, Callable[[Any], str]] = {
     "mobilenet_v2": lambda model: name_last_module(model, "mobilenet_v2.layer"),
     "mobilevit": lambda model: name_last_module(model, "mobilevit.encoder.layer"),
     "mobilevitv2": lambda model: name_last_module(model, "mobilevitv2.encoder.layer"),
-    "clipseg": lambda model: name_last_module(model, "decoder.layers"),  # CLIPSeg runs CLIP without gradients.
+    "clipseg": lambda model: name_last_module(model, "decoder.layers"),  # CLIP itself runs without gradients.
 }
 
 
@@ -121,12 +121,12 @@ class QuerySegmenter(TransformersSegmenter):
         return None
 
     def to_probabilities(self, logits: Tensor) -> Tensor:
-        """Divide each class score by the sum of all scores at the pixel."""
+        """Convert class scores to probabilities: divide each score by the sum of all scores at the pixel."""
         return logits / logits.sum(1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
 
 
 class Mask2FormerSegmenter(QuerySegmenter):
-    """Mask2Former, whose postprocessing resizes masks to 384 x 384 pixels, whatever the image size."""
+    """Mask2Former, whose postprocessing always resizes masks to 384 x 384 pixels."""
 
     def find_mask_size(self, batch: Batch) -> Sequence[int]:
         return 384, 384

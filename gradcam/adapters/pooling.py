@@ -1,11 +1,11 @@
 """Compute the attention pools of CLIP's ResNets in a way that makes gradients of many scores cheap.
 
 CLIP's own code projects every cell of the grid to a key and a value. The gradient of each score therefore passes
-through both projections at every cell. For fifty sentences, this takes several times as long as a forward pass.
+through both projections at every cell. The gradients for fifty sentences take several times as long as a forward pass.
 
-But each head has only one query, and matrix products are associative. Therefore, this module multiplies the query,
-instead of every cell, by the key weights. It also averages the cells first, and then projects only the mean to values.
-The gradient of each score then passes through each projection once.
+But each head has only one query, and matrix products are associative. Therefore, this module multiplies the query by
+the key weights, instead of multiplying every cell. The module also averages the cells before the projection to values,
+so that only the mean is projected. The gradient of each score then passes through each projection once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
-MAX_DISTANCE = 1e-3  # relative to the output's norm; a larger difference means that the pool is of another type
-IS_EQUAL = "computes what `pool_by_attention` does"  # the key under which the comparison is cached
+MAX_DISTANCE = 1e-3  # relative to the output's norm. A larger distance means another kind of pool.
+IS_EQUAL = "computes what `pool_by_attention` does"  # key of the cached comparison
 
 
 def find_pool(tower: nn.Module) -> nn.Module | None:
-    """Return a tower's attention pool, in which the mean of the cells is the query; None if there is no such pool."""
+    """Return a tower's attention pool; None if there is none. The pool's query is the mean of the cells."""
     pool = getattr(tower, "attnpool", None)
     has_projections = all(isinstance(getattr(pool, name, None), nn.Linear) for name in PROJECTIONS)
     has_positions = isinstance(getattr(pool, "positional_embedding", None), Tensor) and hasattr(pool, "num_heads")
@@ -39,7 +39,7 @@ def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
     queries = pool.q_proj(cells[:, 0]).chunk(pool.num_heads, 1)
     key_weights, value_weights = pool.k_proj.weight.chunk(pool.num_heads), pool.v_proj.weight.chunk(pool.num_heads)
     # Compute one product per head, because a batched product would copy the weights for each score under vmap. Leave
-    # out the bias of the keys: it adds the same number to all logits of a head, so the softmax does not change.
+    # out the keys' bias: the bias adds the same number to all logits of a head, so the softmax does not change.
     at_cells = torch.stack([query @ weight for query, weight in zip(queries, key_weights)], 1)
     weights = (at_cells @ cells.mT * queries[0].shape[1] ** -0.5).softmax(2)
     means = (weights @ cells).unbind(1)
@@ -51,8 +51,8 @@ def pool_by_attention(pool: Any, grid: Tensor) -> Tensor:
 def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     """Replace the `forward` of a tower's pool by `pool_by_attention` within the block.
 
-    The original `forward` is used if the two outputs differ, if the user replaced `forward`, or if no gradient is
-    required. It is also used in half precision, because another order of operations would change the rounding.
+    The original `forward` is used if its output differs, if the user replaced `forward`, or if no gradient is required.
+    In half precision, the original `forward` is also used, because `pool_by_attention` would round differently.
     """
     pool: Any = find_pool(tower)
     if pool is None or "forward" in vars(pool):
@@ -79,4 +79,4 @@ def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        vars(pool).pop("forward", None)  # Another thread may have removed `forward`.
+        vars(pool).pop("forward", None)  # `forward` may be missing, if another thread removed it.

@@ -1,4 +1,4 @@
-"""Models that predict each keypoint by a heatmap, over the whole image or over each detected person's box."""
+"""Adapters for models that predict a heatmap per keypoint, over the whole image or over each person's box."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEATMAPS = "heatmaps"
 
 
 class KeypointRcnn(PoseAdapter):
-    """torchvision's Keypoint R-CNN. A heatmap has the logits of all positions in a box, trained with a softmax."""
+    """torchvision's Keypoint R-CNN. A heatmap contains the logits of a softmax over all positions in a box."""
 
     has_own_scale = True
     own_layer = "backbone"  # The backbone returns the levels of the feature pyramid.
@@ -30,8 +30,8 @@ class KeypointRcnn(PoseAdapter):
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
         results = run.last_output()
         heatmaps = run.last_output(HEATMAPS).split([len(result["boxes"]) for result in results])
-        # Detach the boxes, because RoI align has no gradient for box coordinates. With attached boxes, the gradient
-        # would include the movement of a box, but not the resulting change of the pooled features.
+        # Detach the boxes. RoI align has no gradient for box coordinates. With attached boxes, the gradient would
+        # therefore include the movement of a box, but not the effect of this movement on the pooled features.
         pairs = zip(heatmaps, results)
         return [Poses(maps, result["boxes"].detach(), result["scores"].detach()) for maps, result in pairs]
 

@@ -1,4 +1,4 @@
-"""Segmentation models of torchvision and segmentation-models-pytorch, and any model that outputs (N,C,h,w)."""
+"""Adapters for segmenters of torchvision and segmentation-models-pytorch, and for any output (N,C,h,w)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradcam.adapters.base import MODEL, ModelRun, SegmenterAdapter
 from gradcam.errors import TargetError
 from gradcam.hooks.containers import Batch
 
-LOGIT_KEYS = ("out", "logits")  # the names of the class logits in an output with several entries
+LOGIT_KEYS = ("out", "logits")  # keys of the class logits in an output with several entries
 ACTIVATION = "activation"
 
 
@@ -23,7 +23,7 @@ class GenericSegmenter(SegmenterAdapter):
         return self.check(find_pixel_logits(run.last_output()), run.last_output(), batch)
 
     def check(self, logits: Any, output: Any, batch: Batch) -> Tensor:
-        """Return the logits (N,C,h,w). Raise `TargetError` if they have another form."""
+        """Return the logits (N,C,h,w). Raise `TargetError` for logits of another form."""
         if isinstance(logits, Tensor) and logits.ndim == 3:  # CLIPSeg's output has no class axis.
             logits = logits[:, None]
         is_usable = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 4
@@ -38,7 +38,7 @@ class GenericSegmenter(SegmenterAdapter):
 
 
 def find_pixel_logits(output: Any) -> Any:
-    """Return the part of a model's output that may be the logits; its form is not checked."""
+    """Return the part of a model's output that may be the logits, without checking the form."""
     for name in LOGIT_KEYS:
         if isinstance(output, Mapping) and name in output:
             return output[name]
@@ -54,19 +54,19 @@ class TorchvisionSegmenter(GenericSegmenter):
 
     @property
     def own_layer(self) -> str:
-        # Select the last stage by its key, because the backbone may also return an earlier stage.
+        # The backbone may return several stages. Select the last stage by its key.
         return "backbone:high" if type(self.model).__name__ == "LRASPP" else "backbone:out"
 
 
 class EncoderSegmenter(GenericSegmenter):
-    """segmentation-models-pytorch: an encoder that returns all of its stages, a decoder and a head."""
+    """A segmentation-models-pytorch model: an encoder that returns all its stages, a decoder and a head."""
 
     @property
     def own_layer(self) -> str | None:
         depths = getattr(self.model.encoder, "out_channels", None)
         if not depths:
             return None
-        # DPT's encoder, a vision transformer, returns two lists: its stages, and their prefix tokens.
+        # DPT's encoder returns two lists: the stages, and the prefix tokens (such as class tokens) of each stage.
         stages = "encoder:0" if type(self.model).__name__ == "DPT" else "encoder"
         return f"{stages}:{len(depths) - 1}"
 
@@ -76,7 +76,7 @@ class EncoderSegmenter(GenericSegmenter):
         return super().watched() | ({} if activation is None else {ACTIVATION: activation})
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
-        """Return the logits before the head's activation, which may convert them to probabilities."""
+        """Return the input of the head's activation: the logits. The activation may convert logits to probabilities."""
         if not run.calls.get(ACTIVATION):
             return super().read(run, batch)
         return self.check(run.calls[ACTIVATION][-1].args[0], run.last_output(MODEL), batch)

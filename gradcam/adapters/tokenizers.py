@@ -9,13 +9,13 @@ from typing import Any
 
 from gradcam.errors import GradcamError, TargetError, shorten
 
-MAX_WORDS_IN_MESSAGE = 4  # If a sentence is too long, the message quotes up to this many of the last words that fit.
+MAX_WORDS_IN_MESSAGE = 4  # The error for a long sentence quotes the last words before the limit.
 SAVE = "save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
 
 @functools.lru_cache(maxsize=4)
 def load_tokenizer(folder: str, error: type[GradcamError] = TargetError, advice: str = SAVE) -> Any:
-    """Load Hugging Face's tokenizer from a folder. Raise `error` with the advice if there is none.
+    """Load Hugging Face's tokenizer from a folder. Raise `error` with the advice if there is no tokenizer.
 
     `folder` is "" for a model that was not loaded from a folder.
     """
@@ -40,8 +40,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int | None, *, fi
     """Tokenise sentences with Hugging Face's or open_clip's tokenizer, or with any function that takes a list.
 
     `max_tokens` is the maximum length in tokens. If `fill` is True, sentences are padded to `max_tokens`. Otherwise,
-    sentences are padded to the longest sentence. If a sentence is too long, and the tokenizer can count tokens,
-    `TargetError` is raised.
+    sentences are padded to the longest sentence. If the tokenizer can count tokens, `TargetError` is raised
+    for a sentence that is too long.
     """
     inner = getattr(tokenizer, "tokenizer", tokenizer)  # open_clip may wrap Hugging Face's tokenizer.
     if hasattr(inner, "model_max_length"):

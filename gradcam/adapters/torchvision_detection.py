@@ -1,4 +1,4 @@
-"""torchvision's region-based detectors (Faster R-CNN and others) and anchor-based detectors (RetinaNet and others)."""
+"""Adapters for torchvision's region-based (Faster R-CNN, ...) and anchor-based (RetinaNet, ...) detectors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gradcam.hooks.pytorch import is_passthrough
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"
 CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys in the heads' outputs
-SAME_ORDER_ULPS = 8  # tolerance, in units in the last place, for scores recomputed with the same order of operations
-OTHER_ORDER_ULPS = 1024  # tolerance, in units in the last place, for scores recomputed with another order of operations
+SAME_ORDER_ULPS = 8  # tolerance in ULPs (units in the last place) for scores recomputed in the same order
+OTHER_ORDER_ULPS = 1024  # tolerance in ULPs for scores recomputed in another order of operations
 TF32_TOLERANCE = 2.0**-8  # relative tolerance if the GPU may round factors to TF32
-MAX_BOX_DISTANCE = 1e-2  # in pixels, between the boxes of a detection and its candidate
+MAX_BOX_DISTANCE = 1e-2  # between the boxes of a detection and its candidate, in pixels
 
 
 class ImageCandidates(NamedTuple):
@@ -48,7 +48,7 @@ class ImageCandidates(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """A window of one image's features at one pyramid level.
+    """A window of one image's feature map at one pyramid level.
 
     The window starts at row `top` and column `left`. Its `values` (C,h,w) are a leaf tensor that requires gradients.
     """
@@ -99,10 +99,10 @@ class TorchvisionDetector(DetectorAdapter):
     def differentiate(
         self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
-        """Run the heads again on small crops, and return the detections' gradients from one backward pass.
+        """Run the heads again on small crops, and return the detections' gradients after one backward pass.
 
         Each detection comes from one candidate, which depends on a small crop of one pyramid level. The heads are run
-        again on these crops only. Each crop affects only the score of its own detection. Therefore, one backward pass
+        again on the crops only. Each crop affects only the score of its own detection. Therefore, one backward pass
         from the sum of all scores gives the gradient of each score at its crop.
         """
         levels = self.list_levels(run)
@@ -126,7 +126,7 @@ class TorchvisionDetector(DetectorAdapter):
             total = values.sum()
         expected = torch.cat([image.scores if edge is None else image.boxes[:, edge] for image in detections])
         if not _is_close(values, expected):
-            return None  # The outputs differ if a head was replaced, or if a hook changes an output.
+            return None  # The outputs differ, for example, if a hook changes the output of a head.
         gradients = torch.autograd.grad(total, [crop.values for crop in crops])
         owners = [(i, k) for i, image_rows in enumerate(rows) for k in range(len(image_rows))]
         local: list[list[LocalGradient]] = [[] for _ in inputs]
@@ -165,13 +165,13 @@ class TorchvisionDetector(DetectorAdapter):
 
     @abstractmethod
     def list_levels(self, run: ModelRun) -> list[Tensor]:
-        """Return the pyramid levels as `rerun_heads` takes them; an empty list if the heads cannot run on crops."""
+        """Return the pyramid levels for `rerun_heads`; an empty list if the heads cannot run on crops."""
 
     @abstractmethod
     def rerun_heads(self, run: ModelRun, levels: list[Tensor], rows: list[Tensor], output: str) -> HeadRerun | None:
-        """Cut crops around the candidates with indices `rows`, and return the crops and the heads' outputs for them.
+        """Return crops around the candidates with indices `rows`, and the outputs of the heads for these crops.
 
-        `output` is the name of the head output that is needed; other outputs may be missing. If the heads cannot run on
+        `output` is the name of the required head output. The result may lack other outputs. If the heads cannot run on
         crops, the result is None.
         """
 
@@ -217,7 +217,7 @@ class RegionDetector(TorchvisionDetector):
         for image, level, region in zip(images, level_numbers, torch.cat(regions)):
             scale = pool.scales[level]
             x0, y0, x1, y1 = (region * scale).tolist()
-            # RoI align enlarges a region to at least one cell, and its interpolation reads one more cell.
+            # RoI align enlarges each region to at least one cell. The interpolation reads one more cell.
             cells = [(math.floor(a), math.ceil(max(b, a + 1)) + 1) for a, b in ((y0, y1), (x0, x1))]
             crop = _cut_window(levels, level, image, *cells)
             shifted = region - region.new_tensor([crop.left, crop.top] * 2) / scale
@@ -287,7 +287,7 @@ class AnchorDetector(TorchvisionDetector):
 
 
 def _is_local(layer: nn.Module) -> bool:
-    """Return whether a layer is a convolution that keeps the grid's size, or works on each cell separately."""
+    """Return whether a layer works on each cell separately, or is a convolution that keeps the grid's size."""
     if not isinstance(layer, nn.Conv2d):
         return isinstance(layer, (nn.ReLU, nn.BatchNorm2d))
     (height, width), ones = layer.kernel_size, (1, 1)
@@ -298,8 +298,8 @@ def _is_local(layer: nn.Module) -> bool:
 def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -> Tensor:
     """Return the layers' output at the centre of windows (B,C,h,w).
 
-    Before each convolution, cells outside the pyramid level are set to zero. This replaces the zero padding of the full
-    level.
+    The convolutions on the full pyramid level pad with zeros. Therefore, cells outside the level are set to zero before
+    each convolution.
     """
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
@@ -311,7 +311,7 @@ def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -
 
 
 def _cut_window(levels: Sequence[Tensor], level_number: int, image: int, *ranges: tuple[int, int]) -> Crop:
-    """Cut rows and columns (start, end) from a level. The crop stays within the level, and has at least one cell."""
+    """Cut a crop from a pyramid level: rows and columns (start, end), clipped to the level; at least one cell."""
     level = levels[level_number]
     limits = [(start, end, length) for (start, end), length in zip(ranges, level.shape[2:])]
     (y0, y1), (x0, x1) = ((min(max(start, 0), length - 1), min(end, length)) for start, end, length in limits)
@@ -319,7 +319,7 @@ def _cut_window(levels: Sequence[Tensor], level_number: int, image: int, *ranges
 
 
 def _is_unchanged(start: Tensor, level: Tensor) -> bool:
-    """Return whether the leaf `start` becomes a pyramid level without any operation that changes values."""
+    """Return whether a pyramid level equals the leaf `start`, because no operation between them changes values."""
     nodes = list_graph_nodes(level)
     return bool(nodes) and all(map(is_passthrough, nodes)) and any(leaf is start for leaf in list_leaves(level))
 
@@ -335,6 +335,6 @@ def _select_labels(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _to_original_image(boxes: Tensor, candidates: ImageCandidates) -> Tensor:
-    """Convert boxes from the resized to the original image, clipped to the image."""
+    """Convert boxes from the resized to the original image, and clip the boxes to the image."""
     boxes = operations.clip_boxes_to_image(boxes, candidates.resized_size)
     return resize_boxes(boxes, candidates.resized_size, candidates.original_size)

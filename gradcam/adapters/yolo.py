@@ -1,6 +1,6 @@
 """Load ultralytics' detectors, preprocess their images, and decode their outputs.
 
-The user must install ultralytics (AGPL-3.0). It is imported only to load a checkpoint.
+Users must install ultralytics (AGPL-3.0) themselves. Only the loading of a checkpoint imports ultralytics.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PADDING_VALUE = 114  # grey, on a scale from 0 to 255
 class YoloDetector(DetectorAdapter):
     """An ultralytics `DetectionModel` (YOLO versions 3 to 26), which is the `model` of an `ultralytics.YOLO`.
 
-    Masks and keypoints of the model are ignored. Detections are selected as in ultralytics' own predictions: Scores are
-    above `threshold`. Two boxes of the same class have an intersection over union (IoU) of at most `max_overlap`. An
-    image has at most `max_detections` boxes.
+    Masks and keypoints of the model are ignored. Detections are selected as in ultralytics' own predictions, by three
+    limits. Scores must be above `threshold`. Two boxes of the same class have an intersection over union (IoU) of at
+    most `max_overlap`. An image has at most `max_detections` boxes.
     """
 
     default_threshold = 0.25
@@ -59,7 +59,8 @@ class YoloDetector(DetectorAdapter):
     def own_layers(self) -> Sequence[str]:
         """Return the names of the pyramid levels that the head reads.
 
-        The first level is the finest level. It affects all boxes, because the coarser levels are computed from it.
+        The first level is the finest level. The first level affects all boxes, because the coarser levels are computed
+        from the first level.
         """
         return [f"model.{index if index >= 0 else self.head.i + index}" for index in self.head.f]
 
@@ -80,7 +81,7 @@ class YoloDetector(DetectorAdapter):
     def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
         if not self.head.end2end:
             return [self._suppress(*scored_boxes) for scored_boxes in self._list_scored_boxes(run)]
-        rows = list_tensors(run.last_output())[0]  # (N,M,6) or more: corners, score and label, the highest score first
+        rows = list_tensors(run.last_output())[0]  # (N,M,6) or more: corners, score and label, by decreasing score
         detected = [image_rows[image_rows[:, 4] > self.threshold][: self.max_detections] for image_rows in rows]
         return [Detections(boxes[:, :4], boxes[:, 4], boxes[:, 5].detach().long()) for boxes in detected]
 
@@ -99,19 +100,19 @@ class YoloDetector(DetectorAdapter):
         output, head = run.last_output(), self.head
         if head.end2end:
             return zip(*self._decode(output[-1]["one2one"]))
-        rows = list_tensors(output)[0].mT  # (N,M,4+C) or more: centre and sides, and scores
+        rows = list_tensors(output)[0].mT  # (N,M,4+C) or more: centre, width and height, and scores
         return zip(box_convert(rows[..., :4], "cxcywh", "xyxy"), rows[..., 4 : 4 + head.nc])
 
     def _decode(self, output: Any) -> tuple[Tensor, Tensor]:
         """Decode boxes (N,M,4) and scores (N,M,C) from the output of one branch of the head.
 
-        The output has logits and distances. Each distance is from the centre of the box's cell to one side of the box,
-        in cells.
+        The output has logits and distances. Distances are from the centre of a cell to the sides of the cell's box,
+        in units of cells.
         """
         head = self.head
         if isinstance(output, Mapping):
             levels, distances, logits = output["feats"], output["boxes"], output["scores"]
-        else:  # Earlier versions return distances and logits together, level by level.
+        else:  # Earlier versions return one tensor per pyramid level, with distances and logits.
             levels, joined = output, torch.cat([level.flatten(2) for level in output], 2)
             distances, logits = joined.split((joined.shape[1] - head.nc, head.nc), 1)
         points, strides = [], []
@@ -129,8 +130,8 @@ class YoloDetector(DetectorAdapter):
 class _GraphKeepingModel(RecordingModel):
     """A wrapper that keeps the head connected to the graph of its inputs.
 
-    Some versions of ultralytics detach the inputs of the branch that predicts the final boxes. Also, a head may have
-    cached tensors without a graph in earlier predictions.
+    Two causes can disconnect the head. Some versions of ultralytics detach the inputs of the branch that predicts the
+    final boxes. Also, an earlier prediction may have cached tensors without a graph.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
@@ -142,7 +143,7 @@ class _GraphKeepingModel(RecordingModel):
 
 
 class _SkipDetach(TorchFunctionMode):
-    """A mode that makes `detach` return the recorded inputs of a module unchanged, in this thread only."""
+    """A mode in which `detach` has no effect on the recorded inputs of a module. Other threads are not affected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class Letterbox:
         return canvas / 255
 
     def region(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the region of the image that the network sees: the full image, as top, left, height and width."""
+        """Return top, left, height and width of the image region that the network sees, which is the full image."""
         return 0, 0, height, width
 
     def window(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -214,19 +215,19 @@ class Letterbox:
 def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
     """Load an ultralytics checkpoint; return the network in evaluation mode and float32, and its class names.
 
-    You have to install ultralytics (AGPL-3.0) yourself. Loading unpickles the file, which can run code: load only files
-    that you trust. Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
+    You must install ultralytics (AGPL-3.0) yourself. Load only files that you trust, because unpickling can run code.
+    Raises `ModelError` if ultralytics is missing, or if the file is not an ultralytics network.
     """
     try:
         ultralytics: Any = importlib.import_module("ultralytics")
     except ImportError as error:
         advice = "pip install ultralytics, if its licence (AGPL-3.0) suits you."
         raise ModelError(f"yolo:{path} needs ultralytics, which is not installed ({error}): {advice}") from error
-    if not Path(path).is_file():  # ultralytics would try to download a file of that name.
+    if not Path(path).is_file():  # ultralytics would try to download a missing file.
         raise ModelError(f"There is no file {path}. Pass an ultralytics checkpoint, such as yolo:best.pt.")
     try:
         model = ultralytics.YOLO(str(path)).model
-    except Exception as error:  # ultralytics raises many types of errors for foreign files.
+    except Exception as error:  # For other files, ultralytics raises errors of many types.
         raise ModelError(f"{path}: ultralytics cannot read it: {' '.join(str(error).split())}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} is not a PyTorch model: use the checkpoint (.pt) that it was exported from.")

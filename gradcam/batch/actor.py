@@ -35,7 +35,8 @@ from gradcam.storage.records import ImageOutcome
 # The type of a picklable function that takes a device name, and returns the model loaded on that device.
 Load = Callable[[str], Classifier]
 
-# Ray needs about a millisecond per block, so large blocks save time. If an actor dies, Ray repeats the entire block.
+# Large blocks save time, because Ray needs about a millisecond per block. The size is limited, because Ray repeats the
+# entire block if an actor dies.
 MAX_BATCHES_PER_BLOCK = 32
 # Each actor gets about this number of blocks. With fewer blocks, some actors would finish much later than others.
 BLOCKS_PER_ACTOR = 12
@@ -89,15 +90,16 @@ class ActorReply:
     unanswered: Sequence[str] = ()
 
 
-Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]  # Explains blocks, and yields replies in order.
+# The type of a function that explains blocks, and yields the replies in the order of the blocks.
+Stream = Callable[[list[bytes]], Generator[ActorReply, None, None]]
 
 
 def explain_blocks(
     work: BatchWork, saver: Saver, blocks: list[bytes], stream: Stream, *, log_event: LogEvent, on_leftover: OnLeftover
 ) -> Reports:
-    """Yield the reports of all blocks, as an `Engine` does.
+    """Explain the images of all blocks, and yield their reports.
 
-    If object stores do not answer, their images are explained again after all other images.
+    If the object store of an image does not answer, the image is tried again after all other images.
     """
     unanswered: set[str] = set()
     while blocks:
@@ -151,8 +153,8 @@ def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int 
     paths = (item.content.path for item in work.items)
     folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
     if isinstance(saver.place, DiskWriter) and saver.place.temporary is not None:
-        # Actors check that they see the output folder. Another disk may have a folder with the same path, so actors
-        # check the subfolder for incomplete files instead, which exists only during a run.
+        # Each actor checks that it can access the output folder of this run. Another disk may have a folder with the
+        # same path. Actors therefore look for the subfolder for incomplete files, which exists only during a run.
         folders.insert(0, saver.place.temporary)
     weights = describe_weights(work.classifier)["sha256"]
     shared_folders = [folder.absolute() for folder in folders if folder.is_dir()]

@@ -24,8 +24,8 @@ Process = Callable[[Sequence[ItemT]], Sequence[OutputT]]
 Fallback = Callable[[ItemT, BaseException], OutputT]
 
 
-# The type of a function (pictures, classes=None). The function runs the model on images of equal size, and returns a
-# result or an error for each image.
+# The type of a function with the parameters (pictures, classes=None). The function runs the model on images of equal
+# size, and returns a result or an error for each image.
 BatchFunction = Callable[..., Sequence[ResultT | GradcamError]]
 LogEvent = Callable[..., None]  # The type of a function (event, **details) that writes an event to the log.
 
@@ -76,7 +76,7 @@ class Stage:
             check_device(self.device, error)
             lacks_memory = is_out_of_memory(error)
             outputs = [fallback(part[0], error)] if len(part) == 1 else []
-        # Free memory here, outside the except block: inside the block, the error's traceback keeps tensors alive.
+        # Free memory after the except block, because the error's traceback keeps tensors alive inside the block.
         if lacks_memory:
             gc.collect()
             torch.cuda.empty_cache()  # Does nothing without CUDA.
@@ -112,7 +112,7 @@ class BatchExplainer(Generic[ResultT]):
 
     def _run_part(self, part: Sequence[ReadItem]) -> list[ResultT | GradcamError]:
         images = [receive(cast(Prepared, read.picture), self._device) for read in part]
-        # Within a group, either all images request a class or none does.
+        # In each group, all images request a class, or no image requests a class.
         classes = [read.wanted for read in part if read.wanted is not None]
         pairs = zip(part, self._run_batch(images, classes=classes or None))
         return [_to_error(read, result) if isinstance(result, GradcamError) else result for read, result in pairs]
@@ -139,7 +139,7 @@ def _find_group(read: ReadItem) -> object:
 
 
 def _to_error(read: ReadItem, error: BaseException) -> GradcamError:
-    """Return a new error that names the image. The traceback of the original error would keep tensors alive."""
+    """Return a new error that names the image, because the traceback of `error` would keep tensors alive."""
     name = read.fetched.item.name
     if is_out_of_memory(error):
         advice = "use a smaller model, a layer or method that needs less memory, or a device with more memory"

@@ -30,9 +30,9 @@ from gradcam.options import PIXEL_DEVICES, check_choice
 ItemT = TypeVar("ItemT")
 OutputT = TypeVar("OutputT")
 
-# The images of all unfinished batches may use 1/8 of a GPU's memory.
+# The images of all unfinished batches may use at most 1/8 of a GPU's memory.
 DEVICE_MEMORY_DIVISOR = 8
-# If the device is the CPU, the images of all unfinished batches may use 1 GiB.
+# If the device is the CPU, the images of all unfinished batches may use at most 1 GiB.
 CPU_BUDGET_BYTES = 2**30
 # The maximum number of bytes of pixels that a stage processes at once. Resizing and drawing have lower limits, because
 # their intermediate results need several times the memory of the pixels.
@@ -97,8 +97,8 @@ def _draws_on_device(saving: OutputOptions | None) -> bool:
 class MemoryGate:
     """Starts batches in order, while the images of all running batches fit into a budget of bytes.
 
-    A batch larger than the budget runs alone. No thread is blocked: `enter` and `leave` call the `start` function of
-    each batch that now fits.
+    A batch larger than the budget runs alone. `enter` and `leave` do not wait for memory. Both methods call the
+    `start` functions of the waiting batches that fit into the budget.
     """
 
     def __init__(self, budget: int) -> None:
@@ -265,7 +265,7 @@ def open_device_pixels(
 ) -> DevicePixels | None:
     """Return an image processor for the classifier's device, or None if images are processed on the CPU.
 
-    `options` are passed to `DevicePixels`. Raises `DeviceError` as `find_device_codec` does.
+    `options` are passed to `DevicePixels`. Raises the errors of `find_device_codec`.
     """
     codec = find_device_codec(pixels, classifier, request)
     return None if codec is None else DevicePixels(classifier, codec, **options)

@@ -1,4 +1,4 @@
-"""End the processes of a run on this machine, so that none of them writes results after the run has ended."""
+"""End the processes of a run on this machine, so that no process writes results after the run has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register_process(run: str) -> FileLock:
 
 
 def end_local_processes(run: str) -> None:
-    """Kill all registered processes of the run on this machine, and wait until they have ended."""
+    """Kill all registered processes of the run on this machine, and wait for the end of these processes."""
     folder = _find_registry_folder(run)
     with contextlib.suppress(OSError):
         for entry in list(folder.iterdir()):

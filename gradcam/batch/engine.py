@@ -94,14 +94,14 @@ def explain_to_run(
     callbacks: Any = {"log_event": results.log, "on_leftover": leftovers.append}
     reports = engine(work, saver, is_needed=lambda item: item.name not in results.done, **callbacks)
     try:
-        # After the engine is closed, nothing writes any more, so the caller can close `results`.
+        # Close the engine before the caller closes `results`, because the engine's threads may still write results.
         with contextlib.closing(reports):
             for report in reports:
                 record = store(report)
                 yield record
                 failures += record.error is not None and record.image not in results.failed
                 remaining -= 1
-                # If no images remain, the run is complete and need not be stopped.
+                # If no images remain, the run is complete, so there is nothing to stop.
                 if limit and max_failures is not None and failures > max_failures and remaining:
                     times = "1 failure" if failures == 1 else f"{failures} failures"
                     share = f" ({max_failures} of {len(work.items)} images)" if limit.is_share else ""
@@ -110,7 +110,7 @@ def explain_to_run(
                     raise TooManyFailuresError(f"{problem}. Use --resume to continue. {advice}")
     except BaseException as error:
         records = []
-        # Storing the leftovers fails if the output cannot be written. `error` then already reports this problem.
+        # If the output cannot be written, storing the leftovers fails as well. `error` already reports this problem.
         with contextlib.suppress(OutputError, StoreError):
             records = [store(report) for report in leftovers if report is not last_stored]
         if not isinstance(error, GeneratorExit):

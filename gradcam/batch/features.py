@@ -71,7 +71,7 @@ class Extractor:
         return {name: self._pool(name, tensor, images) for name, tensor in outputs.items()} if self.pools else outputs
 
     def _pool(self, name: str, tensor: Tensor, images: Tensor) -> Tensor:
-        """Return the mean over all positions, (N,C). Tokens outside the grid, such as class tokens, do not count."""
+        """Return the mean over all positions, (N,C). Tokens outside the grid, such as class tokens, are left out."""
         if tensor.ndim <= 2 or tensor[0].numel() == max(tensor.shape[1:]):
             return tensor.flatten(1) if tensor.ndim > 2 else tensor
         model = unwrap(self.classifier.model)
@@ -138,7 +138,7 @@ class _Spool:
 
 
 class FeatureFile:
-    """Writes the features of many images to one .npz or .safetensors file. Use it as a context manager.
+    """Writes the features of many images to one .npz or .safetensors file. This object is a context manager.
 
     Features are collected in temporary files, because the features of all images may not fit into memory. The final
     file gets its name after it is complete.

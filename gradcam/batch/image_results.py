@@ -44,8 +44,8 @@ Classes = Sequence[int] | None  # One class per image.
 DrawnImage = Pixels | bytes  # An image, or the bytes of an encoded image file.
 # The model detects instances of these kinds, whatever the target is.
 DETECTED_KINDS = ("box", "word", "keypoint")
-# For each target class, the name of the field that determines the number of scores. A str or an int stands for one
-# score. A sequence has one item per score.
+# For each target class, the name of the field that determines the number of scores. If the field's value is a str or an
+# int, there is one score. If the value is a sequence, there is one score per item.
 EXPLAINED_FIELDS: dict[Any, str] = {
     Box: "numbers",
     Keypoint: "numbers",
@@ -100,7 +100,7 @@ class ExplainRequest(Plan):
 
 
 def count_scores(target: Any) -> int | None:
-    """Return the target's number of scores per image, or None if it depends on the image or on a custom function."""
+    """Return the target's number of scores per image, or None if an image or a custom function decides."""
     if isinstance(target, ClassTarget):
         return target.top if target.classes is None else len(target.classes[0])
     if isinstance(target, Like):
@@ -180,8 +180,9 @@ class ExplanationResult:
 class ExplainedImage:
     """All explanations of one image, and its predictions.
 
-    `maps` is a dict as `Classifier.compare` returns it. If the image is a tensor (H,W,3) on a device, its heatmaps are
-    on the same device. If the device has drawn the overlays, `drawn_results` are the results with these overlays.
+    `maps` has the type of the results of `Classifier.compare`. If the image is a tensor (H,W,3) on a device, its
+    heatmaps are on the same device. If the device has drawn the overlays, `drawn_results` are the results with these
+    overlays.
     """
 
     maps: Mapping[tuple[str, str], ImageExplanation]
@@ -310,7 +311,7 @@ def explain_batch(
 
 
 def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
-    """Move an explanation's tensors to the CPU. If the images are tensors on a device, the heatmaps stay there too."""
+    """Move an explanation's tensors to the CPU. If the images are tensors, the heatmaps stay on the device."""
     if not any(isinstance(image, Tensor) for image in explanation.images):
         return explanation.cpu()
     tensors = {name: value for name, value in vars(explanation).items() if isinstance(value, Tensor)}
@@ -321,8 +322,8 @@ def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
 def _requires_single_images(classifier: Classifier, classes: Classes) -> bool:
     """Return True if each image needs a separate batch.
 
-    Images in a batch must have the same size, which only the fit "crop" ensures. Each caption belongs to one image. A
-    model that is not a classifier accepts only one requested class per batch.
+    All images of a batch must have the same size, which only the fit "crop" ensures. A captioning model explains the
+    caption of one image. A model that is not a classifier accepts only one requested class per batch.
     """
     is_classifier = classifier.task == "classification"
     return classifier.fit != "crop" or classifier.task == "captioning" or (classes is not None and not is_classifier)

@@ -34,7 +34,7 @@ Futures = list[Future[T]]
 LOG = logging.getLogger("gradcam")
 
 # While the model runs on one batch, threads read up to this number of later batches. With only one later batch, the
-# threads would be idle after its last image until the model starts on that batch.
+# threads would be idle from its last image until the model starts on that batch.
 MAX_BATCHES_AHEAD = 2
 # When the model starts on a batch, the results of up to this number of earlier batches may be unfinished.
 MAX_BATCHES_BEHIND = 1
@@ -59,14 +59,15 @@ def compute_items(
     """Yield the output of `finish` for each needed image, in the order of the items, as soon as it is ready.
 
     An image's results depend slightly on the other images of its batch. Batches are therefore cut at fixed positions,
-    whichever images are needed. `workers` threads read images and run `finish`. If `finish` raises an exception, the
-    generator ends. When the generator ends, all threads end. If `audit` is True, the SHA-256 of each input is computed.
-    `pixels`, if given, processes all images of a batch together on the model's device. If the generator ends early,
-    `on_leftover` receives each finished output that was not yielded, and the output that was yielded last.
+    even if not all images are needed. `workers` threads read images and run `finish`. If `finish` raises an exception,
+    the generator ends. When the generator ends, all threads end. If `audit` is True, the SHA-256 of each input is
+    computed. If `pixels` is given, this object processes all images of a batch together on the model's device. If the
+    generator ends early, `on_leftover` receives each finished output that was not yielded, and the output that was
+    yielded last.
 
     If an object store does not answer, its images are read again after all other images. If the store still does not
-    answer, these images fail. If a list `unanswered` is given, these images are not read again. Their batches are
-    appended to the list instead. If `skip_slow_stores` is False, the first reading already waits for slow stores.
+    answer, these images fail. If a list `unanswered` is given, the images are not read again. Instead, the batches of
+    these images are appended to the list. If `skip_slow_stores` is False, the first reading waits for slow stores.
     """
     check_count(batch_size, "batch_size", f"a number of images, from 1 to {MAX_BATCH_SIZE}.", most=MAX_BATCH_SIZE)
     check_count(workers, "workers", f"a number of threads, from 1 to {MAX_WORKERS}.", most=MAX_WORKERS)
@@ -158,7 +159,7 @@ class _StartedBatch:
 
         def start() -> None:
             with contextlib.suppress(RuntimeError):  # If the pool is shut down, this batch is not needed any more.
-                self._pool.submit(URGENT, prepare, prepared)  # The GPU waits for this task.
+                self._pool.submit(URGENT, prepare, prepared)  # Urgent, because the GPU waits for this task.
 
         failed = any(future.exception() is not None for future in futures)
         pending = [] if failed else [future.result().pending for future in futures]
@@ -168,7 +169,7 @@ class _StartedBatch:
     def explain(
         self, explainer: BatchExplainer[ResultT], finish: Finish[T], finishing: deque[Future[T]]
     ) -> list[ItemBatch]:
-        """Explain the images, and append one future per needed image to `finishing`, for the output of `finish`.
+        """Explain the images, and append a future for the output of `finish` to `finishing`, for each needed image.
 
         Futures are appended before their tasks start. An interrupted caller therefore finds all finished outputs in
         `finishing`. If the stores of needed images did not answer, the returned list contains this batch, with only

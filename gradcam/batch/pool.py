@@ -68,7 +68,7 @@ _Task = tuple[int, int, Future[Any], Callable[[], Any]]
 
 
 class Pool:
-    """A pool of threads, used as a context manager. On exit, pending tasks are dropped and running tasks completed."""
+    """A pool of threads, used as a context manager. On exit, pending tasks are dropped, and running tasks end."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -102,7 +102,7 @@ class Pool:
             self._executor.shutdown(cancel_futures=True)
             raise
         finally:
-            torch.set_num_threads(before)  # The pool's threads also changed the default for new threads.
+            torch.set_num_threads(before)  # Restore the default for new threads, which the pool's threads have changed.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,8 +110,8 @@ class Pool:
 
 
 def _start_thread(barrier: threading.Barrier) -> None:
-    torch.get_num_threads()  # A thread's first call copies the default setting, so make this call before the next one.
-    torch.set_num_threads(1)  # If each of these threads started OpenMP threads, the model would be slower.
+    torch.get_num_threads()  # The first call in a thread copies the default, so call this before `set_num_threads`.
+    torch.set_num_threads(1)  # If the pool's threads started OpenMP threads, the model would be slower.
     if sys.platform == "linux":  # Only Linux has a priority per thread.
         with contextlib.suppress(OSError):
             thread = threading.get_native_id()

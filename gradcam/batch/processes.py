@@ -1,8 +1,8 @@
 """Explain images in several worker processes of this machine, on one or more devices.
 
-The main process writes the manifest. If the CPU decodes images for a GPU, several processes are faster: the threads of
-one process would wait for Python's global interpreter lock. If the model runs on the CPU, one process is faster,
-because all cores share the work on each layer.
+The main process writes the manifest. If the CPU decodes images for a GPU, several processes are faster, because the
+threads of one process would wait for Python's global interpreter lock. If the model runs on the CPU, one process is
+faster, because all cores share the work on each layer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gradcam.options import count_cores
 # The maximum number of unfinished blocks per process. With two blocks, a process never waits for its next block.
 MAX_BLOCKS_PER_PROCESS = 2
 # Replies are yielded in the order of the blocks, so replies of fast processes may wait in memory for a slow process.
-# At most this number of blocks per process is sent before the current block is finished.
+# Until all replies to the first unfinished block have arrived, at most this number of blocks per process is sent.
 MAX_BLOCKS_AHEAD = 8
 # The maximum wait for a terminated process to exit.
 EXIT_TIMEOUT_SECONDS = 10
@@ -128,8 +128,8 @@ def pickle_job(job: ActorJob) -> bytes:
     """Pickle the job. Raises `GradcamError` if the job needs cloudpickle, but cloudpickle is not installed.
 
     Without cloudpickle, functions are pickled by name. Pickling by name fails for lambdas, inner functions, and
-    functions of scripts and notebooks. It also fails for functions that the decorator `gradcam.method` has replaced by
-    a method.
+    functions of scripts and notebooks. Pickling by name also fails for functions that the decorator `gradcam.method`
+    has replaced by a method.
     """
     with contextlib.suppress(ImportError):
         import cloudpickle

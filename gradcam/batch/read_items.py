@@ -61,7 +61,7 @@ def receive(prepared: Prepared, device: torch.device) -> Prepared:
 
 @dataclass(frozen=True)
 class HashedItem:
-    """An input image, and the SHA-256 of its bytes, or None if the hash was not requested or cannot be computed."""
+    """An input image, and the SHA-256 of its bytes (None if the hash was not requested or cannot be computed)."""
 
     item: InputImage
     sha256: str | None = None
@@ -143,7 +143,7 @@ def read_item(
             if waits and (pending := to_pending(item.name, reading)) is not None:
                 return ReadItem(fetched, IMAGE_NOT_LOADED, class_index, pending)
             prepared = classifier.prepare(reading)
-        else:  # A user-defined reader reads files by path.
+        else:  # A user-defined reader takes a path.
             path = item.content.path
             state_before, digest = _read_file_state(path, hashes=audit)
             fetched = HashedItem(item, digest)
@@ -170,14 +170,14 @@ def prepare_on_cpu(classifier: Classifier, pending: PendingImage) -> Prepared | 
 
 
 def to_image_error(name: str, error: BaseException) -> ImageError:
-    """Return a new error that names the image. The traceback of the original error would keep tensors alive."""
+    """Return a new error that names the image, because the traceback of `error` would keep tensors alive."""
     if isinstance(error, MemoryError):
         return ImageError(f"{name}: does not fit into memory")
     return ImageError(describe_failure(name, error))
 
 
 def _read_file_state(path: Path, *, hashes: bool = False) -> tuple[tuple[int, ...], str | None]:
-    """Return values that change when the file changes, and the file's SHA-256, or None if `hashes` is False."""
+    """Return values that change when the file changes, and the file's SHA-256 (None if `hashes` is False)."""
     try:
         status = path.stat()
         state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

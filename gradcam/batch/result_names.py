@@ -280,9 +280,9 @@ def plan_stems(items: Iterable[InputImage]) -> dict[str, str]:
     """Return the stem of each item, which is the common beginning of its result names in the output folder.
 
     A stem is `<folders>/<name without suffix>`. If several items would get equal stems, ignoring case and Unicode
-    forms, each item gets `<stem>-<suffix>`. If another item already has this stem, a number from 2 is added. The order
-    of the items, and items with other stems, do not change a stem. If a stem or folder is too long, its name is
-    shortened, and ends in a hash of the full name.
+    forms, each item gets `<stem>-<suffix>`. If another item already has this stem, a number from 2 is added. A
+    stem depends neither on the order of the items nor on items with other stems. If the name of a stem or of a folder
+    is too long, the name is shortened, and ends in a hash of the full name.
     """
     stems = {item.name: _to_stem(item.name, with_suffix=False) for item in items}
     collisions = _find_collisions(stems)

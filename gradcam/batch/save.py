@@ -102,7 +102,8 @@ class Saver:
     def _name(self, stem: str, results: Sequence[ExplanationResult]) -> list[str]:
         """Return a unique name for the overlay of each result.
 
-        Layer names that differ only in special characters, for example, give equal file names. Numbers are then added.
+        If several names would be equal, numbers are added. For example, layer names that differ only in special
+        characters give equal file names.
         """
         endings = list_endings(self.request, results, suffix=self.saving.suffix)
         names = [name_result(stem, ending) for ending in endings]

@@ -216,7 +216,7 @@ def explain(
         "eigen" uses the first principal component of the weighted channels instead of their sum.
     reshape : tuple, str or callable, default None
         The layout of the layer's output, if it is ambiguous. A tuple is the grid (h, w) or (d, h, w) that the tokens
-        form. Extra tokens before the grid, such as a class token, are skipped. A string is "channels first", "channels
+        form. Extra tokens, such as a class token, are skipped. A string is "channels first", "channels
         last", "tokens" (N,T,D) or "tokens first" (T,N,D). A function turns the layer's tensor into (N,C,h,w) or
         (N,C,d,h,w). The function may only select and reorder values.
     memory_budget : int, default None
@@ -428,7 +428,9 @@ def _explain_at(
             if unverified:
                 from gradcam.cam.verify_layout import verify_places
 
-                verify_places(recorded, unverified, is_user_layout=reshape is not None, strict=verify == "strictly")
+                # A tuple sets the grid, but not the positions of extra tokens before, between or after the cells.
+                is_user_layout = reshape is not None and not isinstance(reshape, tuple)
+                verify_places(recorded, unverified, is_user_layout=is_user_layout, strict=verify == "strictly")
         if views.batch.images > 1:
             from gradcam.cam.independence import warn_of_mixed_images
 

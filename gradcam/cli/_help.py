@@ -14,8 +14,8 @@ EXAMPLES = {
     ),
     "run": (
         "gradcam run photo.jpg  # the embedded ImageNet classifier",
-        "gradcam run photo.jpg --model resnet50 --layer layer4  # a torchvision model",
         "gradcam run scans/ --model net.py:build --weights best.pth  # your own model, all images in a folder",
+        "gradcam run photo.jpg --class espresso --figure photo.pdf  # a figure for a paper",
     ),
     "page": (
         "gradcam page photo.jpg -o photo.html  # one image in one file",
@@ -110,7 +110,7 @@ MODEL = "--model --weights --labels --layer"
 PRINTING = "--output --json --quiet"
 # The short help of these commands lists only these options. The short help of all other commands lists every option.
 OPTIONS = {
-    "run": f"{MODEL} --method --class --top-k --box --mask --text --caption --fit --device {PRINTING}",
+    "run": f"{MODEL} --method --class --top-k --box --mask --text --caption --fit --figure --device {PRINTING}",
     "page": f"{MODEL} --method --class --top --check --device --output --overwrite --resume --quiet",
     "ui": "--model --weights --labels --device --port --host --no-browser",
     "batch": f"--output {MODEL} --method --class --top-k --save --format --batch-size --workers --resume "

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
@@ -147,7 +148,8 @@ class OutputLocation:
 class ExplainJob:
     """The plan for each image: the explanations to compute, and the files to write.
 
-    Each output name ends in `suffix`. A record stores the path of a panel under the key given by `panel`.
+    Each output name ends in `suffix`. A record stores the path of a panel under the key given by `panel`. `figure` is
+    the file for a figure of all images. If `writes_files` is False, only the figure is written.
     """
 
     classifier: Classifier
@@ -157,6 +159,8 @@ class ExplainJob:
     suffix: str
     panel: str = "panel"
     edits: Sequence[Edit] = ()
+    figure: Path | None = None
+    writes_files: bool = True
 
     def prepare(self, image: Path) -> Prepared:
         """Read the image, apply the edits, and preprocess it."""
@@ -167,30 +171,59 @@ class ExplainJob:
 
 
 def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) -> int:
-    """Explain the images one after another, write and print the results, and return the exit status."""
+    """Explain the images one after another, write and print the results, and return the exit status.
+
+    If the job draws a figure, the results are printed after the figure has been written.
+    """
+    status, results = 0, (_explain_image(job, image, output) for image in images)
+    outcomes = (outcome for outcome, _ in results) if job.figure is None else _draw_figure(job, [*results])
+    for outcome in outcomes:
+        error = outcome.record.error
+        status |= error is not None
+        print_outcome(error, outcome.record.to_json, partial(format_report, outcome), output)
+    return status
+
+
+def _explain_image(job: ExplainJob, path: Path, output: OutputMode) -> tuple[ImageOutcome, ExplainedImage | None]:
+    """Explain one image, and write its files. If this fails, the record has an error, and there is no result."""
     from gradcam.batch.image_results import explain_batch
 
-    status, classifier, request = 0, job.classifier, job.request
+    classifier, request, attempt = job.classifier, job.request, Attempt(path)
     has_progress = any(method.runs_again for method in request.methods) or classifier.fit != "crop"
     has_progress |= any(method.has_progress for method in request.attributions)
-    for attempt in map(Attempt, images):
-        record, grids = Record(str(attempt.image), classifier.name), []
-        with attempt.catch_errors():
-            with show_pass_progress(output) if has_progress else contextlib.nullcontext() as progress:
-                image_request = replace(request, options=request.options | {"progress": progress})
-                (result,) = explain_batch(classifier, image_request, [job.prepare(attempt.image)])
-            if isinstance(result, GradcamError):
-                raise result
-            make_folder(job.destination.folder)
-            record = result.to_record(record.image, record.model, write_result(job, attempt.image, result))
-            record = replace(record, edits=[str(edit) for edit in job.edits] or None)
-            grids = [layer_result.grid for layer_result in result.results]
-        if attempt.error is not None:
-            record, status = replace(record, error=attempt.error), 1
-        seconds, device = time.perf_counter() - attempt.start, str(classifier.device)
-        report = ImageOutcome(record, seconds, grids=grids, device=device, task=classifier.task)
-        print_outcome(attempt.error, record.to_json, partial(format_report, report), output)
-    return status
+    record, grids, image_result = Record(str(path), classifier.name), [], None
+    with attempt.catch_errors():
+        with show_pass_progress(output) if has_progress else contextlib.nullcontext() as progress:
+            image_request = replace(request, options=request.options | {"progress": progress})
+            (result,) = explain_batch(classifier, image_request, [job.prepare(path)])
+        if isinstance(result, GradcamError):
+            raise result
+        record = result.to_record(record.image, record.model, write_result(job, path, result))
+        record = replace(record, edits=[str(edit) for edit in job.edits] or None)
+        grids, image_result = [layer_result.grid for layer_result in result.results], result
+    if attempt.error is not None:
+        record, image_result = replace(record, error=attempt.error), None
+    seconds, device = time.perf_counter() - attempt.start, str(classifier.device)
+    return ImageOutcome(record, seconds, grids=grids, device=device, task=classifier.task), image_result
+
+
+def _draw_figure(job: ExplainJob, pairs: Sequence[tuple[ImageOutcome, ExplainedImage | None]]) -> list[ImageOutcome]:
+    """Draw the figure of all images without an error, and return all outcomes with the figure in their records."""
+    from gradcam.models.figures import figure
+
+    drawn = [(Path(outcome.record.image).name, result) for outcome, result in pairs if result is not None]
+    fields: dict[str, Any] = {"names": [name for name, _ in drawn] if len(pairs) > 1 else None}
+    fields |= {"alpha": job.saving.alpha, "colormap": job.saving.colormap}
+    changes: dict[str, Any] = {"figure": str(job.figure)}
+    try:
+        if drawn:
+            figure([[*result.maps.values(), *result.attributions] for _, result in drawn], job.figure, **fields)
+    except Exception as error:
+        changes = {"error": describe_failure(str(job.figure), error), "predictions": (), "explained": ()}
+    return [
+        outcome if result is None else replace(outcome, record=replace(outcome.record, **changes))
+        for outcome, result in pairs
+    ]
 
 
 def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, Any]]:
@@ -198,6 +231,9 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     from gradcam.batch.result_names import list_endings, name_kinds, panel_suffix
     from gradcam.models.panels import panel
 
+    if not job.writes_files:
+        return [{} for _ in image_result.results]
+    make_folder(job.destination.folder)
     saving, suffix = job.saving, job.suffix
     # A panel contains no heatmaps on the second image of --like.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
@@ -297,8 +333,15 @@ def prepare_job(
     method is used.
     """
     from gradcam.batch.result_names import KIND_SUFFIXES, OutputOptions, check_kinds
+    from gradcam.models.figures import MAX_PANELS, check_plots
 
     require_images(images, output)
+    inputs = list_input_files(images, settings.target_choice)
+    figure = settings.figure
+    if figure is not None:
+        check_plots()
+        if any(is_same_file(figure, file) for file in inputs):
+            raise click.UsageError(f"{figure} is an input file, which is never overwritten: choose another name.")
     saving = OutputOptions(settings.saved, "png", **settings.appearance)
     classifier, request = prepare_request(settings, output, choose_methods)
     check_kinds(saving, request)
@@ -306,10 +349,15 @@ def prepare_job(
     results = request.count_results() * len(kinds) + ("panel" in saving.kinds)
     fixed = frozenset(suffix for kind, suffix in KIND_SUFFIXES.items() if kind in kinds)
     suffixes = fixed if len(kinds) == len(fixed) == 1 else WRITE_SUFFIXES
-    inputs = list_input_files(images, settings.target_choice)
+    if figure is not None and (count := len(images) * (1 + request.count_results())) > MAX_PANELS:
+        advice = "give fewer images, classes or methods, or make a gallery with gradcam batch --report"
+        raise click.UsageError(f"--figure would draw {count} panels, but the limit is {MAX_PANELS}: {advice}.")
     destination = find_destination(settings.output, inputs, len(images) * results, suffixes)
     suffix = f"{'-edited' if settings.edits else ''}{find_suffix(settings.model)}"
-    return ExplainJob(classifier, request, saving, destination, suffix, edits=settings.edits)
+    given = [click.get_current_context().get_parameter_source(name) for name in ("saved", "output")]
+    writes_files = figure is None or ParameterSource.COMMANDLINE in given
+    fields: Any = {"edits": settings.edits, "figure": figure, "writes_files": writes_files}
+    return ExplainJob(classifier, request, saving, destination, suffix, **fields)
 
 
 def require_images(images: Sequence[Path], output: OutputMode) -> None:

@@ -545,6 +545,11 @@ save = combine(
     ),
     choice("--box-method", allowed.BOX_METHODS, "For --save boxes: the box of the largest region, or of each region."),
 )
+figure = option(
+    "--figure FILE",
+    "Draw one figure for a paper: .pdf, .svg or .png. Other files are then only written with --save or --output.",
+    output_file(".pdf", ".svg", ".png"),
+)
 appearance = combine(
     option("--alpha A", "Opacity of the heatmap, from 0 to 1.", real(0, 1), default=0.5),
     colormap("turbo", "OpenCV colour map of the heatmap."),

@@ -127,6 +127,7 @@ class Settings:
     box_method: str = "largest"
     target_choice: TargetChoice = TargetChoice()
     edits: tuple[Edit, ...] = ()
+    figure: Path | None = None
 
     @property
     def appearance(self) -> dict[str, Any]:

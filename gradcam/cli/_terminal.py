@@ -251,6 +251,7 @@ def _format_explanations(record: Record, grids: Sequence[tuple[int, ...]]) -> li
     files = [", ".join([*entry.files.values(), *texts[:3]]) for entry, texts in zip(entries, boxes)]
     places = [f"{entry.layer} ({' x '.join(map(str, grid))})" for entry, grid in zip(entries, grids)]
     kinds = ["positive or negative" if entry.evidence == "signed" else entry.evidence for entry in entries]
+    files = [", ".join(filter(None, (file, record.figure))) for file in files]
     arrows = [f"  →  {click.style(file, fg='green')}" for file in files]
     if len(entries) > 1 and len(set(files)) == 1:  # All entries are in one panel.
         methods = dict.fromkeys(entry.method for entry in entries)

@@ -31,6 +31,7 @@ SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 @options.explain_options()
 @options.output
 @options.save
+@options.figure
 @options.edits
 @options.appearance
 @options.printing
@@ -44,6 +45,9 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: 
     Overlays are called <image>-<method>.png. The name also contains the class (or box, sentence, word) if you choose one or
     if several are explained. It contains the layer if several layers are explained. It contains the kind of evidence, the
     model and its weights if they are not the defaults.
+
+    --figure draws all images on one figure, with a row per image and a column per class. With several methods or layers,
+    it has a row per image and class, and a column per method and layer.
     """
     output = OutputMode(as_json, quiet)
     return explain_images(prepare_job(to_settings(params), images, output), images, output)
@@ -53,6 +57,7 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: 
 @options.images
 @options.explain_options(default="  [default: six common methods]")
 @options.output
+@options.figure
 @options.appearance
 @options.printing
 def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: Any) -> int:

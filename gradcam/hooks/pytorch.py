@@ -223,7 +223,9 @@ def call_after_backward(function: Callable[[], None]) -> None:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether a module runs as compiled code, which ignores hooks registered later."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    # Lightning compiles the method `forward`. PyTorch 2.4 to 2.15 mark compiled functions by `_torchdynamo_orig_callable`.
+    is_marked = hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    return is_marked or module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:

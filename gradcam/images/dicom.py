@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from functools import partial
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, shorten, to_pip_command
 from gradcam.images import read
-from gradcam.images.read import find_size, in_strips
+from gradcam.images.read import Spacing, find_size, in_strips, is_spacing
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -22,13 +23,16 @@ PIXEL_ATTRIBUTES = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 Floats = NDArray[np.float64]
 
 
-def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
-    """Return the first frame of a DICOM file, as float32 (H,W) in [0,1] or RGB uint8 (H,W,3), and a note or None.
+def read_dicom(
+    path: str | os.PathLike[str], data: bytes | None = None
+) -> tuple[NDArray[Any], str | None, Spacing | None]:
+    """Return the first frame of a DICOM file, as float32 (H,W) in [0,1] or RGB uint8 (H,W,3), a note and the spacing.
 
-    The note says that the file has more frames, or no usable window. `data` is the file's content, if the caller has
-    already read the file. Grey values are rescaled by the modality's slope and intercept, or by its LUT. Then the VOI
-    LUT is applied if there is one, and otherwise the first window (PS3.3 C.11.2). If a file has neither a VOI LUT nor
-    a window, the full range of its values maps to [0,1]. White is 1, also in MONOCHROME1.
+    The note reports further frames, or a missing or unusable window. The spacing is that of `_find_spacing`. `data` is
+    the file's content, if the caller has already read the file. Grey values are first rescaled by the modality's slope
+    and intercept, or by the modality LUT. Then the VOI LUT is applied or, if there is none, the first window (PS3.3
+    C.11.2). If a file has neither a VOI LUT nor a window, the full range of its values is mapped to [0,1]. White is 1,
+    also in MONOCHROME1.
 
     Raises `ImageError`, which names the file, if the image is incomplete or unreadable, or if pydicom or a plugin is
     missing.
@@ -43,9 +47,9 @@ def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple
         read.check_memory(*size, 3 * bytes_per_pixel + 12, find_size(file))
         stored = _decode(dataset)
         if stored.ndim == 3 or dataset.PhotometricInterpretation == "PALETTE COLOR":
-            return _to_rgb(stored, dataset), frame_note
+            return _to_rgb(stored, dataset), frame_note, _find_spacing(dataset)
         grey, window_note = _to_grey(stored, dataset)
-        return grey, "; ".join(filter(None, (frame_note, window_note))) or None
+        return grey, "; ".join(filter(None, (frame_note, window_note))) or None, _find_spacing(dataset)
 
 
 def _open(file: BinaryIO) -> Dataset:
@@ -66,7 +70,7 @@ def _open(file: BinaryIO) -> Dataset:
 
 
 def _check_unpacked_size(file: BinaryIO) -> None:
-    """Raise `ImageError` if the unpacked file needs too much memory, because pydicom unpacks the whole file."""
+    """Raise `ImageError` if the unpacked file needs too much memory. pydicom always unpacks the whole file."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -188,6 +192,19 @@ def _find_settings(dataset: Dataset, name: str) -> Dataset:
         if groups and groups[0].get(name):
             return groups[0][name].value[0]
     return dataset
+
+
+def _find_spacing(dataset: Dataset) -> Spacing | None:
+    """Return the height and width of a pixel in mm within the patient, or None.
+
+    In projection radiography, a spacing that equals the one at the detector is not corrected for magnification
+    (PS3.3 10.7.1.3). It does not measure the patient, so it is left out.
+    """
+    spacing = _find_settings(dataset, "PixelMeasuresSequence").get("PixelSpacing")
+    with contextlib.suppress(TypeError, ValueError):  # A damaged value must not make the image unreadable.
+        pair: Any = tuple(map(float, spacing))
+        return pair if is_spacing(pair) and spacing != dataset.get("ImagerPixelSpacing") else None
+    return None
 
 
 def _get_first(value: Any) -> float | None:

@@ -22,12 +22,12 @@ COLORMAPS: dict[str, int] = {
 }
 GAP_PIXELS = 8  # white pixels between the images of a sheet
 PIXELS_PER_LINE_WIDTH = 640  # An outline is one pixel wide for each 640 pixels of the region's shorter side.
-# The value of an outline pixel is a quarter of the image's value plus one of these tones.
+# An outline pixel has a quarter of the image's value, plus one of these tones.
 DARK_TONE, LIGHT_TONE = 20, 180
-# A stretched heatmap looks distorted if its aspect ratio differs from the image's by more than this factor.
+# If the aspect ratios of heatmap and image differ by more than this factor, the stretched heatmap is distorted.
 MAX_ASPECT_RATIO = 1.05
 PIXELS_PER_BAND = 2**17
-HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV 5's lookup is twice as fast as NumPy's.
+HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV 5's lookup takes half the time of NumPy's.
 # The colours of signed heatmaps, from weak to strong. Positive evidence is warm, and negative evidence is cold.
 POSITIVE_COLOURS = ((255, 205, 70), (225, 0, 35))
 NEGATIVE_COLOURS = ((90, 225, 255), (25, 25, 205))
@@ -86,9 +86,9 @@ def overlay(
     >>> gradcam.overlay("photo.jpg", heatmap, region=region, colormap="viridis").shape
     (640, 800, 3)
     """
-    # The default, turbo, has the most hues, so values are easy to distinguish. It stands out on colour photographs,
-    # foliage and greyscale images, whereas single-hue maps wash out on bright images. The opacity is not uniform. A
-    # uniform opacity would hide the image under turbo's dark blue wherever the heatmap is low.
+    # The default colour map is turbo, whose many hues make values easy to distinguish. Turbo is visible on colour
+    # photographs, foliage and greyscale images; single-hue maps are hard to see on bright images. The opacity depends
+    # on the heatmap. A uniform opacity would hide the image under turbo's dark blue wherever the heatmap is low.
     pixels, values = read_image(image), to_numpy(heatmap)
     height, width = pixels.shape[:2]
     if region is None:
@@ -108,7 +108,7 @@ def overlay(
 
 
 def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
-    """Warn if a heatmap is stretched over the whole image, because the model may have seen only a part of the image."""
+    """Warn if stretching distorts a heatmap, because the model may have seen only a part of the image."""
     if len(shape) != 2 or not all(shape) or shape == (height, width):
         return
     aspect = (shape[1] / shape[0]) / (width / height)
@@ -121,7 +121,7 @@ def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
 
 
 def list_outline_strips(pixels: Any, sides: Sequence[bool]) -> Iterator[tuple[Any, int]]:
-    """Yield the pixels of each outline along the sides of an image (...,H,W), and the outline's tone.
+    """Yield views of the outline pixels along the sides of an image (...,H,W), each with its tone.
 
     Each side has a dark outer line and a light inner line, so that one of the lines is visible on any image. `sides`
     contains four bools: whether to draw the lines of the top, left, bottom and right side.
@@ -164,7 +164,7 @@ def find_colormap(name: str) -> int:
     return COLORMAPS[key]
 
 
-@functools.cache  # OpenCV would compute the colours at each call.
+@functools.cache
 def list_colours(colormap: int) -> NDArray[np.float32]:
     """Return the 256 colours of an OpenCV colour map: RGB, float32 (256,3). Do not modify the cached array."""
     levels = np.arange(256, dtype=np.uint8)[:, None]
@@ -173,7 +173,7 @@ def list_colours(colormap: int) -> NDArray[np.float32]:
 
 @functools.lru_cache(maxsize=8)
 def _make_blend_tables(colormap: str, alpha: float, signed: bool) -> NDArray[np.uint8]:
-    """Return a lookup table per channel (3,65536). Entry 256 * level + value blends the level with the value."""
+    """Return a lookup table per channel (3,65536). Entry 256 * level + value is the blended pixel value."""
     colours, opacity = compute_colours(colormap, signed=signed)
     opacity = alpha * opacity
     mixed = (colours * opacity).T[..., None] + np.arange(256, dtype=np.float32) * (1 - opacity)
@@ -181,9 +181,9 @@ def _make_blend_tables(colormap: str, alpha: float, signed: bool) -> NDArray[np.
 
 
 def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the colours of the 256 levels (256,3), and their opacities (256,1) in [0,1].
+    """Return the colours (256,3) of the 256 heatmap levels, and their opacities (256,1) in [0,1].
 
-    The opacity rises from 0 at value 0 to 1 at half the maximum, and stays 1 above.
+    The opacity rises from 0 at heatmap value 0 to 1 at half the maximum. Above half the maximum, the opacity is 1.
     """
     steps, zero = get_level_scale(signed)
     values = ((np.arange(256, dtype=np.float32) - zero) / steps)[:, None]
@@ -198,8 +198,8 @@ def compute_colours(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32]
 
 def _blend(pixels: Pixels, levels: Pixels, tables: NDArray[np.uint8]) -> None:
     """Blend the colours of heatmap levels into pixels, in place, with the tables of `_make_blend_tables`."""
-    # Lookups in single-channel tables are seven times faster than in a three-channel table. Only a few rows are blended
-    # at a time, so that the intermediate results stay in the CPU's cache. The OpenCV calls release the GIL.
+    # Look up each channel separately, which is seven times faster than one lookup in a three-channel table. Blend only
+    # a few rows at a time, so that intermediate results stay in the CPU's cache. OpenCV's functions release the GIL.
     look_up = cv2.LUT if HAS_16_BIT_LUT else lambda indices, table: table.take(indices)
     height = max(1, PIXELS_PER_BAND // levels.shape[1])
     for start in range(0, len(levels), height):
@@ -213,18 +213,18 @@ def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -
     if values.ndim != 2 or values.size == 0 or values.dtype.kind != "f":
         raise ImageError(f"The heatmap is {values.dtype} {values.shape}, expected one map: floats (h,w) in [0,1].")
     low, high = values.min(), values.max()
-    if not (low >= minimum - 1e-4 and high <= 1 + 1e-4):  # NaN fails both comparisons.
+    if not (low >= minimum - 1e-4 and high <= 1 + 1e-4):  # NaN fails the comparisons, and causes the error.
         hint = " (-1 to 1 with signed=True)" if low < 0 and not signed else ""
         raise ImageError(f"The heatmap has values from {low:.4g} to {high:.4g}, expected {minimum} to 1{hint}.")
     levels = _stretch(values, rows, columns)
-    if signed:  # Resize each sign separately. Cubic interpolation would add a rim of the opposite sign to each region.
+    if signed:  # Cubic interpolation of signed values would add rims of the opposite sign. Resize each sign separately.
         levels -= _stretch(-values, rows, columns)
     steps, zero = get_level_scale(signed)
     levels *= steps
     if zero:
         np.rint(levels, out=levels)
         levels += zero
-    return np.asarray(cv2.convertScaleAbs(levels))  # This rounds half to even, like `numpy.rint`.
+    return np.asarray(cv2.convertScaleAbs(levels))  # Like `numpy.rint`, this function rounds half to even.
 
 
 def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float32]:
@@ -233,7 +233,7 @@ def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float3
 
 
 def get_level_scale(signed: bool) -> tuple[int, int]:
-    """Return the number of levels between the value 0 and the maximum, and the level of the value 0."""
+    """Return the number of levels from heatmap value 0 to the maximum, and the level of value 0."""
     return (127, 128) if signed else (255, 0)
 
 
@@ -249,12 +249,12 @@ def _check_region(region: Region, height: int, width: int) -> Region:
 
 
 def scale_to_height(image: Pixels, height: int) -> Pixels:
-    """Scale an image to a height in pixels, and keep its aspect ratio."""
+    """Scale an image to a height in pixels, without changing its aspect ratio."""
     return resize(image, height, max(1, round(image.shape[1] * height / image.shape[0])))
 
 
 def resize(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
-    """Resize values (H,W) or (H,W,C), by area interpolation if both sides shrink, otherwise by cubic."""
+    """Resize values (H,W) or (H,W,C), by area interpolation if both sides shrink, otherwise by cubic interpolation."""
     shrinks = rows <= values.shape[0] and columns <= values.shape[1]
     interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
     return np.asarray(cv2.resize(values, (columns, rows), interpolation=interpolation))

@@ -1,4 +1,4 @@
-"""Remove parts of an image with a brush or a rectangular window. On the command line, each edit is one word."""
+"""Remove parts of an image with a brush or a rectangular window. An edit can be written as a text without spaces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Edit:
 
 
 def parse_edit(text: str) -> Edit:
-    """Parse the text of an edit. Raises `GradcamError` if the text is not an edit."""
+    """Parse the text of an edit, such as "mean:10,10,60,60". Raises `GradcamError` for other texts."""
     kind, *fields = text.split(":")
     try:
         if len(fields) == 1:
@@ -95,7 +95,7 @@ def _fill(image: Pixels, kind: str) -> Pixels:
     if kind == "blur":
         from gradcam.images.opencv import cv2
 
-        # Blur a small copy, which is fast for images of any size. The blur is so wide that lost details do not matter.
+        # Blur a small copy, to save time. The blur is so wide that the details lost by shrinking do not matter.
         small = shrink_to_fit(image, 200)
         blurred = cv2.GaussianBlur(small, (0, 0), BLUR_FRACTION * max(small.shape))
         return cv2.resize(blurred, image.shape[1::-1], interpolation=cv2.INTER_LINEAR).astype(np.uint8)

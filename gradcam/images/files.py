@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
 
-MAX_TEXT_BYTES = 2**32  # A larger file would fill the memory. No list or annotation file is so large.
+MAX_TEXT_BYTES = 2**32  # A larger file would fill the memory. Lists and annotation files are far smaller.
 BLOCK_BYTES = 2**20
 FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -29,18 +29,17 @@ MAX_NAME_BYTES = 240  # File systems allow 255 bytes. The other 15 bytes are for
 MAX_NAME_PART_BYTES = 80  # for a label or a layer's name in a file name
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 # A protocol has at least two letters, because a single letter is a Windows drive. fsspec chains protocols, as in
-# "simplecache::s3://". Without "://", the text may be the name of a file, such as
-# "a::b.jpg".
+# "simplecache::s3://". A text without "://" is a path, because a file may be called "a::b.jpg".
 URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
 LOCAL_URL_PATTERN = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 
 class NotAFileError(OSError):
-    """A pipe, a socket or a device was given instead of a file."""
+    """The error for a pipe, a socket or a device that is given instead of a file."""
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a file given by the user. Raises `OSError` for folders, and for pipes and devices, which may have no end."""
+    """Open a file given by the user. Raises `OSError` for a folder, and for a pipe or device, which may never end."""
     kind = stat.S_IFMT(os.stat(path).st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -51,7 +50,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 
 def open_nonblocking(path: str, flags: int) -> int:
-    """Open a file without blocking, if the system supports it. Otherwise, opening a pipe waits for a writer."""
+    """Open a file without blocking, if the system supports this. A blocking open of a pipe would wait for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -85,7 +84,7 @@ def open_replacement(path: Path, *, beside: Path | None = None) -> Iterator[Bina
         with open(temporary, "xb") as file:
             yield file
         os.replace(temporary, path)
-    except BaseException:  # KeyboardInterrupt must not leave the temporary file either.
+    except BaseException:  # also after a KeyboardInterrupt
         temporary.unlink(missing_ok=True)
         raise
 
@@ -100,12 +99,12 @@ def hash_file(file: Path) -> str:
 
 
 def join_name(stem: str, ending: str) -> str:
-    """Join stem and ending. If the file name would exceed MAX_NAME_BYTES bytes, cut the stem."""
+    """Join a stem and an ending. If the file name would exceed MAX_NAME_BYTES bytes, cut the stem."""
     return truncate_bytes(stem, MAX_NAME_BYTES - len(os.fsencode(ending))) + ending
 
 
 def to_safe_name(text: str) -> str:
-    """Shorten a text for a file name. Only letters, digits, dots and underscores are kept."""
+    """Convert a text to a short part of a file name, with only letters, digits, dots and underscores."""
     return truncate_bytes(re.sub(r"[^\w.]+", "_", text).strip("_."), MAX_NAME_PART_BYTES) or "_"
 
 
@@ -125,8 +124,8 @@ class OutputNames:
     def claim(self, names: Sequence[str]) -> list[Path]:
         """Return an unused path for each result of an image.
 
-        If any of the paths is in use, the same number, from 2 upwards, is added to all names. If two results have the
-        same name, the second result gets the next free number.
+        If any of the paths is in use, one number is added to all names: the first number from 2 upwards for which all
+        paths are unused. If two results have the same name, the second result gets the next free number.
         """
         first = next(number for number in count(1) if all(self._is_free(name, number) for name in names))
         paths = []
@@ -145,12 +144,12 @@ class OutputNames:
 
 
 def _to_keys(path: Path) -> set[str]:
-    """Return keys to compare paths. Paths to the same file share a key, despite links and differences in case."""
+    """Return keys to compare paths. Two paths share a key if links lead to one file, or if only the case differs."""
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
 
 
 def may_have_stem(name: str, stem: str) -> bool:
-    """Return whether a result with this stem can have this file name. A name that may have been cut fits any stem."""
+    """Return whether a result with this stem can have this file name. Long names may be cut, and fit any stem."""
     may_be_cut = len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
     return may_be_cut or name.startswith(f"{stem}-")
 
@@ -167,6 +166,6 @@ def to_path(text: str) -> str:
         return text
     remaining = text[match.end() :]
     host, slash, path = remaining.partition("/")
-    # Accept `file:///folder`, `file://localhost/folder`, and the invalid but common `file://folder`.
+    # Accept `file:///folder`, `file://localhost/folder`, and also `file://folder`, which is invalid but common.
     rooted = slash + path if host in ("", "localhost") else remaining
     return unquote(rooted) if "%" in rooted else rooted

@@ -26,7 +26,7 @@ SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 class JpegHeader:
     """The header of a JPEG file.
 
-    `height` and `width` describe the stored image, before its EXIF orientation `turn` is applied.
+    `height` and `width` are those of the stored image. `turn` is the EXIF orientation, which is not applied yet.
     """
 
     height: int
@@ -38,24 +38,24 @@ class JpegHeader:
 def read_header(data: bytes) -> JpegHeader | None:
     """Return the header of a JPEG file if a device can decode the file, otherwise None.
 
-    A device can decode complete, sequential JPEG files of 8 bits, in grey or YCbCr. All other files are decoded on the
-    CPU. If XMP or several EXIF segments give the orientation, the file is also decoded on the CPU.
+    A device can decode complete, sequential JPEG files of 8 bits, in grey or YCbCr. The result is None for all other
+    files, and for files whose orientation is in XMP or in several EXIF segments.
     """
     file = io.BytesIO(data)
     try:
         image = JpegImagePlugin.JpegImageFile(file)
-    except Exception:  # Pillow raises many kinds of errors for broken headers.
+    except Exception:  # For broken headers, Pillow raises errors of many types.
         return None
-    # Pillow has read the header of the first scan, so the compressed data starts here. The header contains the scan's
-    # number of channels.
+    # Pillow has read the header of the first scan, which contains the scan's number of channels. The compressed data
+    # starts at the current position.
     start = file.tell()
     # In compressed data, each 0xFF is followed by a zero byte or belongs to a restart marker. The first end marker is
     # therefore the end of the image.
     has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
     names, (first, *further) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
     is_supported_sampling = image.layers == 1 or (first in SAMPLINGS and set(further) <= {(1, 1)})
-    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning. Such files are
-    # too rare for a special case.
+    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning. The CPU
+    # decodes grey files with the marker, because such files are too rare for a special case.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
     is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
     has_usual_orientation = data.count(EXIF_SIGNATURE, 0, start) <= 1 and not XMP_ORIENTATION.search(data, 0, start)
@@ -68,8 +68,8 @@ def read_header(data: bytes) -> JpegHeader | None:
 class Codec:
     """A library that decodes and encodes JPEG on a device.
 
-    `decode(files, is_grey)` takes the bytes of files as uint8 tensors on the CPU, all grey or all in colour. It returns
-    RGB images, uint8 (3,H,W), on the device. `turns` says whether `decode` applies the EXIF orientation.
+    `decode(files, is_grey)` takes the bytes of files as uint8 tensors on the CPU, all grey or all in colour. The
+    result is RGB images, uint8 (3,H,W), on the device. `turns` is True if `decode` applies the EXIF orientation.
     `encode(images, quality)` returns the bytes of files. Both functions wait for earlier work on the current stream,
     and return finished results. While a function runs, no other work may be started on the stream.
     """
@@ -84,13 +84,13 @@ class Codec:
 def find_codec(device: torch.device) -> Codec | None:
     """Return the codec of the first library that works on the device, or None if neither library works.
 
-    torchcodec is tried first, because its decoders will replace torchvision's.
+    torchcodec is tried first, because torchcodec's decoders will replace torchvision's.
     """
     if device.type not in ("cpu", "cuda"):
         return None
     backend = "libjpeg" if device.type == "cpu" else "nvJPEG"
     for name, make_codec in {"torchcodec": _make_torchcodec, "torchvision": _make_torchvision}.items():
-        # A library may be missing, and drivers without nvJPEG raise errors of many types.
+        # Ignore errors of any type: a library may be missing, or the driver may lack nvJPEG.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             codec = make_codec(f"{name} {backend}", device)
@@ -123,8 +123,8 @@ def _make_torchcodec(name: str, device: torch.device) -> Codec:
 
 
 # torchvision uses its own CUDA streams. The decoder may write into memory that earlier work on the current stream still
-# uses (pytorch/vision 9606). The encoder may start before the images are computed. It may also return before its last
-# copy, on the default stream, is finished.
+# uses (pytorch/vision 9606). The encoder may start before the images are computed. The encoder may also return before
+# its last copy, on the default stream, is finished.
 def _make_torchvision(name: str, device: torch.device) -> Codec:
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 

@@ -23,26 +23,26 @@ from gradcam.options import EDGES, check_count
 
 Colour = tuple[int, ...]  # (red, green, blue)
 Rectangle = tuple[int, ...]  # (left, top, right, bottom) in whole pixels; right and bottom are exclusive
-# The colours of Okabe and Ito, which people with colour blindness can distinguish. The black is left out, because
-# each line already has a dark part.
+# The colours of Okabe and Ito, which people with colour blindness can distinguish. Their palette's black is left out,
+# because each line already has a dark part.
 COLOURS: Sequence[Colour] = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
 )  # fmt: skip
 # The width of an edge's bar, the length of a dash, and the radius of a ring, as multiples of the finest line's width.
 BAR_WIDTH, DASH_LENGTH, RING_RADIUS = 10, 10, 10
-# The fraction of white in a weak line's colour. A weak line has no white part, so its colour must contrast with its
-# dark part.
+# The fraction of white in the colour of a weak (thin) line. A weak line has only two parts, a dark part and a coloured
+# part. White lightens the colour, to increase the contrast between the parts.
 WHITE_IN_WEAK_LINES = 0.6
 # On a background of this luminance, dark and white text have the same contrast.
 MIDDLE_LUMINANCE = 0.2
-# A label's background has the mark's colour. To increase the contrast of thin letters, this fraction of white is mixed
-# in under dark text, and this fraction of the dark colour under white text.
+# A label's background has the mark's colour. To increase the contrast with the letters, this fraction of white is mixed
+# into the background of dark text, and this fraction of the dark colour into the background of white text.
 LABEL_CONTRAST = 0.25
 # The finest lines are one pixel wide for each 640 pixels of the image's mean side.
 PIXELS_PER_LINE_WIDTH = 640
 # The height of letters is the image's mean side divided by PIXELS_PER_LETTER, but at least MIN_LETTER_SIZE pixels.
 PIXELS_PER_LETTER, MIN_LETTER_SIZE = 46, 12
-# The maximum width of a panel in pixels. It limits the number of images per row.
+# The maximum width of a panel in pixels, which limits the number of images per row.
 MAX_PANEL_WIDTH = 1600
 
 
@@ -55,14 +55,14 @@ class Mark:
     text : str, default ""
         The label, in one line. A long label is cut at its end: put the most important part, such as the number, first.
     number : int, default None
-        The number selects the colour, so that a box has the same colour in all images. None stands for the position
-        among the marks.
+        The number selects the colour, so that marks with equal numbers have the same colour in all images. None stands
+        for the mark's position among the marks.
     box : sequence of 4 numbers, default None
         Left, top, right and bottom, in pixels of the image. Parts outside the image are cut off.
     edge : str, default None
         "left", "top", "right" or "bottom": the edge of the box that is drawn as a bar.
     mask : array or Tensor (H,W), default None
-        Bool, of the image's size. Only its border is drawn.
+        Bool, of the image's size. Only the border of the mask is drawn.
     point : (number, number), default None
         x and y, in pixels of the image.
     dashed : bool, default False
@@ -114,8 +114,8 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     """Draw boxes, masks, points and their labels on an image.
 
     Each line has a dark and a light part, so that it is visible on any image. The sizes of lines and letters grow
-    with the image. Weak marks are drawn below the others. A label is placed above its box if there is room, and avoids
-    other labels.
+    with the image. Marks that are not weak cover weak marks. A label is placed above its box if there is room, and does
+    not overlap other labels if possible.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     side = math.sqrt(canvas.shape[0] * canvas.shape[1])
     unit, size = max(1, round(side / PIXELS_PER_LINE_WIDTH)), max(MIN_LETTER_SIZE, round(side / PIXELS_PER_LETTER))
     marks_with_pens = [(mark, _Pen.of(mark, unit)) for mark in _number_marks(marks, canvas)]
-    # The labels of explained objects are placed first. Their lines and labels are drawn last, on top of the others.
+    # Place the labels of explained objects (not weak) first. Draw their lines and labels last, on top of weak marks.
     marks_with_pens.sort(key=lambda pair: pair[0].weak)
     for mark, pen in reversed(marks_with_pens):
         _draw_lines(canvas, mark, pen)
@@ -173,7 +173,7 @@ def draw_mark_panel(
 ) -> Pixels:
     """Draw all marks of an image on one panel: the image with all marks, then the overlay of each mark.
 
-    Lines and letters are sized for the panel. On each overlay, the other marks are thin.
+    Lines and letters are sized for the panel. On each overlay, the marks of all other overlays are thin.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def draw_mark_panel(
 
 
 def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
-    """Convert a mark to the pixels of a region (top, left, height, width) that is resized to `height` x `width`."""
+    """Convert a mark to pixels of a region (top, left, height, width) after resizing to `height` x `width`."""
     y0, x0, rows, columns = region
     axes = ((x0, width / columns), (y0, height / rows)) * 2
 
@@ -247,7 +247,7 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
 
 @dataclass(frozen=True)
 class _Pen:
-    """A line style: its main colour, and its `bands`, from the outside inwards.
+    """A line style: the main colour, and parallel `bands` from the outside inwards.
 
     Each band has a colour, a distance from the outside, and a width. `unit` is the width of the finest line. Widths
     and distances are in pixels.
@@ -282,9 +282,9 @@ def _draw_lines(canvas: Pixels, mark: Mark, pen: _Pen) -> None:
 
 
 def _find_frame(canvas: Pixels, box: Sequence[float], pen: _Pen) -> Rectangle:
-    """Return the outer rectangle of a box's lines, inside the image. The lines are centred on the box's sides.
+    """Return the rectangle around the lines of a box, limited to the image.
 
-    A box that is too small for its lines is enlarged.
+    The lines are centred on the box's sides. If a box is too small for its lines, the rectangle is enlarged.
     """
     spans, min_length = [], 2 * (pen.width + pen.unit)
     for axis, size in enumerate(canvas.shape[1::-1]):
@@ -328,13 +328,13 @@ def _find_bar(canvas: Pixels, frame: Rectangle, edge: str, pen: _Pen) -> Rectang
 
 
 def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
-    """Draw the border of a mask like the lines of a box: dark outside, light inside."""
+    """Draw the border of a mask in the style of a box's lines: dark outside, light inside."""
     shape = mask.astype(np.uint8)
     contours, _ = cv2.findContours(shape, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     if not contours:
         return
-    # At the image's border, move the contour inwards, so that its dark line stays inside the image. Remove the corners
-    # that are too small to be visible, because OpenCV draws the line at each corner separately.
+    # At the image's border, move the contour inwards, so that its dark line stays inside the image. Remove corners that
+    # are too small to be visible, to save time: OpenCV draws a line between each pair of corners.
     margin, size = pen.width // 2, np.array(mask.shape[::-1])
     lowest, highest = np.minimum(margin, size // 2), np.maximum(size - 1 - margin, size // 2)
     simplified = [cv2.approxPolyDP(np.clip(line, lowest, highest).astype(np.int32), 0.5, True) for line in contours]
@@ -368,7 +368,7 @@ def _draw_ring(canvas: Pixels, point: Sequence[float], pen: _Pen) -> None:
 
 
 def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
-    """Draw a label: dark or white text, whichever has more contrast, on a background similar to `colour`."""
+    """Draw a label on a background similar to `colour`. Dark or white text is chosen by contrast."""
     padding = round(size / 3)
     text = fit_text(_simplify(escape_controls(text)), max(1, max_width - 2 * padding), size)
     ink, background = (INK, WHITE) if _find_luminance(colour) > MIDDLE_LUMINANCE else (WHITE, INK)
@@ -379,7 +379,7 @@ def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
 
 
 def _simplify(text: str) -> str:
-    """Replace accented letters by plain letters, because Pillow's font shows a frame for each letter that it lacks."""
+    """Replace accented letters by plain letters. For a letter that Pillow's font lacks, Pillow would draw a frame."""
     letters = unicodedata.normalize("NFC", text)
     bare_letters = (unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() for letter in letters)
     return "".join(bare if bare and letter.isalpha() else letter for letter, bare in zip(letters, bare_letters))
@@ -390,8 +390,8 @@ def _find_place(
 ) -> Rectangle:
     """Return the rectangle of a label: the first candidate inside the image that overlaps no other label.
 
-    The candidates are above the mark, in its upper left corner if there is room, below the mark, at the mark's upper
-    edge, and directly above or below the other labels, nearest first.
+    The candidates are in this order: above the mark, inside the mark's upper left corner if there is room, below the
+    mark, and at the mark's upper edge. The last candidates are directly above or below other labels, nearest first.
     """
     (height, width), (canvas_height, canvas_width) = plate.shape[:2], canvas.shape[:2]
     x0, y0, x1, y1 = anchor
@@ -405,7 +405,7 @@ def _find_place(
     candidates = np.array([(x, y, x + width, y + height) for x, y in inside])[:, None]
     labels = np.array(occupied).reshape(-1, 4)
     overlap = np.all((candidates[..., :2] < labels[:, 2:]) & (labels[:, :2] < candidates[..., 2:]), axis=2)
-    # argmin returns the first position without overlap, or the first position if all of them overlap.
+    # argmin returns the first position without overlap. If all positions overlap, argmin returns the first position.
     x, y = inside[np.any(overlap, axis=1).argmin()]
     return x, y, x + width, y + height
 
@@ -479,7 +479,7 @@ def _check_numbers(values: Any, subject: str, names: str) -> None:
 
 
 def _number_marks(marks: Iterable[Mark], image: Pixels) -> list[Mark]:
-    """Return the marks. A mark without a number gets its position as its number.
+    """Return all marks as a list; the number of a mark without a number becomes its position.
 
     Raises `ImageError` if a mask has another size than the image.
     """

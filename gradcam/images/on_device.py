@@ -18,7 +18,7 @@ Box = tuple[float, float, float, float]  # (left, top, right, bottom), in fracti
 
 
 def apply_orientation(image: Tensor, orientation: int) -> Tensor:
-    """Turn an image (...,H,W) upright, given its EXIF orientation (1 to 8). The result may be a view."""
+    """Return an image (...,H,W) upright, given the EXIF orientation (1 to 8). The result may be a view."""
     upright = image.transpose(-1, -2) if orientation >= 5 else image
     axes = [axis for axis, orientations in ((-2, (3, 4, 7, 8)), (-1, (2, 3, 6, 7))) if orientation in orientations]
     return upright.flip(axes) if axes else upright
@@ -30,8 +30,8 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(x < 1, inner, np.where(x < 2, outer, 0))
 
 
-# FILTERS maps the name of each of Pillow's filters to (support, function). The support is in output pixels if the image
-# shrinks, and otherwise in input pixels.
+# Pillow's filters by name: (support, function). The unit of the support is one output pixel if the image shrinks, and
+# one input pixel otherwise.
 FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
     "bilinear": (1.0, lambda x: np.maximum(0, 1 - np.abs(x))),
@@ -45,18 +45,18 @@ FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float
 RESIZES_TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 
 
-@functools.lru_cache(maxsize=256)  # Image sizes repeat within a folder. An entry may take a megabyte.
+@functools.lru_cache(maxsize=256)  # Images in a folder often have the same size. An entry may take a megabyte.
 def compute_weights(
     length: int, span: tuple[float, float], size: int, filter_name: str, device: torch.device
 ) -> tuple[int, Tensor]:
     """Return the weights with which Pillow resizes the span (start, end) of `length` pixels to `size` pixels.
 
-    The result is the index of the first pixel with a weight, and a float32 matrix (size,m) with the weights of the m
-    pixels from this index.
+    The result is an index and a float32 matrix (size,m): the weights of m input pixels, starting at the index. All
+    other input pixels have weight 0.
     """
     scale = (span[1] - span[0]) / size
     centres = span[0] + (np.arange(size) + 0.5) * scale
-    if filter_name == "nearest":  # Pillow adds up steps. Rounding errors can change the nearest pixel.
+    if filter_name == "nearest":  # Add up steps as Pillow does. The rounding errors can change the nearest pixel.
         centres = np.cumsum([span[0] + 0.5 * scale, *[scale] * (size - 1)])
         nearest = np.clip(np.floor(centres).astype(int), 0, length - 1)
         first, last = int(nearest[0]), int(nearest[-1])
@@ -75,9 +75,9 @@ def compute_weights(
 
 
 def resize(images: Tensor, size: tuple[int, int], box: Box, filter_name: str) -> Tensor:
-    """Resize the same box of each image (N,C,H,W), uint8, to (N,C,*size). The result is whole numbers in float32.
+    """Resize one box of all images (N,C,H,W), uint8, to (N,C,*size). The result is float32 with integer values.
 
-    As in Pillow, the values are rounded to 8 bits after each axis.
+    As in Pillow, values are rounded to 8 bits after resizing one axis, and again after the other axis.
     """
     height, width = images.shape[-2:]
     x0, y0, x1, y1 = box
@@ -97,8 +97,8 @@ def _to_levels(values: Tensor) -> Tensor:
 def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Return OpenCV's cubic weights for resizing `length` pixels to `size` pixels: a matrix (size,length).
 
-    As in OpenCV, the weights are computed in float32. Many resized values lie at the border of two colour levels, where
-    a rounding difference would change the level.
+    As in OpenCV, the weights are computed in float32. Many resized values are close to the border between two colour
+    levels. Other rounding would change the levels of these values.
     """
     centres = (np.arange(size) + 0.5) * (length / size) - 0.5
     first = np.floor(centres.astype(np.float32)).astype(int)
@@ -121,7 +121,7 @@ def _compute_area_weights(length: int, size: int, device: torch.device) -> Tenso
 
 
 def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
-    """Resize maps (N,h,w), float32, like `draw.resize`: by area interpolation if both sides shrink, otherwise cubic."""
+    """Resize maps (N,h,w), float32. As in `draw.resize`, use area interpolation if both sides shrink, else cubic."""
     height, width = maps.shape[-2:]
     compute = _compute_area_weights if rows <= height and columns <= width else _compute_cubic_weights
     return compute(height, rows, maps.device) @ (maps @ compute(width, columns, maps.device).T)
@@ -129,7 +129,7 @@ def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _make_tables(colormap: str, alpha: float, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two tables for the 256 levels: the colours to add to the image (3,256), and the image's weights (256,)."""
+    """Return tables for 256 heatmap levels: colours (3,256) to add, and weights (256,) of the image's values."""
     colours, opacity = compute_colours(colormap, signed=signed)
     opacity = alpha * opacity
     added, image_weights = np.ascontiguousarray((colours * opacity).T, np.float32), np.float32(1 - opacity[:, 0])
@@ -146,10 +146,10 @@ def overlay(
     signed: bool = False,
     outline: bool = False,
 ) -> Tensor:
-    """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), like `draw.overlay`, but on a device and without checks."""
+    """Draw heatmaps (N,h,w) on images, uint8 (N,3,H,W), on a device, as `draw.overlay` does, but without checks."""
     y0, x0, rows, columns = region
     levels = stretch(heatmaps.float().clamp(0, 1), rows, columns).clamp_(0, 1)
-    if signed:  # Resize each sign separately, as `draw.overlay` does.
+    if signed:  # Like `draw.overlay`, resize each sign separately.
         levels -= stretch((-heatmaps.float()).clamp(0, 1), rows, columns).clamp_(0, 1)
     steps, zero = get_level_scale(signed)
     indices = levels.mul_(steps).round_().add_(zero).int()
@@ -165,6 +165,6 @@ def overlay(
         sides = [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width]
         is_blank = (indices == zero).flatten(1).all(1)[:, None, None, None]
         for strip, tone in list_outline_strips(region_pixels, sides):
-            # Skip blank heatmaps with `torch.where`. A Python condition would wait for the device.
+            # Use `torch.where` to skip blank heatmaps, because a Python condition would wait for the device.
             strip.copy_(torch.where(is_blank, strip, strip // 4 + tone))
     return result

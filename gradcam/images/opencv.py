@@ -1,4 +1,4 @@
-"""Import OpenCV, or explain why it cannot be loaded, and which commands repair the installation."""
+"""Import OpenCV. If this fails, explain the cause, and which commands repair the installation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from gradcam.errors import GradcamError
 
-# All of these distributions install the folder `cv2`. Installing a distribution overwrites the files of another, and
-# uninstalling it breaks the other. If several are installed, the error recommends the first in this order, because
-# contrib builds contain all modules, and headless builds load on every machine.
+# All of these distributions install the folder `cv2`. A second distribution overwrites files of the first, and its
+# removal breaks the first. If several are installed, the error recommends the first in this order: contrib builds
+# contain all modules, and headless builds load on every machine.
 DISTRIBUTIONS = ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python")
 
 
@@ -37,9 +37,9 @@ def explain_failure(error: Exception) -> str:
 try:
     import cv2
 
-    if not hasattr(cv2, "imdecode"):  # Python imports a folder without `__init__.py` as an empty package.
+    if not hasattr(cv2, "imdecode"):  # Python can import a folder without `__init__.py`, as an empty package.
         raise ImportError("the folder of cv2 has no binary")
-except Exception as error:  # A mixture of two versions may raise other errors than ImportError.
+except Exception as error:  # A mixture of versions can raise errors of any type.
     raise GradcamError(explain_failure(error)) from error
 
 __all__ = ["cv2"]

@@ -33,25 +33,26 @@ class OpenFile(Protocol):
 
 Pixels = NDArray[np.uint8]
 Region = tuple[int, int, int, int]  # (top, left, height, width)
-FileContent = bytes | Image.Image  # the content of an image that is not read from a path
+Spacing = tuple[float, float]  # the height and width of a pixel, in mm
+FileContent = bytes | Image.Image  # content of an image that is not a path
 ImageLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"]
 IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
 
-# Common image formats. Formats that would start another program (EPS) or render text are left out.
+# Common image formats. Formats for which Pillow starts another program (EPS), or renders text, are left out.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
 ORIENTATION_TAG = 0x0112  # in EXIF
-MEMORY_BUDGET_BYTES = 2**30  # per image, enough for 150 million RGB pixels of 8 bits, or 60 million of 16 bits
-# The bytes per pixel of our arrays, for colours of 16 bits per channel and for grey values of more than 8 bits.
+MEMORY_BUDGET_BYTES = 2**30  # per image: enough for 150 million RGB pixels of 8 bits, or 60 million of 16 bits
+# The bytes per pixel of this module's arrays: for 16-bit colours, and for grey values of more than 8 bits.
 DEEP_COLOUR_BYTES, DEEP_GREY_BYTES = 13, 7
 # The bytes per pixel that each decoder needs in addition to Pillow's image.
 DECODER_BYTES = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}
 DICOM_SUFFIXES = (".dcm", ".dicom")
 DICOM_MAGIC = b"DICM"  # These bytes follow a preamble of 128 arbitrary bytes.
-# The value of white, for each dtype. Signed integers and 32-bit integers have no fixed white.
+# The value of white in each dtype. Other integers are not listed, because their white depends on the file.
 WHITE_VALUES = {"uint8": 255, "uint16": 65535}
-# This many pixels are computed at a time, so that intermediate results take little memory.
+# The number of pixels to compute at a time, so that intermediate results take little memory.
 PIXELS_PER_STRIP = 2**18
-# The reason to report for each exception. If the reason is "", the message of the exception is reported.
+# The reason to report for each type of exception; "" stands for the exception's own message.
 READ_FAILURES: dict[type[Exception], str] = {
     ImageError: "",
     UnidentifiedImageError: "is not an image in a supported format",
@@ -62,10 +63,10 @@ READ_FAILURES: dict[type[Exception], str] = {
 
 @accept_old_parameters
 def read_image(image: ImageLike) -> Pixels:
-    """Read an image as RGB, uint8 (H,W,3), as an image viewer shows it.
+    """Read an image as RGB, uint8 (H,W,3), with the pixels that an image viewer would display.
 
     The EXIF orientation is applied, and transparent pixels are drawn on white. Only the first frame of an animation is
-    read. Values deeper than 8 bits are scaled to 8 bits.
+    read. Values of more than 8 bits are scaled to 8 bits.
 
     Parameters
     ----------
@@ -104,14 +105,14 @@ def read_image(image: ImageLike) -> Pixels:
 
 
 def is_one_image(value: Any) -> bool:
-    """Return whether the value looks like one image, in any supported form, rather than several images."""
+    """Return whether the value is probably one image, in any supported form, and not several images."""
     has_image_type = isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
     is_readable = hasattr(value, "read") or hasattr(value, "read_bytes")
     return has_image_type or is_readable or getattr(value, "ndim", 0) in (2, 3)
 
 
 def to_array(image: Any) -> NDArray[Any] | None:
-    """Return an array unchanged, a tensor as an array (H,W) or (H,W,C), and None for an image in any other form."""
+    """Convert a tensor to an array (H,W) or (H,W,C). Return arrays unchanged, and None for images in other forms."""
     if isinstance(image, np.ndarray):
         return image
     if not (hasattr(image, "detach") and hasattr(image, "ndim")):
@@ -147,13 +148,19 @@ def check_range(values: NDArray[Any]) -> NDArray[Any]:
     raise ImageError(f"The image is {description}, expected uint8, uint16, or floats from 0 to 1.{hint}")
 
 
+def is_spacing(value: Any) -> bool:
+    """Return whether the value is the height and width of a pixel: two finite numbers above 0."""
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return is_pair and all(isinstance(side, (int, float)) and 0 < side < math.inf for side in value)
+
+
 def describe_array(values: NDArray[Any]) -> str:
     """Return the type and shape of an array, for a message."""
     return f"{values.dtype} {values.shape}"
 
 
 def blend_with_white(values: NDArray[Any]) -> NDArray[Any]:
-    """Blend RGBA values (H,W,4) with white to (H,W,3), and return values of any other shape unchanged."""
+    """Blend RGBA values (H,W,4) with white, and return (H,W,3). Return values of other shapes unchanged."""
     if values.shape[2:] != (4,):
         return values
     values = check_range(values)
@@ -181,7 +188,7 @@ def load_content(image: Any) -> tuple[Path, FileContent | None]:
         path = Path(next((name for name in names if name and isinstance(name, str)), "the given file"))
         with translate_read_errors(path):
             return path, _read_open(image)
-    if hasattr(image, "read_bytes") and not isinstance(image, Path):  # The image is in an archive or a store.
+    if hasattr(image, "read_bytes") and not isinstance(image, Path):  # for example, a path in an archive
         with translate_read_errors(str(image)):
             return Path(str(image)), image.read_bytes()
     if not isinstance(image, (str, os.PathLike)):
@@ -196,7 +203,7 @@ def _read_open(file: Any) -> bytes:
         raise ImageError("is closed: pass an open file")
     data: Any = None
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(AttributeError, OSError):  # A stream has no position.
+        with contextlib.suppress(AttributeError, OSError):  # Streams have no position.
             position = file.tell()
             file.seek(0)
             stack.callback(file.seek, position)
@@ -205,7 +212,7 @@ def _read_open(file: Any) -> bytes:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if hasattr(data, "close"):
-        data.close()  # Closing an unawaited coroutine prevents a warning.
+        data.close()  # An unawaited coroutine would cause a warning.
         raise ImageError("has an asynchronous read(): pass the underlying file, such as upload.file, or its bytes")
     raise ImageError('is not open in binary mode: open it with "rb"')
 
@@ -214,12 +221,12 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
     """Return the values of an image with the bit depth of its file.
 
     `data` is a PIL image, or the content of the file if the caller has already read the file. Messages name the image
-    by `path`. Images of 8 bits or less become RGB, uint8 (H,W,3), even if they are grey. Deeper grey images are
+    by `path`. Colour and grey images of 8 bits or less become RGB, uint8 (H,W,3). Deeper grey images are
     (H,W): uint16 for unsigned values of 16 bits, float32 for floats, and int32 or uint32 for other integers. RGB images
     with 16 bits per channel, in PNG and TIFF files, become uint16 (H,W,3). Orientation, transparency and animations are
     handled as in `read_image`. Raises `ImageError` like `read_image`.
     """
-    # Read with Pillow. OpenCV would return a truncated image as if it were complete, and drop transparency.
+    # Do not read with OpenCV, which reports no error for truncated images, and ignores transparency.
     path = to_path(path)
     if isinstance(data, Image.Image):
         with translate_read_errors(path):
@@ -231,8 +238,8 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
                     raise ImageError("is closed: pass an open image") from None
                 raise
             return _to_values(data)
-    # Pass an open file. If Pillow got a path, it would map some TIFF files into memory. If such a file has an
-    # orientation, Pillow would then scramble the pixels.
+    # Pass an open file instead of a path. For some TIFF files, Pillow would map a path into memory. If such a file has
+    # an orientation, Pillow would then return the pixels in a wrong order.
     with translate_read_errors(path), open_content(path, data) as file, _open_image(file) as image:
         deep_mode = _find_deep_mode(image)
         _check_memory(image, file, DEEP_COLOUR_BYTES if deep_mode else DEEP_GREY_BYTES if image.mode[0] in "FI" else 3)
@@ -243,8 +250,8 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
 def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """Return the labels (H,W) that an image file stores: the indices of its palette, or its grey values.
 
-    The orientation is applied, as in `read_image`. Raises `ImageError` like `read_image`. Colours, fractions and JPEG
-    also raise `ImageError`, because the lossy compression of JPEG changes labels.
+    The orientation is applied, as in `read_image`. Raises `ImageError` like `read_image`. Colours, fractional
+    values and JPEG also raise `ImageError`. JPEG compression would change labels.
     """
     path = to_path(path)
     with translate_read_errors(path), open_content(path, None) as file, _open_image(file) as image:
@@ -253,7 +260,7 @@ def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             contents = "fractions" if image.mode == "F" else f"colours ({image.mode})"
             raise ImageError(f"contains {contents}, expected labels: a palette, or integer grey values")
-        # Pillow scales grey values of 2 and 4 bits to 8 bits.
+        # Pillow multiplies grey values of 2 and 4 bits by 85 and 17, to fill 8 bits. Undo the multiplication.
         scale = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1
         _check_memory(image, file, 12)
         image.load()
@@ -261,7 +268,7 @@ def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
 
 
 def to_path(path: Any) -> Path:
-    """Return the path of an image. Raises `ImageError` if it is not a path."""
+    """Convert a value to the path of an image. Raises `ImageError` if the value is not a path."""
     if not isinstance(path, (str, os.PathLike)):
         raise ImageError(f"The image's path is {shorten(path)}, expected a string or a pathlib.Path.")
     return Path(os.fsdecode(path))
@@ -274,7 +281,7 @@ def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
         return True
     with contextlib.suppress(OSError, ImageError), open_content(path, data) as file:
         return file.read(132)[128:] == DICOM_MAGIC
-    return False  # The function that reads the file will report the error.
+    return False  # Ignore the error here: the function that reads the file will report the error.
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
@@ -288,16 +295,16 @@ def open_content(path: Path, data: bytes | None) -> BinaryIO:
 
 @contextlib.contextmanager
 def translate_read_errors(path: Path | str) -> Iterator[None]:
-    """Turn any error in reading an image into an `ImageError` of one line that names the file."""
+    """Convert all errors of the block to an `ImageError`, with a message of one line that names the file."""
     try:
         yield
     except tuple(READ_FAILURES) as error:
         reason = next(reason for kind, reason in READ_FAILURES.items() if isinstance(error, kind)) or error
         raise ImageError(f"{path}: {reason}") from None
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # A decoder's OSError has no errno.
+        if isinstance(error, OSError) and error.errno is not None:  # An OSError of the system, not of a decoder.
             raise ImageError(f"{path}: cannot be opened ({error.strerror})") from None
-        # Decoders raise SyntaxError, ValueError, EOFError, struct.error and more on broken files.
+        # On broken files, decoders raise SyntaxError, ValueError, EOFError, struct.error and other types.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{path}: is damaged or cut off ({reason})") from error
 
@@ -322,7 +329,7 @@ _pillow_lock = threading.Lock()
 
 
 def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
-    """Open an image and read its header. Pillow's own limit is switched off, because `check_memory` replaces it."""
+    """Open an image and read its header. Pillow's limit on pixels is disabled: `check_memory` has its own limit."""
     _check_icon(file)
     Image.init()
     with _pillow_lock:
@@ -334,7 +341,7 @@ def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
 
 
 def _check_icon(file: BinaryIO) -> None:
-    """Raise `ImageError` if an image in an icon file needs too much memory, because Pillow decodes icons on opening."""
+    """Raise `ImageError` if an icon needs too much memory. Pillow decodes icons as soon as the file is opened."""
     kind, count = struct.unpack("<IH", file.read(6).ljust(6))
     for entry in range(count if kind == 0x10000 else 0):
         file.seek(6 + 16 * entry + 12)
@@ -349,10 +356,10 @@ def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, array_bytes: int) 
     pillow_bytes = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     decoder_bytes = DECODER_BYTES.get(str(image.format), 0)
     if image.format in ("JPEG", "MPO") and "progression" in image.info:
-        decoder_bytes = 6  # The decoder holds the coefficients of all three colours.
+        decoder_bytes = 6  # For progressive files, the decoder stores all coefficients of three channels.
     is_file_in_memory = array_bytes == DEEP_COLOUR_BYTES or image.format in ("WEBP", "AVIF", "JPEG2000")
     extra_bytes = find_size(file) if is_file_in_memory else 0
-    if isinstance(image, TiffImagePlugin.TiffImageFile):  # A tile may be larger than the image.
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # Tiles may be larger than the image.
         sides = (image.tag_v2.get(side, 0) for side in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
         extra_bytes += 4 * math.prod(map(int, sides))
     check_memory(*image.size, pillow_bytes + max(decoder_bytes, array_bytes), extra_bytes)
@@ -366,7 +373,7 @@ def find_size(file: BinaryIO) -> int:
 
 
 def _find_deep_mode(image: ImageFile.ImageFile) -> str:
-    """Return the mode (RGB, RGBA or LA) of a file with 16 bits per channel, which Pillow would cut to 8, or ""."""
+    """Return the mode RGB, RGBA or LA if Pillow would reduce the file's 16-bit channels to 8 bits; otherwise ""."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
@@ -382,14 +389,14 @@ def _find_deep_mode(image: ImageFile.ImageFile) -> str:
 def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, mode: str) -> NDArray[np.uint16]:
     """Decode an image of 16 bits per channel with OpenCV, blend it with white, and return RGB (H,W,3) or grey (H,W).
 
-    OpenCV applies the orientation of a TIFF file, but not that of a PNG file.
+    OpenCV applies the orientation of TIFF files only. For PNG files, this function applies the orientation.
     """
     from gradcam.images.opencv import cv2
 
     orientation = 1 if image.format == "TIFF" else find_orientation(image)
     file.seek(0)
     content = np.frombuffer(file.read(), np.uint8)
-    image.close()  # Pillow has checked that the image is complete. Free the memory of its copy before OpenCV decodes.
+    image.close()  # Pillow's copy was needed only to check that the image is complete. Free its memory.
     values = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
         raise ImageError("has 16-bit channels that cannot be decoded: save it as PNG, or as TIFF without compression")
@@ -407,7 +414,7 @@ def _to_values(image: Image.Image) -> NDArray[Any]:
     if image.mode == "F" or image.mode.startswith("I"):
         values = _to_native(_to_array(image), image)
         if "transparency" in image.info:
-            values[values == image.info["transparency"]] = 65535  # A PNG may declare one value as transparent.
+            values[values == image.info["transparency"]] = 65535  # In PNG files, one value may be declared transparent.
         return values
     if image.mode == "RGB" and not image.has_transparency_data:
         return _to_array(image)
@@ -422,7 +429,7 @@ def _to_opaque(image: Image.Image) -> Image.Image:
 def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] = lambda strip: strip) -> NDArray[Any]:
     """Apply `change` to a PIL image, and return the result as an upright array.
 
-    The image is converted in strips to save memory, because Pillow and NumPy copy the data at each step.
+    The image is converted in strips, because each step in Pillow or NumPy copies the data. Strips save memory.
     """
     orientation, (width, height) = find_orientation(image), image.size
     sample = np.asarray(change(image.crop((0, 0, 1, 1))))
@@ -436,13 +443,13 @@ def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] =
 
 
 def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
-    """Convert single-channel values from Pillow's type to the type that the file stores."""
+    """Convert single-channel values from Pillow's dtype to the dtype of the values in the file."""
     if not isinstance(source, TiffImagePlugin.TiffImageFile):
         # Pillow may return 16-bit values as 32-bit integers.
         is_16_bits = values.dtype.itemsize == 2 or (values.dtype.kind in "iu" and source.format is not None)
         return values.astype(np.uint16, copy=False) if is_16_bits else values
     if values.dtype.itemsize == 2:
-        values = values.astype(np.uint16, copy=False)  # This converts to the machine's byte order.
+        values = values.astype(np.uint16, copy=False)  # This also converts the byte order.
         is_inverted = source.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
         return np.subtract(65535, values, out=values) if is_inverted else values
     is_unsigned = source.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
@@ -451,7 +458,7 @@ def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
 
 def find_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, from 1 to 8; 1 is upright."""
-    # Broken EXIF data raises many kinds of errors. The pixels are intact, and image viewers display them unrotated.
+    # Broken EXIF data raises errors of many types. Ignore the errors, and return 1, as image viewers do.
     with contextlib.suppress(Exception):
         orientation = image.getexif().get(ORIENTATION_TAG, 1)
         return orientation if orientation in range(1, 9) else 1
@@ -470,10 +477,10 @@ def in_strips(height: int, width: int) -> Iterator[slice]:
 
 
 def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return values (H,W) or (H,W,3) as RGB uint8 (H,W,3), scaled by the range of their type, not of the image.
+    """Convert values (H,W) or (H,W,3) to RGB, uint8 (H,W,3). The contrast is not stretched.
 
     For floats, white is the smallest of 1, 255 and 65535 that no value exceeds. For integers of more than 8 bits, white
-    is 65535. If values exceed 65535, their maximum is white. NaN and negative values become black.
+    is 65535. If a value exceeds 65535, white is the maximum. NaN and negative values become black.
     """
     if values.dtype != np.uint8:
         values = _stretch(values, 0, *_find_white(values))
@@ -483,10 +490,10 @@ def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
 def scale_for_display(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note on changes, or None.
 
-    If channels are left out or values are scaled, the note says which channels and values are displayed. Values are
-    scaled from their minimum to their maximum if they use less than half of their type's range, or are negative.
+    If channels are left out or values are stretched, the note reports the displayed channels and values. Values are
+    stretched to the full contrast if some values are negative, or if they use less than half of their type's range.
     """
-    # Unlike many viewers, do not clip at percentiles: the few brightest pixels may be the evidence that the model used.
+    # Many viewers clip the values at percentiles. Do not clip: the model's evidence may be the few brightest pixels.
     selected, note = values, None
     channels = values.shape[2] if values.ndim == 3 else 3
     if channels > 3:
@@ -512,14 +519,14 @@ def _is_finite(values: NDArray[Any]) -> Any:
 
 
 def _find_white(values: NDArray[Any]) -> tuple[float, float]:
-    """Return the value of white, and the maximum of the values. The maximum is at least 0."""
+    """Return the value of white, and the maximum of the values, or 0 if all values are negative."""
     maximum = float(values.max(where=_is_finite(values), initial=0))
     ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
     return next((white for white in ranges if maximum <= white), maximum), maximum
 
 
 def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> NDArray[np.uint8]:
-    """Scale values from [low, high] to [0, 255]. NaN becomes `low`, and infinite values become `low` or `largest`."""
+    """Scale values from [low, high] to [0, 255]. NaN and -inf become `low`, and inf becomes `largest`."""
     result = np.empty(values.shape, np.uint8)
     for rows in in_strips(*values.shape[:2]):
         strip = np.nan_to_num(values[rows].astype(np.float64), nan=low, posinf=largest, neginf=low)
@@ -528,7 +535,7 @@ def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> N
 
 
 def crop(image: NDArray[Any], region: Region) -> NDArray[Any]:
-    """Return the pixels (H,W,...) in a region: a view, or a copy padded with zeros if the region exceeds the image."""
+    """Return a view of the pixels in a region. If the region exceeds the image, return a copy padded with zeros."""
     y0, x0, height, width = region
     part = image[max(y0, 0) : y0 + height, max(x0, 0) : x0 + width]
     if part.shape[:2] == (height, width):

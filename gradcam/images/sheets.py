@@ -16,12 +16,12 @@ from gradcam.images.read import Pixels
 from gradcam.options import check_count
 
 MARGIN = 16  # pixels
-# Font sizes. Pillow's font has no bold style, so titles are a little larger.
+# Font sizes. Titles are a little larger, because Pillow's font has no bold style.
 TEXT, TITLE_SIZE = 17, 18
 LINE_HEIGHT = 26  # height of a line of text
 BAR_WIDTH = 260
 INK, WHITE = (25, 25, 25), (255, 255, 255)
-LEGENDS = {  # the meaning of both ends of the colour bar; the key says whether the maps are signed
+LEGENDS = {  # Labels for the ends of the colour bar. The key is True for signed maps.
     False: ("no positive evidence", "strongest in each heatmap"),
     True: ("evidence against", "evidence for, in each heatmap"),
 }
@@ -71,7 +71,7 @@ def draw_panel(
 
 
 def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """Return a colour bar, as high as a line of text, with the meaning of each end beside the bar."""
+    """Draw a colour bar between two labels, which explain its ends. The bar is as high as a line of text."""
     before, after = LEGENDS[signed]
     start = measure_text(before, TITLE_SIZE) + GAP_PIXELS
     end = start + BAR_WIDTH + GAP_PIXELS
@@ -91,7 +91,7 @@ def measure_text(text: str, size: int) -> int:
 
 def fit_text(text: str, width: int, size: int) -> str:
     """Cut a text to this width in pixels, at this font size. A text that is cut ends with an ellipsis."""
-    text = text[: width + 1]  # Each letter is at least one pixel wide.
+    text = text[: width + 1]  # Shorten huge texts first. Each letter is at least one pixel wide.
     if measure_text(text, size) <= width:
         return text
     end = bisect.bisect_right(range(len(text)), width, key=lambda end: measure_text(f"{text[:end].rstrip()}…", size))

@@ -24,7 +24,7 @@ ARRAY_SUFFIXES = (".npz", ".npy")
 def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     """Write an RGB image in the format of the path's suffix. JPEG and WebP have quality 95.
 
-    The file is written under a temporary name in the same folder and then renamed, so it is never incomplete.
+    The file is written under a temporary name in the same folder, and then renamed. The file is never incomplete.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
 
 @contextlib.contextmanager
 def translate_write_errors(path: Path) -> Iterator[None]:
-    """Turn an error in writing a file into an `ImageError` that names the file."""
+    """Convert an error of the block to an `ImageError` that names the file."""
     try:
         yield
     except (OSError, ImageError) as error:
@@ -71,7 +71,7 @@ def encode_png(image: Pixels) -> bytes:
 
 
 def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
-    """Encode an image, uint8 (H,W,3) RGB or (H,W,4) RGBA, in the format of this suffix, and return the bytes of the file.
+    """Encode an image, uint8 RGB (H,W,3) or RGBA (H,W,4), in the format of this suffix; return the file's bytes.
 
     `quality`, 1 to 100, applies to JPEG and WebP. Raises `ImageError` if the image is too large for the format.
     """
@@ -110,9 +110,9 @@ def check_pixels(image: Any) -> Pixels:
 
 
 def select_maps(i: int | None, k: int | None, shape: tuple[int, ...], noun: str = "map") -> tuple[list[int], list[int]]:
-    """Return the indices of the images and of the maps that `i` and `k` select from (N,K,...). None selects all.
+    """Return the image indices that `i` selects and the map indices that `k` selects. None selects all.
 
-    Raises `ImageError` if there is no such image or map. `noun` is the word for a map in the message.
+    `shape` is (N,K,...). Raises `ImageError` if there is no such image or map. In the message, maps are called `noun`.
     """
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):
@@ -127,8 +127,8 @@ def write_arrays(
 ) -> None:
     """Write all tensors (N,K,...) and words to ``.npz``, or one map of the first tensor to ``.npy``.
 
-    `i` and `k` select an image and its k-th map; None selects all. Raises `ImageError` if several maps are selected for
-    ``.npy``, if there is no such map, or if the file cannot be written.
+    `i` selects the image, and `k` selects its map; None selects all. Raises `ImageError` if several maps are selected
+    for ``.npy``, if there is no such map, or if the file cannot be written.
     """
     path = to_path(path)
     arrays = {name: to_numpy(tensor) for name, tensor in tensors.items() if tensor is not None}
@@ -149,7 +149,7 @@ def write_arrays(
 
 
 def check_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of the path for a result. Raises `ImageError` for a suffix that cannot be written."""
+    """Return the suffix of a result's path. Raises `ImageError` if no image or array format has this suffix."""
     suffix = to_path(path).suffix.lower()
     if suffix not in (*ARRAY_SUFFIXES, *WRITE_SUFFIXES):
         expected = f"an image suffix ({', '.join(sorted(WRITE_SUFFIXES))}), or .npz or .npy for the values"

@@ -1,1 +1,1 @@
-"""Models with their preprocessing, labels and default layer. One model is included in the package."""
+"""Models with their preprocessing, labels and default layers. One model is included in the package."""

@@ -21,7 +21,7 @@ MAX_SIDE_PIXELS = 8192  # networks take far smaller images; larger images may no
 class Adjustment:
     """The user's changes to a model's preprocessing; None means no change.
 
-    `mean` and `std` have one value per channel. 8-bit and 16-bit images are scaled to [0,1] before the normalisation.
+    `mean` and `std` have one value per channel. Before normalisation, 8-bit and 16-bit images are scaled to [0,1].
     `size` is the side of the centre crop, or the (height, width) to which the full image is resized. `crop` is the side
     of the centre crop divided by the side of the resized image.
     """
@@ -54,7 +54,7 @@ def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[s
     preprocess = getattr(parts.preprocess, "plain", None) or parts.preprocess
     is_assumed = parts.is_assumed and isinstance(preprocess, Preprocessing)
     notes = _describe_assumptions(preprocess, adjustment) if is_assumed else []
-    # 8-bit and 16-bit images are scaled to [0,1], so values above 1 are probably wrong. Floats are not scaled.
+    # 8-bit and 16-bit images are scaled to [0,1], so a mean or std above 1 is probably wrong. Floats are not scaled.
     large_values = " and ".join(name for name in ("mean", "std") if max(getattr(adjustment, name) or (0,)) > 1)
     if large_values:
         problem = f"There are values above 1 in {large_values}, but 8-bit and 16-bit images are scaled to [0,1]"
@@ -72,7 +72,7 @@ def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[s
 
 
 def _find_sizes(preprocess: Preprocessing, adjustment: Adjustment) -> tuple[tuple[int, int], int | tuple[int, int]]:
-    """Return the network's input size, and the image size before the centre crop, rounded down as in timm."""
+    """Return the network's input size, and the resized image's size before the crop, rounded down as in timm."""
     if adjustment.size is None and adjustment.crop is None:
         return preprocess.size, preprocess.resize
     is_squeezed = isinstance(adjustment.size, tuple) or isinstance(preprocess.resize, tuple)

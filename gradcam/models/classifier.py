@@ -32,7 +32,7 @@ from gradcam.models.tiles import Explanations, Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
 from gradcam.targets.classes import ClassTarget, to_class_target
 
-Pass = tuple[Sequence[str | nn.Module], Plan]  # the target layers of one forward pass, and their plan
+Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers of one forward pass, and the plan for them
 
 ImageInput = ImageLike | Reading | Prepared
 Images = ImageInput | Sequence[ImageInput]
@@ -119,7 +119,7 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the model, or the device of its input if the model is spread over several devices."""
+        """Return the model's device; for a model that is spread over several devices, the device of its input."""
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
@@ -145,7 +145,7 @@ class Classifier:
         return self.preprocess.region(height, width)
 
     def prepare(self, image: ImageInput) -> Prepared:
-        """Read and preprocess an image once, for several calls of `explain` and `compare`. The method is thread-safe.
+        """Read and preprocess an image once, to use it in several calls of `explain` and `compare`. Thread-safe.
 
         Parameters
         ----------
@@ -155,8 +155,8 @@ class Classifier:
         Returns
         -------
         Prepared
-            `image` is the tensor (C,H,W) that the model takes; `reading` contains the values that were read and the
-            image to draw on.
+            Its `image` is the tensor (C,H,W) that the model takes. Its `reading` contains the values in the file, and
+            the image to draw on.
 
         Raises
         ------
@@ -258,8 +258,8 @@ class Classifier:
             Any form that `gradcam.read_image` takes (a path, bytes, an open file, a PIL image, an array, a tensor), or
             the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array
             (H,W) or (H,W,C) may also contain integers or floats of any range, if the preprocessing supports them. The
-            image to draw on is then an 8-bit version of the array. If some values are negative, or the values cover
-            less than half of the dtype's range, the contrast is stretched from the smallest to the largest value.
+            image to draw on is then an 8-bit version of the array. Its contrast is stretched if some
+            values are negative, or if the values cover less than half of the dtype's range.
         layer : str or nn.Module, default None
             The target layer: a dotted name, or a module. None uses `layer_for(method)`.
         method : str or Method, default None
@@ -276,13 +276,13 @@ class Classifier:
         Returns
         -------
         ImageExplanation
-            It has the methods `overlay`, `save`, `label` and `probability`.
+            The heatmaps, with the methods `overlay`, `save`, `label` and `probability`.
 
         Raises
         ------
         ImageError
-            If an image cannot be read, or if the images differ in size after preprocessing. Explain images of different
-            sizes one by one.
+            If an image cannot be read, or if the images differ in size after preprocessing. In this case, explain the
+            images one by one.
         GradcamError
             As in `gradcam.explain`. Also if `fit` is unknown, or the model does not support it.
 
@@ -384,7 +384,7 @@ class Classifier:
         return {key: ImageExplanation(**vars(explanation), **image_fields) for key, explanation in explanations.items()}
 
     def _explain_visible(self, prepared: Sequence[Prepared], passes: list[Pass]) -> Explanations:
-        """Explain the parts of the images that the model sees. All preprocessed images must have the same size."""
+        """Explain preprocessed images of one size. The maps cover the parts of the images that the model sees."""
         target, options = passes[0][1].target, passes[0][1].options
         if self._fit.kind != "tiles":
             images, target, output = self._to_input(prepared, target)
@@ -473,7 +473,7 @@ class Classifier:
         Returns
         -------
         ImageAttribution
-            Its values are signed. `draw(i, k)` draws the k-th attribution of image i.
+            The signed attributions. Its method `draw(i, k)` draws the k-th attribution of image i.
 
         Raises
         ------
@@ -578,11 +578,13 @@ class Classifier:
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
         drawn_on, notes = [item.reading.picture for item in prepared], [item.reading.note for item in prepared]
+        spacings = [item.reading.spacing for item in prepared]
         is_crop = self._fit.kind == "crop"
         regions = [self.region(*pixels.shape[:2]) if is_crop else (0, 0, *pixels.shape[:2]) for pixels in drawn_on]
         fit = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
         shared_fields = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(fit)}
-        return {"images": drawn_on, "regions": regions, "notes": notes, "model": self.name, **shared_fields}
+        image_fields = {"images": drawn_on, "regions": regions, "notes": notes, "spacings": spacings}
+        return image_fields | {"model": self.name} | shared_fields
 
     @property
     def _tile_side(self) -> int:

@@ -1,4 +1,4 @@
-"""Set a model's device, precision and memory format, and find the device and dtype of its input."""
+"""Set a model's device, precision and memory format, and find its input's device and dtype."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gradcam.options import PRECISIONS
 def find_device(name: str) -> torch.device:
     """Return the device with this name; raise `ModelError` if it is not available.
 
-    "auto" chooses CUDA if it is available, or else MPS, or else the CPU.
+    "auto" means CUDA if CUDA is available, or else MPS, or else the CPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     offers = "choose auto, cpu, cuda, cuda:N or mps."
     if not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", str(name)):
         raise ModelError(f"There is no device {name!r}: {offers}")
-    try:  # Each build of PyTorch raises a different error for a device that it does not support.
+    try:  # For an unsupported device, the type of the error depends on the build of PyTorch.
         device = torch.device(name)
         torch.empty(1, dtype=torch.float32, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
@@ -67,7 +67,7 @@ def find_precision(name: str) -> torch.dtype:
 def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     """Move the model to the named device and precision, and return it in evaluation mode, with frozen weights.
 
-    If the model is spread over several devices, it keeps its devices and its precision.
+    If the model is spread over several devices, its devices and its precision do not change.
     """
     dtype = find_precision(precision)
     if is_spread(model):
@@ -79,7 +79,7 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     try:
         return prepare_model(model, target_device, dtype)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        # The causes of these errors include too little memory, quantised weights and meta tensors.
+        # Possible causes are too little memory, quantised weights and meta tensors.
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The model cannot be moved to {target_device} in {precision}: {reason}") from error
 
@@ -87,15 +87,15 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
 def prepare_model(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move the model to a device and a dtype, and return it in evaluation mode, with frozen weights.
 
-    The model is changed in place, so never pass the user's own model object. Batch norms always use float32. If the
-    device is faster with channels-last weights, the weights of 2D convolutions get this memory format.
+    The model is changed in place, so never pass the user's own model object. Batch norms always use float32. If
+    channels-last is faster on the device, the weights of 2D convolutions get this memory format.
     """
     model.eval().requires_grad_(False).to(device)
-    # On a GPU, channels-last is faster only on tensor cores, which are used in half precision.
+    # On a GPU, channels-last is faster only on tensor cores. PyTorch uses the tensor cores in half precision.
     is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize
     memory_format = torch.channels_last if is_faster else torch.preserve_format
     for module in model.modules():
-        # With batch-norm statistics in half precision, probabilities would have twice the error, for the same speed.
+        # Batch-norm statistics in half precision would save no time, and would double the error of probabilities.
         precision = torch.float32 if isinstance(module, _BatchNorm) else dtype
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
@@ -112,20 +112,20 @@ def is_spread(model: nn.Module) -> bool:
 
 
 def find_input_device(model: nn.Module) -> torch.device:
-    """Return the device of the model's first tensor; skip offloaded weights, which are on the meta device."""
+    """Return the device of the model's first tensor. Skip offloaded weights, which are on the meta device."""
     devices = (tensor.device for tensor in _tensors(model))
     return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
 
 def find_input_dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the first weight with two or more dimensions: norms (1D) may have a more precise dtype."""
+    """Return the dtype of the first weight with at least two dimensions. Norms (1D) may have another dtype."""
     floating = [tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1]
     weights = [tensor for tensor in floating if tensor.ndim > 1]
     return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)
 
 
 def first_channels(model: nn.Module) -> int:
-    """Return the first convolution's number of input channels; 0 if there is no convolution, or if it is lazy."""
+    """Return the first convolution's number of input channels; 0 if there is no convolution, or only a lazy one."""
     convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
     return next((convolution.in_channels for convolution in convolutions), 0)
 

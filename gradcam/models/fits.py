@@ -27,20 +27,20 @@ MAX_AREA_FACTOR = 16  # maximum input area with the fit "whole", relative to the
 MAX_RESIZED_COPIES = 8  # per model
 
 _resized_copies: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
-_any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have run at a larger size than their own
+_any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have run successfully on enlarged images
 
 
 def find_step(model: nn.Module) -> int:
     """Return the step for input sides, in pixels: 32, or the patch size if the patch size does not divide 32.
 
-    If an input side is a multiple of the step, it contains only complete patches and cells.
+    If an input side is a multiple of the step, the input contains no incomplete patches or cells.
     """
     strides = {max(patch.stride) for patch in find_patches(model.modules()) if patch.kernel == patch.stride}
     return next((stride for stride in strides if DEFAULT_STEP_PIXELS % stride), DEFAULT_STEP_PIXELS)
 
 
 def get_steps(preprocess: Preprocess) -> Preprocessing:
-    """Return the resize, crop and normalisation of the preprocessing; raise `ModelError` if it is custom."""
+    """Return the preprocessing as resize, crop and normalisation; raise `ModelError` for custom preprocessing."""
     steps = getattr(preprocess, "plain", preprocess)
     if not isinstance(steps, Preprocessing):
         raise ModelError("This model has custom preprocessing, which supports only the fit 'crop'.")
@@ -48,7 +48,7 @@ def get_steps(preprocess: Preprocess) -> Preprocessing:
 
 
 def show_whole(image: NDArray[Any], preprocess: Preprocessing, step: int) -> Tensor:
-    """Preprocess the full image at the default scale, and return (C,H,W); both sides become multiples of `step`."""
+    """Resize the full image to the default scale and to multiples of `step`, normalise it, and return (C,H,W)."""
     shorter = preprocess.resize if isinstance(preprocess.resize, int) else min(preprocess.resize)
     rows, columns = image.shape[:2]
     height, width = (max(1, round(side * (shorter / min(rows, columns)) / step)) * step for side in (rows, columns))
@@ -76,7 +76,7 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
 
 
 def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> tuple[nn.Module, Any]:
-    """Return a model that takes images (N,C,H,W) of this size, and the model's input.
+    """Return a model that takes images (N,C,H,W) of this size, and the input for this model.
 
     If a vision transformer of timm or torchvision was built for another size, the result is a copy with interpolated
     position embeddings. The copy shares all other weights with the original model.
@@ -89,7 +89,7 @@ def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> t
         return model, {"pixel_values": images, "interpolate_pos_encoding": True}
     is_timm = callable(getattr(unwrapped, "set_input_size", None))
     if not is_timm and type(unwrapped).__module__ != "torchvision.models.vision_transformer":
-        return model, images  # convolutional networks take any size
+        return model, images  # Convolutional networks take any size.
     tensors = [*unwrapped.parameters(), *unwrapped.buffers()]
     key = (*size, *((tensor.data_ptr(), tensor._version, tensor.dtype, tensor.device) for tensor in tensors))
     copies = _resized_copies.setdefault(unwrapped, {})
@@ -100,7 +100,7 @@ def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> t
         resized: Any = copy.deepcopy(unwrapped, shared)
         if is_timm:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # timm warns that resizing is slow
+                warnings.simplefilter("ignore")  # timm warns that resizing is slow.
                 resized.set_input_size(img_size=size)
         else:
             _resize_torchvision(resized, size)
@@ -116,5 +116,5 @@ def _resize_torchvision(model: Any, size: Sequence[int]) -> None:
     grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(embedding).flatten(2).mT
     resized = torch.cat([embedding[:, : -(side**2)], grid], 1)
     model.encoder.pos_embedding = nn.Parameter(resized.detach(), requires_grad=False)
-    # Replace torchvision's `_process_input`, which accepts only square images of the model's own size.
+    # torchvision's `_process_input` accepts only square images of the model's own size. Replace this method.
     model._process_input = lambda images: model.conv_proj(images).flatten(2).mT

@@ -1,6 +1,6 @@
 """Measure which part of an image an image processor returns, and where this part lies in the output.
 
-The processor is run on brightness ramps. A ramp's value at a pixel encodes the position of the pixel.
+The processor is run on brightness ramps. In a ramp, the value of a pixel encodes the pixel's position.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from gradcam.hooks.containers import Window
 from gradcam.images.read import Region
 
 CALIBRATION_SIDE = 64  # side in pixels of the black and the white image of `calibrate`
-# Slope of a ramp in the perpendicular direction: a ramp from left to right also rises by 37.4 of 255 levels from top to
-# bottom. Each row is therefore rounded to 8 bits in a different way, and rounding errors average out over the rows.
+# Slope of a ramp in the perpendicular direction. For example, a ramp from left to right also rises by 37.4 of 255
+# levels from top to bottom. Each row then has other rounding errors, which almost cancel in the mean over the rows.
 TILT = 37.4 / 255
 TRIMMED_SHARE = 0.1  # fraction ignored at each end of a ramp, because resizing mixes padding into it
-# The outputs for the two ramps differ in image pixels (except on the diagonal), and are equal in padding. A row or
-# column belongs to the image if enough pixels differ: more than this fraction of the largest count in a row or column.
+# The outputs for the two ramps differ in image pixels (except on the diagonal), and are equal in padding. A row belongs
+# to the image if its number of differing pixels exceeds this fraction of the largest number in any row. The same rule
+# applies to columns.
 MIN_VALID_SHARE = 0.2
 TOLERANCE_LEVELS = 2  # maximum mean deviation of a ramp from a straight line, in levels from 0 to 255
-SNAP_PIXELS = 0.05  # If an edge is closer than this to a pixel boundary, it is moved to the boundary.
+SNAP_PIXELS = 0.05  # An edge within this distance of a pixel boundary is moved to the boundary.
 
-# The fields `region`, `window` and `scales` of a `Piece` along one axis: (start, length), (start, length), scale.
+# The `region`, `window` and `scales` of a `Piece` along one axis: (start, length), (start, length), scale.
 Extents = tuple[tuple[int, int], tuple[float, float], float]
-Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to pieces (P,C,h,w)
+Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to tensors (P,C,h,w)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of an image that a processor's output tensor (C,h,w) shows, and its position in the tensor.
+    """The part of an image in a processor's output tensor (C,h,w), and the position of this part in the tensor.
 
     `region` is the part of the image, in whole image pixels. `window` is the position of this part in the tensor, in
     fractional tensor pixels. Both are (top, left, height, width). Outside the window, the tensor has padding. `scales`
@@ -51,16 +52,16 @@ class Piece:
 
 
 def calibrate(process: Process) -> tuple[float, float]:
-    """Return a processor's output value for black, and its output value for white minus the value for black."""
+    """Return a processor's output value for black, and the difference between its values for white and black."""
     shape = (CALIBRATION_SIDE, CALIBRATION_SIDE, 3)
     black, white = (process(np.full(shape, level, np.uint8))[0].double().mean(0) for level in (0, 255))
     contrasts = white - black
-    is_image = contrasts.abs() > contrasts.abs().amax() / 2  # Padding is the same in both outputs.
+    is_image = contrasts.abs() > contrasts.abs().amax() / 2  # In padding, the contrast is 0.
     return black[is_image].median().item(), contrasts[is_image].median().item()
 
 
 def measure(process: Process, height: int, width: int, black: float, contrast: float) -> list[Piece]:
-    """Return the geometry of each tensor that the processor returns for an image of this size.
+    """Return a `Piece` for each tensor that the processor returns for an image of this size.
 
     `black` and `contrast` are the results of `calibrate`. The processor is run on two ramps, one from top to bottom and
     one from left to right. Pixels with equal outputs are padding. Raises `ImageError` if an output is not a ramp.
@@ -81,12 +82,12 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
 
 
 def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
-    """Fit a line to the image positions that a tensor shows along one axis, and return the extents."""
+    """Fit a line to the image positions in a tensor along one axis, and return the extents."""
     columns, rows = (_find_valid(differs.float().mean(axis)) for axis in (0, 1))
     values = positions[_trim(rows)][:, columns] * length
     profile = values.mean(0)
-    # If padding mirrors the image, positions decrease in the padding. The image itself therefore lies between the
-    # smallest and the largest position.
+    # In padding that mirrors the image, positions run backwards. The smallest and the largest position are therefore at
+    # the ends of the image.
     first, last = int(profile.argmin()), int(profile.argmax())
     if last - first < 2:
         raise ImageError("it does more than resize, crop and pad")
@@ -100,10 +101,10 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
 
 
 def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: int) -> Extents:
-    """Return the extents along an axis on which tensor pixel u shows the image position `start + slope * u`."""
+    """Return the extents along an axis, given that tensor pixel u shows the image position `start + slope * u`."""
     tolerance = max(SNAP_PIXELS, 0.1 / slope)
     ends = [-start / slope, (length - start) / slope]  # both ends of the image, in tensor pixels
-    # If the image was cropped and then padded, its ends are not visible, and the valid pixels limit the visible part.
+    # If the image was cropped and then padded, its ends are outside the tensor. Use the limits of the valid pixels.
     visible = [valid[0] if valid[0] > ends[0] + 2 else ends[0], valid[1] if valid[1] < ends[1] - 2 else ends[1]]
     visible = [min(max(end, 0), side) for end in visible]
     first, last = (min(max(round(start + slope * end), 0), length) for end in visible)
@@ -114,7 +115,7 @@ def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: 
 
 
 def _find_valid(fractions: Tensor) -> Tensor:
-    """Return the indices of the rows or columns that show the image, and not padding."""
+    """Return the indices of the rows or columns that show the image instead of padding."""
     if not fractions.any():
         raise ImageError("a part of its output does not depend on the image")
     return (fractions > MIN_VALID_SHARE * fractions.max()).nonzero()[:, 0]

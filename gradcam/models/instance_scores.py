@@ -28,10 +28,10 @@ COSINE_KINDS = ("text", "like")
 class ScoreModel(nn.Module):
     """A model that returns the scores (N,K) of K fixed instances, such as boxes, in N images.
 
-    The instances were detected in one image, but can be scored in any image. Cosines are mapped from [-1,1] to [0,1].
+    All instances were detected in one image, and are scored in every image. Cosines are mapped from [-1,1] to [0,1].
     """
 
-    makes_scores = True  # `find_output_module` then knows that this class computes the scores
+    makes_scores = True  # for `find_output_module`: this class computes the scores
 
     def __init__(self, bound: BoundTarget, target: Any, *, are_cosines: bool) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ScoreModel(nn.Module):
         self._bound, self._target, self._are_cosines = bound, target, are_cosines
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the scores (N,K). Run each image alone, because some detectors mix the detections of a batch."""
+        """Return the scores (N,K). The images run one by one: in a batch, some detectors mix the images' detections."""
         rows = []
         for image in images.split(1):
             batch: Batch = self._bound.batch.copy(detach_input, pictures=image)
@@ -70,8 +70,8 @@ class PictureScores(Classifier):
 def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
     """Return a classifier for one image, and the index of the class that the target selects.
 
-    If the target is one of the model's detections, all detections become classes. Otherwise, only the instances of the
-    target become classes. Raises the errors of `to_instance_classifier`.
+    If the target is a detection of the model, all detections become classes. Otherwise, only the target's instances
+    become classes. Raises the errors of `to_instance_classifier`.
     """
     scores = to_instance_classifier(model, picture, target)
     if target is not None and len(scores.instances) == 1 and (all_targets := model.list_all()) is not None:

@@ -24,7 +24,7 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 def find_class(labels: Sequence[str] | None, name: str, count: int | None = None) -> int:
     """Return the index of the class that `name` gives: by label, ignoring case, or by index in digits.
 
-    `name:7` means the class with the label "7". If there are no labels, `count` is the number of classes; None if it is
+    `name:7` means the class with the label "7". `count` is the number of classes if there are no labels; None means
     unknown. Raises `TargetError` for an unknown or ambiguous name, with the most similar labels in the message.
     """
     if re.fullmatch(r"\s*[+-]?\d+\s*", name):
@@ -56,7 +56,7 @@ def _simplify(name: str) -> str:
 
 
 class FileLabels(list[str]):
-    """Class names with the path of the file that they were read from, for error messages."""
+    """Class names from a file, with the file's path for error messages."""
 
     def __init__(self, names: Sequence[str], path: str | os.PathLike[str]) -> None:
         super().__init__(names)
@@ -86,7 +86,7 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
 
 
 def check_labels(labels: Any) -> list[str]:
-    """Validate class names, or read class names from a file's path; raise `ModelError` for anything else."""
+    """Validate class names, or read them from the file at a path; raise `ModelError` for other values."""
     if isinstance(labels, (str, os.PathLike)):
         return read_labels(labels)
     if not isinstance(labels, (list, tuple)) or not labels or not all(isinstance(label, str) for label in labels):
@@ -98,7 +98,7 @@ def check_labels(labels: Any) -> list[str]:
 def fit_labels(labels: Sequence[str], logits: int, classes: int) -> list[str]:
     """Return one label per class; raise `ModelError` if the number of labels does not match.
 
-    If there is a single logit, a single label names the positive class.
+    If the model has a single logit, a single label is the name of the positive class.
     """
     if logits == 1 and len(labels) == 1:
         return [f"not {labels[0]}", labels[0]] if classes == 2 else list(labels)
@@ -120,7 +120,7 @@ def _read_json(path: str | os.PathLike[str], text: str) -> list[str]:
     if isinstance(content, dict) and content and all(type(index) is int for index in content.values()):
         content = {index: name for name, index in content.items()}
     if isinstance(content, dict):
-        # ImageNet's class index has values such as ["n01440764", "tench"], with the readable name last.
+        # In ImageNet's class index, a value such as ["n01440764", "tench"] has the readable name last.
         names = ((index, name[-1] if isinstance(name, list) and name else name) for index, name in content.items())
         content = _in_order(path, [(str(index), name) for index, name in names])
     if not isinstance(content, list) or not content or not all(isinstance(name, str) for name in content):

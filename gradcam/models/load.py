@@ -37,10 +37,10 @@ from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number
 from gradcam.plugins import import_object
 from gradcam.targets.heads import ends_in_features, find_output_module
 
-CLIP_METHODS = ("encode_image", "encode_text")  # the methods of models that follow OpenAI's CLIP
+CLIP_METHODS = ("encode_image", "encode_text")  # methods in the interface of OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
-OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # transformers classes for other tasks
-OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # names of models with maps of other kinds
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of transformers for other tasks
+OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models with other maps
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # in MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
 
@@ -64,7 +64,7 @@ def load_classifier(
 ) -> Classifier:
     """Load a classifier with its preprocessing and its labels, to explain images from files.
 
-    Without arguments, this loads the small ImageNet classifier that is included in the package and needs no download.
+    The default is the small ImageNet classifier that is included in the package, and needs no download.
     The classifier's `notes` list the assumptions about the model.
 
     Parameters
@@ -77,21 +77,21 @@ def load_classifier(
         switched to evaluation mode, so that you can explain it between two training steps.
     weights : str or path, default None
         A checkpoint (safetensors, or written by `torch.save`) that replaces the model's default weights. If `name` is
-        your own module, the checkpoint is loaded into it. For models of torchvision, timm and Hugging Face, the
+        your own module, the checkpoint is loaded into this module. For torchvision, timm and Hugging Face, the
         checkpoint also determines the number of classes. Official checkpoints of torchvision and timm are recognised by
-        hash or name, and get the preprocessing that they were trained with; `notes` report it. You can also pass the
-        name of official weights: "IMAGENET1K_V1".
+        hash or name, and get the preprocessing of their training; `notes` report this. You can also pass the name of
+        official weights: "IMAGENET1K_V1".
     labels : sequence of str, or path, default None
         The class names, or the path of a file: one name per line, CSV, or JSON. None uses the model's labels.
     mean : float or sequence of float, default None
         The mean per channel, for values in [0,1]. A single number means greyscale images. None uses the mean in the
-        model's settings, which models of timm, open_clip and transformers have. If there is none, ImageNet's mean is
-        used, with a warning.
+        model's settings, which models of timm, open_clip and transformers have. If the settings have no mean,
+        ImageNet's mean is used, with a warning.
     std : float or sequence of float, default None
         The standard deviation per channel, in the same form as `mean`.
     size : int or (int, int), default None
         The input size in pixels. With one number, the model sees a square crop from the centre of the image. With
-        (height, width), the whole image is resized to that size, without keeping its aspect ratio. None uses the size
+        (height, width), the whole image is stretched to that size. None uses the size
         in the model's settings, or else 224.
     crop : float, default None
         The fraction of the resized image that the centre crop keeps, in (0,1]. None uses the fraction in the model's
@@ -99,7 +99,7 @@ def load_classifier(
     activation : str, default "auto"
         How logits become probabilities: "softmax", "sigmoid" (multi-label), "none" (the outputs are probabilities, or a
         single value), "applied" (the output is a single probability), or "auto". "auto" uses the model's known
-        activation. If there is none, it uses sigmoid for a single logit and softmax for several.
+        activation. If the activation is unknown, "auto" uses sigmoid for a single logit and softmax for several.
     reader : callable or str, default None
         A function from a path to an array, or to an array and the image to draw on. You can also pass the function's
         name, "module:function". None reads the formats of `gradcam.read_image`, and DICOM.
@@ -366,7 +366,7 @@ class _Options:
 
     def load(self, name: str | nn.Module, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
         self.check()
-        with torch.random.fork_rng(devices=()):  # building a model changes the random state
+        with torch.random.fork_rng(devices=()):  # Building a model changes the random state.
             return _find_parts(name, self, task, prompts)
 
     def check(self) -> None:
@@ -374,7 +374,7 @@ class _Options:
             placing.find_precision(self.precision)
         if self.fit != "crop":
             parse_fit(self.fit)
-        if self.device != "auto":  # with "auto", a model on several devices keeps its devices
+        if self.device != "auto":  # "auto" needs no check: it always finds a device.
             placing.find_device(self.device)
         if not isinstance(self.weights, (str, os.PathLike, type(None))):
             raise ModelError(f"The weights are {shorten(self.weights)}, expected the path of a checkpoint.")
@@ -474,7 +474,7 @@ def _find_task(parts: Parts, options: _Options) -> str:
 
 
 def _to_grey(parts: Parts, options: _Options) -> Parts | None:
-    """Return the parts with greyscale preprocessing; None if the model takes colours or has known preprocessing."""
+    """Return the parts with greyscale preprocessing; None if the model takes colours, or its preprocessing is known."""
     unset = parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (options.edits.mean or options.edits.std)
     return replace(parts, preprocess=ASSUMED_GREY) if unset and first_channels(parts.model) == 1 else None
 
@@ -502,7 +502,7 @@ def _make_task_model(name: Any, options: _Options, parts: Parts, task: str, thre
 
 
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
-    """Return labels for all classes of a detector or a segmenter, and a note if a label for the background is added."""
+    """Return labels for all classes of a detector or segmenter; if a background label is added, also a note."""
     count = None if family is None else family.class_count
     if count is None and not isinstance(family, DetectorAdapter):
         maps = find_maps(run(model, make_noise(preprocess, model)))
@@ -517,7 +517,7 @@ def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | N
 
 
 def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options) -> tuple[Preprocess, Sequence[str]]:
-    """Return a task model's preprocessing, and notes; by default, the preprocessing keeps the whole image."""
+    """Return preprocessing and notes. By default, detectors, segmenters and pose models see the whole image."""
     adjustment, default, notes = options.edits, parts.preprocess, list[str]()
     is_default = (parts.is_assumed or parts.is_of_part) and task in ("detection", "segmentation", "pose")
     if is_default and isinstance(default, Preprocessing):

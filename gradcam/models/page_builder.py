@@ -1,6 +1,7 @@
 """Make the interactive page of one image.
 
-If the maps of all classes are cheap to compute, the page has all of them. Otherwise, it has the most probable classes.
+If the maps of all classes are cheap to compute, the page contains all classes. Otherwise, the page contains the most
+probable classes.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ MODEL_FORMS = "a model from gradcam.load_classifier or load_model."
 CLASS_LIMIT_NOTE = "This page has heatmaps of {some} of {total} predicted classes. For more, use gradcam page --top N."
 REFERENCE_NOTE = "This page does not show the heatmap on the reference image. To write both heatmaps, use gradcam run."
 MAX_DEFAULT_LAYERS = 4
-DEFAULT_TOP_CLASSES = 50  # default number of classes, if maps of all classes cost too much
-MAX_MAP_CELLS = 2**18  # limit for the maps of all classes, per method and layer: one byte per cell
+DEFAULT_TOP_CLASSES = 50  # default number of classes, if the page does not contain all classes
+MAX_MAP_CELLS = 2**18  # for the maps of all classes, per method and layer; a cell takes one byte
 
 
 @accept_old_parameters
@@ -54,22 +55,21 @@ def page(
 ) -> Page:
     """Make an interactive page of an image: heatmaps of every class, in one HTML file that needs no server.
 
-    The heatmaps are signed if the method supports that. With Grad-CAM and HiResCAM, the page covers all classes: their
-    heatmaps are computed together, from the derivatives of the part of the network after the layer. This takes one
-    additional pass, and a partial pass per cell or channel of the layer. With other methods, or if these derivatives
-    cannot be computed, the page covers the `top` most probable classes.
+    The heatmaps are signed if the method supports signed evidence. With Grad-CAM and HiResCAM, the page covers all
+    classes. Their heatmaps are computed together, from the derivatives of the network after the layer. This computation
+    takes one additional pass, and a partial pass per cell or channel of the layer. With other methods, or if the
+    derivatives cannot be computed, the page covers the `top` most probable classes.
 
     Parameters
     ----------
     image : image
         As in `Classifier.explain`.
     classifier : Classifier, default None
-        None uses the included model. Models that are not classifiers, such as the detectors of `gradcam.load_model`,
-        are accepted as well. For these, the page shows the model's results instead of classes, such as all boxes, or the
-        masks of all predicted classes.
+        None uses the included model. For other models, such as the detectors of `gradcam.load_model`, the page
+        shows the model's results instead of classes: for example, all boxes, or the masks of all predicted classes.
     layers : sequence of str, default None
         Dotted names of target layers. None uses the default layer, and up to three earlier layers with higher
-        resolutions. For each resolution, the last layer is used.
+        resolutions: for each resolution, the last layer.
     methods : sequence of str or Method, default ()
         As in `gradcam.compare`. The default is "gradcam" for classifiers, and the task's default method otherwise.
     target : Any, default None
@@ -77,7 +77,7 @@ def page(
         in `explain`.
     top : int, default 50
         The number of most probable classes to include, if the page does not cover all classes. For segmenters, the
-        number of predicted classes, the largest first.
+        number of predicted classes to include, in decreasing order of area.
     name : str, default None
         The title of the image. None uses the file name, or "image" for an image that is not given by its path.
     **options : Any
@@ -129,7 +129,7 @@ class _PageBuilder:
         self.first_explanation: ImageExplanation
 
     def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
-        """Return explanations by (layer, method); the evidence is signed if the method supports signed evidence."""
+        """Return explanations by (layer, method), with signed evidence for methods that support signed evidence."""
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for signed in (True, False):
             group = [method for method in methods if method.is_signed == signed]
@@ -158,9 +158,9 @@ class _PageBuilder:
         return [to_map_set(explanation.maps[0].numpy()[order], explanation) for explanation in explanations.values()]
 
     def _list_predicted_classes(self, layers: Sequence[str] | None, top: int) -> Mask:
-        """Return the target for all predicted classes of a segmenter, the largest first.
+        """Return the target for a segmenter's predicted classes, in decreasing order of area.
 
-        The page first shows the class that `explain` selects by default, which is the largest except for the background.
+        The page first shows the default class of `explain`: the largest class that is not the background.
         """
         explanation = next(iter(self.explain(layers and layers[:1], [], None).values()))
         default = explanation.instances[0][0].index
@@ -172,7 +172,7 @@ class _PageBuilder:
         return Mask(included)
 
     def explain_classes(self, layers: Any, methods: Sequence[Method], target: Any, top: int) -> list[MapSet]:
-        """Return the maps of all classes if they can be computed together, or else of the most probable classes."""
+        """Return the maps of all classes if one computation gives all maps, or else of the most probable classes."""
         class_indices = self._to_indices(target)
         layer_names = list(layers) if layers is not None else self._choose_layer_names(methods)
         self.modules = {name: module for name in layer_names if (module := self._find_module(name)) is not None}
@@ -185,7 +185,7 @@ class _PageBuilder:
         if not probabilities.isfinite().all():
             raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
         ranked = probabilities.argsort(descending=True, stable=True)
-        ranks = ranked.argsort()  # ranks[c] is the rank of class c: the inverse of `ranked`
+        ranks = ranked.argsort()  # ranks[c] is the rank of class c.
         self.total = len(ranked)
         self.page_targets = list_classes(ranked.tolist(), self.first_explanation.labels, probabilities[ranked].tolist())
         self.first = int(ranks[class_indices[0]]) if class_indices else 0
@@ -210,7 +210,7 @@ class _PageBuilder:
         return None if progress is None else lambda: progress(next(counter), total)
 
     def _find_module(self, layer: str) -> nn.Module | None:
-        """Return the module with this layer name; None if the name selects one output or one call of the module."""
+        """Return the module with this layer name; None if the name selects one output or one call."""
         layer_ref = find_layer(unwrap(self.classifier.model), layer)
         return None if layer_ref.keys or layer_ref.run is not None else layer_ref.module
 
@@ -219,13 +219,13 @@ class _PageBuilder:
         return [self.classifier.find_class(entry) if isinstance(entry, str) else int(entry) for entry in classes]
 
     def _choose_layer_names(self, methods: Sequence[Method]) -> list[str]:
-        """Return the layers that the methods explain by default, and earlier layers with higher resolution."""
+        """Return the default layers of the methods, and earlier layers with higher resolutions."""
         names = [self.classifier.layer_for(method) for method in methods]
         stages = find_stages(unwrap(self.classifier.model), self.classifier.batch([self.prepared]), names[0])
         return [*dict.fromkeys([*names, *stages])][:MAX_DEFAULT_LAYERS]
 
     def _explain_all(self, layer: str, method: Method | None, explanation: Any, ranked: Tensor) -> MapSet | None:
-        """Return the maps of all classes, in the order of `ranked`; None if they cannot be computed together."""
+        """Return the maps of all classes, in the order of `ranked`; None if these maps cannot be computed together."""
         is_supported = explanation.evidence == "signed" and explanation.fit is None and explanation.classes is not None
         is_supported = is_supported and find_windows(self.classifier.preprocess, [self.prepared]) is None
         if not is_supported or method is None or explanation.maps.ndim != 4 or self.recorded.get(layer) is None:
@@ -265,8 +265,8 @@ class _PageBuilder:
 def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
     """Return the layer `last`, then earlier layers with finer grids: layer4, layer3, layer2 and layer1 for a ResNet.
 
-    If several layers have the same resolution, the layer with the fewest dots in its name is chosen. Among equals, the
-    last layer is chosen. The model is run once, to record the resolutions.
+    For each resolution, the layer with the fewest dots in its name is chosen. If several names have equally few dots,
+    the last layer is chosen. The model is run once, to record the resolutions.
     """
     layer_ref = find_layer(model, last)
     names = {module: name for name, module in model.named_modules() if name}

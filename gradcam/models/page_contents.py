@@ -1,4 +1,4 @@
-"""Convert explanations to the contents of an interactive page: maps, names, and the code that selects each map."""
+"""Convert explanations to the contents of a page: maps, names, and the code that computes each map."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
     page_targets, order = list_things(single)
     maps = to_map_set(single.maps[0].numpy()[order], single)
     total = 0
-    with contextlib.suppress(GradcamError):  # raised if the output has no class scores
+    with contextlib.suppress(GradcamError):  # if the output has no class scores
         total = single.probabilities().shape[1] if page_targets.kind == "class" else 0
     notes = [PARTIAL_NOTE.format(some=len(page_targets.names), total=total)] if total > len(page_targets.names) else []
     notes += [note for note in single.notes if note]
@@ -42,21 +42,21 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
 
 
 def describe_model(name: str | None, fit: str | None, *, is_class: bool) -> tuple[list[str], str]:
-    """Return the options of `gradcam run` and the Python expression that load the model with this name."""
+    """Return the options of `gradcam run`, and the Python expression, that load the model with this name."""
     names = [] if name in (None, DEFAULT_MODEL) else [name]
     words = [*(word for value in names for word in ("--model", str(value))), *([] if fit is None else ["--fit", fit])]
     return words, f"gradcam.{'load_classifier' if is_class else 'load_model'}({format_arguments(names, {'fit': fit})})"
 
 
 def to_map_set(maps: Any, explanation: Any, target_indices: Sequence[int] | None = None) -> MapSet:
-    """Convert maps (K,h,w) of an explanation to a `MapSet`. If the evidence is negative, values become negative."""
+    """Convert maps (K,h,w) of an explanation to a `MapSet`. Negative evidence becomes negative values."""
     sign, evidence = (-1, "signed") if explanation.evidence == "negative" else (1, explanation.evidence)
     values = sign * np.asarray(maps, np.float32)
     return MapSet(explanation.layer or "input", explanation.method, evidence, values, targets=target_indices)
 
 
 def list_things(explanation: Any) -> tuple[PageTargets, list[int]]:
-    """Return the targets that the maps explain, and the order of the maps; classes are sorted by probability."""
+    """Return the explained targets, and the indices of their maps in the same order. Sort classes by probability."""
     count = explanation.maps.shape[1]
     instances = [explanation.instance(0, k) for k in range(count)]
     if any(instance is not None for instance in instances):
@@ -108,17 +108,17 @@ def shrink_mask(mask: Tensor) -> NDArray[np.bool_]:
 
 
 def find_probability(instance: Instance) -> float | None:
-    """Return the score of an instance; None if it is a cosine instead of a probability, or if there is no score."""
+    """Return the score of an instance; None if the score is a cosine, or if there is no score."""
     return None if instance.score is None or instance.kind in COSINE_KINDS else float(instance.score)
 
 
 def _to_name(instance: Instance) -> str:
-    """Return the display name of an instance; paths of reference images lose their folder, because pages are shared."""
+    """Return an instance's display name. Pages are shared, so folders of reference images are left out."""
     return f"like {PurePath(instance.name).name}" if instance.kind == "like" else instance.name
 
 
 def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
-    """Return the arguments of `gradcam run` and the Python code that select an instance, or (None, None)."""
+    """Return the arguments of `gradcam run`, and the Python code, that select an instance; or (None, None)."""
     number, index, kind = instance.number, instance.index, instance.kind
     options: list[tuple[str, Any]]
     arguments: list[Any]
@@ -140,7 +140,7 @@ def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
         against = list(instance.against)
         options = [("text", instance.name), *(("against", sentence) for sentence in against)]
         arguments, keywords = [instance.name], {"against": against or None}
-    elif kind == "like" and PurePath(instance.name).suffix:  # The name is that of a file.
+    elif kind == "like" and PurePath(instance.name).suffix:  # The name is a file name.
         options, arguments = [("like", PurePath(instance.name).name)], [PurePath(instance.name).name]
     else:
         return None, None
@@ -149,7 +149,7 @@ def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
 
 
 def _round(numbers: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Round pixel coordinates to thousandths, because they were converted from the model's input."""
+    """Round pixel coordinates to thousandths, to remove rounding errors of the conversion from the model's input."""
     rounded = [round(float(number), 3) + 0.0 for number in numbers or ()]
     return tuple(int(number) if number.is_integer() else number for number in rounded) or None
 

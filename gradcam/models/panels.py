@@ -26,8 +26,8 @@ def panel(
 
     The panel shows the part of the image that the model saw, first without a heatmap and then with each heatmap. A
     colour bar is at the bottom. If each method has its own layer, the titles of the columns name the layers. If one
-    method explains several boxes, masks or sentences at one layer, the panel has another form: first the image with
-    all boxes, masks or sentences, and then one heatmap for each.
+    method explains several instances (boxes, masks or sentences) at one layer, the panel has another form: first the
+    image with all instances, and then one heatmap for each instance.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def panel(
     first, titles, across = explained[0], methods, [explained]
     if not -len(first.images) <= i < len(first.images):
         raise ImageError(f"There is no image {i}: there are {len(first.images)} image(s).")
-    # If each method has its own layer, the column titles name the layers.
+    # If each method has its own layer, each column title names a layer.
     if len(layers) > 1 and len(methods) == len(explanations):
         places = ["" if explanation.layer == first.layer else f" at {explanation.layer}" for explanation in explained]
         titles = [f"{explanation.method}{place}" for explanation, place in zip(explained, places)]
@@ -95,7 +95,7 @@ def panel(
 
 
 def _draw_instances(explanation: ImageExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:
-    """Draw the image with all boxes, then one overlay per box."""
+    """Draw the image with all instances, then one overlay per instance."""
     instances = explanation.instances[i]  # type: ignore[index]  # checked by the caller
     options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
     overlays = [explanation.overlay(i, k, **options) for k in range(len(instances))]

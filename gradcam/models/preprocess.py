@@ -26,14 +26,14 @@ from gradcam.images.write import check_pixels
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as in Pillow
 Part = tuple[float, float, float, float]  # top, left, height, width, in fractional pixels of the image
 
-# ITU-R 601 weights for RGB, in units of 1/65536 as in Pillow. Their sum is 65536, so grey pixels keep their values.
+# ITU-R 601 weights for RGB, in units of 1/65536 as in Pillow. The sum is 65536, so grey pixels keep their values.
 LUMINANCE = (19595, 38470, 7471)
 
 
 class Preprocess(Protocol):
-    """A function that turns an image's values into one tensor (C,H,W), and knows which region of the image it keeps.
+    """A function that converts an image to a tensor (C,H,W), with a method that returns the image region in the tensor.
 
-    The optional attribute `channels` is the number of channels that the model takes. Without it, the number is 3.
+    The optional attribute `channels` is the number of channels that the model takes. The default is 3.
     """
 
     def __call__(self, image: NDArray[Any]) -> Tensor: ...
@@ -64,17 +64,17 @@ class Preprocessing:
         """Return an image as float32 (C,*size), with one channel per mean.
 
         `image` is an RGB array, uint8 (H,W,3), or an array (H,W) or (H,W,C) of any integers or floats. uint8 and uint16
-        are scaled to [0,1] by their full range. Floats and other integers are not scaled, so `mean` and `std` must
-        have the units of the image. If the network takes three channels, a single channel is repeated. If the network
-        takes one channel, 8-bit or 16-bit RGB is converted to luminance. Raises `ImageError` for any other array or
-        number of channels.
+        are scaled to [0,1] by their full range. Floats and other integers are not scaled. For unscaled images, `mean`
+        and `std` must be in the units of the image. If the network takes three channels, a single channel is repeated.
+        If the network takes one channel, 8-bit or 16-bit RGB is converted to luminance. Raises `ImageError` for any
+        other array or number of channels.
         """
         return self.transform_part(image, self.find_part(*check_form(image).shape[:2]))
 
     def find_part(self, height: int, width: int) -> Part:
         """Return the part of an image (height, width) that the network sees."""
         resized = self.resize
-        if isinstance(resized, int):  # rounded as in torchvision and timm
+        if isinstance(resized, int):  # Round as torchvision and timm do.
             resized = (max(resized, int(resized * height / width)), max(resized, int(resized * width / height)))
         top, left = (round((side - length) / 2) for side, length in zip(resized, self.size))
         down, across = height / resized[0], width / resized[1]
@@ -84,10 +84,10 @@ class Preprocessing:
         """Return a part of an image as the network's input (C,*size)."""
         values = fit_channels(check_form(image), len(self.mean))
         top, left, height, width = part
-        # Pillow resizes only the box. To resize the full image and then crop it would give the same result, except for
-        # rounding. But an image of 2000 x 3 pixels would first be enlarged to millions of pixels.
+        # Let Pillow resize only the box. Resizing the full image before a crop would give the same result, except for
+        # rounding. But an image of 2000 x 3 pixels would then be enlarged to millions of pixels.
         box = (left, top, left + width, top + height)
-        if values.dtype == np.uint8:  # rounded to 8 bits, as in torchvision and timm
+        if values.dtype == np.uint8:  # Round to 8 bits, as torchvision and timm do.
             parts: Iterable[NDArray[Any]] = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
             planes = [np.atleast_3d(np.array(self._resize(Image.fromarray(part), self.size, box))) for part in parts]
             resized = torch.from_numpy(np.concatenate(planes, axis=2)).permute(2, 0, 1).float().div_(255)
@@ -97,7 +97,7 @@ class Preprocessing:
         return resized.sub(mean).div_(std)
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
-        """Resize to float32 (C,*size). Values from a [0,1] image are clipped to [0,1] after each axis, as in Pillow."""
+        """Resize to float32 (C,*size). If all values are in [0,1], clip to [0,1] after each axis, as in Pillow."""
         is_unit_range = values.dtype.name in WHITE_VALUES or (values.min() >= 0 and np.float32(values.max()) <= 1)
         low, high = (0, 1) if is_unit_range else (-np.inf, np.inf)
         (left, top, right, bottom), width = box, self.size[1]
@@ -115,8 +115,8 @@ class Preprocessing:
     def region(self, height: int, width: int) -> Region:
         """Return the region that the network sees: (top, left, height, width), in whole pixels, at the centre.
 
-        Sides of the resized image are also rounded to whole pixels. The true region may therefore differ by up to one
-        pixel of the resized image.
+        Resizing also rounds the image's sides to whole pixels. The true region may therefore differ by up to one pixel
+        of the resized image.
         """
         if min(height, width) < 1:
             raise ImageError(f"The image is {width} x {height}, expected at least one pixel.")
@@ -187,7 +187,7 @@ def check_form(values: Any) -> NDArray[Any]:
 
 
 def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Convert values to a network's number of channels: (H,W,channels), or (H,W) if all channels are equal."""
+    """Convert values to the number of channels: (H,W,channels), or (H,W) if all channels would be equal."""
     count = 1 if values.ndim == 2 else values.shape[2]
     if count == 1 and channels in (1, 3):
         return values.reshape(values.shape[:2])
@@ -202,7 +202,7 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
 
 
 def scale(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Return values as float32: uint8 and uint16 scaled to [0,1] by their full range, others unchanged."""
+    """Convert values to float32. Scale uint8 and uint16 to [0,1] by their full range, and no other dtype."""
     floats = values.astype(np.float32)
     floats /= np.float32(WHITE_VALUES.get(values.dtype.name, 1))
     return floats
@@ -216,9 +216,9 @@ def _split(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return map(np.ascontiguousarray, np.moveaxis(np.atleast_3d(values), 2, 0))
 
 
-# The preprocessing that most ImageNet models were trained with. It is used for models whose preprocessing is unknown.
+# The usual preprocessing of ImageNet models, for models whose preprocessing is unknown.
 ASSUMED = Preprocessing((224, 224), 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
-# For one channel, the mean and the standard deviation are averaged over the three channels.
+# For one channel, the mean and the standard deviation are the averages of the three channels' values.
 ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
 
 
@@ -232,18 +232,22 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """An image after reading: `values` (H,W) or (H,W,C) for the model, and RGB uint8 `picture` (H,W,3) to draw on."""
+    """An image from a file: `values` (H,W) or (H,W,C) for the model, and RGB uint8 `picture` (H,W,3) to draw on.
+
+    `note` is a remark on how the image is displayed. `spacing` is the height and width of a pixel in mm, if known.
+    """
 
     values: NDArray[Any]
     picture: Pixels
-    note: str | None = None  # a remark on how the image is displayed
+    note: str | None = None
+    spacing: read.Spacing | None = None
 
     __repr__ = format_fields
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """An image as it was read, and as the tensor (C,H,W) that the model takes."""
+    """A preprocessed image: its `reading`, and the tensor `image` (C,H,W) that the model takes."""
 
     reading: Reading
     image: Tensor
@@ -262,7 +266,7 @@ def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[
 
 
 def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
-    """Return the region of the input tensor in image pixels. If the input is padded, the region exceeds the image."""
+    """Return the input tensor's region in image pixels. If the tensor has padding, the region exceeds the image."""
     region, windows = preprocess.region(*prepared.reading.picture.shape[:2]), find_windows(preprocess, [prepared])
     if windows is None:
         return region
@@ -274,9 +278,9 @@ def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
 
 
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
-    """Remove parts of an image, and return the new reading; raise `ImageError` if the image is not 8-bit RGB."""
+    """Return a reading without the edited parts of the image; raise `ImageError` if the image is not 8-bit RGB."""
     edited = edit_image(reading.values, edits)
-    return Reading(edited, edited, reading.note)
+    return replace(reading, values=edited, picture=edited)
 
 
 def check_same_sizes(sizes: Sequence[tuple[int, ...]], stage: str) -> None:
@@ -293,7 +297,7 @@ Reader = Callable[[Path], Reading]
 def read_image_file(path: Path, data: FileContent | None = None) -> Reading:
     """Read an image: its values at the file's bit depth for the model, and an 8-bit image to draw on.
 
-    If `data` is a PIL image or the file's content, no file is read, and the path is only the name of the image. Grey
+    If `data` is a PIL image or the file's content, no file is read. The path is then only the name of the image. Grey
     DICOM values are mapped by the DICOM window to float32 in [0,1]. DICOM colours are read as RGB. Floats, signed
     integers and 32-bit integers are not scaled for the model. NaN and negative infinity become the smallest finite
     value. Positive infinity becomes the largest finite value. Raises `ImageError` as in `gradcam.read_image`.
@@ -324,16 +328,16 @@ def read_image_file(path: Path, data: FileContent | None = None) -> Reading:
 def _read_dicom(path: Path, data: Any) -> Reading:
     from gradcam.images.dicom import read_dicom
 
-    values, note = read_dicom(path, data)
-    return Reading(values, read.to_8_bits(values), note)
+    values, note, spacing = read_dicom(path, data)
+    return Reading(values, read.to_8_bits(values), note, spacing)
 
 
 def describe_preprocess(preprocess: Any) -> Any:
-    """Describe preprocessing by a JSON value: its settings or, for user-defined preprocessing, its class name."""
+    """Return a JSON value that describes preprocessing: its settings, or the name of a user-defined class."""
     if hasattr(preprocess, "describe"):
         return preprocess.describe()
     is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
-    # Do not use the repr: it may contain a memory address, which differs in each run.
+    # A repr may contain a memory address, which differs in each run. Use the class name instead.
     return asdict(preprocess) if is_ours else type(preprocess).__qualname__
 
 
@@ -342,9 +346,9 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
 
     The function returns an array, or (array, image), or a `Reading`. The array is the input of the model's
     preprocessing: (H,W) or (H,W,C), integers or floats, finite. The image to draw on is RGB, uint8 (H,W,3), of the same
-    height and width. If the function returns no such image, `scale_for_display` makes it from the array. If the result
-    has another form, or if the function raises an exception other than `GradcamError`, the reader raises `ImageError`
-    with the names of the file and the function.
+    height and width. If the function returns no image, `scale_for_display` converts the array. If the result has
+    another form, or if the function raises an exception other than `GradcamError`, the reader raises `ImageError` with
+    the names of the file and the function.
     """
     if not callable(function):
         raise ModelError(f"The reader is {shorten(function)}, expected a function from an image's path to an array.")
@@ -354,9 +358,9 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
 def to_reading(picture: ImageLike | Reading, reader: Reader, channels: int = 3) -> Reading:
     """Read an image in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of numbers.
 
-    `reader` reads files. For a custom reader, bytes are written to a temporary file first. `channels` is the number of
-    channels that the network takes. Unless `channels` is 4, an array with four channels is read as RGB with opacity.
-    Raises `ImageError` for an image in any other form.
+    `reader` reads files. For a custom reader, an image given as bytes is first written to a temporary file. `channels`
+    is the number of channels that the network takes. Unless `channels` is 4, an array with four channels is read as RGB
+    with opacity. Raises `ImageError` for an image in any other form.
     """
     if isinstance(picture, Reading):
         return picture
@@ -393,7 +397,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
         raise ImageError(f"{path}: the reader {name} failed ({reason})") from error
     try:
         if isinstance(result, Reading):
-            return _complete(result.values, result.picture, result.note)
+            return _complete(result.values, result.picture, result.note, result.spacing)
         if isinstance(result, tuple) and len(result) == 2:
             return _complete(*result)
         if isinstance(result, np.ndarray):
@@ -403,7 +407,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
         raise ImageError(f"{path}: the result of the reader {name} cannot be used. {error}") from None
 
 
-def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
+def _complete(values: Any, picture: Any = None, note: Any = None, spacing: Any = None) -> Reading:
     values = check_values(values)
     if picture is None:
         picture, note = scale_for_display(values)
@@ -412,4 +416,6 @@ def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
         raise ImageError(f"The image to draw on is {sizes[1]}, but the values are {sizes[0]}: expected the same size.")
     if not isinstance(note, (str, type(None))):
         raise ImageError(f"The note is {shorten(note)}, expected a string or None.")
-    return Reading(values, picture, note)
+    if spacing is not None and not read.is_spacing(spacing):
+        raise ImageError(f"The spacing is {shorten(spacing)}, expected the height and width of a pixel in mm, or None.")
+    return Reading(values, picture, note, spacing)

@@ -49,12 +49,12 @@ class Findings:
     """The results of running a model on one image of noise."""
 
     logits: int  # number of logits
-    activation: str | None  # how logits become probabilities; None if that is uncertain
+    activation: str | None  # how logits become probabilities; None if uncertain
     in_unit_interval: bool  # True if all logits are between 0 and 1
 
 
 def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
-    """Run the model on noise if necessary; return the findings, and `layer` and `layer_for_positive` as in `Parts`."""
+    """Return findings, `layer` and `layer_for_positive`. Run the model on noise if the parts lack a value."""
     layer, positive = parts.layer, parts.layer_for_positive
     if layer_name is not None:
         layer, positive = find_layer(unwrap(parts.model), layer_name).name, None
@@ -66,8 +66,8 @@ def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) 
         suggestion = find_suggestion(unwrap(parts.model), to_batch(images))
         layer, positive = suggestion.layers[0], suggestion.behind_activation
         positive = None if positive == layer else positive
-        # `gradcam.explain` may choose another layer for this model. If `explain` fails, the error is ignored, because
-        # `explain` may fail on noise (for example, if the head is all zeros) and still work on real images.
+        # Prefer the layer that `gradcam.explain` chooses. Ignore errors: on noise, `explain` may fail (for example, if
+        # the head is all zeros), although it works on real images.
         with contextlib.suppress(Exception):
             layer = explain(parts.model, images).layer
     return findings, str(layer), positive
@@ -91,7 +91,7 @@ def choose_activation(requested: str, provided: str | None, findings: Findings) 
 
 
 def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
-    """Return a noise image (1,C,H,W) as the model's input."""
+    """Return an image of noise (1,C,H,W), on the model's device and in its precision."""
     generator = np.random.default_rng(0)
     if isinstance(preprocess, Preprocessing):
         images = torch.from_numpy(generator.standard_normal((1, len(preprocess.mean), *preprocess.size)))
@@ -111,14 +111,14 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
             raise ModelError(VOLUMES) from None
         tensor = find_floating_tensor(getattr(output, "logits", output))
         returned = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
-        # If the shape is valid, the message of the `TargetError` already explains the problem.
+        # If the shape is valid, the error has another cause, and its message explains this cause.
         if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:
             raise ModelError(str(error)) from None
         problem = f"The model returns {returned} for one image, expected (1, classes): it is not a classifier"
         raise ModelError(f"{problem}. For other models, use gradcam.explain() with a function as target=.") from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))
-    # If the model returns both logits and probabilities, compare them to find the activation.
+    # If the model returns logits and probabilities, a comparison of the two tensors shows the activation.
     related = {find_activation(values, logits) for values in list_tensors(output) if values.is_floating_point()}
     activation = activation or next((name for name in ("softmax", "sigmoid") if name in related), None)
     if activation is None and are_probabilities(logits):
@@ -127,8 +127,8 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
 
 
 def run(model: nn.Module, images: Tensor) -> Any:
-    """Return the model's output, with its autograd graph if possible; raise `ModelError` if the forward pass fails."""
-    # Try with autograd. If that fails, try again without autograd, because some models run only without it.
+    """Return the model's output, if possible with an autograd graph; raise `ModelError` if the model fails."""
+    # Try with autograd first. Some models run only without autograd.
     with contextlib.suppress(Exception), preserve_state(unwrap(model)), torch.enable_grad():
         return model(images.detach().requires_grad_().clone())
     try:

@@ -20,9 +20,10 @@ from gradcam.errors import GradcamError
 from gradcam.hooks.containers import take_rows
 from gradcam.images.draw import join_rows, overlay, scale_to_height
 from gradcam.images.marks import Mark, draw_marks
-from gradcam.images.read import Pixels, Region
+from gradcam.images.read import Pixels, Region, Spacing
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
 from gradcam.models.explanation_regions import ExplanationRegions
+from gradcam.models.figures import FigureMaker
 from gradcam.models.labels import name_class
 from gradcam.models.page_contents import find_probability, show_explanation
 from gradcam.options import keep_old_names
@@ -46,11 +47,12 @@ class _SharedFields:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageResult(_SharedFields):
+class ImageResult(_SharedFields, FigureMaker):
     """A result with its images: class names, probabilities, captions and drawing.
 
     `regions` are the pixels of each image that the model saw. `notes` are remarks on how each image is displayed. `fit`
-    says which part of the images the model saw; None for the default preprocessing. `model` is the model's name.
+    names the part of the images that the model saw; None means the default preprocessing. `model` is the model's name.
+    `spacings` are the height and width of each image's pixels in mm, or None if they are unknown.
     """
 
     images: Sequence[Pixels] = field(repr=False)
@@ -60,6 +62,7 @@ class ImageResult(_SharedFields):
     activation: str = field(repr=False)
     fit: str | None = field(default=None, repr=False)
     model: str | None = field(default=None, repr=False)
+    spacings: Sequence[Spacing | None] = field(default=(), repr=False)
 
     def probabilities(self) -> Tensor:
         """Compute the probabilities of all classes.
@@ -191,20 +194,26 @@ class ImageResult(_SharedFields):
         ImageError
             If there is no such image or class.
         """
+        value = self._format_value(i, k)
+        evidence = getattr(self, "evidence", "positive")
+        kind = "" if evidence == "positive" else f"{evidence} evidence "
+        place = f" at {self.layer}" if self.layer else ""
+        return f"{self.name_class(i, k)}{f', {value}' if value else ''}, {kind}by {self.method}{place}"
+
+    def _format_value(self, i: int, k: int) -> str:
+        """Return the probability, cosine or value of the k-th class of image i as text, or "" if there is none."""
         instance = self.instance(i, k)
         value = None if instance is None else instance.score
         if instance is None:
-            # If the output has several heads, this fails, because the result does not record which head was explained.
+            # For an output with several heads, there is no probability: the explained head was not recorded.
             with contextlib.suppress(GradcamError):
                 value = self.probability(i, k)
-        suffix = ""
-        if value is not None:  # show probabilities in percent, and cosines and regression values as they are
-            is_cosine = instance is not None and find_probability(instance) is None
-            is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
-            suffix = f", {value:.4g}" if is_cosine or is_value else f", {100 * value:.0f} %"
-        evidence = getattr(self, "evidence", "positive")
-        kind = "" if evidence == "positive" else f"{evidence} evidence "
-        return f"{self.name_class(i, k)}{suffix}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
+        if value is None:
+            return ""
+        # Show probabilities in percent, but not other values.
+        is_cosine = instance is not None and find_probability(instance) is None
+        is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
+        return f"{value:.4g}" if is_cosine or is_value else f"{100 * value:.0f} %"
 
     def select(self, i: int) -> Self:
         """Return the result of image i alone.
@@ -217,16 +226,16 @@ class ImageResult(_SharedFields):
         Returns
         -------
         ImageExplanation or ImageAttribution
-            A copy with N = 1, including the model's output.
+            A copy with N = 1. The copy's `output` is also for image i alone.
         """
-        per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes")}
+        per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes", "spacings")}
         fields: dict[str, Any] = {name: values[i : i + 1] for name, values in per_image.items()}
         count = len(self.images)
         fields["output"] = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
         return replace(self, **(fields | self._take_instances(i)))
 
     def _take_instances(self, i: int) -> dict[str, Any]:
-        """Return the fields of image i that only results of task models have."""
+        """Return the fields of image i that exist only in results of task models."""
         return {}
 
     def cpu(self) -> Self:
@@ -294,6 +303,8 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
     model : str or None
         The model's name.
+    spacings : sequence of (float, float) or None
+        The height and width of each image's pixels, in mm; None if they are unknown.
 
     Examples
     --------
@@ -390,7 +401,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "image") -> Page:
         """Make an interactive page of image i and its heatmaps, for any browser, without a server.
 
-        The page has the heatmaps of this explanation; `gradcam.page` makes a page with all classes.
+        The page contains only the heatmaps of this explanation. `gradcam.page` makes a page with all classes.
 
         Parameters
         ----------
@@ -399,7 +410,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         i : int, default 0
             The image, counted from 0.
         name : str, default "image"
-            The title of the image: its file name, if the copied command is to find the file.
+            The title of the image. Pass the file name, so that the command on the page can find the file.
 
         Returns
         -------
@@ -438,7 +449,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
             return fields
         instances = self.instances[i]
         fields["instances"] = [instances]
-        for name in ("maps", "scores", "classes"):  # remove the padding of images with fewer instances
+        for name in ("maps", "scores", "classes"):  # Images with fewer instances are padded. Remove the padding.
             values = getattr(self, name)
             fields[name] = None if values is None else values[i : i + 1, : len(instances)]
         fields["heatmaps"] = self.heatmaps[i][None, : len(instances)]
@@ -449,7 +460,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         return fields
 
     def laid_on_pictures(self) -> Self:
-        """Return a copy whose instances are in pixels of the images, rather than of the model's input.
+        """Return a copy whose instances are in pixels of the images instead of the model's input.
 
         Returns
         -------
@@ -469,7 +480,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
 
 
 def to_mark(instance: Instance) -> Mark:
-    """Return the mark that draws an instance."""
+    """Return a mark, to draw an instance on an image."""
     number, score = "" if instance.number is None else f"{instance.number} ", find_probability(instance)
     name = f"{number}{instance.name}" + ("" if score is None else f" {100 * score:.0f} %")
     text = name if instance.kind in ("box", "missed", "keypoint", "mask") else ""
@@ -508,6 +519,8 @@ class ImageAttribution(ImageResult, Attribution):
         Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
     model : str or None
         The model's name.
+    spacings : sequence of (float, float) or None
+        The height and width of each image's pixels, in mm; None if they are unknown.
 
     Examples
     --------
@@ -528,7 +541,7 @@ class ImageAttribution(ImageResult, Attribution):
     def draw(self, i: int = 0, k: int = 0) -> Pixels:
         """Draw the k-th attribution of image i, in colour on grey.
 
-        The attribution covers the pixels that the model saw. All other pixels are grey, which means zero.
+        The attribution covers the pixels that the model saw. All other pixels are grey, the colour of zero.
 
         Parameters
         ----------

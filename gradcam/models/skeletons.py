@@ -45,8 +45,9 @@ class Skeleton:
 class Survey:
     """The layers of a skeleton.
 
-    If the model had to be run with random weights, `note` reports the reason. `is_of_task` is True if the model is for
-    another task than classification. The suggested rows are then the layers that are explained by default.
+    Each of the `rows` describes one layer. If the model had to be run with random weights, `note` reports the reason.
+    `is_of_task` is True if the model has an adapter for another task than classification. The suggested rows are then
+    the layers that are explained by default.
     """
 
     skeleton: Skeleton
@@ -58,8 +59,9 @@ class Survey:
 def build_with_random_weights(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) -> Skeleton:
     """Build the named model with random weights; no weights are read or downloaded.
 
-    `size` is the (height, width) of images, or the (depth, height, width) of volumes. None uses the size that the
-    weights were trained with, and a depth of 16. A model from a user-defined function keeps its weights. The caller's
+    `size` is the (height, width) of images, or the (depth, height, width) of volumes. None uses the size for which
+    the weights were trained, and a depth of 16. If a user-defined function builds the model, its weights are not
+    changed. The caller's
     random state is preserved.
     """
     with torch.random.fork_rng(devices=()):
@@ -70,8 +72,8 @@ def survey(name: str = DEFAULT_MODEL, *, size: tuple[int, ...] | None = None) ->
     """Return the layers of the model with this name, as in `gradcam.list_layers`, with its default layer marked.
 
     The model is built on the meta device, where weights have no values. If the forward pass needs values, the model is
-    built again with random weights. If the model fails with the usual number of channels, the input gets the number of
-    channels of the first convolution. `size` is as in `build_with_random_weights`.
+    built again with random weights. If the model fails with the usual number of channels, the input gets as many
+    channels as the first convolution takes. `size` is as in `build_with_random_weights`.
     """
     skeleton = _to_skeleton(name, find_blueprint(name), size, _build_empty)
     try:
@@ -89,7 +91,7 @@ def _survey(skeleton: Skeleton) -> Survey:
         rows = _try_places(skeleton, _list_layers(skeleton, skeleton.model, "meta"))
     except GradcamError:
         raise
-    except (Exception, SystemExit) as error:  # a model may raise anything
+    except (Exception, SystemExit) as error:  # Models raise errors of any type.
         if "meta" not in str(error).lower():
             raise to_run_error(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows = _list_with_random_weights(skeleton)
@@ -104,14 +106,14 @@ def _survey(skeleton: Skeleton) -> Survey:
 
 
 def _try_places(skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
-    """Run a small model with random weights, and add the measured `places` to the rows; keep other models' rows."""
+    """Return rows with measured `places` (see `LayerRow`), for small models whose layouts are partly guessed."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
-    is_volume = len(skeleton.size) > 2  # several passes over a volume take minutes
+    is_volume = len(skeleton.size) > 2  # For volumes, the measurement takes minutes.
     if is_volume or count > MAX_PARAMETERS_TO_RUN or not any(row.cam and row.guessed for row in rows):
         return rows
-    # The rows are usable without `places`, so errors are ignored.
+    # Ignore errors, because the rows are usable without `places`.
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)  # so that the list is reproducible
+        torch.manual_seed(0)  # for a reproducible list
         places = {row.name: row.places for row in _list_with_random_weights(skeleton)}
         return tuple(replace(row, places=places.get(row.name)) for row in rows)
     return rows
@@ -137,7 +139,7 @@ def to_run_error(name: str, shape: Sequence[int], error: BaseException) -> Model
     kind, hint = ("a volume", VOLUME_HINT) if len(shape) > 3 else ("an image", "")
     reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
     if isinstance(error, SystemExit):
-        reason = f"SystemExit: {reason}"  # SystemExit has only an exit code as its message
+        reason = f"SystemExit: {reason}"  # The message of SystemExit is only an exit code.
     elif hint:
         reason = reason[:MAX_MESSAGE_CHARACTERS].rstrip(".")
     elif isinstance(error, (RuntimeError, AssertionError)) and not hasattr(error, "__notes__"):
@@ -153,22 +155,22 @@ def _to_skeleton(name: str, blueprint: Blueprint, size: tuple[int, ...] | None, 
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
-    # In this block, parameters are meta tensors. If the constructor reads parameter values, it fails. Then the last
-    # line builds the model again, with real parameters.
+    # First create all parameters as meta tensors. A constructor that reads parameter values then fails. In this case,
+    # the last line builds the model again, with real parameters.
     with contextlib.suppress(ModelError), empty_parameters(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns of loading weights into meta tensors
+        warnings.simplefilter("ignore")  # Loading weights into meta tensors causes warnings.
         return _build(name, blueprint).to("meta")
     return _build(name, blueprint).to("meta")
 
 
 def _build(name: str, blueprint: Blueprint) -> nn.Module:
-    """Build the model with random weights; raise `ModelError` if that fails or the result is not a module."""
+    """Build the model with random weights; raise `ModelError` if this fails, or the result is not a module."""
     try:
         with pytorch_defaults():
             model = blueprint.build()
     except ModelError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # The user's code may raise errors of any type.
         raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {' '.join(str(error).split())})") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name}: returned {shorten(model)}, expected a torch.nn.Module.")

@@ -33,8 +33,8 @@ from gradcam.targets.masks import check_point, find_image_areas, read_mask
 class Placement:
     """The position of an image in the model's input.
 
-    `size` is the size of the image, `region` is its visible part, `window` is the position of this part in the input,
-    and `input_size` is the size of the whole input.
+    `size` is the size of the image. `region` is the visible part of the image. `window` is the position of this part in
+    the input. `input_size` is the size of the whole input.
     """
 
     size: tuple[int, int]
@@ -67,7 +67,7 @@ class Placement:
             mask = read_mask(mask)
         if isinstance(mask, (tuple, list)) and all(isinstance(coordinate, (int, float)) for coordinate in mask):
             if len(mask) == 2:
-                check_point(mask, (0, 0, self.size[1], self.size[0]))  # before moving, so errors show user coordinates
+                check_point(mask, (0, 0, self.size[1], self.size[0]))  # before moving: errors show user coordinates
                 return self.move_point(mask)
             return self.move_box(mask) if len(mask) == 4 else tuple(mask)
         array = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
@@ -94,7 +94,7 @@ class TaskModel(Classifier):
     family : Family or None
         The adapter that reads the model's output; None if the output needs no adapter.
     inputs : mapping of str to Tensor
-        Additional inputs, such as text prompts. Each has one row, which is used for all images.
+        Additional inputs, such as text prompts. Each input has batch size 1, and is used for all images.
     is_chosen : bool
         Whether the user chose `layer`.
 
@@ -236,7 +236,7 @@ class Detector(TaskModel):
     """An object detector, with its preprocessing and its class names.
 
     `gradcam.load_detector` returns one. A target is a `targets.Box`, a `targets.MissedBox`, or a class, by index or
-    label. A class selects the highest-scoring box of this class. None selects the highest-scoring box of all classes.
+    label. A class selects the highest-scoring box of this class. None selects the highest-scoring box of the image.
 
     Examples
     --------
@@ -269,7 +269,7 @@ class Detector(TaskModel):
         if not isinstance(resolved, targets.MissedBox):
             return resolved
         placement = self.place(prepared)
-        check_inside(resolved.boxes, placement.size)  # before moving, so that errors show user coordinates
+        check_inside(resolved.boxes, placement.size)  # before moving: errors show user coordinates
         return replace(resolved, box=[placement.move_box(box) for box in resolved.boxes])
 
     def list_all(self) -> Any:
@@ -296,7 +296,8 @@ class Segmenter(TaskModel):
     """A semantic segmentation model, with its preprocessing and its class names.
 
     `gradcam.load_segmenter` returns one. A target is a `targets.Mask`, or classes, by index or label. A class selects
-    its predicted mask. None selects the class that covers the largest area.
+    the predicted mask of this class. None selects the class with the largest area, except the
+    background.
 
     Examples
     --------
@@ -373,8 +374,8 @@ class Matcher(TaskModel):
 class Captioner(TaskModel):
     """An image captioning model, with its preprocessing.
 
-    `gradcam.load_model` returns one. A target is a `targets.Token`, or the numbers of the words. None explains all words
-    of the caption that the model generates.
+    `gradcam.load_model` returns one. A target is a `targets.Token`, or indices of words in the generated caption. None
+    explains all words of the generated caption.
 
     Examples
     --------
@@ -411,7 +412,7 @@ class Captioner(TaskModel):
 class PoseFinder(TaskModel):
     """A pose estimation (keypoint) model, with its preprocessing.
 
-    `gradcam.load_model` returns one. A target is a `targets.Keypoint`, or the numbers of keypoints. None means the first
+    `gradcam.load_model` returns one. A target is a `targets.Keypoint`, or indices of keypoints. None means the first
     keypoint.
 
     Examples
@@ -435,7 +436,7 @@ TASK_MODELS = {kind.task: kind for kind in (Detector, Segmenter, Matcher, Captio
 
 
 def require_family(model: nn.Module, task: str) -> Family | None:
-    """Return the model's adapter for a task, or None; raise `ModelError` if detection or captioning has no adapter."""
+    """Return the model's adapter for a task, or None. For detection and captioning, raise `ModelError` instead."""
     family = next((family for family in list_families(unwrap(model)) if family.task == task), None)
     if family is None and task in ("detection", "captioning"):
         problem = f"{type(model).__name__} is not a known model for {task}"

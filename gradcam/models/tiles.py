@@ -21,7 +21,7 @@ from gradcam.models.preprocess import Preprocessing
 TILES_PER_BATCH = 8
 OVERLAP = 0.5  # fraction of a tile that the next tile also covers
 MAX_TILES_PER_IMAGE = 2**16
-MAX_HEATMAP_PIXELS = 2**22  # maps are far coarser, so more pixels would add no detail
+MAX_HEATMAP_PIXELS = 2**22  # Maps are far coarser, so more pixels would not add detail.
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Tiles:
     """Overlapping tiles of an image (H,W) or (H,W,C), each resized to the network's input size.
 
     `side` is the length of a tile's longer side, in pixels of the image. The last tiles end at the image border. The
-    image is stretched by less than `step` input pixels, to place all tiles on one grid of cells.
+    image is stretched by less than `step` input pixels. As a result, the cells of all tiles form one grid.
     """
 
     image: NDArray[Any]
@@ -39,7 +39,7 @@ class Tiles:
 
     @property
     def canvas(self) -> tuple[int, int]:
-        """Return the (height, width) of the image at the scale of the network's input, in input pixels."""
+        """Return the size of the canvas (height, width): the image, resized to the scale of the network's input."""
         pairs = list(zip(self.image.shape, self.preprocess.size))
         scale = max(max(self.preprocess.size) / self.side, *(length / side for side, length in pairs))
         steps = (max(0, round((side * scale - length) / self.step)) for side, length in pairs)
@@ -75,12 +75,12 @@ class Tiles:
         scales = [side / length for side, length in zip(self.image.shape, self.canvas)]
         corner = [start * scale for start, scale in zip((top, left), scales)]
         size = [length * scale for length, scale in zip(self.preprocess.size, scales)]
-        # Cut out only this tile, with the margin that interpolation reads.
+        # To save memory, cut out the tile and the margin that interpolation reads.
         margins = [math.ceil(4 * max(1, scale)) for scale in scales]
         first = [max(0, math.floor(start) - margin) for start, margin in zip(corner, margins)]
         last = [math.ceil(start + length) + margin for start, length, margin in zip(corner, size, margins)]
         pixels = self.image[first[0] : last[0], first[1] : last[1]]
-        # The lengths are limited, because rounding could move the tile past the border of the image.
+        # Limit the lengths, because rounding could move the tile's end beyond the image border.
         offsets = [start - margin_start for start, margin_start in zip(corner, first)]
         lengths = [min(length, side - start) for length, side, start in zip(size, pixels.shape, offsets)]
         return self.preprocess.transform_part(pixels, (offsets[0], offsets[1], lengths[0], lengths[1]))
@@ -91,7 +91,7 @@ Explain = Callable[[Tensor], Explanations]
 
 
 def explain_tiles(tiles: Tiles, explain: Explain, progress: Callable[[int, int], object] | None) -> Explanations:
-    """Explain all tiles, blend their maps with weights that fall towards the tile borders, and average the scores.
+    """Explain all tiles, blend their maps, and average the scores. Weights decrease towards the tile borders.
 
     `explain` takes tiles (N,C,h,w), and must explain the same classes, or the same function, for all tiles.
     """
@@ -117,7 +117,7 @@ def stack(explanations: Sequence[Explanation]) -> Explanation:
 
 
 class _BlendedSum:
-    """The weighted sum of the maps of all tiles, with the sum of weights, the sum of scores and the tile count."""
+    """The weighted sum of all tiles' maps, the sum of the weights, the sum of the scores, and the number of tiles."""
 
     def __init__(self, explanation: Explanation, tiles: Tiles) -> None:
         classes, grid = explanation.maps.shape[1], explanation.maps.shape[2:]

@@ -31,13 +31,13 @@ from gradcam.storage.fetch import StoreArchive, translate_input_store_errors
 
 Opener = Callable[[Any], Any]
 OPENERS_BY_MAGIC: dict[bytes, Opener] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-# A worker process keeps at most this number of archives unpacked. A small number is enough, because images are mostly
+# A worker process keeps at most this number of archives unpacked. A small number is enough, because most images are
 # read archive by archive.
 MAX_UNPACKED_ARCHIVES = 4
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 MAX_MEMBER_BYTES = 2**30  # A larger member is not an image, and may be an attempt to fill the memory.
-MAX_CONCURRENT_LISTINGS = 8  # The limit applies to archives in stores.
+MAX_CONCURRENT_LISTINGS = 8  # This limit applies only to archives in stores.
 OUTSIDE_PATH_REASON = "has a path outside the archive"
 BRACE_PATTERN = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
@@ -99,7 +99,7 @@ def find_opener(file: BinaryIO) -> Opener | None:
 def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
     """Decompress a tar into an anonymous temporary file.
 
-    A compressed stream can only be read from start to end, but several threads read the members in any order. Raises
+    Several threads read the members in any order, but a compressed stream can only be read from start to end. Raises
     `InputError` if the temporary file cannot be written, for example because the disk is full. Errors of the stream are
     raised unchanged.
     """
@@ -121,8 +121,8 @@ def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
 class Members:
     """The images in an archive with their unique safe names, and the number of other files that were left out.
 
-    In a WebDataset, an image and its labels have the same name up to the first dot. If an image and another file in a
-    tar have such names, the other file is not counted.
+    In a WebDataset, an image and its labels have the same name up to the first dot. If an image in a tar
+    and another file have the same name in this sense, the other file is not counted.
     """
 
     images: list[tuple[str, ImageContent]]
@@ -132,8 +132,8 @@ class Members:
 def list_archive(location: str) -> Members:
     """List the visible images in a ``.zip`` or a ``.tar``, given by path or URL, in the order of the archive.
 
-    An image that cannot be read is listed as well. Reading this image then raises the error. Raises `InputError` if the
-    archive is damaged or incomplete, and `StoreError` if its store fails.
+    An image that cannot be read is listed as well. If such an image is read, the error is raised. Raises `InputError`
+    if the archive is damaged or incomplete, and `StoreError` if its store fails.
     """
     images: list[tuple[str, ImageContent]] = []
     other_files: Counter[str] = Counter()  # The keys are file names or, in a tar, the parts before the first dot.

@@ -33,14 +33,14 @@ class InputCollector:
     """
 
     roots: Roots
-    visited: set[str]  # folders on disks and in stores that must not be listed (again)
+    visited: set[str]  # The folders, on disks and in stores, that must not be listed (again).
     list_members: Callable[[str], Members] = list_archive
     items: dict[object, InputImage] = field(default_factory=dict)
     left_out: int = 0
     _sources: list[Source] = field(default_factory=list)
-    _resolved: dict[str, str] = field(default_factory=dict)  # maps folders to their paths without links
+    _resolved: dict[str, str] = field(default_factory=dict)  # Maps folders to their paths without links.
     _archives: set[str] = field(default_factory=set)
-    _buckets: set[str] = field(default_factory=set)  # buckets that passed `Store.check`
+    _buckets: set[str] = field(default_factory=set)  # The buckets that passed `Store.check`.
 
     def add(self, source: Source) -> None:
         self._sources.append(source)
@@ -152,7 +152,8 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Input
     Lists are ``.txt``, ``.csv`` and ``.tsv`` files, or "-" for standard input. Braces in the name of a tar stand for
     the shards of a WebDataset. Images are in the order of the inputs. The images of a folder or a glob are sorted by
     name. If several inputs contain the same image, it is listed once. In folders, archives and globs, files without an
-    image suffix are left out and counted. Any other file that is given by name counts as an image, whatever its suffix.
+    image suffix are left out and counted. Any other file that is given by name counts as an image, even without an
+    image suffix.
 
     Names are relative to the deepest common folder of the inputs. If inputs are in several buckets, or in a store and
     on a disk, a name in a store begins with the bucket's name. A name on the disk then begins with the folder's name.

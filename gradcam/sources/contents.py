@@ -17,8 +17,8 @@ from gradcam.errors import ImageError, StoreError
 from gradcam.images.files import NotAFileError, open_file
 from gradcam.images.read import check_memory
 
-LOCAL_HEADER = struct.Struct("<4s22xHH")  # a zip member's signature, and the lengths of its name and its extra fields
-HEADER_BYTES = LOCAL_HEADER.size + 400  # enough for the bytes before a member's data, unless its name is unusually long
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # A zip member's signature, and the lengths of its name and its extra fields.
+HEADER_BYTES = LOCAL_HEADER.size + 400  # The local header with all its fields is rarely longer.
 
 ERROR_REASONS: dict[type[Exception], str] = dict.fromkeys((FileNotFoundError, NotADirectoryError), "does not exist")
 ERROR_REASONS |= {IsADirectoryError: "is not a file", MemoryError: "does not fit into memory"}
@@ -27,7 +27,7 @@ Stamp = tuple[int, int, int]  # (inode, size, modification time)
 
 
 class ImageContent(Protocol):
-    """An object that reads the bytes of an image. It is thread-safe, and can be sent to other processes."""
+    """An object that reads the bytes of an image. The object is thread-safe, and can be pickled."""
 
     @property
     def path(self) -> Path | None:
@@ -114,7 +114,7 @@ class ArchiveFile:
     """An archive in a file on a disk. If the file changes after it was listed, `open` raises `ImageError`.
 
     The file is opened again for each read, so that threads do not share a file position. The object can be sent to
-    other processes. These processes ignore the inode, because the file may have another inode on another machine.
+    other processes. Other processes ignore the inode, because the inode may differ between machines.
     """
 
     def __init__(self, path: str, file: BinaryIO) -> None:

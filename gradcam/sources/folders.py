@@ -18,7 +18,7 @@ is_glob = glob.has_magic  # Returns whether a text contains `*`, `?` or `[`.
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The listed folder, or a folder inside the listed folder.
+    """A folder with its files: the listed folder, or a folder inside the listed folder.
 
     `name` is the path relative to the listed folder, and ends with "/". For the listed folder itself, `name` is empty.
     `path` contains no links. `files` are the names of the files in the folder.
@@ -94,7 +94,7 @@ def expand_pattern(pattern: str, exclude: str | None) -> list[str]:
     A hidden name matches only if its part of the glob begins with a dot. `exclude` is the resolved path of a folder
     that is not searched. Raises `InputError` if a folder cannot be read.
     """
-    # Do not use the glob module: it follows loops of links, and silently skips unreadable folders.
+    # Do not use the glob module, because that module follows loops of links, and silently skips unreadable folders.
     anchor = Path(pattern).anchor
     parts = tuple(part for part in pattern[len(anchor) :].replace(os.sep, "/").split("/") if part)
     paths = set(_match(anchor, parts, exclude))

@@ -74,7 +74,7 @@ def read_standard_input() -> list[ListEntry]:
 
 
 def decode_text(data: bytes, source: str) -> str:
-    """Decode a list. If the list begins with a UTF-16 byte order mark, decode it as UTF-16, otherwise as UTF-8.
+    """Decode a list. The encoding is UTF-16 if the list begins with a UTF-16 byte order mark, and UTF-8 otherwise.
 
     Programs on Windows often write UTF-16. In UTF-8, invalid bytes become surrogates, so that file names in any
     encoding keep their bytes.

@@ -72,7 +72,7 @@ class Roots:
         bucket = find_bucket(address)
         remaining = address[len(self._roots.get(bucket, "")) :].replace(os.sep, "/").lstrip("/")
         name = self._prefixes.get(bucket, "") + remaining
-        if not name and not ending:  # In some stores, an object's URL is also its bucket.
+        if not name and not ending:  # In some stores, an object and its bucket have the same URL.
             return address.rpartition("/")[2]
         return name.rstrip("/") + ending if name else ""
 

@@ -125,7 +125,7 @@ def _split_pattern(pattern: str) -> tuple[Store, list[str]]:
 
 
 def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
-    """Yield the number of leading parts of the name that match the pattern, once for each possible match."""
+    """Yield each number of leading parts of the name that the pattern can match. Numbers may be repeated."""
     if not parts:
         yield 0
         return

@@ -19,9 +19,9 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_shards, list_manifests
 from gradcam.storage.store import Store
 
-ExistingRunMode = Literal["new", "resume", "overwrite"]  # how to treat an earlier run
+ExistingRunMode = Literal["new", "resume", "overwrite"]  # How to treat an earlier run.
 
-PAGE, REPORT = "index.html", "report"  # the page of a report, and the folder of its other files
+PAGE, REPORT = "index.html", "report"  # The page of a report, and the folder of the other files.
 # Files that are the same in every report.
 STATIC_FILES = ("style.css", "theme.js", "common.js", "records.js", "grid.js", "detail.js", "gallery.js")
 # Matches the names of a report's files, relative to the folder REPORT.
@@ -43,7 +43,7 @@ def check_earlier_run(
     names = reader.list_names()
     shards = find_shards(names)
     if mode == "overwrite" and not shard.of:
-        return []  # This run removes all earlier shards, so their settings do not matter.
+        return []  # This run removes all earlier shards, so there are no settings to compare.
     check_other_shards(reader, names, shard, mode)
     # All existing shards have the same settings, so comparing one shard is enough.
     for other_shard in [other_shard for other_shard in shards if other_shard != shard][:1]:
@@ -87,7 +87,7 @@ def _check_same_settings(
 
 
 def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
-    """Return the fields of the shard's run.json. If the layers and methods are missing, take them from a record.
+    """Return the fields of the shard's run.json. Take missing layers and methods from a record.
 
     Earlier versions of gradcam did not write the layers and methods of models that are not classifiers.
     """

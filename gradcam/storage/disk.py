@@ -20,7 +20,7 @@ BLOCK_BYTES = 2**16
 MAX_LINE_BYTES = 2**24
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
-# An unsuitable file name can cause these errors. Files with other names can then still be written.
+# An unsuitable file name can cause these errors. After such an error, files with other names can still be written.
 FILE_NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 # Some file systems have no locks.
 UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -102,7 +102,7 @@ class LineFile:
         """Append a line, which must include its line end. If this raises `OSError`, the file is unchanged."""
         try:
             remaining = memoryview(line)
-            while remaining:  # If the disk is nearly full, one write may store only part of the line.
+            while remaining:  # If the disk is nearly full, a write may store only part of the line.
                 remaining = remaining[self._file.write(remaining) or 0 :]
             self._end += len(line)
         except BaseException:  # KeyboardInterrupt must not leave part of a line either.

@@ -16,9 +16,9 @@ from gradcam.errors import ImageError, InputError
 from gradcam.storage.retry import describe_refusal
 from gradcam.storage.store import Store
 
-# The first read after a jump fetches MIN_FETCH_BYTES. Sequential reads fetch more each time, up to MAX_FETCH_BYTES.
+# After a seek, the first read fetches MIN_FETCH_BYTES. Each sequential read fetches more, up to MAX_FETCH_BYTES.
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 2**16, 2**23
-# Opening an archive checks it for changes if the last check is at least this long ago.
+# If the last check is at least this old, opening an archive checks the archive for changes.
 RECHECK_SECONDS = 10.0
 
 
@@ -85,7 +85,8 @@ class RangeFile(io.RawIOBase):
 
     def __init__(self, store: Store, size: int, start: int = 0, expected: int = MIN_FETCH_BYTES) -> None:
         self._store, self._size, self._position, self._fetch_size = store, size, start, expected
-        self._data, self._data_start = b"", start  # the bytes fetched last, and their position in the object
+        # The bytes of the last request, and the position of these bytes in the object.
+        self._data, self._data_start = b"", start
 
     def readable(self) -> bool:
         return True
@@ -106,7 +107,7 @@ class RangeFile(io.RawIOBase):
         missing = remaining if size is None or size < 0 else min(size, remaining)
         pieces = []
         while missing:
-            offset = self._position - self._data_start  # This is the position within `self._data`.
+            offset = self._position - self._data_start  # The position within `self._data`.
             if not 0 <= offset < len(self._data):
                 if self._data:
                     is_near = len(self._data) <= offset <= 2 * len(self._data)
@@ -116,7 +117,7 @@ class RangeFile(io.RawIOBase):
                 self._data_start, offset = self._position, 0
             piece = self._data[offset : offset + missing]
             if not piece:
-                break  # The object is shorter than it was when it was listed.
+                break  # The object has become shorter after the listing.
             pieces.append(piece)
             self._position += len(piece)
             missing -= len(piece)

@@ -21,11 +21,11 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_last_piece_number, find_shards, list_manifests, name_piece
 from gradcam.storage.store import Store, parse_location
 
-SYNC_INTERVAL_SECONDS = 1.0  # Appending a record syncs the manifest to the disk if the last sync is older than this.
+SYNC_INTERVAL_SECONDS = 1.0  # If the last sync is older, appending a record syncs the file.
 LINES_PER_PIECE = 1000  # The maximum number of lines in a piece that `sort_pieces` writes.
 MAX_CACHED_PIECES = 16
 
-Line = tuple[int, int, int, int]  # (position of the image in the order, piece, start, end)
+Line = tuple[int, int, int, int]  # (position of the image in `order`, piece, start, end)
 
 
 def encode_event(event: str, details: Mapping[str, Any]) -> bytes:
@@ -35,7 +35,7 @@ def encode_event(event: str, details: Mapping[str, Any]) -> bytes:
 
 
 class LogWriter:
-    """A log file of events. Several threads may append to it."""
+    """A log file of events. Several threads may append events."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineFile(path)
@@ -130,7 +130,7 @@ def remove_unfinished_lines(path: Path, is_done: Callable[[Record], bool], tempo
     If there are no lines to remove, the file is not rewritten. Raises `OSError` and `OutputError`.
     """
     finished: set[str] = set()
-    ranges: list[tuple[int, int]] = []  # (start, end); ranges of adjacent lines are merged to keep the list short
+    ranges: list[tuple[int, int]] = []  # (start, end) of adjacent lines, which are merged to save memory.
     size = 0
     for line, record in pair_lines(open_lines(path), path):
         if line.endswith(b"\n") and record.image not in finished and is_done(record):
@@ -162,7 +162,7 @@ def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     positions, start = [], 0
-    unranked: dict[str, tuple[int, int, int]] = {}  # maps each file to the line of an image that is not in `order`
+    unranked: dict[str, tuple[int, int, int]] = {}  # Maps each file of an image not in `order` to the image's line.
     with open_file(path) as file:
         for line in file:
             position = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))
@@ -259,7 +259,7 @@ class PieceWriter:
 def find_finished_images(
     reader: OutputReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
-    """Return the names of the finished images, and a dict from the other recorded images to whether they failed.
+    """Return the names of the finished images, and a dict from each other recorded image to whether the image failed.
 
     An image is finished if `is_finished_by` accepts its last record, and if all its files exist and are not empty.
     `sizes` contains the sizes of all objects in the store.
@@ -286,7 +286,7 @@ def sort_pieces(store: Store, shard: ShardFiles, order: Sequence[str], unwanted:
     names = StoreReader(store).list_names()
     pieces, ranks = list_manifests(names, shard), {name: rank for rank, name in enumerate(order)}
     last_lines: dict[str, Line] = {}
-    stored: list[list[Line]] = []  # one list per piece
+    stored: list[list[Line]] = []  # One list per piece.
     for number, piece in enumerate(pieces):
         lines: dict[str, Line] = {}
         start = 0

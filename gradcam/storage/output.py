@@ -24,8 +24,8 @@ from gradcam.storage.store import Store
 class DiskReader:
     """Read access to an output folder on a disk.
 
-    Names are relative to the folder, with "/" between folders. All methods raise `OSError`; `read` and `read_lines`
-    also raise `OutputError` if the name does not belong to a regular file.
+    Names are relative to the folder, with "/" between folders. All methods raise `OSError`. If the name
+    does not belong to a regular file, `read` and `read_lines` raise `OutputError`.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class DiskReader:
         return str(self.folder / name) if name else disk.format_folder(self.folder)
 
     def list_names(self) -> list[str]:
-        """Return the names of files and folders directly in the folder, and of the pieces of manifests and logs."""
+        """Return the names of the files and folders in this folder, and of the pieces of manifests and logs."""
         names: list[str] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -161,7 +161,7 @@ def translate_output_store_errors(store: Store) -> Iterator[None]:
 class DiskWriter:
     """Write access to an output folder on a disk.
 
-    The object can be pickled, and several threads may write at once. `temporary` is a folder on the same disk for
+    The object can be pickled. Several threads may write at once. `temporary` is a folder on the same disk for
     unfinished files.
     """
 

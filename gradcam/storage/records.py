@@ -19,13 +19,13 @@ Entry = TypeVar("Entry", "Prediction", "Explained")
 FILE_KEYS = ("overlay", "heatmap", "map", "panel", "mask_file")  # The keys of an explanation's files.
 # A record omits these keys if their value is None.
 OPTIONAL_KEYS = (
-    *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits"),
+    *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits", "figure"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
 )
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels of the image
 Point = tuple[float, float]  # (x, y), in pixels of the image
-# (left, top, right, bottom, score) of a region of the heatmap, in pixels of the image; right and bottom are exclusive
+# A region's box and score: (left, top, right, bottom, score), in pixels of the image. Right and bottom are exclusive.
 ScoredBox = tuple[float, float, float, float, float]
 
 
@@ -55,9 +55,9 @@ class Explained:
 
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
     `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
-    the sentence, and `against` lists the sentences to contrast it with. `like` is the reference image. If the map is on
-    the reference image, `on` is "reference". `word` is the number of a word in the caption. `keypoint` is the number of
-    a keypoint, `point` is its position, and `axis` is the coordinate to explain.
+    the sentence, and `against` lists the sentences to contrast with `text`. `like` is the reference image. If the map
+    is on the reference image, `on` is "reference". `word` is the number of a word in the caption. `keypoint` is the
+    number of a keypoint, `point` is its position, and `axis` is the coordinate to explain.
     """
 
     index: int | None
@@ -128,9 +128,9 @@ class Record:
     `note` is a remark on how the image was read or is displayed. `size` is (height, width). `region` is the part of the
     image that the network saw, as (top, left, height, width) in pixels. The maps cover the same region. If the model's
     own preprocessing was used, `fit` is None. Otherwise `fit` is "whole", or "tiles:224" for windows of 224 pixels.
-    `sha256` is the hash of the image file, if the hash was requested. If the files are in an archive, `tar` is the name
-    of the archive, and file names have the form `tar/member`. `page` is the HTML page with all maps. `edits` lists the
-    parts that `gradcam run --edit` removed from the image.
+    `sha256` is the hash of the image file, if the hash was requested. If the files are in a tar archive, `tar` is the
+    name of the archive, and file names have the form `tar/member`. `page` is the HTML page with all maps. `edits` lists
+    the parts that `gradcam run --edit` removed from the image. `figure` is the figure of all images of the command.
     """
 
     image: str
@@ -146,6 +146,7 @@ class Record:
     tar: str | None = None
     page: str | None = None
     edits: Sequence[str] | None = None
+    figure: str | None = None
 
     __repr__ = format_fields
 
@@ -184,7 +185,7 @@ class Record:
             problem = f"its schema is {shorten(fields['schema'])}, but this version of gradcam reads {SCHEMA}"
             raise GradcamError(f"{problem}: use the version that wrote it, or a newer one")
         try:
-            names = ("error", "note", "fit", "sha256", "tar", "page")
+            names = ("error", "note", "fit", "sha256", "tar", "page", "figure")
             texts = {name: _require_type(fields.get(name), str, type(None)) for name in names}
             texts |= {name: _require_type(fields[name], str) for name in ("image", "model")}
             predictions = _to_entries(Prediction, fields.get("predictions", []))

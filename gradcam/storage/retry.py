@@ -1,8 +1,8 @@
 """Retry requests to stores after transient errors, and describe permanent errors in one line."""
 
-# The package tenacity would not make this module shorter, because three features would still have to be written. The
-# last wait ends at the time limit. While a store is down, requests fail without retries. A thread warns about slow
-# requests, because a client may log nothing for minutes.
+# The package tenacity would not make this module shorter, because it lacks three features of this module. The last wait
+# ends at the time limit. While a store is down, requests fail without retries. A thread warns about slow requests,
+# because a client may log nothing for minutes.
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gradcam.errors import StoreError
 
 LOG = logging.getLogger("gradcam")
 NOTICE_SECONDS = 5.0  # If a request takes longer, a warning is logged.
-POLL_SECONDS = 0.5  # interval between two checks of the open requests
+POLL_SECONDS = 0.5  # The interval between two checks of the open requests.
 RETRY_SECONDS = 60.0  # A store that fails for this long counts as down.
 SHORT_RETRY_SECONDS = 5.0  # Within `limit_retries`, this value replaces RETRY_SECONDS.
-MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0  # waits between two tries
+MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0  # The limits of the wait between two tries.
 # A retry cannot succeed after these errors.
 PERMANENT_ERRORS = (
     FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
@@ -93,7 +93,7 @@ class StoreWatch:
 
     def __init__(self) -> None:
         self._open: set[StoreRequest] = set()
-        self._warned_at: dict[str, float] = {}  # the time of the last warning, by bucket
+        self._warned_at: dict[str, float] = {}  # The time of the last warning, by bucket.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -125,7 +125,7 @@ class StoreWatch:
                     return
                 now = time.monotonic()
                 requests = [request for request in self._open if now - request.start >= NOTICE_SECONDS]
-                # Select one late request for each bucket without a warning.
+                # Select one late request for each bucket that has no warning yet.
                 late = {request.bucket: request for request in requests if request.bucket not in self._warned_at}
                 self._warned_at |= dict.fromkeys(late, now)
             for request in late.values():
@@ -143,8 +143,8 @@ def call_with_retries(call: Callable[[], T], url: str) -> T:
 
     The wait grows with each try. Raises `OSError` if the store reports a permanent error for the object itself. Raises
     `StoreError`, which names the URL, if credentials are missing, if the configuration is invalid, or if the store has
-    failed for `RETRY_SECONDS`. Such a store counts as down. While a store is down, each call tries only once. If the
-    store does not respond at all, a call raises the error without a try.
+    failed for `RETRY_SECONDS`. Such a store counts as down. While a store is down, each call tries only once. If a
+    store that is down does not respond at all, a call raises the error without a try.
     """
     wait, start, bucket = MIN_WAIT_SECONDS, time.monotonic(), "/".join(url.split("/")[:3])
     patience = min(RETRY_SECONDS, getattr(_thread_state, "patience", RETRY_SECONDS))

@@ -44,7 +44,7 @@ class ShardFiles:
     """The file names of a shard. Shards are counted from 1. Shard 0 of 0 stands for a run without shards.
 
     In a store, `records` and `events` are the folders for the pieces of a manifest and a log. The file `lock` is never
-    removed, because two processes could then hold the lock at the same time.
+    removed, because after a removal, two processes could hold the lock at the same time.
     """
 
     of: int = 0
@@ -104,7 +104,7 @@ def _number_pieces(names: Iterable[str], folder: str) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run, for run.json. They contain no times, so that equal settings give equal files.
+    """The settings of a run, for run.json. Times are left out, so that equal settings give equal files.
 
     `settings` contains all options that change the results or their names, as JSON values. `images` is the number of
     images to explain. `resolved` contains the layers, methods, layouts and output that gradcam chose, if these choices
@@ -198,13 +198,13 @@ def list_layers_and_methods(pairs: Iterable[tuple[str, str]]) -> dict[str, list[
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return "name: earlier → now" for each setting that makes the results of two runs differ."""
     # Compare only the choices that both runs recorded in `resolved`. Earlier versions of gradcam recorded fewer
-    # choices, and so do detectors that detect nothing in the noise image.
+    # choices. If a detector detects nothing in the noise image, fewer choices are recorded as well.
     resolved = _to_dict(earlier.get("resolved")).keys() & _to_dict(current.get("resolved")).keys()
     before, after = _to_comparable(earlier, resolved), _to_comparable(current, resolved)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     origins = [_to_dict(_to_dict(fields.get("model")).get("weights")).get("of") for fields in (earlier, current)]
     if "precision" in names and "file" not in origins:
-        # At another precision, the same weights have another hash, because their values are rounded.
+        # If the precision differs, the hashes of the same weights differ as well, because the values are rounded.
         names = [name for name in names if name != "weights"]
     differences = [f"{_truncate(name)}: {_truncate(before.get(name))} → {_truncate(after.get(name))}" for name in names]
     if len(differences) > MAX_DIFFERENCES:
@@ -219,7 +219,7 @@ def _truncate(text: str | None) -> str:
 
 
 def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return notes about differences with which the user can still resume the earlier run."""
+    """Return notes about differences that do not prevent resuming the earlier run."""
     before = {"gradcam": earlier.get("gradcam"), **_to_dict(earlier.get("versions"))}
     before = {name: str(version) for name, version in before.items()}
     after = {"gradcam": current["gradcam"], **current["versions"]}

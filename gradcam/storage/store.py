@@ -18,7 +18,7 @@ from gradcam.images.files import is_url, to_path
 from gradcam.storage.retry import call_with_retries, describe_refusal
 
 REQUEST_TIMEOUT_SECONDS = 20.0  # A request fails if no byte arrives for this time.
-MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so many of them can run at once.
+MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so many can run at once.
 EXTRAS_BY_PROTOCOL = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 EXTRAS_BY_PROTOCOL |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
 # fsspec's file systems report the version of an object under one of these keys. The most reliable key comes first.
@@ -46,7 +46,7 @@ class Store:
         return f"{self.url}/" if not self.url.endswith("://") else self.url
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url}  # Each process needs its own client.
+        return {"url": self.url}  # Leave out the client, because each process needs its own.
 
     @property
     def parent(self) -> Store:
@@ -184,7 +184,7 @@ class Store:
 
     @cached_property
     def _file_system_and_root(self) -> tuple[Any, str]:
-        """Return fsspec's file system and the path in it. Raises `StoreError` for an unsupported URL."""
+        """Return fsspec's file system and the path in this file system. Raises `StoreError` for an unsupported URL."""
         from fsspec.config import conf
         from fsspec.core import url_to_fs
 
@@ -194,7 +194,7 @@ class Store:
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
                 # By default, botocore retries silently for minutes, but call_with_retries already retries. Keep one
-                # retry of botocore, because it repeats only one page of a long listing, not the full listing.
+                # retry of botocore, because this retry repeats only one page of a long listing.
                 limits["retries"] = {"max_attempts": 1}
             options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
         elif protocol in ("http", "https"):

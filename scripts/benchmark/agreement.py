@@ -1,4 +1,4 @@
-"""Agreement of our maps with those of other libraries, for methods of the same name, on the photographs in assets/."""
+"""Compare our maps with the maps of other libraries, for methods of the same name, on the photographs in assets/."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEERS = ("pytorch-grad-cam", "torchcam", "captum")
 FUSED_LAYERS = ("layer3", "layer4")
 SHALLOW_LAYERS = (
     "stem.0",
-)  # a shallow layer of 32 channels, for methods that run one pass per channel; it follows an activation
+)  # Methods that run one pass per channel use this layer, because the layer has only 32 channels.
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Task:
     layers: tuple[str, ...]
 
 
-Explain = Callable[[Task], Any]  # returns one map per image
+Explain = Callable[[Task], Any]  # Returns one map per image.
 
 
 def explain_with_gradcam(task: Task, *, method: str = "gradcam", **options: Any) -> Tensor:
@@ -66,7 +66,7 @@ def adapt_pytorch_grad_cam(name: str, *, is_resized: bool = False, **options: An
         with getattr(pytorch_grad_cam, name)(task.model, list(map(task.model.get_submodule, task.layers))) as cam:
             if not is_resized:
                 getattr(cam, "base_cam", cam).get_target_width_height = lambda images: None
-            # Finer-CAM chooses its own targets, for the top class of each image.
+            # Finer-CAM chooses targets for the top class of each image by itself.
             targets = None if name == "FinerCAM" else [ClassifierOutputTarget(index) for index in task.classes]
             return cam(task.images, targets=targets, **options)
 
@@ -106,7 +106,7 @@ def run_captum_guided(task: Task) -> Tensor:
 
 @dataclass(frozen=True)
 class Row:
-    """Our function, and that of each library with the same method. `layers` is None for the method's default layer."""
+    """A method: our function, and the functions of other libraries. If `layers` is None, the default layer is used."""
 
     explain: Explain
     peers: Mapping[str, Explain]
@@ -114,7 +114,7 @@ class Row:
 
 
 def make_row(method: str, *names: str, layers: tuple[str, ...] | None = None) -> Row:
-    """Return the row of a method: its class in pytorch-grad-cam, then, if it has one, its class in torchcam."""
+    """Return the row of a method. `names` are its class in pytorch-grad-cam and, optionally, its class in torchcam."""
     peers = [adapt_pytorch_grad_cam(names[0]), *map(adapt_torchcam, names[1:])]
     return Row(partial(explain_with_gradcam, method=method), dict(zip(PEERS, peers)), layers)
 
@@ -164,11 +164,11 @@ ROWS = {
 
 
 def compare_agreement(settings: Settings) -> Iterator[Table]:
-    """Compare the libraries' maps at the layer's own resolution, unless a row says otherwise, on the CPU."""
+    """Compare the libraries' maps on the CPU. The maps have the layer's resolution, unless a row says otherwise."""
     import gradcam
 
     classifier = gradcam.load_classifier(device="cpu")
-    model = classifier.model.requires_grad_()  # the other libraries fail on a frozen model
+    model = classifier.model.requires_grad_()  # The other libraries fail on a frozen model.
     names = PICTURES.read_text(encoding="utf-8").split()
     images = classifier.batch([gradcam.read_image(PICTURES.parent / name) for name in names])
     classes = model(images).argmax(1).tolist()

@@ -1,4 +1,4 @@
-"""Boxes from heatmaps: how often they fit the annotated objects of the photographs in assets/, beside a centre box."""
+"""Compare boxes from heatmaps and centre boxes with the annotated objects of the photographs in assets/."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ METHODS = ("gradcam", "gradcam-pp", "xgradcam", "hirescam", "layercam", "finerca
 FITS = ("crop", "whole")
 CENTRE, WHOLE_IMAGE = "*centre box*", "*box around the whole image*"
 
-AnnotatedObject = tuple[str, str, list[list[int]]]  # the image, the class, and the boxes of the class
+AnnotatedObject = tuple[str, str, list[list[int]]]  # The image, the class, and the boxes of the class.
 
 
 def compare_boxes(settings: Settings) -> Iterator[Table]:
-    """Measure CorLoc on one device only, because no time is measured."""
+    """Measure CorLoc, the share of located objects. One device is enough, because no time is measured."""
     import gradcam
     from gradcam.evaluation.metrics.localisation import THRESHOLDS, find_held_out_hits
     from gradcam.options import BOX_THRESHOLD
@@ -74,13 +74,13 @@ def list_objects() -> list[AnnotatedObject]:
             box = [int(row[side]) for side in ("left", "top", "right", "bottom")]
             objects[row["image"], row["class"]].append(box)
     rows = sorted((name, label, boxes) for (name, label), boxes in objects.items())
-    # The first two objects are in the same image. Even and odd rows are two halves, so put both into the same half.
+    # Even and odd rows form two halves. Put the first two objects into the same half, because their image is the same.
     rows[1], rows[2] = rows[2], rows[1]
     return rows
 
 
 def measure_heatmap(classifier: gradcam.Classifier, item: AnnotatedObject, method: str, fit: str) -> list[float]:
-    """Return the overlap of the heatmap's box at each threshold."""
+    """Return, for each threshold, the best IoU of the first box from the heatmap with the annotated boxes."""
     from gradcam.evaluation.metrics.localisation import THRESHOLDS
 
     name, label, boxes = item

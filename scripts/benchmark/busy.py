@@ -1,4 +1,4 @@
-"""Slowdown of calls and commands on a machine where other processes keep every core busy."""
+"""Measure how much slower calls and commands are while other processes keep every core busy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmark.tables import Table, format_spread
 
 PICTURES, SIZE = 32, (1024, 768)
 THREAD_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
-# A user's program: prints the seconds of a bare forward pass and of a call, in pairs.
+# A user's program that prints pairs: the seconds of a bare forward pass, and the seconds of a call.
 CALL = """
 import json, time
 import gradcam, torch, torchvision
@@ -40,7 +40,7 @@ calls = (pass_bare, lambda: gradcam.explain(model, images, "layer4"))
 pairs = [[time_call(call) for call in calls] for _ in range(14)]
 print(json.dumps(pairs[4:]))
 """
-# A user's program: prints the seconds of one page of all classes.
+# A user's program that prints the time to make one page of all classes, in seconds.
 PAGE = """
 import time
 import gradcam
@@ -53,7 +53,7 @@ PAGE_SETTINGS = {
     "`GOMP_SPINCOUNT=5000`": {"GOMP_SPINCOUNT": "5000"},
     "`OMP_NUM_THREADS=1`": {"OMP_NUM_THREADS": "1"},
 }
-# Mount points of the CPU control groups, version 1 and version 2, with the files that set a quota of one core.
+# The mount points of CPU control groups, versions 1 and 2, and the files that set a quota of one core.
 CONTROL_GROUPS = {
     Path("/sys/fs/cgroup/cpu"): {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"},
     Path("/sys/fs/cgroup"): {"cpu.max": "100000 100000"},
@@ -67,7 +67,7 @@ COMMANDS = {
 
 
 def compare_busy(settings: Settings) -> Iterator[Table]:
-    """Compare calls and commands on a busy machine, and on one with a quota of one core, with an idle machine."""
+    """Compare calls and commands on an idle machine, on a busy machine, and with a quota of one core."""
     rounds, rows, raw = max(settings.rounds.values()), [], []
     cores = len(os.sched_getaffinity(0))
     for name, count in (("idle", 0), ("busy", cores)):
@@ -88,7 +88,7 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
         make_image_files(folder / "photos", PICTURES, SIZE)
         for command, arguments in COMMANDS.items():
             seconds: dict[int, list[float]] = {0: [], cores: []}
-            time_command(arguments, folder)  # a first run, which fills the file cache
+            time_command(arguments, folder)  # Fill the file cache.
             for _ in range(rounds):
                 for count, times in seconds.items():
                     report_progress("busy", command, f"{count} busy processes")
@@ -101,9 +101,9 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
             for command, arguments in COMMANDS.items() if group else ():
                 prefixes = ([*JOIN_GROUP, str(group)], ONE_CORE)
                 times = []
-                for number in range(rounds + 1):  # the first round fills the file cache and is not counted
+                for number in range(rounds + 1):  # Round 0 fills the file cache, and is not counted.
                     report_progress("busy", command, "a quota of one core")
-                    order = prefixes[:: -1 if number % 2 else 1]  # alternate which command runs first
+                    order = prefixes[:: -1 if number % 2 else 1]  # Alternate which command runs first.
                     seconds_by_prefix = {prefix[0]: time_command(arguments, folder, prefix) for prefix in order}
                     times.append([seconds_by_prefix[prefix[0]] for prefix in prefixes])
                 quota_seconds, core_seconds = np.array(times[1:]).T
@@ -118,7 +118,7 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
         idle = np.median([float(run_python(["-c", PAGE], folder)) for _ in range(rounds)])
         for name, variables in PAGE_SETTINGS.items():
             report_progress("busy", "gradcam.page", name)
-            with keep_busy(cores):  # only once, because this takes minutes when threads spin
+            with keep_busy(cores):  # Run once, because spinning threads need minutes.
                 seconds_busy = float(run_python(["-c", PAGE], folder, variables))
             call = " with ".join(filter(None, ("`gradcam.page` in Python", name)))
             rows.append(
@@ -142,7 +142,7 @@ def keep_busy(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def limit_to_one_core() -> Iterator[Path | None]:
-    """Create a control group with a CPU quota of one core; yield None if this process may not create one."""
+    """Create a control group with a CPU quota of one core. If this process lacks the permission, yield None."""
     for mount, settings in CONTROL_GROUPS.items():
         group = mount / "gradcam-bench"
         try:

@@ -29,12 +29,12 @@ MEGABYTE = 10**6
 PICTURE = Path("assets/cat_and_espresso.jpg")
 
 
-SUFFIXES = {".jpg", ".png", ".webp"}  # of the photographs in the same folder
+SUFFIXES = {".jpg", ".png", ".webp"}  # The suffixes of the photographs in the same folder.
 
 
 @dataclass(frozen=True)
 class Case:
-    """The input of every contender: `classes` has K classes for each of the N images."""
+    """The input of every contender. `classes` has K classes for each of the N images."""
 
     model: nn.Module
     layer: str
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def columns(self) -> list[list[int]]:
-        """Return the classes by column, for contenders that explain one class of each image at a time."""
+        """Return K lists, each with one class per image, for contenders that explain one class per image at a time."""
         return [list(column) for column in zip(*self.classes)]
 
 
@@ -56,9 +56,10 @@ def build_lite0() -> nn.Module:
 
 @dataclass(frozen=True)
 class Network:
-    """A network to build. `layer` is its usual target layer; `last` is its last layer with a grid, if that is another.
+    """A network to build. `layer` is its usual target layer.
 
-    `to_grid` converts the layer's output to (N,C,h,w), for contenders that need it; None if the output has that layout.
+    If the last layer with a grid is another layer, `last` is its name. If the layer's output is not (N,C,h,w),
+    `to_grid` converts the output to this layout, for contenders that need the layout.
     """
 
     build: Callable[[], nn.Module]
@@ -89,16 +90,16 @@ TRANSFORMERS = {
 }
 
 
-# Its forward pass is so short that the fixed cost of a call shows.
+# The forward pass is so short that the fixed cost of a call is visible.
 SMALL_NETWORKS = {"ResNet-18": Network(torchvision.models.resnet18, "layer4")}
 
 
 def build_model(network: str, device: str) -> nn.Module:
-    """Build the network in evaluation mode. Its parameters require gradients, as a user gets them."""
+    """Build the network in evaluation mode. Its parameters require gradients, which is the default."""
     torch.manual_seed(SEED)
     model = (NETWORKS | TRANSFORMERS | SMALL_NETWORKS)[network].build().eval().to(device)
     head = next(module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear))
-    nn.init.normal_(head.weight, std=0.02)  # torchvision initialises ViT's head with zeros, which pass no gradient on
+    nn.init.normal_(head.weight, std=0.02)  # torchvision's ViT head is zero, so it passes no gradient.
     return model
 
 

@@ -25,7 +25,7 @@ def attach_bare(case: Case) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def attach_by_hand(case: Case) -> Iterator[Call]:
-    """Attach handwritten Grad-CAM for one layout of activations; autograd records only the layers after the target."""
+    """Attach handwritten Grad-CAM for activations (N,C,h,w). Autograd records only layers after the target layer."""
     layer, recorded = case.model.get_submodule(case.layer), {}
 
     def record(module: nn.Module, args: object, output: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def attach_by_hand(case: Case) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def attach_hook(case: Case) -> Iterator[Call]:
-    """Attach Grad-CAM with a forward hook, as in many notebooks, for one class; autograd records the whole network."""
+    """Attach Grad-CAM for one class with a forward hook, as many notebooks do. Autograd records all layers."""
     layer, activations = case.model.get_submodule(case.layer), []
     ((index,),) = case.classes
 
@@ -95,7 +95,7 @@ def attach_torchcam(case: Case) -> Iterator[Call]:
     with GradCAM(case.model, case.layer) as cam:
 
         def explain() -> object:
-            output = case.model(case.images)  # one forward pass serves all classes
+            output = case.model(case.images)  # All classes share one forward pass.
             return [*(cam(column, output, retain_graph=True) for column in columns), cam(last, output)]
 
         yield explain
@@ -114,7 +114,7 @@ def attach_captum(case: Case) -> Iterator[Call]:
 class Contender:
     attach: Callable[[Case], contextlib.AbstractContextManager[Call]]
     module: str
-    distribution: str | None  # None if its version is not reported
+    distribution: str | None  # If this is None, the version is not reported.
     output_description: str
 
 

@@ -1,4 +1,4 @@
-"""Maps of a detector's boxes, twenty per image, compared with the detector alone and with another library's recipe."""
+"""Compare the maps of twenty boxes per image with the detector alone, and with another library's recipe."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from benchmark.measuring import Settings, keep_freed_memory, report_progress, sy
 from benchmark.tables import Table, format_spread
 
 SIZE, BOXES = 400, 20
-# By model: the name of its classifier's last layer, and of the option that limits the number of boxes.
+# For each model, the names of the classifier's last layer and of the option that limits the number of boxes.
 DETECTORS = {
     "fasterrcnn_resnet50_fpn": ("roi_heads.box_predictor.cls_score", "box_detections_per_img"),
     "retinanet_resnet50_fpn": ("head.classification_head.cls_logits", "detections_per_img"),
 }
-INPUT_SIDES = (SIZE, 800)  # pixels, to which the model resizes images; 800 is its default
+INPUT_SIDES = (SIZE, 800)  # The model resizes images to these sides in pixels. 800 is the default.
 OURS = f"gradcam, {BOXES} boxes per image"
 EIGEN_CAM = "pytorch-grad-cam EigenCAM, one map per image"
 ABLATION_CAM = "pytorch-grad-cam Ablation-CAM, one map per image"
-ABLATED_SHARE = 0.01  # of the channels, ablated in the timed run
+ABLATED_SHARE = 0.01  # The timed run ablates this share of the channels.
 
 
 def compare_detection(settings: Settings) -> Iterator[Table]:
-    """Explain all boxes of images of 400 px."""
+    """Time the explanation of all boxes of images with a side of 400 pixels."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_detection(device, settings)
@@ -45,7 +45,7 @@ def tabulate_detection(device: str, settings: Settings) -> Table:
                 report_progress("detection", device, name, f"{side} px", f"batch {batch}")
                 seconds = time_detector(name, side, batch, device, settings)
                 cells = [format_spread(np.divide(seconds[OURS], seconds[BARE]))]
-                absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # "-" where it has no recipe
+                absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # A dash means no recipe.
                 peers = (seconds.get(peer) for peer in (EIGEN_CAM, ABLATION_CAM))
                 cells += [
                     absent if peer_seconds is None else format_peer(peer_seconds, seconds[BARE])
@@ -105,14 +105,14 @@ def time_on(device: str, call: Call) -> Callable[[], float]:
 
 
 def build_detector(name: str, side: int, batch: int, device: str) -> tuple[nn.Module, list[Tensor]]:
-    """Return the model, and images in each of which it detects the maximum number of boxes."""
+    """Return the model and random images. In each image, the model detects the maximum number of boxes."""
     classifier, limit_option = DETECTORS[name]
     torch.manual_seed(SEED)
     build = torchvision.models.get_model_builder(name)
     model = build(weights=None, weights_backbone=None, min_size=side, **{limit_option: BOXES}).eval().to(device)
     pictures = [torch.rand(3, SIZE, SIZE, device=device) for _ in range(batch)]
     last, outputs = model.get_submodule(classifier), []
-    # The initial weights are for training, and give scores of nearly zero.
+    # The initial weights give scores of nearly zero, so replace the weights.
     for module in model.get_submodule(classifier.rpartition(".")[0]).modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight)
@@ -133,7 +133,7 @@ def spread_bias(layer: Any, output: Tensor) -> Tensor:
 
 
 def attach_peer(method: str, model: nn.Module, pictures: list[Tensor], detections: list[dict[str, Tensor]]) -> Call:
-    """Return the recipe of pytorch-grad-cam's tutorial on detection; Ablation-CAM ablates a share of the channels."""
+    """Return the recipe of pytorch-grad-cam's tutorial on detection. Ablation-CAM ablates a share of the channels."""
     import pytorch_grad_cam
     from pytorch_grad_cam.ablation_layer import AblationLayerFasterRCNN
     from pytorch_grad_cam.utils.model_targets import FasterRCNNBoxScoreTarget
@@ -151,7 +151,7 @@ def attach_peer(method: str, model: nn.Module, pictures: list[Tensor], detection
         cam_class = getattr(pytorch_grad_cam, method)
         with (
             cam_class(model, [model.backbone], reshape_transform=fasterrcnn_reshape_transform, **options) as cam,
-            contextlib.redirect_stderr(io.StringIO()),  # its progress bar
+            contextlib.redirect_stderr(io.StringIO()),  # Hide the progress bar.
         ):
             return cam(images, targets=targets)
 

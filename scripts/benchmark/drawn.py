@@ -1,4 +1,4 @@
-"""Accuracy of maps of boxes, masks and sentences with known ground truth, on the generated images of tests/drawn."""
+"""Evaluate maps of boxes, masks and sentences on the generated images of tests/drawn, whose ground truth is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED, COUNT = 31337, 100
 
 @dataclass(frozen=True)
 class GroundTruthTest:
-    """A target of one of the models, and the methods to compare; the first method is the default."""
+    """A model, a kind of target, and the methods to compare. The first method is the default."""
 
     title: str
     model: str
@@ -31,7 +31,7 @@ class GroundTruthTest:
 
 
 def list_tests() -> list[GroundTruthTest]:
-    sys.path.insert(0, str(ROOT))  # so that `tests` can be imported
+    sys.path.insert(0, str(ROOT))  # Makes `tests` importable.
     from tests.drawn import measures, pictures
 
     def draw(model: nn.Module) -> Sequence[Any]:
@@ -93,13 +93,13 @@ def compare_drawn(settings: Settings) -> Iterator[Table]:
 
 
 def summarise(verdicts: Sequence[Any]) -> tuple[float, float, float]:
-    """Return the mean energy inside, and the shares of maps with the maximum inside and with the right shape."""
+    """Return the mean energy in the box, the share of maxima in the box, and the share of maps with the right shape."""
     energy, inside, right = zip(*((verdict.energy, verdict.is_inside, verdict.is_right) for verdict in verdicts))
     return sum(energy) / len(energy), sum(inside) / len(inside), sum(right) / len(right)
 
 
 def measure(test: GroundTruthTest) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield each method with the verdicts on its maps."""
+    """Evaluate each method, and yield its name and the verdicts on its maps."""
     from tests import drawn
 
     model = drawn.load(test.model)

@@ -1,4 +1,4 @@
-"""A folder of images by the Ray engine and by the local engine: time, shares of two machines, and memory."""
+"""Compare the Ray engine with the local engine on a folder of images: time, balance of two machines, and memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from benchmark.tables import Table, format_spread
 
 PICTURES = 400
 COUNTS = (400, 2000)
-SIZE = (512, 384)  # width and height of the timed images
+SIZE = (512, 384)  # The width and height of the timed images.
 SMALL_SIZE = (320, 240)
-FILES = 64  # distinct files; the others are links to them
+FILES = 64  # The number of distinct files. All other files are links.
 LOCAL, RAY, CLUSTER = "local", "ray", "cluster"
 
 
 def compare_engines(settings: Settings) -> Iterator[Table]:
-    """Compare the working time, the shares of two machines with one core each, and the peaks of memory."""
+    """Measure the time of both engines, the images explained by each of two machines, and the peak memory."""
     try:
         import ray
     except ImportError:
@@ -48,7 +48,7 @@ def compare_engines(settings: Settings) -> Iterator[Table]:
 
 
 def tabulate_time(source: Path, batch: int, rounds: int, version: str) -> Table:
-    """Time both engines in turn, each run in a separate process."""
+    """Time both engines in turn. Each run has a separate process."""
     runs_by_engine: dict[str, list[dict[str, Any]]] = {LOCAL: [], RAY: []}
 
     def run(engine: str) -> float:
@@ -74,7 +74,7 @@ def tabulate_time(source: Path, batch: int, rounds: int, version: str) -> Table:
 
 
 def tabulate_shares(source: Path, batch: int) -> Table:
-    """Count the images that each of two machines with one core explained."""
+    """Run two simulated machines with one core each, and count the images that each machine explained."""
     report_progress("engines", "two machines")
     figures = call_in_fresh_process(measure, CLUSTER, source, batch)
     shares = list(figures["shares"].values())
@@ -105,7 +105,7 @@ def tabulate_memory(folder: Path, batch: int) -> Table:
 
 
 def measure(engine: str, source: Path, batch: int) -> dict[str, Any]:
-    """Run one engine in this process, and return seconds, bytes, and the number of images by actor."""
+    """Run one engine, and return its times in seconds, its peak memory in bytes, and the number of images by actor."""
     start_time = time.time()
     listener = EventListener()
     with contextlib.ExitStack() as stack:
@@ -123,7 +123,7 @@ def measure(engine: str, source: Path, batch: int) -> dict[str, Any]:
 class EventListener:
     """A listener for events of a run.
 
-    It records when actors are ready, how many images each one explained, and the largest content of the object store.
+    It records when actors are ready, how many images each actor explained, and the peak size of the object store.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class EventListener:
 def run(
     explain: Callable[..., Iterator[Any]], listener: EventListener, source: Path, batch: int
 ) -> tuple[float, float]:
-    """Return when the first image could be explained, and when the last one was done."""
+    """Explain all images. Return the time when explaining could begin, and the time when the last image was done."""
     from gradcam.batch.engine import BatchWork
     from gradcam.batch.image_results import ExplainRequest
     from gradcam.batch.result_names import OutputOptions
@@ -176,7 +176,7 @@ def run(
 
 
 def load(device: str) -> Any:
-    """Load the embedded classifier. A module-level function, so that Ray can send it to actors."""
+    """Load the embedded classifier. This function is at module level, so that Ray can send it to actors."""
     import gradcam
 
     return gradcam.load_classifier(device=device)

@@ -1,4 +1,4 @@
-"""Description of the machine and of the versions of the libraries."""
+"""Describe the machine and the versions of the libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmark.contenders import CONTENDERS
 
 
 def find_missing() -> dict[str, str]:
-    """Return, by name, why a contender cannot be measured."""
+    """Return a dict from each contender that cannot be imported to the error."""
     errors = {name: import_error(contender.module) for name, contender in CONTENDERS.items()}
     return {name: error for name, error in errors.items() if error}
 
@@ -61,7 +61,7 @@ def name_processor() -> str:
 
 
 def describe_bfloat16() -> str:
-    """Return the CPU's bfloat16 instructions, as far as Linux reports them."""
+    """Return the names of the CPU's bfloat16 instructions. Only Linux reports these names."""
     with contextlib.suppress(OSError):
         flags = set(Path("/proc/cpuinfo").read_text().split())
         instructions = flags & {"avx512_bf16", "amx_bf16", "bf16"}

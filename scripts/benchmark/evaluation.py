@@ -1,4 +1,4 @@
-"""Cost of evaluating maps: insertion and deletion against bare forward passes, ROAD against pytorch-grad-cam's ROAD."""
+"""Compare insertion and deletion with bare forward passes, and ROAD with pytorch-grad-cam's ROAD."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from benchmark.tables import Table, correlate, format_spread
 if TYPE_CHECKING:
     from gradcam.evaluation import Subject
 
-LAYER = "layer4"  # of the embedded model
+LAYER = "layer4"  # The target layer of the embedded model.
 STEPS = 50
 PERCENTILES = (10, 20, 30, 40, 50, 60, 70, 80, 90)
-BATCH_SIZES = {"cpu": 4, "cuda": 32}  # batch size of the bare passes; larger batches are slower per image on a CPU
+BATCH_SIZES = {"cpu": 4, "cuda": 32}  # For bare passes. On a CPU, larger batches are slower per image.
 PEER = "pytorch-grad-cam"
-ROAD_PICTURES = 2  # pytorch-grad-cam takes 15 seconds per image
+ROAD_PICTURES = 2  # ROAD of pytorch-grad-cam takes 15 seconds per image.
 
 
 @dataclass(frozen=True)
 class EvaluationInput:
-    """The images to evaluate on, the model, and its Grad-CAM heatmaps (N,H,W)."""
+    """A model, images, and the model's Grad-CAM heatmaps (N,H,W) of these images."""
 
     model: nn.Module
     subject: Subject
@@ -45,7 +45,7 @@ class EvaluationInput:
 
 
 def compare_evaluation(settings: Settings) -> Iterator[Table]:
-    """Evaluate Grad-CAM maps of the embedded model, on photographs."""
+    """Time the evaluation of Grad-CAM maps of the embedded model, on photographs."""
     keep_freed_memory()
     rows: list[list[str]] = []
     raw: list[dict[str, object]] = []
@@ -85,7 +85,7 @@ def prepare_input(batch: int, device: str) -> EvaluationInput:
 
 
 def measure_curves(inputs: EvaluationInput, device: str, rounds: int) -> tuple[list[str], dict[str, object]]:
-    """Time insertion and deletion against bare forward passes of as many images as they evaluate."""
+    """Time insertion and deletion, and the bare forward passes for the same number of images."""
     from gradcam.evaluation import deletion, insertion
 
     pictures = len(inputs.heatmaps)
@@ -137,7 +137,7 @@ def measure_road(inputs: EvaluationInput, device: str, rounds: int) -> tuple[lis
 
 
 def run_peer(inputs: EvaluationInput) -> tuple[Tensor, Tensor]:
-    """Return the probabilities (N,S) that pytorch-grad-cam's ROADCombined averages, for both orders."""
+    """Return the probabilities (N,S) that pytorch-grad-cam's ROADCombined averages, for both orders of removal."""
     from pytorch_grad_cam.metrics.road import ROADLeastRelevantFirst, ROADMostRelevantFirst
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget
 
@@ -149,7 +149,7 @@ def run_peer(inputs: EvaluationInput) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(np.stack(changes, 1)) + subject.probabilities.cpu()[:, None]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy warns about how pytorch-grad-cam calls it
+        warnings.simplefilter("ignore")  # pytorch-grad-cam causes warnings of NumPy.
         return remove(ROADMostRelevantFirst), remove(ROADLeastRelevantFirst)
 
 

@@ -1,4 +1,4 @@
-"""Lower bound of the time of a folder: CPU time of each stage of our pipeline, run alone."""
+"""Measure a lower bound of the time for a folder of images: the CPU time of each stage of our pipeline, run alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmark.pictures import QUALITY
 
 
 def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: int, cores: int) -> dict[str, float]:
-    """Return the CPU seconds of each stage, over all threads, with each stage run alone over all files.
+    """Run each stage alone over all files, and return the CPU seconds of each stage in all threads.
 
-    Image stages run in one thread per core, as the model does. Two cores can be two threads of one physical core, so a
-    stage has to be measured with all cores busy.
+    If two cores are threads of one physical core, each core is slower while the other core is busy. All stages
+    therefore use one thread per core.
     """
     from gradcam.batch.pool import one_opencv_thread
 

@@ -1,4 +1,4 @@
-"""A folder of images, from files to overlays: our pipeline, its lower bound, and the loops of other libraries."""
+"""Time the steps from image files to overlays, with our pipeline and with loops that use other libraries."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from benchmark.tables import Table, format_spread
 OURS = "gradcam"
 PEERS = ("pytorch-grad-cam", "torchcam")
 PICTURES = 64
-TIMED_FOLDER, WARM_UP_FOLDER = "pictures", "few"  # the folder of the timed images, and that of a batch to warm up
+TIMED_FOLDER, WARM_UP_FOLDER = "pictures", "few"  # The folders of the timed images and of one warm-up batch.
 
 
 def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Table]:
-    """Measure images per second, the lower bound of our time, the peak memory, and the overhead per file."""
+    """Measure images per second, our pipeline's lower bound and peak memory, and the overhead per file."""
     keep_freed_memory()
     has_bfloat16 = describe_bfloat16() != "no bf16 instructions"
     precisions = ["fp32", "bf16"] if has_bfloat16 else ["fp32"]
@@ -47,7 +47,7 @@ def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Tab
 def choose_loops(
     precisions: Sequence[str], batch: int, settings: Settings, folder: Path
 ) -> tuple[list[Loop], list[str]]:
-    """Run each loop once; return those that work, and a note for each that does not."""
+    """Run each loop once. Return the loops that work, and a note for each loop that fails."""
     make_image_files(folder / WARM_UP_FOLDER, batch)
     loops, notes = [], []
     for package in (OURS, *PEERS):
@@ -61,7 +61,7 @@ def choose_loops(
                 try:
                     with loop.attach(precision, size) as run:
                         run_once(run, folder / WARM_UP_FOLDER, folder)
-                except Exception as error:  # the failure is a result, whatever its type
+                except Exception as error:  # The failure is a result, whatever its type.
                     if package == OURS:
                         raise
                     notes.append(f"{loop.name}: raises {type(error).__name__}.")
@@ -71,7 +71,7 @@ def choose_loops(
 
 
 def run_once(run: Run, source: Path, folder: Path) -> float:
-    """Return the seconds of one run into a new folder, which is deleted afterwards, outside the timed part."""
+    """Return the seconds of one run into a new folder. The deletion of the folder is not timed."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
         seconds = time_call(lambda: run(source, Path(output)))
         written = len(list(Path(output).glob("*.jpg")))
@@ -82,7 +82,7 @@ def run_once(run: Run, source: Path, folder: Path) -> float:
 
 
 def time_all(loops: Sequence[Loop], precisions: Sequence[str], batch: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return the seconds of each loop by name, and of our stages by precision: one value per round."""
+    """Return the seconds of each loop by name, and the seconds of our stages by precision, with one value per round."""
     stages: dict[str, list[dict[str, float]]] = {precision: [] for precision in precisions}
     with contextlib.ExitStack() as stack:
         timed: dict[str, Callable[[Path], float]] = {}
@@ -101,7 +101,7 @@ def time_all(loops: Sequence[Loop], precisions: Sequence[str], batch: int, round
 
 
 def time_stages(classifier: Any, batch: int, folder: Path, stages: list[dict[str, float]], source: Path) -> float:
-    """Return the CPU seconds of all stages, and append those of each stage to `stages`."""
+    """Return the total CPU seconds of all stages, and append a dict of seconds by stage to `stages`."""
     from gradcam.options import count_cores
 
     files = sorted(source.iterdir())
@@ -113,7 +113,7 @@ def time_stages(classifier: Any, batch: int, folder: Path, stages: list[dict[str
 def tabulate_speed(
     loops: Sequence[Loop], precisions: Sequence[str], raw: dict[str, Any], notes: list[str], pictures: int
 ) -> Table:
-    """Tabulate images per second for each loop, and our speed-up in each precision."""
+    """Tabulate images per second for each loop, and the speed-up of gradcam at each precision."""
     seconds = raw["seconds"]
     ours = {loop.precision: loop for loop in loops if loop.package == OURS}
     rows = []
@@ -143,7 +143,7 @@ def describe_job(pictures: int, rounds: int) -> list[str]:
 
 
 def tabulate_floor(precisions: Sequence[str], raw: dict[str, Any], pictures: int) -> Table:
-    """Tabulate each stage alone, and compare our measured time with its lower bound."""
+    """Tabulate the time of each stage alone, and compare the pipeline's time with the lower bound."""
     from gradcam.options import count_cores
 
     cores, rows, header = count_cores(), [], []

@@ -1,4 +1,4 @@
-"""The gallery of a report in a browser: time of a frame while scrolling, and response time of the search."""
+"""Measure the gallery of a report in a browser: the time per frame while scrolling, and the time of a search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmark.tables import Table
 
 TITLE = "The gallery of 10,000 images"
 RECORDS = 10_000
-FRAMES = 300  # each scrolls by SCROLL pixels
+FRAMES = 300  # Each frame scrolls by SCROLL pixels.
 SCROLL = 60
 SCROLLING = f"""async () => {{
     const times = [];
@@ -44,7 +44,7 @@ SEARCH = """() => ["0", "01", "012", "", "9", "99", "class", "class 5", ""].map(
 
 
 def measure_gallery(settings: Settings) -> Iterator[Table]:
-    """Measure a report with the records of one explained image under 10,000 names."""
+    """Measure the gallery of a report that lists one explained image under 10,000 names."""
     rounds, chromium = max(settings.rounds.values()), find_chromium()
     if chromium is None:
         yield Table("gallery", TITLE, notes=["Skipped: Playwright or Chromium is missing."])
@@ -79,7 +79,7 @@ def measure_gallery(settings: Settings) -> Iterator[Table]:
 
 
 def write_gallery(folder: Path) -> None:
-    """Explain one image, and repeat its record and its views under other names, classes and probabilities."""
+    """Write a report of one image, whose record and views are repeated under other names."""
     command = [sys.executable, "-m", "gradcam"]
     subprocess.run([*command, "batch", ROOT / PICTURE, "-o", folder, "--report", "--quiet"], check=True)
     manifest, stem = folder / "manifest.jsonl", Path(PICTURE).stem

@@ -1,4 +1,4 @@
-"""On a GPU: a folder in one process, each stage alone, the peak memory, and the fixed cost of one call."""
+"""Measure on a GPU: a folder of images, each stage alone, the peak memory, and the fixed cost of one call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmark.pictures import HEIGHT, QUALITY, WIDTH, link_image_files, make_im
 from benchmark.tables import Table, format_spread
 from benchmark.throughput import time_processes
 
-PICTURES, FILES = 1000, 64  # images, and the number of distinct files that they link to
+PICTURES, FILES = 1000, 64  # The number of images, and the number of distinct files.
 BATCH, FOLDER_ROUNDS = 32, 3
 PROCESSES = (
     ("bf16", "cpu", 4),
@@ -42,7 +42,7 @@ TRIAL = "A test on the CPU in place of a GPU: these are not GPU figures."
 
 
 def compare_gpu(settings: Settings) -> Iterator[Table]:
-    """Run all measurements on a GPU. Without one, yield a note, or test the section on the CPU."""
+    """Run all measurements on a GPU. If there is no GPU, yield a note, or test the section on the CPU."""
     device = "cuda" if "cuda" in settings.devices else "cpu"
     if device == "cpu" and settings.pictures is None:
         yield Table("gpu cuda", "On a GPU", notes=[NO_GPU])
@@ -54,7 +54,7 @@ def compare_gpu(settings: Settings) -> Iterator[Table]:
 
 
 def measure_folder(device: str, pictures: int, settings: Settings, notes: list[str]) -> Iterator[Table]:
-    """Measure images per second by precision and by decoding device, their upper bounds, and peaks of memory."""
+    """Measure images per second by precision and decoding device, upper bounds of this speed, and peak memory."""
     precisions = ["fp32", "bf16"] if device == "cuda" else ["fp32"]
     rounds = FOLDER_ROUNDS if device == "cuda" else 1
     batch = min(BATCH, pictures)
@@ -96,11 +96,11 @@ def infer(classifier: Any, batch: int) -> None:
 
 
 def find_peak(device: str, work: Callable[[], object]) -> int | None:
-    """Return the peak bytes on the device above those in use before; None on the CPU."""
+    """Return the peak memory of `work` on the device, in bytes above the memory in use before. Return None on a CPU."""
     if device != "cuda":
         work()
         return None
-    work()  # a first run, in which libraries allocate their workspaces
+    work()  # In the first run, libraries allocate workspaces.
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     work()
@@ -111,7 +111,7 @@ def find_peak(device: str, work: Callable[[], object]) -> int | None:
 def measure_stages(
     classifier: Any, files: Sequence[Path], folder: Path, batch: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Return images per second of each stage alone, in one thread, batch by batch: one value per round."""
+    """Run each stage alone, in one thread, batch by batch. Return images per second, with one value per round."""
     from gradcam.batch.device import DevicePixels, find_device_codec
     from gradcam.batch.image_results import explain_batch
     from gradcam.batch.read_items import read_item
@@ -126,7 +126,7 @@ def measure_stages(
     pixels = DevicePixels(classifier, codec, log_event=lambda event, **details: None, saving=saving)
     rates: dict[str, list[float]] = {}
     request = make_request(classifier)
-    for number in range(rounds + 1):  # the first round warms up
+    for number in range(rounds + 1):  # Round 0 is a warm-up.
         seconds: dict[str, float] = {}
 
         def run(stage: str, work: Callable[[], Any], seconds: dict[str, float] = seconds) -> Any:
@@ -192,7 +192,7 @@ def tabulate_peaks(peaks: dict[str, int | None], batch: int, notes: list[str]) -
 
 
 def tabulate_fixed(device: str, settings: Settings, notes: list[str]) -> Table:
-    """Time one call of `explain` as a multiple of the bare pass, with networks for which its fixed cost shows."""
+    """Time one call of `explain` as a multiple of the bare pass, with networks whose fixed cost is visible."""
     contenders = [name for name in COLUMNS if name not in settings.missing]
     rows, raw = [], []
     for network in FIXED:

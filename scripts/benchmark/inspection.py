@@ -1,4 +1,4 @@
-"""Cost of looking inside a network: recording against a training step, and features against a forward pass."""
+"""Compare a recording with a bare training step, and the extraction of features with a forward pass."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from benchmark.tables import Table, format_spread
 
 NETWORK, FEATURES, LAYER = "ResNet-18", "ResNet-50", "layer2"
 TRAINING_STEP = "training step"
-RECORD_INTERVAL = 10  # record one in this many steps
+RECORD_INTERVAL = 10  # One step in this number of steps is recorded.
 
 Attach = Callable[[nn.Module, list[str]], AbstractContextManager[object]]
 
 
 def compare_inspection(settings: Settings) -> Iterator[Table]:
-    """Time the recording of all convolutions in a training, and features from a pass that stops after their layer."""
+    """Time the recording of all convolutions during training, and the extraction of one layer's features."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_recording(device, settings)
@@ -46,7 +46,7 @@ def attach_ours(model: nn.Module, layers: list[str], **options: Any) -> Abstract
 
 @contextlib.contextmanager
 def attach_by_hand(model: nn.Module, layers: list[str]) -> Iterator[None]:
-    """Attach handwritten hooks, with one PyTorch call per statistic. They fail at a layer before an in-place op."""
+    """Attach handwritten hooks with one PyTorch call per statistic. The hooks fail before in-place operations."""
     statistics: list[list[Tensor]] = []
 
     def after_forward(module: nn.Module, args: object, output: Tensor) -> None:
@@ -73,7 +73,7 @@ def measure_by_hand(tensor: Tensor) -> list[Tensor]:
     return [tensor.norm(), tensor.mean(), tensor.std(), zeros, tensor.abs().max(), tensor.isnan().any()]
 
 
-# By name: how the recording is attached, and the number of steps to time.
+# For each kind of recording, the function that attaches the recorder, and the number of steps to time.
 RECORDINGS: dict[str, tuple[Attach, int]] = {
     TRAINING_STEP: (attach_nothing, 1),
     "statistics, every step": (attach_ours, 1),
@@ -135,7 +135,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, la
 def time_steps(
     attach: Callable[[], AbstractContextManager[object]], step: Callable[[], None], steps: int, device: str
 ) -> float:
-    """Return the seconds of this number of steps; entering and leaving the context is not timed."""
+    """Return the seconds of this number of steps. Attaching and removing the hooks is not timed."""
 
     def run() -> None:
         for _ in range(steps):
@@ -148,7 +148,7 @@ def time_steps(
 
 
 def tabulate_features(device: str, settings: Settings) -> Table:
-    """Time the features of an early layer, from a pass that stops there, against the whole forward pass."""
+    """Compare a pass that stops after an early layer with a full forward pass."""
     from gradcam.inspection.extraction import features
 
     model = build_model(FEATURES, device)

@@ -1,4 +1,4 @@
-"""Lighthouse's scores of the page of one image and of the local page."""
+"""Measure Lighthouse's scores of two pages: the page of one image, and the page of `gradcam ui`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AUDITS = {
 
 
 def measure_lighthouse(settings: Settings) -> Iterator[Table]:
-    """Measure with the desktop preset, over local http. The page of one image is sent with gzip."""
+    """Measure both pages with the desktop preset, over local HTTP. The page of one image is compressed with gzip."""
     program, chromium = shutil.which("lighthouse"), find_chromium()
     if program is None or chromium is None:
         yield Table(
@@ -59,7 +59,7 @@ def measure_lighthouse(settings: Settings) -> Iterator[Table]:
 
 
 def run_lighthouse(program: str, chromium: str, address: str) -> list[float]:
-    """Return the scores from 0 to 100, and the values of AUDITS in their units."""
+    """Return the scores from 0 to 100, then the values of the audits, in the units of AUDITS."""
     command = [program, address, "--preset=desktop", f"--only-categories={','.join(CATEGORIES)}", "--output=json"]
     command += [f"--chrome-flags={' '.join(FLAGS)}", "--quiet"]
     environment = os.environ | {"CHROME_PATH": chromium}
@@ -70,7 +70,7 @@ def run_lighthouse(program: str, chromium: str, address: str) -> list[float]:
 
 @contextmanager
 def serve_page() -> Iterator[str]:
-    """Serve the page of one image with gzip."""
+    """Serve the page of one image, compressed with gzip, and yield its address."""
     page = gzip.compress(gradcam.page(ROOT / PICTURE, gradcam.load_classifier(), layers=LAYERS).to_html().encode())
 
     class Handler(BaseHTTPRequestHandler):
@@ -92,7 +92,7 @@ def serve_page() -> Iterator[str]:
 
 @contextmanager
 def serve_ui() -> Iterator[str]:
-    """Serve `gradcam ui` with an image, which it explains as soon as it is opened."""
+    """Start `gradcam ui` with an image, and yield its address. The image is explained as soon as the page is opened."""
     with tempfile.TemporaryDirectory() as folder:
         image = shutil.copy(ROOT / PICTURE, Path(folder))
         command = [sys.executable, "-m", "gradcam", "ui", image, "--no-browser", "--port", "0"]

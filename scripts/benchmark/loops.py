@@ -1,7 +1,7 @@
-"""A folder of images: the same job done by our pipeline and by the loops that users of other libraries write.
+"""Explain a folder of images with our pipeline, and with the loops that users of other libraries write.
 
-Each image is read, resized to the network's input size, explained at `layer4` for its top class, and written as JPEG at
-its full size with the heatmap over all of it. Each loop draws with its library's own function.
+Each image is read, resized to the network's input size, and explained at `layer4` for its top class. The overlay has
+the full size of the image, and is written as JPEG. Each loop draws with the function of its library.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TRANSFORM = transforms.Compose(
     [transforms.Resize((SIZE, SIZE)), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
 )
 
-Run = Callable[[Path, Path], None]  # from a folder of images to a folder of overlays
+Run = Callable[[Path, Path], None]  # The parameters are the folders of images and overlays.
 Batch = list[Image.Image]
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One implementation of the job. `package` is a name in `CONTENDERS`; `attach(precision, batch)` gives a `Run`."""
+    """One implementation of the job. `package` is a name in `CONTENDERS`. `attach(precision, batch)` yields a `Run`."""
 
     package: str
     precision: str
@@ -71,7 +71,7 @@ def attach_ours(precision: str, batch: int) -> Iterator[Run]:
 def run_pipeline(
     classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None, *, pixels: str = "cpu"
 ) -> None:
-    """Do what `gradcam batch` does, except for the progress display: write overlays and a manifest."""
+    """Write overlays and a manifest, as `gradcam batch` does, but without a progress display."""
     from gradcam.batch.engine import BatchWork, explain_locally
     from gradcam.batch.result_names import OutputOptions, plan_stems
     from gradcam.batch.save import Saver
@@ -131,7 +131,7 @@ def attach_torchcam(precision: str, batch: int) -> Iterator[Run]:
 
 
 def load_batches(source: Path, size: int, dtype: torch.dtype) -> Iterator[tuple[Sequence[Path], Batch, Tensor]]:
-    """Yield batches of files, their images, and the network's input."""
+    """Yield the files, the images and the network input of each batch."""
     files = sorted(source.iterdir())
     for start in range(0, len(files), size):
         paths = files[start : start + size]

@@ -1,4 +1,4 @@
-"""Measurements: time in alternating rounds without garbage collection, peak memory in separate processes."""
+"""Measure time in alternating rounds without garbage collection, and peak memory in separate processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from benchmark.contenders import CONTENDERS, Call
 from gradcam.cli._process import MMAP_THRESHOLD, TRIM_THRESHOLD, set_allocator
 
 STATUS = Path("/proc/self/status")
-# Whether the GNU C library returns freed memory to the system depends on earlier allocations, and allocating it again
-# can cost a quarter of a forward pass. By default, a contender's time would depend on which other libraries are
-# installed, and the peak of a bare forward pass would vary by 80 MB between processes. The numbers are from glibc's
-# malloc.h.
+# A parameter of glibc's malloc, from malloc.h. By default, earlier allocations decide whether malloc returns freed
+# memory to the system. Allocating the memory again can take a quarter of the time of a forward pass. The times of a
+# contender would therefore depend on the other installed libraries, and the peak of a forward pass would vary by 80 MB.
 MMAP_MAX = -4
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The chosen options. `rounds` is by batch size; `missing` has the contenders whose package is not installed.
+    """The options of a benchmark run.
 
-    `pictures` is the number of images in the section gpu, None for its default. `against` is an earlier checkout to
-    compare with, in the sections process and drawing.
+    `rounds` maps each batch size to a number of rounds. `missing` contains the contenders whose package is not
+    installed. `pictures` is the number of images in the section gpu. None means the section's default. `against` is the
+    earlier checkout to compare with in the sections process and drawing.
     """
 
     rounds: dict[int, int]
@@ -55,7 +55,7 @@ def synchronise(device: str) -> None:
 
 
 def time_once(contender: str, case: Case) -> float:
-    """Return the seconds of one call. Removing the contender's hooks and `.grad` afterwards is not timed."""
+    """Return the seconds of one call. Removing hooks and clearing `.grad` after the call is not timed."""
     device = case.images.device.type
     with CONTENDERS[contender].attach(case) as call:
         synchronise(device)
@@ -68,17 +68,16 @@ def time_once(contender: str, case: Case) -> float:
 
 
 def time_rounds(contenders: Sequence[str], case: Case, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds by contender, one value per round."""
+    """Return a dict from each contender to its seconds, with one value per round."""
     for name in contenders:
         time_once(name, warm_up(case))
     return take_turns({name: partial(time_once, name, case) for name in contenders}, rounds)
 
 
 def take_turns(timed: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds by name, one value per round.
+    """Return a dict from each name to seconds, with one value per round.
 
-    Each round runs every function once, in an order that changes, so that a slow moment of the machine affects all
-    alike.
+    Each round runs every function once, in random order, so that no function is always measured at a slow moment.
     """
     shuffled, order = random.Random(SEED), list(timed)
     seconds: dict[str, list[float]] = {name: [] for name in timed}
@@ -91,13 +90,13 @@ def take_turns(timed: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def warm_up(case: Case) -> Case:
-    """Return the case with at most two classes per image: enough for looping contenders to load all their kernels."""
+    """Return the case with at most two classes per image. Two classes load all kernels of contenders that loop."""
     return replace(case, classes=[classes[:2] for classes in case.classes])
 
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, after collecting once, so that no contender pays for another's garbage."""
+    """Collect garbage, then disable collection, so that no contender has to collect another contender's garbage."""
     gc.collect()
     gc.disable()
     try:
@@ -107,13 +106,13 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def measure_peak(contender: str, network: str, batch: int, device: str, threads: int) -> int:
-    """Return the bytes above the base at the peak of one call. To be called in a fresh process."""
+    """Return the peak memory of one call, in bytes above the memory in use before. Call this in a new process."""
     torch.set_num_threads(threads)
     return_freed_memory()
     model = build_model(network, device)
     layer = NETWORKS[network].layer
     case = make_case(model, layer, batch, 1, device)
-    # A small warm-up, which loads libraries and fills memory pools.
+    # A small call loads libraries and fills memory pools.
     time_once(contender, make_case(model, layer, 1, 1, device))
     gc.collect()
     with CONTENDERS[contender].attach(case) as call:
@@ -126,9 +125,9 @@ def measure_peak(contender: str, network: str, batch: int, device: str, threads:
 
 
 def read_memory(name: str) -> int:
-    """Return bytes from the kernel's status: VmRSS is the resident memory, VmHWM its peak.
+    """Return a value in bytes from /proc/self/status. VmRSS is the resident memory, and VmHWM is its peak.
 
-    getrusage's ru_maxrss would not do, because a child process inherits it from its parent.
+    Do not use `ru_maxrss` of getrusage, because a child process inherits this value from its parent.
     """
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
@@ -140,12 +139,12 @@ def call_in_fresh_process(function: Callable[..., int], *args: Any) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Make malloc keep freed memory, so that after the warm-up no timed call pays for taking memory from the system."""
-    set_allocator({TRIM_THRESHOLD: -1, MMAP_MAX: 0})  # not the command's own limits, which are for shared machines
+    """Make malloc keep freed memory, so that timed calls need no new memory from the system after the warm-up."""
+    set_allocator({TRIM_THRESHOLD: -1, MMAP_MAX: 0})  # The limits of `gradcam` suit shared machines.
 
 
 def return_freed_memory() -> None:
-    """Make malloc return large freed blocks at once, so that resident memory is the memory in use."""
+    """Make malloc return large freed blocks immediately, so that the resident memory is the memory in use."""
     set_allocator({MMAP_THRESHOLD: 2**20})
 
 

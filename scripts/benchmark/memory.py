@@ -1,4 +1,4 @@
-"""Peak memory above the memory in use before a call."""
+"""Measure the peak memory of a call, above the memory in use before the call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmark.tables import Table, describe_contenders
 
 
 def compare_memory(settings: Settings) -> Iterator[Table]:
-    """Measure the peak memory of explaining one class of each image."""
+    """Measure the peak memory of a call that explains one class of each image."""
     for device in settings.devices:
         title = f"Peak memory above the memory in use before, one class of each image ({device})"
         if device == "cpu" and not STATUS.exists():

@@ -1,4 +1,4 @@
-"""Many methods at once: ours from one pass, those of other libraries one after another."""
+"""Time many methods together. gradcam computes all methods in one pass, other libraries one after another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmark.measuring import Settings, keep_freed_memory, report_progress, sy
 from benchmark.tables import Table, format_spread
 
 NETWORK = "ResNet-50"
-# The classes of other libraries, by our name of the method.
+# For each of our methods, the class in the other library.
 PYTORCH_GRAD_CAM = {
     "gradcam": "GradCAM",
     "gradcam-pp": "GradCAMPlusPlus",
@@ -75,7 +75,7 @@ def tabulate_methods(device: str, settings: Settings) -> Table:
 
 
 def time_attached(attach: object, case: Case) -> float:
-    """Return the seconds of one call; clearing `.grad` afterwards is not timed."""
+    """Return the seconds of one call. Clearing `.grad` after the call is not timed."""
     device = case.images.device.type
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The HTML page of one image: the time to make it, its size, and its response times in a browser."""
+"""Measure the HTML page of one image: the time to make the page, its size, and its response times in a browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmark.tables import Table
 LAYERS = ["layer4", "layer3", "layer2", "layer1"]
 BROWSER_ROUNDS = 100
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
-# Each dispatches an event as a user would, and reads the layout afterwards, so that the time includes it.
+# Each JavaScript function dispatches a user's event, then reads the layout, so that the time includes the layout.
 ACTIONS = {
     "switch class": """(i) => {
         const list = document.getElementById("targets");
@@ -77,7 +77,7 @@ def measure_page(settings: Settings) -> Iterator[Table]:
         "page, 1000 classes, 4 layers": lambda: gradcam.page(picture, classifier, layers=LAYERS),
     }
     for name, call in calls.items():
-        call()  # warm-up
+        call()  # Warm up.
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()
@@ -98,7 +98,7 @@ def measure_page(settings: Settings) -> Iterator[Table]:
 
 
 def find_chromium() -> str | None:
-    """Return the path of Chromium; None without Chromium or Playwright."""
+    """Return the path of Chromium, or None if Chromium or Playwright is not installed."""
     if importlib.util.find_spec("playwright") is None:
         return None
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -1,4 +1,4 @@
-"""Writing the tables into docs/benchmarks.md, and the summary into the README."""
+"""Write the tables into docs/benchmarks.md, and the summary into the README."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PAGES = ("README.md", "docs/benchmarks.md")
 
 
 def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Sequence[str]) -> None:
-    """Put every table between its marks in the pages; raise an error for marks without a table.
+    """Write each table between its marks in the pages. Raise an error for marks without a table.
 
-    `only` has the sections of a partial run. Then other marks are left alone, and each table gets its own line on the
-    machine and the versions.
+    If the run is partial, `only` lists its sections. In this case, the other marks stay unchanged, and each table gets
+    a line that describes the machine and the versions.
     """
     origin = describe_briefly(environment)
     parts = {table.key: f"{table.lines()}\n\n{origin}" if only else table.lines() for table in tables}
@@ -27,7 +27,7 @@ def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Se
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         for key in re.findall(r"<!-- bench (.+?) -->", text):
-            if key not in parts and (only or key.endswith(" cuda")):  # a machine without a GPU has no such table
+            if key not in parts and (only or key.endswith(" cuda")):  # Machines without a GPU lack this table.
                 continue
             if not parts.get(key):
                 raise click.ClickException(
@@ -53,7 +53,7 @@ def describe_briefly(environment: dict[str, str]) -> str:
 
 
 def summarise(tables: Sequence[Table]) -> Table:
-    """Return the summary of a few figures for the top of the README."""
+    """Return a table with a few figures for the beginning of the README."""
     network, rows = "ResNet-50", []
     for title, key, batch in (
         ("one class, batch 8", "time cpu", "8"),

@@ -1,4 +1,4 @@
-"""Methods that run the model, or the layers after the target layer, many times, against the passes that they need."""
+"""Compare methods that run the model, or its last layers, many times, with the same number of bare passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmark.tables import Table, format_spread
 
 @dataclass(frozen=True)
 class PerturbationRun:
-    """A method at a layer. `make_baseline(case)` returns the passes to compare with; `peers` have the same method."""
+    """A method at a layer. `make_baseline(case)` returns the bare passes. `peers` are other libraries."""
 
     title: str
     method: str
@@ -34,7 +34,7 @@ class PerturbationRun:
     rounds: int
 
 
-PASS_BATCH = 32  # batch size of the bare passes; larger batches are not faster
+PASS_BATCH = 32  # The batch size of the bare passes. Larger batches are not faster.
 
 
 def make_forward_pass(case: Case) -> Call:
@@ -42,14 +42,14 @@ def make_forward_pass(case: Case) -> Call:
 
 
 def make_tail_passes(case: Case) -> Call:
-    """Return a call that runs ResNet's `layer4` and what follows, once per channel of `layer3`."""
+    """Return a call that runs ResNet's `layer4` and all later layers, once per channel of `layer3`."""
     model: Any = case.model
     tail = nn.Sequential(model.layer4, model.avgpool, nn.Flatten(), model.fc)
     return make_passes(tail, torch.rand(256, 256, SIZE // 16, SIZE // 16))
 
 
 def make_forward_passes(case: Case) -> Call:
-    """Return a call that runs the whole model, once per channel of `layer4`."""
+    """Return a call that runs the full model, once per channel of `layer4`."""
     return make_passes(case.model, torch.randn(512, 3, SIZE, SIZE).to(case.images.dtype))
 
 
@@ -70,7 +70,7 @@ def attach_peers_ablation_cam(case: Case) -> Iterator[Call]:
     with AblationCAM(model=case.model, target_layers=[case.model.get_submodule(case.layer)]) as cam:
 
         def explain() -> object:
-            with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+            with contextlib.redirect_stderr(io.StringIO()):  # Hide the progress bar.
                 return cam(input_tensor=case.images, targets=targets)
 
         yield explain
@@ -114,7 +114,7 @@ RUNS = (
 
 
 def compare_perturbation(settings: Settings) -> Iterator[Table]:
-    """Time one image and class with ResNet-18 on the CPU. Slow libraries run in the first round only."""
+    """Time one class of one image, with ResNet-18 on the CPU. Slow libraries run only in the first round."""
     keep_freed_memory()
     rows, raw = [], []
     skipped = (

@@ -1,4 +1,4 @@
-"""Folders of test images, made from the photographs in assets/."""
+"""Make folders of test images from the photographs in assets/."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from PIL import Image
 from benchmark.cases import PICTURE, ROOT, SEED
 
 WIDTH, HEIGHT = 1024, 768
-QUALITY = 90  # of JPEG, for input files and overlays
-LARGE_PHOTOGRAPH_SUFFIX = ".webp"  # the format of the photographs of about that size; others have less detail
+QUALITY = 90  # The JPEG quality of input files and overlays.
+LARGE_PHOTOGRAPH_SUFFIX = ".webp"  # Only photographs with this suffix are large enough.
 
 
 def make_image_files(folder: Path, count: int, size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
-    """Write JPEG files of this (width, height) into a new folder: crops of the photographs, the same in every run."""
+    """Write JPEG files of this (width, height) into a new folder. The files are the same crops in every run."""
     folder.mkdir()
     photographs = sorted(path for path in (ROOT / PICTURE).parent.iterdir() if path.suffix == LARGE_PHOTOGRAPH_SUFFIX)
     rng = random.Random(SEED)
@@ -31,7 +31,7 @@ def make_image_files(folder: Path, count: int, size: tuple[int, int] = (WIDTH, H
 
 
 def link_image_files(source: Path, folder: Path, count: int) -> None:
-    """Fill a new folder with this number of hard links to the files of another folder."""
+    """Create a folder with this number of hard links to the files of another folder."""
     folder.mkdir()
     files = sorted(source.iterdir())
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Models loaded by gradcam, in each precision."""
+"""Time Grad-CAM with models that gradcam loads, at each precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREPARED = ("fp32", "bf16")
 
 
 def compare_precisions(settings: Settings) -> Iterator[Table]:
-    """Compare loaded models in each precision with the bare forward pass of the model as built, in float32."""
+    """Compare Grad-CAM of loaded models, at each precision, with the forward pass of the original float32 model."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_precisions(["ResNet-50", "EfficientNet-Lite0"], device, settings)
@@ -77,7 +77,7 @@ def time_precisions(models: dict[str, nn.Module], case: Case, rounds: int) -> di
 
 
 def find_lowest_correlation(built: nn.Module, prepared: nn.Module, layer: str, device: str) -> float:
-    """Return the lowest correlation of two models' maps over the photographs, for the top class of the first model."""
+    """Return the lowest correlation of two models' maps of a photograph. The first model's top class is explained."""
     import gradcam
 
     paths = sorted(path for path in (ROOT / PICTURE).parent.iterdir() if path.suffix in SUFFIXES)

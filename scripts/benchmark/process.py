@@ -1,4 +1,4 @@
-"""Cost of the command's own process, against an earlier checkout, or against the command with default settings."""
+"""Compare the processes of the commands with an earlier checkout, or with the default settings of malloc and OpenMP."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from benchmark.measuring import Settings, report_progress
 from benchmark.pictures import make_image_files
 from benchmark.tables import Table, format_spread
 
-PICTURES, WARM_UPS = 16, 2  # images of a batch: those that are timed, and those to warm up
+PICTURES, WARM_UPS = 16, 2  # The numbers of timed images and of warm-up images.
 SIZE = (1024, 768)
 ROOT = Path(__file__).parents[2]
-# With any allocator variable set, the command leaves the allocator alone. The spin count is GNU OpenMP's default.
+# If an allocator variable is set, gradcam does not change the allocator. The spin count is GNU OpenMP's default.
 DEFAULT_VARIABLES = {"MALLOC_PERTURB_": "0", "GOMP_SPINCOUNT": "300000"}
-# Runs a batch of a few images, then one of all images, which alone is counted: most of a long batch is neither start
-# nor end.
+# Runs a batch of a few images, then a batch of all images. Only the second batch is measured, because the start and the
+# end are a small part of a long batch.
 BATCH = """
 import json, resource, sys, time
 from gradcam.cli import main
@@ -47,7 +47,7 @@ def run():
 run()
 print(json.dumps(run()))
 """
-# Runs the whole process for one image.
+# Runs the command in a new process, and measures the time and memory of this process.
 RUN = """
 import json, os, resource, subprocess, sys, time
 start = time.perf_counter()
@@ -57,7 +57,7 @@ spent = resource.getrusage(resource.RUSAGE_CHILDREN)
 seconds = spent.ru_utime + spent.ru_stime
 print(json.dumps([time.perf_counter() - start, seconds, spent.ru_maxrss * 1024, spent.ru_minflt]))
 """
-# Draws one overlay after another in one thread, and prints the median of their seconds.
+# Draws overlays in one thread, and prints the median time in seconds.
 DRAW = """
 import statistics, time
 import gradcam, numpy as np
@@ -71,7 +71,7 @@ for _ in range(60):
 print(statistics.median(seconds[10:]))
 """
 BUSY = "while True: sum(range(100000))"
-# A folder of photographs for the embedded model, without other processes at work.
+# The name of a case, and the number and the maximum side of its photographs. No other process is busy in this case.
 FOLDER, PHOTOGRAPHS, PHOTOGRAPH_PIXELS = "photographs", 632, 640
 MODELS = {
     "ResNet-50": ["--model", "resnet50", "--weights", "weights.pt", "--layer", "layer4"],
@@ -80,7 +80,7 @@ MODELS = {
 
 
 def compare_process(settings: Settings) -> Iterator[Table]:
-    """Compare `gradcam batch` and `gradcam run` with their baseline, on an idle machine and beside a busy process."""
+    """Compare `gradcam batch` and `gradcam run` with a baseline, on an idle machine and beside a busy process."""
     rounds, rows, raw = max(settings.rounds.values()), [], []
     new_variables, old_variables = {"PYTHONPATH": str(ROOT)}, {"PYTHONPATH": str(settings.against or ROOT)}
     environments = (new_variables, old_variables if settings.against else old_variables | DEFAULT_VARIABLES)
@@ -101,7 +101,7 @@ def compare_process(settings: Settings) -> Iterator[Table]:
                     measure(folder, command, model, environment)
                 pairs = []
                 for number in range(rounds):
-                    order = (1, 0) if number % 2 else (0, 1)  # alternate which one runs first
+                    order = (1, 0) if number % 2 else (0, 1)  # Alternate the order.
                     figures = {index: measure(folder, command, model, environments[index]) for index in order}
                     pairs.append((figures[0], figures[1]))
             new, old = (np.array(side) for side in zip(*pairs))
@@ -127,11 +127,11 @@ def compare_process(settings: Settings) -> Iterator[Table]:
 
 
 def compare_drawing(settings: Settings) -> Iterator[Table]:
-    """Compare the time to draw an overlay with that of an earlier checkout; yield nothing without one."""
+    """Compare the time to draw an overlay with an earlier checkout. If no checkout is given, yield nothing."""
     if settings.against is None:
         return
     rounds, times = max(settings.rounds.values()), []
-    for number in range(rounds + 1):  # the first round compiles imported modules
+    for number in range(rounds + 1):  # Round 0 compiles imported modules.
         trees = (ROOT, settings.against)[:: -1 if number % 2 else 1]
         times.append({tree: draw(tree) for tree in trees})
     new, old = (np.array([seconds[tree] for seconds in times[1:]]) * 1000 for tree in (ROOT, settings.against))
@@ -148,14 +148,14 @@ def compare_drawing(settings: Settings) -> Iterator[Table]:
 
 
 def draw(tree: Path) -> float:
-    """Return the seconds to draw an overlay with the package in this folder."""
+    """Draw overlays with the package in this folder, and return the median time of an overlay in seconds."""
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     process = subprocess.run([sys.executable, "-c", DRAW], cwd=tree, env=environment, capture_output=True, check=True)
     return float(process.stdout)
 
 
 def copy_photographs(folder: Path, count: int) -> None:
-    """Write small copies of the photographs in assets/, each rotated by a different angle, so that all files differ."""
+    """Write small copies of the photographs in assets/. Rotate the copies, so that all files differ."""
     folder.mkdir()
     files = [path for path in sorted((ROOT / "assets").iterdir()) if path.suffix in (".jpg", ".webp")]
     photographs = [Image.open(path).convert("RGB") for path in files if not path.name.startswith("readme")]
@@ -176,7 +176,7 @@ def run_busy_process() -> Iterator[None]:
 
 
 def measure(folder: Path, command: str, model: str, variables: dict[str, str]) -> list[float]:
-    """Return the seconds, CPU seconds, peak bytes and page faults of one process with these environment variables."""
+    """Run one process, and return its seconds, CPU seconds, peak memory in bytes, and page faults."""
     cleared = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(cleared)}
     with tempfile.TemporaryDirectory(dir=folder) as output:

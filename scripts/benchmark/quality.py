@@ -1,4 +1,4 @@
-"""Quality of the maps: methods by metrics, as `gradcam evaluate` reports them, on the photographs in assets/."""
+"""Evaluate methods by the metrics of `gradcam evaluate`, on the photographs in assets/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gradcam.evaluation.study.results import Ranking
 
 PICTURES = ROOT / "assets" / "evaluation.txt"
-# All single-pass methods, and the cheap ones of those that run the model again; others take hundreds of passes per map.
+# All single-pass methods, and the fast methods with several passes. Other methods need hundreds of passes per map.
 METHODS = ("single-pass", "ablationcam", "reciprocam", "fasterscorecam")
 METRICS = (
     *("average-drop", "average-gain", "insertion", "deletion", "road", "sufficiency"),
@@ -23,7 +23,7 @@ SEED = 0
 
 
 def compare_quality(settings: Settings) -> Iterator[Table]:
-    """Run one study, on one device only, because no time is measured."""
+    """Run one study. One device is enough, because no time is measured."""
     import gradcam
     from gradcam.evaluation import METRICS as KNOWN
     from gradcam.evaluation import evaluate

@@ -1,4 +1,4 @@
-"""Many files: the peak memory, and the cost of a file without its image."""
+"""Measure many files: the peak memory, and the time per file of all steps that need no pixels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmark.pictures import link_image_files, make_image_files
 from benchmark.tables import Table, format_spread
 
 COUNTS = (200, 2000)
-SMALL_SIZE = (320, 240)  # width and height
-FILES = 64  # distinct files; the others are links to them
+SMALL_SIZE = (320, 240)  # The width and height.
+FILES = 64  # The number of distinct files. All other files are links.
 LISTED_FILES = 10_000
 
 
 def tabulate_memory(counts: tuple[int, ...] = COUNTS) -> Table:
-    """Measure the peak resident memory of runs, each in a separate process."""
+    """Measure the peak resident memory of a run for each number of images. Each run has a separate process."""
     title = "Memory of a folder (cpu)"
     if not STATUS.exists():
         return Table("folder memory", title, notes=["Skipped: it needs Linux's /proc."])
@@ -40,7 +40,7 @@ def tabulate_memory(counts: tuple[int, ...] = COUNTS) -> Table:
 
 
 def measure_run(count: int) -> int:
-    """Return the peak bytes of a run. To be called in a fresh process."""
+    """Return the peak memory of a run in bytes. Call this in a new process."""
     import gradcam
 
     classifier = gradcam.load_classifier(device="cpu")
@@ -54,7 +54,7 @@ def measure_run(count: int) -> int:
 
 
 def measure_listing(rounds: int, count: int = LISTED_FILES) -> Table:
-    """Time the steps of a run except reading images: finding files, naming their results, and writing their records."""
+    """Time the steps that read no images. These steps find files, choose the names of results, and write records."""
     report_progress("folder", "listing", f"{count} files")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -71,7 +71,7 @@ def measure_listing(rounds: int, count: int = LISTED_FILES) -> Table:
 
 
 def time_steps(source: Path, manifest: Path) -> dict[str, float]:
-    """Return the seconds of each step over all files."""
+    """Run each step for all files, and return its seconds."""
     from gradcam.batch.result_names import plan_stems
     from gradcam.sources.collect import list_inputs
     from gradcam.storage.manifest import ManifestWriter
@@ -90,7 +90,7 @@ def time_steps(source: Path, manifest: Path) -> dict[str, float]:
 
 
 def make_record(image: str, stem: str) -> object:
-    """Return a record like that of an image with one explained class."""
+    """Return a typical record of an image with one explained class."""
     from gradcam.storage.records import Explained, Prediction, Record
 
     predictions = [Prediction(index, f"class {index}", 0.2) for index in range(5)]

@@ -1,4 +1,4 @@
-"""Maps of sentences, fifty per image, against one pass of the image encoder, and against another library's recipe."""
+"""Compare the maps of fifty sentences per image with one pass of the encoder, and with another library's recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BARE, OURS, PEER = (
     f"pytorch-grad-cam, {SENTENCES} sentences",
 )
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-TEXT = {"num_hidden_layers": 1}  # required by the configuration, but never run
+TEXT = {"num_hidden_layers": 1}  # The configuration requires a text encoder, which never runs.
 
 
 def build_clip() -> nn.Module:
@@ -60,7 +60,7 @@ TOWERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def compare_sentences(settings: Settings) -> Iterator[Table]:
-    """Explain embeddings of sentences with image encoders that have random weights."""
+    """Time the explanation of random sentence embeddings. The image encoders have random weights."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_sentences(device, settings)
@@ -72,7 +72,7 @@ def tabulate_sentences(device: str, settings: Settings) -> Table:
         for batch, rounds in settings.rounds.items():
             report_progress("sentences", device, name, f"batch {batch}")
             method, seconds = time_tower(name, batch, rounds, device, settings)
-            absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # "-" where it has no recipe
+            absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # A dash means no recipe.
             peer = format_spread(np.divide(seconds[PEER], seconds[BARE])) if PEER in seconds else absent
             bare = f"{1000 * float(np.median(seconds[BARE])):.0f} ms"
             ours = f"{format_spread(np.divide(seconds[OURS], seconds[BARE]))}, {method}"
@@ -118,7 +118,7 @@ def time_tower(
 
 
 def find_tower(model: Any) -> Callable[[Tensor], Tensor]:
-    """Return the function from images to their embeddings."""
+    """Return the function that computes the embeddings of images."""
     if hasattr(model, "encode_image"):
         return model.encode_image
 

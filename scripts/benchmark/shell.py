@@ -1,4 +1,4 @@
-"""The commands, against the start of Python itself."""
+"""Compare the time of commands with the start of Python."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compare_shell(settings: Settings) -> Iterator[Table]:
 
 
 def find_obstacle(command: Path, commands: Sequence[list[str]]) -> str | None:
-    """Run a pair of commands once, as a warm-up; return why it cannot be timed, None if it can."""
+    """Run both commands once as a warm-up. If a command cannot be timed, return the reason, otherwise None."""
     if not command.exists():
         return "the command is not installed with this Python."
     if str(PICTURE) in commands[0] and not (ROOT / PICTURE).exists():
@@ -61,7 +61,7 @@ def time_pairs(command: list[str], base: list[str], rounds: int) -> tuple[list[f
     seconds: tuple[list[float], list[float]] = [], []
     for number in range(rounds):
         order = ((0, command), (1, base))
-        for index, arguments in order if number % 2 else reversed(order):  # alternate which one runs first
+        for index, arguments in order if number % 2 else reversed(order):  # Alternate the order.
             start = time.perf_counter()
             subprocess.run(arguments, cwd=ROOT, capture_output=True, check=True)
             seconds[index].append(time.perf_counter() - start)
@@ -69,7 +69,7 @@ def time_pairs(command: list[str], base: list[str], rounds: int) -> tuple[list[f
 
 
 def format_difference(command: list[float], base: list[float]) -> list[str]:
-    """Return both medians, their difference, and the quartiles of the differences in each pair."""
+    """Return both medians, the difference of the medians, and the quartiles of the differences of the pairs."""
     command_median, base_median = float(np.median(command)), float(np.median(base))
     low, high = np.percentile(np.subtract(command, base), (25, 75))
     return [

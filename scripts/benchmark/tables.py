@@ -1,4 +1,4 @@
-"""Tables of measurements, as Markdown."""
+"""Format tables of measurements as Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmark.measuring import Settings
 
 @dataclass(frozen=True)
 class Table:
-    """A Markdown table with its notes. `raw` has the numbers behind it; `key` is its mark in the pages."""
+    """A Markdown table with notes. `raw` contains the measurements. `key` is the table's mark in the pages."""
 
     key: str
     title: str
@@ -35,13 +35,13 @@ class Table:
 
 
 def format_spread(values: Sequence[float], digits: int = 2) -> str:
-    """Return the median and the quartiles."""
+    """Return the median and the quartiles as text."""
     low, median, high = np.percentile(values, (25, 50, 75))
     return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def format_ratios(seconds: dict[str, list[float]], contenders: Sequence[str] = tuple(CONTENDERS)) -> list[str]:
-    """Return one cell per contender: milliseconds of the bare pass, then each other's time as a multiple of it."""
+    """Return the bare pass in milliseconds, then the time of each other contender as a multiple of the bare pass."""
     cells = [f"{1000 * float(np.median(seconds[BARE])):.0f} ms"]
     for name in contenders[1:]:
         ratios = [

@@ -1,4 +1,4 @@
-"""Expected speed of a machine: images per second of a folder, by device, threads, and processes that share a GPU."""
+"""Measure the images per second of a folder, by device, by threads, and by processes that share a GPU."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from benchmark.tables import Table, format_spread
 from gradcam.options import count_cores
 
 PICTURES = {"cpu": 96, "cuda": 512}
-BATCH = {"cpu": 8, "cuda": 32}  # the defaults of `gradcam batch`
-PROCESSES = (2, 4, 8)  # numbers of processes that share a GPU
+BATCH = {"cpu": 8, "cuda": 32}  # The default batch sizes of `gradcam batch`.
+PROCESSES = (2, 4, 8)  # The numbers of processes that share a GPU.
 MILLION = 1_000_000
-KEYS_PER_REQUEST, RECORDS_PER_PART = 1000, 1000  # of a list request to S3, and of a manifest in a store
-FILES = 64  # distinct files; the others are links to them
+KEYS_PER_REQUEST, RECORDS_PER_PART = 1000, 1000  # For listing S3, and for a manifest in a store.
+FILES = 64  # The number of distinct files. All other files are links.
 MAX_ROUND_SECONDS = 300
 
 
 def compare_throughput(settings: Settings) -> Iterator[Table]:
-    """Measure images per second by number of threads on each device, and estimate a million images."""
+    """Measure images per second on each device, by the number of threads, and estimate the cost of a million images."""
     keep_freed_memory()
     (rounds,) = settings.rounds.values()
     for device in settings.devices:
@@ -65,14 +65,14 @@ def measure_device(device: str, rounds: int) -> Iterator[Table]:
 
 
 def measure_once(classifier: Any, device: str, files: list[Path], folder: Path, cores: int) -> dict[str, float]:
-    """Return the milliseconds of one core per image, for each stage."""
+    """Return each stage's CPU time per image, in milliseconds."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
         stage_seconds = measure_stages(classifier, files, Path(output), BATCH[device], cores)
     return {name: 1000 * value / len(files) for name, value in stage_seconds.items()}
 
 
 def measure_sizes(classifier: Any, device: str, folder: Path) -> dict[str, float]:
-    """Return the bytes per image of the input file, its overlay and its record."""
+    """Return the mean sizes of an input file, an overlay and a record, in bytes."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         output = Path(temporary)
         run_pipeline(classifier, folder / "some", output, BATCH[device])
@@ -87,10 +87,10 @@ def measure_sizes(classifier: Any, device: str, folder: Path) -> dict[str, float
 def time_processes(
     folder: Path, device: str, count: int, rounds: int, *, images: int, precision: str = "fp32", pixels: str = "cpu"
 ) -> list[float]:
-    """Return the seconds that `count` processes take to explain their shares of the images, each with its own model."""
+    """Divide the images between `count` processes, each with a separate model, and return the seconds per round."""
     context = multiprocessing.get_context("spawn")
     gate = context.Barrier(count + 1)
-    # As with --shard, each process has its own folder of images.
+    # Each process has a separate folder of images, as with --shard.
     job = WorkerJob(folder, device, images // count, max(1, count_cores() // count), precision, pixels)
     workers = [context.Process(target=explain_share, args=(job, [gate] * rounds), daemon=True) for _ in range(count)]
     for worker in workers:
@@ -119,7 +119,7 @@ class WorkerJob:
 
 
 def explain_share(job: WorkerJob, gates: list[Any]) -> None:
-    """Explain the share of the images once per round, between two waits at the gate."""
+    """Explain this process's images once per round. Wait for the other processes before and after each round."""
     keep_freed_memory()
     classifier = load_ours(job.precision, job.device)
     loop = partial(run_pipeline, classifier, batch=BATCH[job.device], workers=job.threads, pixels=job.pixels)
@@ -149,7 +149,7 @@ def tabulate(device: str, seconds: dict[str, list[float]], stages: dict[str, flo
 
 
 def tabulate_million(sizes: dict[str, float]) -> Table:
-    """Estimate the size of a million such images, and their results, in object storage."""
+    """Estimate the sizes of a million images and of their results in object storage, and the number of requests."""
     rows = [[item, f"{size / 1000:.1f} kB", f"{size * MILLION / 1e9:.1f} GB"] for item, size in sizes.items()]
     requests = 2 * MILLION + MILLION // KEYS_PER_REQUEST + MILLION // RECORDS_PER_PART
     rows.append(["requests to object storage", "1 to read, 1 to write", f"{requests:,}"])

@@ -1,4 +1,4 @@
-"""Time of Grad-CAM, as multiples of the bare forward pass."""
+"""Measure the time of Grad-CAM as a multiple of the bare forward pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmark.tables import Table, describe_contenders, format_ratios
 
 
 def compare_times(settings: Settings) -> Iterator[Table]:
-    """Compare Grad-CAM for one class per image."""
+    """Compare the contenders for one class per image."""
     cases = [(name, network.layer) for name, network in NETWORKS.items()]
     for device in settings.devices:
         yield tabulate_times(cases, 1, device, settings, key="time", title="Grad-CAM, one class of each image")
 
 
 def compare_classes(settings: Settings) -> Iterator[Table]:
-    """Compare Grad-CAM for twenty classes per image: one call of ours, a loop of the others."""
+    """Compare the contenders for twenty classes per image. gradcam needs one call, other libraries need a loop."""
     note = (
         "gradcam explains all classes in one call. The other libraries need a loop: pytorch-grad-cam and captum repeat the "
         "forward pass for each class, torchcam repeats only the backward pass."
@@ -39,7 +39,7 @@ def compare_classes(settings: Settings) -> Iterator[Table]:
 
 
 def compare_transformers(settings: Settings) -> Iterator[Table]:
-    """Compare Grad-CAM for one class per image, on transformers whose layers are not channels-first."""
+    """Compare the contenders for one class per image, with transformers whose layers are not channels-first."""
     note = "torchcam and captum support only layers with channels first."
     contenders = (BARE, "gradcam", "pytorch-grad-cam")
     cases = [(name, network.layer) for name, network in TRANSFORMERS.items()]
@@ -57,11 +57,11 @@ def compare_transformers(settings: Settings) -> Iterator[Table]:
 
 
 FIXED = ("resnet18", "mobilenet_v2", "efficientnet_b0")
-FIXED_SIDE = 64  # pixels; at larger sizes the forward pass hides the difference
+FIXED_SIDE = 64  # In pixels. In larger images, the forward pass hides the difference.
 
 
 def compare_fixed(settings: Settings) -> Iterator[Table]:
-    """Measure the CPU time that a call adds to a bare forward pass, at batch size 1 and on one thread."""
+    """Measure the CPU time that a call needs beyond a bare forward pass, with batch size 1 and one thread."""
     names = ("forward hook", "by hand", "gradcam", "gradcam, default layer", "torchcam", "captum")
     names = tuple(name for name in names if name.partition(",")[0] not in settings.missing)
     rows, raw = [], []
@@ -96,7 +96,7 @@ def compare_fixed(settings: Settings) -> Iterator[Table]:
 
 
 def make_fixed_case(name: str) -> Case:
-    """Return a small image and a torchvision network, with its last layer that has a grid."""
+    """Return a case with a small image, a torchvision network, and the network's last layer with a grid."""
     model = torchvision.models.get_model(name, weights=None).eval()
     images = torch.rand(1, 3, FIXED_SIDE, FIXED_SIDE, generator=torch.Generator().manual_seed(SEED))
     layer = "layer4" if name == "resnet18" else "features"
@@ -104,7 +104,7 @@ def make_fixed_case(name: str) -> Case:
 
 
 def call_once(contender: str, case: Case) -> float:
-    """Return the CPU time of one call."""
+    """Return the CPU seconds of one call."""
     name, _, is_default = contender.partition(", ")
     if is_default:
         start = time.process_time()
@@ -127,7 +127,7 @@ def tabulate_times(
     title: str,
     contenders: Sequence[str] = tuple(CONTENDERS),
 ) -> Table:
-    """Time the contenders. `cases` has pairs of a network and a layer; `contenders` are those that support them."""
+    """Time the contenders that support the cases. Each case is a pair (network, layer)."""
     keep_freed_memory()
     settings = replace(settings, missing=settings.missing | (set(CONTENDERS) - set(contenders)))
     rows, raw = [], []

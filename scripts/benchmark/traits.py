@@ -1,4 +1,4 @@
-"""Behaviour of each library on models that other libraries fail on."""
+"""Test each library on models that cause other libraries to fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmark.tables import Table, correlate
 
 
 def try_in_place(contender: str) -> str:
-    """Compare Grad-CAM at a convolution before an in-place ReLU with the definition."""
+    """Compare a contender's map at a convolution before an in-place ReLU with the definition of Grad-CAM."""
     torch.manual_seed(SEED)
     body, head = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True)), nn.Linear(8, 5)
     model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head).eval()
@@ -30,7 +30,7 @@ def try_in_place(contender: str) -> str:
 
 
 def find_first_map(contender: str, case: Case) -> Tensor:
-    """Return one map (1,h,w) of a contender's result, whatever its type."""
+    """Return the first map (1,h,w) of a contender's result, which may have any type."""
     with CONTENDERS[contender].attach(case) as call:
         result: Any = call()
     while isinstance(result, list):
@@ -51,7 +51,7 @@ def try_bfloat16(contender: str) -> str:
 
 
 def try_training(contender: str) -> str:
-    """Return the changes that a contender leaves on a model in training mode."""
+    """Return the changes that a contender makes to a model in training mode."""
     model = build_model("ResNet-50", "cpu").train()
     statistics = model.bn1.running_mean.clone()  # type: ignore[union-attr]
     find_first_map(contender, make_small_case(model))
@@ -77,7 +77,7 @@ TRAITS = {
 
 
 def compare_traits(settings: Settings) -> Iterator[Table]:
-    """Try each contender on models that other libraries fail on."""
+    """Test each contender on models that cause other libraries to fail."""
     names = [name for name in settings.present if name not in {BARE, "by hand"}]
     rows = []
     for trait, attempt in TRAITS.items():
@@ -90,5 +90,5 @@ def compare_traits(settings: Settings) -> Iterator[Table]:
 def describe_attempt(attempt: Callable[[str], str], contender: str) -> str:
     try:
         return attempt(contender)
-    except Exception as error:  # the failure is the result, whatever its type
+    except Exception as error:  # The failure is the result, whatever its type.
         return f"raises {type(error).__name__}"

@@ -1,4 +1,4 @@
-"""The local page: response time of a dropped image and of a brush, and memory of the idle server."""
+"""Measure the page of `gradcam ui`: the response times to a dropped image and to a brush, and the idle memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from benchmark.page import FLAGS, find_chromium
 from benchmark.tables import Table
 
 TITLE = "The local page"
-SETTLE_SECONDS = 2  # seconds to wait after the last response
-# JavaScript functions that return the milliseconds from an event to the updated page.
+SETTLE_SECONDS = 2  # The wait after the last response, before memory is read.
+# Each JavaScript function returns the milliseconds from an event to the update of the page.
 DROP = """async (text) => {
     const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0)), carried = new DataTransfer();
     carried.items.add(new File([bytes], `${Math.random()}.jpg`));
@@ -44,7 +44,7 @@ LOAD_MODEL = "import sys, gradcam; classifier = gradcam.load_classifier(); print
 
 
 def measure_ui(settings: Settings) -> Iterator[Table]:
-    """Measure with the embedded model."""
+    """Measure the page with the embedded model."""
     chromium = find_chromium()
     if chromium is None or not STATUS.exists():
         yield Table("ui", TITLE, notes=["Skipped: it needs Playwright, Chromium and Linux's /proc."])

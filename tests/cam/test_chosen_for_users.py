@@ -73,6 +73,18 @@ ARRANGED: dict[str, tuple[Any, Callable[[Tensor], Tensor], int, list[int]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("arranged", ARRANGED)
+def test_a_grid_from_the_user_does_not_fix_the_position_of_extra_tokens(arranged: str) -> None:
+    arrange, read, extra_count, _ = ARRANGED[arranged]
+    torch.manual_seed(0)
+    model, images = Tokens(arrange, read, extra_count).eval(), torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
+    inferred = gradcam.explain(copy.deepcopy(model), images, "blocks.0.norm1", target=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explanation = gradcam.explain(model, images, "blocks.0.norm1", target=1, reshape=(IMAGE_SIZE // PATCH,) * 2)
+    torch.testing.assert_close(explanation.maps, inferred.maps)
+
+
 def record(model: nn.Module, layer: str, images: Tensor, target: int = 1) -> tuple[Tensor, Tensor]:
     """Return a layer's activations and their gradient by plain autograd. `layer` may name a run, such as `conv#1`."""
     name, _, run = layer.partition("#")

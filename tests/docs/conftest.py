@@ -1,5 +1,6 @@
 """Fixtures with the files that pages name: images, models with random weights, and a user's own files."""
 
+import importlib.util
 import shutil
 import tarfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import torchvision
 from PIL import Image
 
+from tests.adapters.test_yolo import build
 from tests.docs.pages import ROOT
 
 MINE = """
@@ -63,6 +65,16 @@ from torch import nn
 def build():
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
 """
+HEAD = """
+import torchvision
+from torch import nn
+
+
+def build():
+    model = torchvision.models.resnet18(weights=None)
+    model.fc = nn.Sequential(nn.Linear(512, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 3))
+    return model
+"""
 
 
 def make_readers(folder: Path) -> None:
@@ -107,9 +119,21 @@ def make_labelled(folder: Path) -> Path:
     return folder
 
 
+def make_yolo(folder: Path) -> None:
+    """Write a small detector and a small segmentation model of ultralytics with random weights, if it is installed."""
+    if importlib.util.find_spec("ultralytics") is None:
+        return
+    for head, task, name in (("Detect", "detect", "best.pt"), ("Segment", "segment", "segment.pt")):
+        model = build(head).float()
+        model.names = dict(enumerate(["person", "dog", "cup", "car"]))
+        model.args, model.task = {}, task
+        torch.save({"model": model, "train_args": {}}, folder / name)
+
+
 @pytest.fixture(scope="session")
 def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the files that the pages name, once: random weights of five kinds of checkpoints, images, a shard, code."""
+    import segmentation_models_pytorch as smp
     import timm
     from safetensors.torch import save_file
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
@@ -128,6 +152,7 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ViTForImageClassification(config).save_pretrained(folder / "my-vit")
     ViTImageProcessor().save_pretrained(folder / "my-vit")
     make_readers(folder)
+    make_yolo(folder)
     chest = torchvision.models.densenet121(num_classes=14).state_dict()
     state = {f"module.{name}": item for name, item in chest.items()}
     torch.save({"state_dict": state, "epoch": 3}, folder / "chest.ckpt")
@@ -139,6 +164,10 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network: dict = {}
     exec(TRAIN, network)
     torch.save(network["build"]().state_dict(), folder / "last.pth")
+    (folder / "head.py").write_text(HEAD)
+    exec(HEAD, network)
+    torch.save(network["build"]().state_dict(), folder / "two_layer.pth")
+    smp.Unet("resnet18", encoder_weights=None, classes=3).save_pretrained(folder / "my-unet")
     Image.fromarray(np.random.default_rng(0).integers(100, 4000, (80, 100), dtype=np.uint16)).save(folder / "scan.png")
     for subfolder, pictures in {"photos": ("coffee.jpg", "rocket.jpg"), "more": ("camera.png",)}.items():
         (folder / subfolder).mkdir()

@@ -7,6 +7,7 @@ A comment before a block marks a special case:
     <!-- prints -->                             the text block is the output of the block before it; times may differ
     <!-- elsewhere -->                          a separate test runs it
     <!-- line test -->                          scripts/check runs it
+    <!-- needs ultralytics -->                  the block runs only if this package is installed; may precede another mark
     <!-- slow -->                               the test of the page is marked as slow
 
 Commands of `gradcam` run in this process, everything else in a shell. `git clone` and `pip install` are not run: a
@@ -14,6 +15,7 @@ page installs this repository, with extras that exist.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -32,19 +34,25 @@ from gradcam.cli import cli
 ROOT = Path(__file__).parent.parent.parent
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.S | re.M)
 NOTE = re.compile(r"<!-- (.+?) -->\s*\Z")
+NEEDS = re.compile(r"<!-- needs (\w+) -->\s*\Z")
 MARKS = ("raises ", "status ", "prints", "slow", "line ", "elsewhere")
 INSTALLS = re.compile(r"""pip install (-e )?(\.|"\.\[(?P<extras>[\w,]+)\]"|"git\+<this repository>")( +#.*)?""")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `line` is the line where its code begins, and `mark` the comment before it, or ""."""
+    """A fenced block.
+
+    `line` is the line where its code begins, `mark` is the comment before it, or "", and `package` is the package that
+    it needs, or "".
+    """
 
     page: str
     line: int
     language: str
     code: str
     mark: str
+    package: str = ""
 
     @property
     def where(self) -> str:
@@ -56,10 +64,13 @@ def read_blocks(path: Path) -> list[Block]:
     page = path.relative_to(ROOT).as_posix()
     blocks = []
     for fence in FENCE.finditer(text):
-        note = NOTE.search(text[: fence.start()])
+        before = text[: fence.start()]
+        note = NOTE.search(before)
         mark = note[1] if note and note[1].startswith(MARKS) else ""
+        package = NEEDS.search(before[: note.start()] if note and mark else before)
         code = re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
-        blocks.append(Block(page, text[: fence.start("code")].count("\n"), fence["language"], code, mark))
+        line = text[: fence.start("code")].count("\n")
+        blocks.append(Block(page, line, fence["language"], code, mark, package[1] if package else ""))
     return blocks
 
 
@@ -69,6 +80,8 @@ def run_page(path: Path) -> dict[str, Any]:
     printed = ""
     for block in read_blocks(path):
         if block.mark in ("elsewhere", "line test"):
+            continue
+        if block.package and importlib.util.find_spec(block.package) is None:
             continue
         if block.language == "python":
             printed = run_python(block, names)

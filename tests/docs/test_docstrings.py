@@ -18,7 +18,14 @@ from tests.docs.pages import ROOT
 
 REFERENCE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"^   ([\w.]+)$", REFERENCE, re.M)
-PACKAGES = ("gradcam", "gradcam.attributions", "gradcam.evaluation", "gradcam.inspection", "gradcam.errors")
+PACKAGES = (
+    "gradcam",
+    "gradcam.attributions",
+    "gradcam.evaluation",
+    "gradcam.inspection",
+    "gradcam.integrations",
+    "gradcam.errors",
+)
 # Each table has a block on the page of the reference.
 TABLES = ("METHODS", "attributions.ATTRIBUTIONS", "evaluation.CONTROLS", "evaluation.METRICS")
 # The summary; each parameter in its order, with a type and a description; the result: see numpydoc.validate.

@@ -48,8 +48,10 @@ def test_a_training_is_logged() -> None:
     printed = run("train_and_log.py", "--epochs", "3", "--log", "log")
     assert printed.count("epoch") == 3
     events = EventAccumulator("log").Reload()
-    assert len(events.Images("gradcam")) == len(events.Scalars("loss")) == 3
-    assert (events.Images("gradcam")[0].width, events.Images("gradcam")[0].height) == (6 * 96, 96)
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
+    assert events.Tags()["images"] == [f"gradcam/{i}" for i in range(6)]
+    assert [event.step for event in events.Images("gradcam/5")] == [0, 1, 2, 3]
+    assert (events.Images("gradcam/5")[0].width, events.Images("gradcam/5")[0].height) == (96, 96)
 
 
 @pytest.mark.slow

@@ -65,14 +65,24 @@ def _(names: dict[str, Any]) -> None:
     assert gradcam.read_image("scan-fracture.png").shape == (80, 100, 3)
 
 
-@checks_page("docs/howto/logging.md")
+@checks_page("docs/howto/training.md")
 def _(names: dict[str, Any]) -> None:
     assert names["network"].training
-    assert all(parameter.grad is None for parameter in names["network"].parameters())
-    pictures = read_logged_images("runs")["gradcam"]
-    assert [step for step, _ in pictures] == [0, 1]
-    assert np.array_equal(pictures[1][1], names["overlay"])
-    check_callback(names)
+    panels = sorted(path.name for path in Path("heatmaps").iterdir())
+    assert panels == ["gradcam-000000.png", "gradcam-000002.png", "gradcam-000004.png"]
+    images = names["images"]
+    explanation = gradcam.explain(names["network"], images, "layer4", target=names["classes"], evidence="signed")
+    events = read_logged_images("runs")
+    assert len(events) == 4
+    for i, image in enumerate(images):
+        assert [step for step, _ in events[f"gradcam/{i}"]] == [0, 2, 4]
+        expected = gradcam.overlay(image, explanation.heatmaps[i, 0], signed=True)
+        assert np.array_equal(events[f"gradcam/{i}"][2][1], expected)
+    folder = names["trainer"].log_dir
+    steps = [step for step, _ in read_logged_images(folder)["gradcam/3"]] if list(Path(folder).glob("events*")) else []
+    panels = sorted(path.name for path in Path(folder).glob("heatmaps/*"))
+    assert steps == [0, 2, 4] or panels == [f"gradcam-{step:06}.png" for step in (0, 2, 4)]
+    assert sorted(path.name for path in Path("out/heatmaps").iterdir())[0] == "gradcam-000000.png"
 
 
 @checks_page("docs/howto/records.md")
@@ -133,28 +143,6 @@ def read_logged_images(folder: str | Path) -> dict[str, list[tuple[int, Any]]]:
     }
 
 
-def check_callback(names: dict[str, Any]) -> None:
-    """Check that Lightning calls the page's callback after each validation, and that TensorBoard gets its images."""
-    pictures = [np.full((64, 64, 3), level, np.uint8) for level in (40, 200)]
-    images = torch.randn(2, 3, 64, 64)
-    callback = names["LogOverlays"](pictures, images, "network.layer4")
-    lightning, module = names["lightning"], names["Classifier"]()
-    data = torch.utils.data.DataLoader([(torch.randn(3, 64, 64), number % 2) for number in range(8)], batch_size=4)
-    logger = lightning.pytorch.loggers.TensorBoardLogger(".")
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=logger, callbacks=[callback], enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1,
-    )  # fmt: skip
-    trainer.fit(module, data, data)
-    images_by_tag = read_logged_images(logger.log_dir)
-    for tag in ("gradcam/0", "gradcam/1"):
-        assert [step for step, _ in images_by_tag[tag]] == [0, 1]
-    module.eval()  # Validation ends the epoch, so the weights are those of the last logged image.
-    heatmaps = gradcam.explain(module, images, "network.layer4").heatmaps
-    last = images_by_tag["gradcam/1"][1][1].astype(int)
-    assert abs(last - gradcam.overlay(pictures[1], heatmaps[1, 0])).max() <= 1
-
-
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -176,6 +164,19 @@ def test_every_how_to_page_about_heatmaps_shows_an_image() -> None:
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "howto"}
     del texts["index.md"]
     assert not [name for name, text in texts.items() if "eatmap" in text and not re.search(r"!\[|<!-- image ", text)]
+
+
+def test_every_cell_of_the_features_table_has_its_evidence() -> None:
+    text = (ROOT / "docs/explanation/features.md").read_text(encoding="utf-8")
+    header, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) > 25
+    for row in rows:
+        _, ours, *theirs = row
+        link = re.fullmatch(r"\[.+\]\((.+?)\)", ours)
+        assert link and (ROOT / "docs/explanation" / link[1]).exists(), row
+        versions = [re.search(r" \((\d+\.\d+\.\d+)\)$", cell) for cell in theirs]
+        assert [version and version[1] for version in versions] == ["1.5.7", "0.5.0", "0.9.0", "1.6.1", "2.0.2", "8.4.190"]
+    assert len(header) == 8
 
 
 def test_every_check_belongs_to_a_page() -> None:
@@ -228,7 +229,7 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
     assert {key for key, _ in marks} == {
         "summary", "environment", "agreement", "time cpu", "fixed cpu", "classes cpu", "methods cpu", "precision cpu",
         "memory cpu", "perturbation cpu", "shell", "traits", "transformers cpu",
-        "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu",
+        "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu", "callback cpu",
         "evaluation", "quality", "boxes", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "million",
         "engines", "engines shares", "engines memory", "detection cpu", "sentences cpu", "drawn", "page", "process",
         "busy", "ui", "gallery", "lighthouse", "gpu fixed cuda", "gpu folder cuda", "gpu floor cuda", "gpu memory cuda",

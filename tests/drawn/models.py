@@ -1,4 +1,4 @@
-"""Three small models of drawn images: a detector, a segmenter, and image and text towers."""
+"""Small models of drawn images: a detector, a segmenter, image and text towers, and a Swin Transformer."""
 
 import re
 from collections import OrderedDict
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import VisionTransformer
+from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead
@@ -153,6 +153,28 @@ class TransformerTower(VisionTransformer):
         return super().forward((images - 0.45) / 0.25)
 
 
+class SwinClassifier(SwinTransformer):
+    """torchvision's Swin Transformer, small: logits (N,14) of the six shapes and the eight colours in an image.
+
+    The first convolutions are those of the convolutional tower. The maximum over the tokens, instead of their mean,
+    emphasises small objects.
+    """
+
+    width = 48
+
+    def __init__(self) -> None:
+        super().__init__(
+            patch_size=[8, 8], embed_dim=self.width, depths=[2, 2], num_heads=[3, 6], window_size=[4, 4], mlp_ratio=2.0,
+            stochastic_depth_prob=0.0, num_classes=len(SHAPES) + len(COLOURS),
+        )  # fmt: skip
+        first = [unit(3, 16, stride=2), unit(16, 32, stride=2), unit(32, 32), unit(32, 64, stride=2)]
+        self.features[0][0] = nn.Sequential(*first, nn.Conv2d(64, self.width, 1))
+        self.avgpool = nn.AdaptiveMaxPool2d(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward((images - 0.45) / 0.25)
+
+
 class SentenceTower(nn.Module):
     """A text tower: one transformer layer over tokens (T,length), and the mean over words as the embedding."""
 
@@ -202,6 +224,7 @@ MODELS = {
     "segmenter": UNet,
     "convolutional": lambda: Matcher(ConvolutionalTower()),
     "transformer": lambda: Matcher(TransformerTower()),
+    "swin": SwinClassifier,
 }
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.drawn.heads import list_properties
 from tests.drawn.models import MODELS, WEIGHTS, Matcher, load
 from tests.drawn.pictures import (
     COLOURS,
@@ -35,7 +36,8 @@ Loss = Callable[[Any, Sequence[Scene], np.random.Generator], Tensor]
 class Recipe:
     """The settings of a training.
 
-    `batch` is the batch size, `rate` the highest learning rate, and `teacher` the model whose text tower is copied.
+    `batch` is the batch size, `rate` the highest learning rate, and `teacher` the model whose first convolutions and, if
+    there is one, text tower are copied.
     """
 
     loss: Loss
@@ -72,13 +74,15 @@ def train(name: str, say: Callable[[str], None]) -> nn.Module:
     return model.eval()
 
 
-def load_teacher(model: Matcher, teacher: str) -> None:
+def load_teacher(model: nn.Module, teacher: str) -> None:
     """Copy the text tower of another model, which is then frozen, and its first convolutions, which train further."""
     teacher_state = load(teacher).state_dict()
     model_state = model.state_dict()
-    renamed = {name.replace("visual.features", "visual.conv_proj"): value for name, value in teacher_state.items()}
+    convolutions = "visual.conv_proj" if isinstance(model, Matcher) else "features.0.0"
+    renamed = {name.replace("visual.features", convolutions): value for name, value in teacher_state.items()}
     model.load_state_dict({name: value for name, value in renamed.items() if name in model_state}, strict=False)
-    model.text.requires_grad_(False)
+    if isinstance(model, Matcher):
+        model.text.requires_grad_(False)
 
 
 def save(name: str, model: nn.Module) -> None:
@@ -118,6 +122,10 @@ def _imitation_loss(model: Matcher, scenes: Sequence[Scene], rng: np.random.Gene
         teacher_embeddings = _load_once("convolutional").encode_image(images, True)
     embeddings = model.encode_image(images, True)
     return _compare(model, embeddings, scenes, rng) + 2 * (1 - (embeddings * teacher_embeddings).sum(1).mean())
+
+
+def _property_loss(model: nn.Module, scenes: Sequence[Scene], rng: np.random.Generator) -> Tensor:
+    return F.binary_cross_entropy_with_logits(model(to_images(scenes)), list_properties(scenes))
 
 
 _load_once: Callable[[str], Any] = functools.cache(load)
@@ -219,4 +227,5 @@ RECIPES = {
     "segmenter": Recipe(_segmentation_loss, steps=3000, batch=32, rate=3e-3),
     "convolutional": Recipe(_matching_loss, steps=6000, batch=32, rate=3e-3),
     "transformer": Recipe(_imitation_loss, steps=2500, batch=32, rate=1.5e-3, teacher="convolutional"),
+    "swin": Recipe(_property_loss, steps=1200, batch=32, rate=3e-3, teacher="convolutional"),
 }

@@ -297,3 +297,23 @@ def test_evaluation_mode_caches_do_not_outlive_a_training_step() -> None:
         model[1].bias += 1
     expected = model(images)
     assert torch.equal(model.eval()(images), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_a_compiled_forward_method_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test a module whose `forward` is compiled in place, as Lightning does."""
+    images, graphs = torch.rand(2, 3, 16, 16), []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
+    expected = gradcam.explain(model, images, "1", target=1).maps
+    model.forward = torch.compile(model.forward, backend=count)
+    model(images)
+    compiled_graphs = len(graphs)
+    actual = gradcam.explain(model, images, "1", target=1).maps
+    torch.testing.assert_close(actual, expected)
+    if hasattr(torch.compiler, "set_stance"):
+        assert len(graphs) == compiled_graphs

@@ -106,7 +106,7 @@ def test_values_far_outside_a_sigmoid_are_black_and_white() -> None:
 def test_a_window_is_worked_by_hand(write: Write) -> None:
     # From 40 - 0.5 - 199.5 = -160 to 40 - 0.5 + 199.5 = 239: 399 steps.
     path = write(VALUES, WindowCenter=40, WindowWidth=400)
-    values, note = read_dicom(path)
+    values, note, _ = read_dicom(path)
     assert note is None
     assert values.dtype == np.float32
     expected = [[0, 0, 160 / 399], [199 / 399, 200 / 399, 1]]
@@ -116,7 +116,7 @@ def test_a_window_is_worked_by_hand(write: Write) -> None:
 def test_slope_and_intercept_come_before_the_window(write: Write) -> None:
     stored = np.array([[1024, 1064, 1164, 4000]], np.uint16)  # 0, 80, 280 and 5952 Hounsfield units
     fields = {"RescaleSlope": 2, "RescaleIntercept": -2048, "VOILUTFunction": "LINEAR_EXACT"}
-    values, _ = read_dicom(write(stored, WindowCenter=80, WindowWidth=400, **fields))
+    values, *_ = read_dicom(write(stored, WindowCenter=80, WindowWidth=400, **fields))
     np.testing.assert_allclose(values, [[0.3, 0.5, 1, 1]], rtol=0, atol=1e-7)
 
 
@@ -125,7 +125,7 @@ def test_a_modality_table_comes_before_the_window(write: Write) -> None:
     table.LUTDescriptor, table.ModalityLUTType = [4, 0, 16], "US"
     table.add_new("LUTData", "US", [0, 100, 50, 200])
     fields = {"ModalityLUTSequence": [table], "VOILUTFunction": "LINEAR_EXACT"}
-    values, _ = read_dicom(write(np.array([[0, 1, 2, 3, 9]], np.uint16), WindowCenter=100, WindowWidth=200, **fields))
+    values, *_ = read_dicom(write(np.array([[0, 1, 2, 3, 9]], np.uint16), WindowCenter=100, WindowWidth=200, **fields))
     np.testing.assert_allclose(values, [[0, 0.5, 0.25, 1, 1]], rtol=0, atol=1e-7)
 
 
@@ -138,7 +138,7 @@ def test_windows_equal_pydicoms(write: Write, function: str, center: int, width:
     dataset = pydicom.dcmread(path)
     theirs = apply_voi_lut(apply_modality_lut(dataset.pixel_array, dataset), dataset)
     low, high = -1024, 4095 * 1.5 - 1024  # the range of all values that could be stored, rescaled
-    ours, _ = read_dicom(path)
+    ours, *_ = read_dicom(path)
     np.testing.assert_allclose(ours, (theirs - low) / (high - low), rtol=0, atol=1e-6)
 
 
@@ -154,7 +154,7 @@ def test_a_voi_table_goes_before_the_window(write: Write, as_bytes: bool, syntax
         table.add_new("LUTData", "OW", struct.pack(f"{order}4H", *entries))
     stored = np.array([[0, 10, 11], [12, 13, 99]], np.uint16)
     path = write(stored, syntax=syntax, VOILUTSequence=[table], WindowCenter=5, WindowWidth=2)
-    values, note = read_dicom(path)
+    values, note, _ = read_dicom(path)
     expected = np.array([[0, 0, 1023], [512, 4095, 4095]]) / 4095
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-7)
     assert note is None
@@ -167,19 +167,19 @@ def test_a_voi_table_of_bytes(write: Write) -> None:
     table = Dataset()
     table.LUTDescriptor = [4, 0, 8]
     table.add_new("LUTData", "OW", bytes([0, 51, 102, 255]))
-    values, _ = read_dicom(write(np.array([[0, 1, 2, 300]], np.uint16), VOILUTSequence=[table]))
+    values, *_ = read_dicom(write(np.array([[0, 1, 2, 300]], np.uint16), VOILUTSequence=[table]))
     np.testing.assert_allclose(values, [[0, 0.2, 0.4, 1]], rtol=0, atol=1e-7)
 
 
 def test_in_monochrome1_the_least_is_white(write: Write) -> None:
     fields = {"VOILUTFunction": "LINEAR_EXACT", "PhotometricInterpretation": "MONOCHROME1"}
-    values, _ = read_dicom(write(np.array([[0, 25, 100]], np.uint8), WindowCenter=50, WindowWidth=100, **fields))
+    values, *_ = read_dicom(write(np.array([[0, 25, 100]], np.uint8), WindowCenter=50, WindowWidth=100, **fields))
     np.testing.assert_allclose(values, [[1, 0.75, 0]], rtol=0, atol=1e-7)
 
 
 def test_of_several_windows_the_first_is_taken(write: Write) -> None:
     fields = {"WindowCenter": [50, 5000], "WindowWidth": [100, 3], "VOILUTFunction": "LINEAR_EXACT"}
-    values, note = read_dicom(write(np.array([[0, 25, 100]], np.uint16), **fields))
+    values, note, _ = read_dicom(write(np.array([[0, 25, 100]], np.uint16), **fields))
     np.testing.assert_allclose(values, [[0, 0.25, 1]], rtol=0, atol=1e-7)
     assert note is None
 
@@ -193,14 +193,14 @@ def test_of_several_windows_the_first_is_taken(write: Write) -> None:
     ],
 )  # fmt: skip
 def test_without_a_window_their_own_range_is_taken(write: Write, fields: dict[str, Any]) -> None:
-    values, note = read_dicom(write(VALUES, RescaleSlope=1, RescaleIntercept=10, **fields))
+    values, note, _ = read_dicom(write(VALUES, RescaleSlope=1, RescaleIntercept=10, **fields))
     np.testing.assert_allclose(values, (VALUES + 200) / 440, rtol=0, atol=1e-7)
     assert note == "no usable window in the file: using the full range of values, -190 to 250"
 
 
 @pytest.mark.parametrize(("kind", "level"), [("MONOCHROME2", 0), ("MONOCHROME1", 1)])
 def test_a_constant_picture_without_a_window_is_black(write: Write, kind: str, level: int) -> None:
-    values, _ = read_dicom(write(np.full((1, 1), 700, np.uint16), PhotometricInterpretation=kind))
+    values, *_ = read_dicom(write(np.full((1, 1), 700, np.uint16), PhotometricInterpretation=kind))
     assert values.tolist() == [[level]]
 
 
@@ -209,7 +209,7 @@ def test_floats_that_are_not_finite_become_the_least_and_the_largest(tmp_path: P
     del dataset.PixelData, dataset.PixelRepresentation, dataset.BitsStored, dataset.HighBit
     dataset.BitsAllocated = 32
     dataset.FloatPixelData = np.array([np.nan, -np.inf, 2, 4, np.inf], np.float32).tobytes()
-    values, _ = read_dicom(save(tmp_path / "a.dcm", dataset))
+    values, *_ = read_dicom(save(tmp_path / "a.dcm", dataset))
     np.testing.assert_allclose(values, [[0, 0, 0, 1, 1]])
 
 
@@ -217,7 +217,7 @@ COLOURS = np.array([[[255, 0, 10], [20, 30, 40], [7, 8, 9]]], np.uint8)
 
 
 def test_colours_are_rgb(write: Write) -> None:
-    values, note = read_dicom(write(COLOURS, PhotometricInterpretation="RGB"))
+    values, note, _ = read_dicom(write(COLOURS, PhotometricInterpretation="RGB"))
     assert values.dtype == np.uint8
     assert note is None
     np.testing.assert_array_equal(values, COLOURS)
@@ -225,14 +225,14 @@ def test_colours_are_rgb(write: Write) -> None:
 
 def test_luminance_and_chrominance_become_rgb(write: Write) -> None:
     red = np.array([[[76, 85, 255], [128, 128, 128]]], np.uint8)
-    values, _ = read_dicom(write(red, PhotometricInterpretation="YBR_FULL"))
+    values, *_ = read_dicom(write(red, PhotometricInterpretation="YBR_FULL"))
     # R = Y + 1.402 (Cr - 128), G = Y - 0.344136 (Cb - 128) - 0.714136 (Cr - 128), B = Y + 1.772 (Cb - 128)
     np.testing.assert_array_equal(values, [[[254, 0, 0], [128, 128, 128]]])
 
 
 def test_deep_colours_become_eight_bits(write: Write) -> None:
     deep = np.array([[[0, 2048, 4095], [4095, 0, 16]]], np.uint16)
-    values, _ = read_dicom(write(deep, PhotometricInterpretation="RGB", BitsStored=12, HighBit=11))
+    values, *_ = read_dicom(write(deep, PhotometricInterpretation="RGB", BitsStored=12, HighBit=11))
     np.testing.assert_array_equal(values, [[[0, 128, 255], [255, 0, 1]]])
 
 
@@ -241,16 +241,16 @@ def test_a_palette_has_its_colours(write: Write) -> None:
     for name, entries in {"Red": [0, 65535, 257], "Green": [65535, 0, 514], "Blue": [0, 0, 32896]}.items():
         fields[f"{name}PaletteColorLookupTableDescriptor"] = [3, 0, 16]
         fields[f"{name}PaletteColorLookupTableData"] = struct.pack("<3H", *entries)
-    values, _ = read_dicom(write(np.array([[0, 1, 2]], np.uint8), **fields))
+    values, *_ = read_dicom(write(np.array([[0, 1, 2]], np.uint8), **fields))
     np.testing.assert_array_equal(values, [[[0, 255, 0], [255, 0, 0], [1, 2, 128]]])
 
 
 def test_of_several_frames_the_first_is_read_and_said(write: Write) -> None:
     frames = np.stack([VALUES, VALUES + 1000, VALUES * 0])
-    values, note = read_dicom(write(frames, NumberOfFrames=3, WindowCenter=40, WindowWidth=400))
+    values, note, _ = read_dicom(write(frames, NumberOfFrames=3, WindowCenter=40, WindowWidth=400))
     np.testing.assert_allclose(values[1], [199 / 399, 200 / 399, 1], rtol=0, atol=1e-7)
     assert note == "the first of 3 frames"
-    _, note = read_dicom(write(frames, NumberOfFrames=3))
+    _, note, _ = read_dicom(write(frames, NumberOfFrames=3))
     assert note == "the first of 3 frames; no usable window in the file: using the full range of values, -200 to 240"
 
 
@@ -261,7 +261,7 @@ def test_the_frames_own_window_and_slope_are_found(write: Write, place: str) -> 
     rescale.RescaleSlope, rescale.RescaleIntercept = 2, -2048
     group.FrameVOILUTSequence, group.PixelValueTransformationSequence = [window], [rescale]
     frames = np.array([[[1024, 1064, 1164]], [[0, 0, 0]]], np.uint16)
-    values, note = read_dicom(write(frames, NumberOfFrames=2, **{place: [group, Dataset()]}))
+    values, note, _ = read_dicom(write(frames, NumberOfFrames=2, **{place: [group, Dataset()]}))
     np.testing.assert_allclose(values, [[0.3, 0.5, 1]], rtol=0, atol=1e-7)
     assert note == "the first of 2 frames"
 
@@ -284,7 +284,7 @@ def test_compressed_files_are_read_where_a_decoder_is_there(tmp_path: Path, synt
         dataset.file_meta.TransferSyntaxUID = syntax
         dataset["PixelData"].VR = "OB"
         dataset["PixelData"].is_undefined_length = True
-    values, _ = read_dicom(save(tmp_path / "a.dcm", dataset))
+    values, *_ = read_dicom(save(tmp_path / "a.dcm", dataset))
     np.testing.assert_allclose(values, stored / 4096, rtol=0, atol=1e-6)
 
 

@@ -12,6 +12,6 @@ classifier = gradcam.load_classifier()
 panda, bear = classifier.find_class("giant panda"), classifier.find_class("ice bear")
 
 plain = classifier.explain("assets/panda.webp", target=panda)
-rather = classifier.explain("assets/panda.webp", target=ClassTarget(panda, score="contrast", against=bear))
+contrast = classifier.explain("assets/panda.webp", target=ClassTarget(panda, score="contrast", against=bear))
 plain.save("panda.png")
-rather.save("panda_rather_than_bear.png")
+contrast.save("panda_rather_than_bear.png")

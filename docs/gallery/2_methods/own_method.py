@@ -14,5 +14,5 @@ def mycam(activations, gradients):
 
 
 classifier = gradcam.load_classifier()
-explained = classifier.compare("assets/macaw.webp", layers=["layer4"], methods=["gradcam", mycam])
-gradcam.write_image("mine.png", gradcam.panel(explained))
+explanations = classifier.compare("assets/macaw.webp", layers=["layer4"], methods=["gradcam", mycam])
+gradcam.write_image("mine.png", gradcam.panel(explanations))

@@ -18,9 +18,9 @@ maps = {"original": gradcam.explain(model, images, "layer4").heatmaps}
 maps["frozen"] = gradcam.explain(model.requires_grad_(False), images, "layer4").heatmaps
 maps["in training"] = gradcam.explain(model.train(), images, "layer4").heatmaps
 maps["bfloat16"] = gradcam.explain(model.eval().bfloat16(), images.bfloat16(), "layer4").heatmaps
-for name, each in maps.items():
-    both = torch.stack([maps["original"].flatten(), each.flatten()])
-    print(f"{name:12} correlation {torch.corrcoef(both)[0, 1]:.4f}")
+for name, heatmaps in maps.items():
+    pair = torch.stack([maps["original"].flatten(), heatmaps.flatten()])
+    print(f"{name:12} correlation {torch.corrcoef(pair)[0, 1]:.4f}")
 
 image = ((images[0] + 1) * 127.5).byte()
-gradcam.write_image("four.png", np.hstack([gradcam.overlay(image, each[0, 0]) for each in maps.values()]))
+gradcam.write_image("four.png", np.hstack([gradcam.overlay(image, heatmaps[0, 0]) for heatmaps in maps.values()]))

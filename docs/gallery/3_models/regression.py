@@ -2,19 +2,31 @@
 Explain a regression model
 ==========================
 
-Without a target, a single output (N,1) is the score. The heatmap shows evidence of both signs.
+The model estimates how much of an image is covered by shapes. Without a target, a single output (N,1) is the score. Red
+raises the estimate, and blue lowers it.
 """
 
+import numpy as np
 import torch
-import torchvision
 
 import gradcam
+from tests.drawn.heads import draw_training_scenes, fit_head, load_encoder
+from tests.drawn.pictures import draw_scenes, to_images
 
-torch.manual_seed(0)
-model = torchvision.models.resnet18(weights=None, num_classes=1).eval()
-image = gradcam.read_image("assets/astronaut.jpg")
-images = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
+# %%
+# The model is a trained encoder, with a linear layer that is fitted by least squares.
+encoder, training_scenes = load_encoder(), draw_training_scenes()
+areas = [[100 * sum(thing.mask.mean() for thing in scene.things)] for scene in training_scenes]  # per cent
+model = torch.nn.Sequential(encoder, fit_head(encoder, training_scenes, torch.tensor(areas)))
 
-explanation = gradcam.explain(model, images, "layer4", evidence="signed")
-print(f"output: {explanation.output.item():.3f}")
-gradcam.write_image("regression.png", gradcam.overlay(image, explanation.heatmaps[0, 0], signed=True))
+# %%
+# Explain four new images in one pass.
+scenes = [next(scene for scene in draw_scenes(5, 60) if len(scene.things) == count) for count in (1, 2, 3, 4)]
+explanation = gradcam.explain(model, to_images(scenes), evidence="signed")
+columns = []
+for scene, output, heatmaps in zip(scenes, explanation.output, explanation.heatmaps):
+    covered = 100 * sum(thing.mask.mean() for thing in scene.things)
+    print(f"shapes cover {covered:4.1f} %, estimate {output.item():4.1f} %")
+    large = scene.picture.repeat(2, 0).repeat(2, 1)  # enlarged for display
+    columns.append(np.vstack([large, gradcam.overlay(large, heatmaps[0], signed=True, region=(0, 0, 192, 192))]))
+gradcam.write_image("regression.png", np.hstack(columns))

@@ -1,27 +1,29 @@
 """
-Explain a region of a segmentation model
-========================================
+U-Net: explain a region
+=======================
 
-The score is the mean logit of a class over a region. The target layer is the end of the encoder.
+The score is the mean logit of a class over a region. Any function of the output can be the target. At the end of the
+encoder, the heatmap shows what the prediction in the region depends on.
 """
 
+import numpy as np
 import torch
-import torchvision
 
 import gradcam
+from tests import drawn
+from tests.drawn.pictures import SHAPES, draw_scenes, to_images
 
-torch.manual_seed(0)
-model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
-image = gradcam.read_image("assets/chelsea.jpg")
-images = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
-mask = torch.zeros(images.shape[2:])
-mask[100:200, 150:300] = 1
+unet = drawn.load("segmenter")
+scene = next(scene for scene in draw_scenes(7, 20) if len(scene.things) == 4)
+large = scene.picture.repeat(3, 0).repeat(3, 1)  # enlarged for display
+images = [large]
+for thing in scene.things[:3]:
+    mask, label = torch.from_numpy(thing.mask), 1 + thing.shape
 
+    def mean_logit(output, mask=mask, label=label):
+        return (output[:, label] * mask).sum((1, 2)) / mask.sum()
 
-def cat_in_the_middle(output):
-    return (output["out"][:, 8] * mask).sum((1, 2)) / mask.sum()
-
-
-explanation = gradcam.explain(model, images, target=cat_in_the_middle)
-print(explanation.layer, tuple(explanation.maps.shape))
-gradcam.write_image("region.png", gradcam.overlay(image, explanation.heatmaps[0, 0]))
+    explanation = gradcam.explain(unet, to_images([scene]), "bottleneck", target=mean_logit)
+    print(f"{SHAPES[thing.shape]:8} {explanation.method}, score {explanation.scores.item():.1f}")
+    images.append(gradcam.overlay(large, explanation.heatmaps[0, 0], region=(0, 0, 288, 288)))
+gradcam.write_image("region.png", np.hstack(images))

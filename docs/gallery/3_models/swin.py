@@ -2,20 +2,28 @@
 Swin Transformer: channels last
 ===============================
 
-Layers with output (N,h,w,C) are recognised, too.
+Layers with output (N,h,w,C) are recognised, too. The model is torchvision's Swin Transformer, trained to list the shapes
+and the colours in an image. Each heatmap is of one colour. The default layer has 6 x 6 cells.
 """
 
-import torch
-import torchvision
+import numpy as np
 
 import gradcam
+from tests import drawn
+from tests.drawn.heads import PROPERTIES
+from tests.drawn.measures import draw_three
+from tests.drawn.pictures import to_images
 
-torch.manual_seed(0)
-model = torchvision.models.swin_t(weights=None, num_classes=10).eval()
-images = torch.randn(1, 3, 224, 224)
-for row in gradcam.list_layers(model, images):
-    if row.is_suggested:
-        print(row)
-explanation = gradcam.explain(model, images, target=1)
-heatmap = explanation.heatmaps[0, 0]
-gradcam.write_image("swin.png", gradcam.overlay(gradcam.read_image("assets/china.jpg"), heatmap))
+model = drawn.load("swin")
+scenes = [next(draw_three(seed, 1, alike=False)) for seed in (10, 11)]
+colours = [[thing.name.split()[0] for thing in scene.things] for scene in scenes]
+classes = [[PROPERTIES.index(colour) for colour in row] for row in colours]
+
+explanation = gradcam.explain(model, to_images(scenes), target=classes)
+print(explanation.layer, tuple(explanation.maps.shape))
+rows = []
+for scene, heatmaps in zip(scenes, explanation.heatmaps):
+    large = scene.picture.repeat(3, 0).repeat(3, 1)  # enlarged for display
+    rows.append(np.hstack([large, *(gradcam.overlay(large, heatmap, region=(0, 0, 288, 288)) for heatmap in heatmaps)]))
+print(colours)
+gradcam.write_image("swin.png", np.vstack(rows))

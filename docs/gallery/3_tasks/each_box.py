@@ -12,16 +12,16 @@ from tests import drawn
 from tests.drawn.pictures import SHAPES, draw_scenes
 
 detector = gradcam.load_detector(drawn.load("detector"), labels=["nothing", *SHAPES])
-small = next(it.picture for it in draw_scenes(5, 20) if len(it.things) == 4)
+small = next(scene.picture for scene in draw_scenes(5, 20) if len(scene.things) == 4)
 image = small.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 
-found = detector.compare(image, methods=["hirescam"], target=Box(all))
-(explanation,) = found.values()
-for it in explanation.instances[0]:
-    print(it.number, it.name, f"{100 * it.score:.0f} %", [round(side) for side in it.box])
-gradcam.write_image("boxes.png", gradcam.panel(found, height=288))
+explanations = detector.compare(image, methods=["hirescam"], target=Box(all))
+(explanation,) = explanations.values()
+for box in explanation.instances[0]:
+    print(box.number, box.name, f"{100 * box.score:.0f} %", [round(side) for side in box.box])
+gradcam.write_image("boxes.png", gradcam.panel(explanations, height=288))
 
 # %%
 # Eigen-CAM is class-agnostic: it gives the same heatmap for every box.
-found = detector.compare(image, methods=["eigencam"], target=Box(all))
-gradcam.write_image("eigencam.png", gradcam.panel(found, height=288))
+explanations = detector.compare(image, methods=["eigencam"], target=Box(all))
+gradcam.write_image("eigencam.png", gradcam.panel(explanations, height=288))

@@ -14,15 +14,15 @@ from tests.drawn.pictures import SHAPES, draw_scenes
 
 labels = ["background", *SHAPES]
 segmenter = gradcam.load_segmenter(drawn.load("segmenter"), labels=labels, size=96, mean=[0] * 3, std=[1] * 3)
-scene = next(it for it in draw_scenes(7, 20) if len(it.things) == 4)
+scene = next(scene for scene in draw_scenes(7, 20) if len(scene.things) == 4)
 
 large = scene.picture.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 
-drawn_on = [large]
+overlays = [large]
 for thing in scene.things:
     pixels = np.argwhere(thing.mask)
     down, across = (3 * pixels[len(pixels) // 2]).tolist()
     explanation = segmenter.explain(large, layer="bottleneck", target=Mask(mask=(across, down)))
     print((across, down), explanation.instances[0][0].name)
-    drawn_on.append(explanation.overlay())
-gradcam.write_image("masks.png", np.hstack(drawn_on))
+    overlays.append(explanation.overlay())
+gradcam.write_image("masks.png", np.hstack(overlays))

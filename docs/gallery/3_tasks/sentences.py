@@ -18,6 +18,6 @@ sentences = [f"a {thing.name}" for thing in scene.things]
 
 large = scene.picture.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 explanation = matcher.explain(large, target=Text(sentences))
-print(explanation.method, [f"{it.name}: {it.score:.2f}" for it in explanation.instances[0]])
-drawn_on = [explanation.overlay(0, k) for k in range(len(sentences))]
-gradcam.write_image("sentences.png", np.hstack([large, *drawn_on]))
+print(explanation.method, [f"{sentence.name}: {sentence.score:.2f}" for sentence in explanation.instances[0]])
+overlays = [explanation.overlay(0, k) for k in range(len(sentences))]
+gradcam.write_image("sentences.png", np.hstack([large, *overlays]))

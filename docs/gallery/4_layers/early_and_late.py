@@ -8,7 +8,7 @@ Earlier layers have finer cells and simpler features.
 import gradcam
 
 classifier = gradcam.load_classifier()
-explained = classifier.compare(
+explanations = classifier.compare(
     "assets/macaw.webp", layers=["layer2", "layer3", "layer4"], methods=["gradcam", "layercam"]
 )
-gradcam.write_image("layers.png", gradcam.panel(explained))
+gradcam.write_image("layers.png", gradcam.panel(explanations))

@@ -9,8 +9,8 @@ The second is the sum of the raw maps on the finest grid.
 import gradcam
 
 classifier = gradcam.load_classifier()
-explained = classifier.compare("assets/panda.webp", layers=["layer3", "layer4"], methods=["layercam"])
-fused = gradcam.fuse(explained, reduction="mean")
+explanations = classifier.compare("assets/panda.webp", layers=["layer3", "layer4"], methods=["layercam"])
+fused = gradcam.fuse(explanations, reduction="mean")
 fused.save("fused.png")
 
 classifier.explain("assets/panda.webp", layers=["layer3", "layer4"], join="sum", method="layercam").save("added.png")

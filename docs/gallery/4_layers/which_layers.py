@@ -17,5 +17,5 @@ for row in rows:
         print(f"{row.name:8} {row.grid!s:10} both signs: {row.both_signs}{mark}")
 
 names = [row.name for row in rows if row.cam and row.name.startswith("layer") and row.name.count(".") == 0]
-explained = classifier.compare("assets/koala.webp", layers=names, methods=["gradcam"])
-gradcam.write_image("layers.png", gradcam.panel(explained))
+explanations = classifier.compare("assets/koala.webp", layers=names, methods=["gradcam"])
+gradcam.write_image("layers.png", gradcam.panel(explanations))

@@ -2,13 +2,18 @@
 SmoothGrad
 ==========
 
-Input gradients, averaged over noisy copies of the image.
+Input gradients, averaged over noisy copies of the image: one copy, and 25 copies. On the left is the image as the model
+sees it.
 """
+
+import numpy as np
 
 import gradcam
 
 classifier = gradcam.load_classifier()
 images = classifier.batch([classifier.prepare("assets/flower.jpg")])
+panels = [((images[0] + 1) * 127.5).byte().permute(1, 2, 0).numpy()]
 for samples in (1, 25):
     attribution = gradcam.attributions.smoothgrad(classifier.model, images, samples=samples, noise=0.15)
-    gradcam.write_image(f"smooth_{samples:02}.png", gradcam.attributions.draw_attribution(attribution.values[0, 0]))
+    panels.append(gradcam.attributions.draw_attribution(attribution.values[0, 0]))
+gradcam.write_image("smooth.png", np.hstack(panels))

@@ -26,4 +26,4 @@ for method in ("gradcam", "eigencam"):
 low, high = mosaic.image.aminmax()
 picture = ((mosaic.image - low) / (high - low) * 255).byte().permute(1, 2, 0).numpy()
 heatmaps = gradcam.explain(classifier.model, image, "layer4", target=[list(mosaic.classes)]).heatmaps[0]
-gradcam.write_image("mosaic.jpg", np.concatenate([gradcam.overlay(picture, each) for each in heatmaps], axis=1))
+gradcam.write_image("mosaic.jpg", np.concatenate([gradcam.overlay(picture, heatmap) for heatmap in heatmaps], axis=1))

@@ -20,8 +20,8 @@ for name, row in zip(names, likeness):
     print(f"{name:11}", " ".join(f"{value:.2f}" for value in row))
 
 figure, axes = plt.subplots(figsize=(4.5, 4), layout="constrained")
-drawn = axes.imshow(likeness, vmin=0, vmax=1, cmap="viridis")
+grid = axes.imshow(likeness, vmin=0, vmax=1, cmap="viridis")
 axes.set_xticks(range(4), names, rotation=30)
 axes.set_yticks(range(4), names)
-figure.colorbar(drawn, label="cosine similarity")
+figure.colorbar(grid, label="cosine similarity")
 figure.savefig("likeness.png")

@@ -19,6 +19,6 @@ with np.load("maps.npz") as file:
     maps = file["maps"][:, 0]
 
 figure, axes = plt.subplots(1, 2, figsize=(6, 3), layout="constrained")
-for each, axis in zip(maps, axes):
-    axis.imshow(each, cmap="magma")  # 7 x 7 raw values of the method
+for values, axis in zip(maps, axes):
+    axis.imshow(values, cmap="magma")  # 7 x 7 raw values of the method
 figure.savefig("maps.png")

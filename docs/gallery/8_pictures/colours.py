@@ -12,5 +12,5 @@ import gradcam
 classifier = gradcam.load_classifier()
 explanation = classifier.explain("assets/rocket.jpg")
 looks = [("turbo", 0.5), ("viridis", 0.5), ("magma", 0.7), ("jet", 0.3)]
-drawn = [explanation.overlay(colormap=name, alpha=alpha) for name, alpha in looks]
-gradcam.write_image("colours.jpg", np.concatenate([np.concatenate(drawn[:2], 1), np.concatenate(drawn[2:], 1)]))
+overlays = [explanation.overlay(colormap=name, alpha=alpha) for name, alpha in looks]
+gradcam.write_image("colours.jpg", np.concatenate([np.concatenate(overlays[:2], 1), np.concatenate(overlays[2:], 1)]))

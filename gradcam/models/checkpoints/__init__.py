@@ -1,1 +1,1 @@
-"""Read the weights in checkpoints without running code in them, fit them to a model's names, and load them."""
+"""Read a checkpoint's weights without running its code, rename the weights for a model, and load the weights."""

@@ -22,17 +22,17 @@ FACTORY_HINT = "Write a function that builds the model as it was trained, and gi
 LAZY_HINT = "Run the model once in its factory function."
 LARGER_FILE = "The file contains this model and more: an additional head, or a larger model that includes this model."
 COUNTER = "num_batches_tracked"  # a step counter of batch norms, used only in training
-# Buffers that modules compute themselves. Depending on the library's version, a file may lack such a buffer, or contain
-# it in another size. The last two names are counters that the package thop adds.
+# Buffers that modules compute themselves. In files from other library versions, such a buffer may be missing or have
+# another size. The last two names are counters that the package thop adds.
 COMPUTED_BUFFERS = (
     COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
 )  # fmt: skip
 TRAINING_ONLY = re.compile(r"(AuxLogits|aux1|aux2|aux_classifier)\.")  # heads of Inception, GoogLeNet and segmenters
-# Common prefixes, in order of preference: averaged weights first, as in `find_state_dicts`.
+# Common prefixes, in order of preference. As in `find_state_dicts`, prefixes of averaged weights come first.
 KNOWN_PREFIXES = ("ema_model", "model_ema", "ema", "module", "model", "net", "backbone", "network", "_forward_module")
-# Name parts that module wrappers insert, at any depth.
+# Parts that module wrappers insert into names, at any depth.
 WRAPPER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-# Old names in torchvision with their replacements: DenseNet until 0.2, vision transformers until 0.12.
+# Old names in torchvision, and their replacements: for DenseNet until 0.2, for vision transformers until 0.12.
 OLD_NAMES = (
     (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\."), r"\1\2."),
     (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
@@ -51,8 +51,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     """Load a checkpoint into a model, in the model's precision; return notes on renamed and ignored tensors.
 
     A model on the meta device gets new storage. If a tensor is missing, unexpected, of the wrong shape or not finite,
-    nothing is loaded, and `ModelError` is raised. Buffers that modules compute themselves, and heads that are used only
-    in training, may differ.
+    nothing is loaded, and `ModelError` is raised. Differences in buffers that modules compute themselves, and in
+    heads used only in training, are ignored.
     """
     expected = _expect(model)
     fitted = _fit(checkpoint, model, expected)
@@ -63,18 +63,18 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     fitting = [name for name in expected if name in fitted.tensors and name not in difference.negligible]
     for name in fitting:
         tensor, value = fitted.tensors[name], expected[name]
-        # Quantised weights, for example, cannot be converted.
+        # For example, quantised weights are integers, which cannot replace floating-point weights.
         if tensor.is_complex() or tensor.is_floating_point() != value.is_floating_point():
             raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {value.dtype}.")
-    # The copies are contiguous, like newly created weights.
+    # Make contiguous copies, because newly created weights are contiguous too.
     options: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
     state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, **options)) for name in fitting)
     _check_finite(checkpoint, state)
-    # Counters that the file lacks start at zero. `compare` has already reported all other missing meta tensors.
+    # If the file lacks a counter, set the counter to zero. `compare` has reported all other missing meta tensors.
     counters = {name: value for name, value in expected.items() if value.is_meta and name not in state}
     state.update((name, torch.zeros_like(value, device="cpu")) for name, value in counters.items())
-    # The metadata has the current module versions. Without metadata, modules would assume the oldest version.
-    state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch stores module versions there
+    # Copy the module versions from the model. Otherwise, modules would treat the weights as of the oldest version.
+    state._metadata = expected._metadata  # type: ignore[attr-defined]
     try:
         model.load_state_dict(state, strict=False, assign=any(tensor.is_meta for tensor in expected.values()))
     except RuntimeError as error:
@@ -107,7 +107,7 @@ def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
     """Raise `ModelError` if a weight is NaN or infinite, because the network would return only NaN."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
-    if sums and torch.stack(sums).isfinite().all():  # fast; if a sum overflows, the tensors are checked one by one
+    if sums and torch.stack(sums).isfinite().all():  # A quick test. If a sum overflows, check all values.
         return
     if non_finite := [name for name, tensor in floating.items() if not tensor.isfinite().all()]:
         problem = f"{len(non_finite)} tensors contain NaN or infinity, the first is '{non_finite[0]}'"
@@ -119,7 +119,7 @@ def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
 class Fitted:
     """Tensors under the model's names.
 
-    `outside` lists the tensors without the model's prefix. They may belong to another module, such as a teacher.
+    `outside` lists the tensors without the model's prefix, which may belong to another module, such as a teacher.
     """
 
     tensors: Tensors
@@ -130,8 +130,8 @@ class Fitted:
 def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
     """Rename tensors to the model's names: remove wrapper parts, replace old names, and remove or add one prefix.
 
-    If several prefixes are possible, the prefix with the most matching names is used. Raises `ModelError`, without the
-    file's path, if several prefixes match equally well.
+    If several prefixes are possible, the prefix with the most matching names is used. If several unknown prefixes match
+    equally well, `ModelError` is raised; the message does not name the file.
     """
     notes = []
     for part in WRAPPER_PARTS:
@@ -176,8 +176,8 @@ def _prefixes(names: Collection[str], targets: Collection[str]) -> Counter[str]:
 def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] | None:
     """Return the prefix with the most matches, and the number of matches; None if no prefix is suitable.
 
-    A suitable prefix gives more matches than the names without a prefix. In addition, all its parts are in
-    `KNOWN_PREFIXES`, or it gives matches for more than half of the model's names.
+    A suitable prefix meets two conditions. More names match with the prefix than without it. Also, all parts of the
+    prefix are in `KNOWN_PREFIXES`, or more than half of the model's names match.
     """
     candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
     best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]
@@ -193,7 +193,7 @@ def _is_usual(prefix: str) -> bool:
 
 
 def find_head(model: nn.Module) -> str | None:
-    """Return the name of the last module with parameters; None if it is not a linear layer or a 1x1 convolution."""
+    """Return the name of the last module with parameters; None unless it is a linear layer or a 1x1 convolution."""
     owners = [(name, module) for name, module in model.named_modules() if [*module.parameters(recurse=False)]]
     name, last = owners[-1] if owners else ("", None)
     weight = getattr(last, "weight", None)
@@ -205,8 +205,8 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
     """Rename a checkpoint's head to the model's head if the match is certain; return all tensors, and notes.
 
     For example, CheXNet's classifier is a `Sequential` of a linear layer and a sigmoid, so its weight is called
-    `classifier.0.weight` instead of `classifier.weight`. A module in the checkpoint counts as the head if it has
-    exactly the head's parameters. The caller checks the shapes.
+    `classifier.0.weight` instead of `classifier.weight`. The match is certain if exactly one module is left over near
+    the head, and has the same parameter names as the head. The caller checks the shapes.
     """
     head_suffixes = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
     if not head or any(f"{head}{name}" in tensors for name in head_suffixes):
@@ -228,7 +228,7 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
 class Difference:
     """The differences between a checkpoint and a model, by tensor name.
 
-    `shapes` has two shapes for each name: in the file, and in the model. Tensors in `negligible` need not match.
+    `shapes` maps a name to two shapes: in the file, and in the model. Differences in `negligible` are ignored.
     """
 
     missing: Sequence[str]
@@ -239,14 +239,14 @@ class Difference:
     total: int
 
     def notes(self) -> Sequence[str]:
-        """Return a note on ignored tensors, except for counters."""
+        """Return a note on ignored tensors other than counters; an empty sequence if there are none."""
         names = [name for name in self.negligible if name.rpartition(".")[2] != COUNTER]
         if not names:
             return ()
         return [f"{len(names)} tensor(s) that the model does not need were ignored, such as '{names[0]}'."]
 
     def describe(self, model: nn.Module) -> tuple[str, str]:
-        """Return a summary line, and the details: three counted lists and the likely cause."""
+        """Return a one-line summary, and details: three lists of tensors with their lengths, and the likely cause."""
         shapes = [f"'{name}' has {actual}, expected {required}" for name, (actual, required) in self.shapes.items()]
         counted = [("wrong shape", len(shapes), "; ".join(shapes[:MAX_LISTED_NAMES]))]
         for title, names in (("unexpected", self.unexpected), ("missing", self.missing)):
@@ -273,7 +273,7 @@ class Difference:
 
 
 def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:
-    """Return the differences between a checkpoint's tensors, under the model's names, and the model's state dict.
+    """Return the differences between a checkpoint's renamed tensors and a model's state dict.
 
     If nothing is missing, unexpected tensors in `outside` are negligible, because they belong to another module, such
     as a loss or a teacher.
@@ -282,7 +282,7 @@ def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outsi
     unexpected = [name for name in tensors if name not in expected]
     different = [name for name, value in expected.items() if name in tensors and tensors[name].shape != value.shape]
     shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in different}
-    # A missing buffer keeps the model's value. On the meta device, buffers have no values, but counters start at 0.
+    # If a buffer is missing, the model's value is used. Meta tensors have no value, but a counter can start at 0.
     replaceable = {name for name, value in expected.items() if not value.is_meta or name.rpartition(".")[2] == COUNTER}
     negligible = [name for name in [*missing, *shapes] if name in replaceable and _is_computed(name)]
     for name in unexpected:

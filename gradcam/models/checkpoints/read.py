@@ -25,31 +25,32 @@ from torch import Tensor
 from gradcam.errors import ModelError, join_names, shorten
 from gradcam.images.files import hash_file, open_file
 
-# Keys of averaged weights come first, as in timm, because such models are evaluated with their averages.
+# Keys of averaged weights. Averages have priority, as in timm, because such models are evaluated with their averages.
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema", "ema_model")
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net", "module", "network", "weights", "params")
 KNOWN_KEYS = AVERAGES + STATE_DICT_KEYS
 MAX_KEY_DEPTH = 3
-# The format of torch.save before zip files: several pickles. The first is this number, and the fourth is the content.
+# Before zip files, torch.save wrote several pickles. The first is this number, and the fourth is the content.
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 TENSOR_NAMES = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
-# Modules and functions that no checkpoint needs. A file that names one of these should not be opened with any tool.
+# Modules and functions that no checkpoint needs. No tool should open a file that names one of these.
 # `commands` and `__builtin__` are the names of `subprocess` and `builtins` in older protocols.
 DANGEROUS = re.compile(
     r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
     r"|multiprocessing|asyncio|commands)\..*|(builtins|__builtin__|_?io)\.(eval|exec|execfile|compile|open|__import__)"
 )
 MAX_LISTED_NAMES = 4
-# Limits for pickles. For comparison, ResNet-152 with its optimizer takes 76,000 steps, of a microsecond or two each.
+# Limits for pickles. For comparison, ResNet-152 with its optimizer has 76,000 instructions (steps). A step takes one or
+# two microseconds.
 MAX_PICKLE_STEPS = 1_000_000
-MAX_VALUES = 20_000_000  # a value that occurs several times counts each time
+MAX_VALUES = 20_000_000  # A value that occurs several times is counted several times.
 MAX_NESTING = 200
 # Pickle instructions that change an existing object.
 MUTATING_STEPS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # torch.load creates bytearrays of any length
-MAX_UNPACK_RATIO = 4  # unpacked size relative to the file size; torch.save does not compress
-MAX_BYTES = 2**26  # largest bytearray; also the bytes by which content may exceed MAX_UNPACK_RATIO
+MAX_UNPACK_RATIO = 4  # unpacked size / file size; torch.save does not compress
+MAX_BYTES = 2**26  # the largest bytearray, and the allowed bytes beyond MAX_UNPACK_RATIO
 FACTORY_HINT = "To load the file with your own function, give --model FILE.py:FUNCTION."
 HEADER_BYTES = 512
 # Suffixes that checkpoints share with other kinds of files.
@@ -103,8 +104,7 @@ class Checkpoint:
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read the weights in a safetensors or torch.save file, whatever its suffix, without executing code in it.
 
-    Raises `ModelError` if the file is missing, damaged or not a checkpoint, if it would run code, or if it has no
-    weights.
+    Raises `ModelError` if the file is missing, damaged or not a checkpoint, would run code, or has no weights.
     """
     path = Path(path)
     try:
@@ -115,11 +115,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         if problem := describe_non_checkpoint(head, path):
             raise ModelError(f"{path}: {problem}.")
         if is_safetensors(head):
-            tensors = load_file(path)  # The file has only named tensors, so there is no state dict to search for.
+            tensors = load_file(path)  # safetensors files contain only named tensors.
             return Checkpoint(path, tensors) if tensors else _choose(path, tensors)
         check_pickles(path)
-        with path.open("rb") as file, warnings.catch_warnings():  # torch.load would check a path's suffix
-            warnings.simplefilter("ignore")  # PyTorch warns of old storage formats
+        with path.open("rb") as file, warnings.catch_warnings():  # Given a path, torch.load would check the suffix.
+            warnings.simplefilter("ignore")  # warnings about old storage formats
             content = torch.load(file, map_location="cpu", weights_only=True)
     except ModelError:
         raise
@@ -130,16 +130,16 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
-        # On broken files, readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error and more.
+        # On broken files, readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error and other types.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        if "magic number" in reason:  # a pickle that torch.save did not write
+        if "magic number" in reason:  # torch.save did not write this pickle.
             raise explain_refusal(path) from None
         raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
     return _choose(path, content)
 
 
 def hash_weights(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, cached until the file changes; raise `OSError` if unreadable."""
+    """Return the SHA-256 of a file in hexadecimal, cached until the file changes; raise `OSError` on failure."""
     status = path.stat()
     return _hash(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -165,7 +165,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
         raise ModelError(f"{path}: {description}. {FACTORY_HINT}")
     storages = [tensor.untyped_storage() for tensor in tensors.values()]
     stored_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    # A tensor may be a view that repeats a few stored values. A contiguous copy of such a view could fill the memory.
+    # A tensor may be an expanded view of a few stored values, whose contiguous copy would fill the memory.
     if sum(tensor.nbytes for tensor in tensors.values()) > MAX_UNPACK_RATIO * stored_bytes + MAX_BYTES:
         name, largest = max(tensors.items(), key=lambda item: item[1].nbytes)
         problem = f"'{name}' declares a shape of {' x '.join(map(str, largest.shape))}"
@@ -177,7 +177,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
 
 @dataclass(frozen=True)
 class StateDict:
-    """Weights by name, and the keys under which the file stores them; no keys if the file is the state dict itself."""
+    """Weights by name, and the path of keys to the weights in the file; an empty path if the file is a state dict."""
 
     keys: tuple[str, ...]
     values: Mapping[str, Any]
@@ -192,17 +192,17 @@ class StateDict:
 
 
 def find_state_dicts(content: object, is_tensor: Callable[[object], bool]) -> Sequence[StateDict]:
-    """Return the state dicts in a file's content, sorted: averages, then other common names, then unknown names."""
+    """Return the state dicts in a file's content: first averages, then other common keys, then unknown keys."""
     order = {key: rank for rank, key in enumerate(KNOWN_KEYS)}
     state_dicts = list(_search_state_dicts(content, is_tensor, MAX_KEY_DEPTH))
     state_dicts.sort(key=lambda state_dict: [order.get(key, len(order)) for key in state_dict.keys])
     if not any(state_dict.is_known for state_dict in state_dicts) and is_state_dict(content, is_tensor):
-        return [StateDict((), content)]  # type: ignore[arg-type]  # is_state_dict checks that it is a mapping
+        return [StateDict((), content)]  # type: ignore[arg-type]  # a mapping, as checked by is_state_dict
     return state_dicts
 
 
 def is_state_dict(content: object, is_tensor: Callable[[object], bool]) -> bool:
-    """Return whether the content is a mapping from names to values, most of which are tensors."""
+    """Return whether the content is a mapping from names to values, and most values are tensors."""
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
         return False
     return 2 * sum(is_tensor(value) for value in content.values()) > len(content)
@@ -271,7 +271,7 @@ def _describe_bytes(head: bytes) -> str:
     if not head.strip(b"\0"):
         return "is empty" if not head else "is damaged: it begins with zeros, not with a checkpoint's header"
     try:
-        # The decoder is incremental, because `head` may end within a character.
+        # Use an incremental decoder, because `head` may end within a character.
         text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         text = "\0"
@@ -284,7 +284,7 @@ def explain_refusal(path: Path) -> ModelError:
     """Return the error for a file that `torch.load(weights_only=True)` refused. Nothing in the file is executed."""
     try:
         content, names = _read_outline(path)
-    except Exception as error:  # a broken pickle may raise anything
+    except Exception as error:  # Broken pickles raise errors of any type.
         reason = " ".join(str(error).split()) or type(error).__name__
         return ModelError(f"{path}: is damaged, or not a checkpoint ({reason})")
     foreign = [name for name in names if not TENSOR_NAMES.fullmatch(name)]
@@ -324,7 +324,7 @@ def _read_outline(path: Path) -> tuple[object, Sequence[str]]:
 
 
 def _read_contents(path: Path) -> Sequence[bytes]:
-    """Return the pickles in a zip file; torch.save writes one. Raise `ExcessError` if the content is too large."""
+    """Return the pickles in a zip file. Raise `ExcessError` if the content is too large."""
     with zipfile.ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > MAX_UNPACK_RATIO * path.stat().st_size + MAX_BYTES:
             raise ExcessError("it unpacks to far more than its file size")
@@ -337,7 +337,7 @@ def _suggest_conversion(path: Path, state_dict: StateDict, foreign: Sequence[str
     expression += "".join(f"[{key!r}]" for key in state_dict.keys)
     weights = f"dict((k, v) for k, v in {expression}.items() if isinstance(v, torch.Tensor))"
     code = f"import torch; torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pth'))!r})"
-    # Double quotes are easier to read, but the command line expands some characters inside double quotes.
+    # Use double quotes, which are easier to read, unless the command line would expand characters inside them.
     command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
     problem = "besides plain weights, the file contains objects that run code when they are read"
     advice = "If you trust the file, you can also convert it. This command runs that code:"
@@ -350,7 +350,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 class ObjectStub:
-    """A stub for an object that the pickle would create: it stores the pickled state, and runs no code."""
+    """A stub that replaces an object in the pickle: it stores the object's pickled state, and runs no code."""
 
     name: ClassVar[str]
     state: Any = None
@@ -372,7 +372,7 @@ class OrderedDictStub(dict[Any, Any]):
 
 
 class Outline(pickle._Unpickler):
-    """An unpickler that creates only dictionaries, lists and values, and stubs instead of classes and functions."""
+    """An unpickler that creates only dictionaries, lists and values. Stubs replace classes and functions."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -384,10 +384,10 @@ class Outline(pickle._Unpickler):
         return OrderedDictStub if full == "collections.OrderedDict" else type("NotMade", (ObjectStub,), {"name": full})
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return None for a tensor's values, and the class for a module (old files store its class and its source)."""
+        """Return None for a tensor's values, and the class for a module: old files store its class and source."""
         return pid[1] if isinstance(pid, tuple) and pid[:1] == ("module",) else None
 
-    def get_extension(self, code: int) -> None:  # extensions come from a registry of this process, not from the file
+    def get_extension(self, code: int) -> None:  # Extensions are defined by this process, not by the file.
         raise pickle.UnpicklingError(f"extension {code}")
 
 
@@ -397,7 +397,7 @@ class ExcessError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _ObjectSize:
-    """The size of a pickled object: its nesting depth, and its number of values, repeated values included."""
+    """The size of a pickled object: its nesting depth, and its number of values, including repeated values."""
 
     largest: int = 0  # largest integer in the object
     name: str = ""  # name of a class or function
@@ -409,14 +409,14 @@ def check_pickles(path: Path) -> None:
     """Check the pickles of a checkpoint against limits, without creating any object.
 
     A small pickle can define a huge object. For example, ten nested tuples, each with ten references to the previous
-    tuple, take a hundred bytes in a file, but have ten billion values when they are compared or printed. Raises
+    tuple, take a hundred bytes in a file, but a comparison or a print processes ten billion values. Raises
     `ModelError` if a limit is exceeded. For a damaged file, any exception may be raised.
     """
     try:
         if is_zip(path):
             for content in _read_contents(path):
                 _check_pickle(io.BytesIO(content))
-        elif tarfile.is_tarfile(path):  # the format before 2017, which torch.load would unpack
+        elif tarfile.is_tarfile(path):  # the format before 2017; torch.load would unpack the archive
             raise ExcessError("it is a tar archive")
         else:
             with path.open("rb") as file:
@@ -444,7 +444,7 @@ def _check_pickle(file: IO[bytes]) -> object:
 
 
 class _PickleSizer:
-    """An unpickler that stores sizes instead of objects on its stack and in its memo; None on the stack is a mark."""
+    """An unpickler whose stack and memo contain sizes instead of objects. On the stack, None is a mark."""
 
     def __init__(self) -> None:
         self._stack: list[_ObjectSize | None] = []
@@ -452,7 +452,7 @@ class _PickleSizer:
         self._values = 0
 
     def execute(self, code: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Execute one instruction; raise `ExcessError` if the objects exceed the limits."""
+        """Process one pickle instruction; raise `ExcessError` if an object or all objects exceed the limits."""
         name, stack = code.name, self._stack
         if name == "MARK":
             stack.append(None)
@@ -475,7 +475,7 @@ class _PickleSizer:
                 result.largest = max(result.largest, part.largest)
             if self._values > MAX_VALUES or result.depth > MAX_NESTING:
                 raise ExcessError(f"it contains more than {MAX_VALUES} values, or is nested deeper than {MAX_NESTING}")
-        else:  # FRAME has an integer argument, but pushes nothing.
+        else:  # The instruction pushes objects (or, for FRAME, nothing).
             largest, class_name = argument if isinstance(argument, int) else 0, argument if name == "GLOBAL" else ""
             stack.extend(_ObjectSize(largest, class_name) for _ in code.stack_after)
 

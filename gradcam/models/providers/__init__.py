@@ -1,4 +1,4 @@
-"""Load models by name, from a table of providers; a provider's module is imported when a model needs it."""
+"""Load models by name, from a table of providers. A provider's module is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MODEL_FORMS = f"a name, such as '{DEFAULT_MODEL}', or a torch.nn.Module."
 class Provider:
     """A source of models, chosen by the form of the name.
 
-    `form` is the form of the name for help texts. `pattern` matches the names of this source. `module` is a module of
-    this package with two functions. `load(name, weights) -> Parts` loads the model, with its own weights if `weights` is
-    None. `plan(name) -> Blueprint` downloads at most a configuration. Their argument `name` is the text that the group
-    of the pattern matches. Both functions raise `ModelError`.
+    `form` describes the names of this source in help texts. `pattern` matches these names. `module` is a module of this
+    package with two functions. `load(name, weights) -> Parts` loads the model; if `weights` is None, it loads the
+    model's own weights. `plan(name) -> Blueprint` downloads at most a configuration. In both functions, `name` is the
+    text that the pattern's group matches. Both functions raise `ModelError`.
     """
 
     form: str
@@ -36,9 +36,9 @@ class Provider:
     module: str
 
 
-# The first pattern that matches the full name is used. A file or a dotted module names a factory function. A plain
-# word, with or without a colon, may be a torchvision model with its weights, a module with its function, or the entry
-# point of an installed package; torchvision's provider distinguishes these.
+# The first pattern that matches the full name is used. Names with a Python file or a dotted module stand for a function
+# that returns a model. The last pattern matches all other names: torchvision's models, functions in a module without
+# dots, and entry points of installed packages. torchvision's provider distinguishes these three cases.
 PROVIDERS = (
     Provider(DEFAULT_MODEL, "comes with gradcam, needs no download", rf"({DEFAULT_MODEL})", "embedded"),
     Provider("open_clip:NAME", "an open_clip architecture, with --weights", r"open_clip:(.*)", "open_clip"),
@@ -68,9 +68,9 @@ def load_parts(name: str, weights: Path | None, task: str | None = None, prompts
 def pytorch_defaults() -> Iterator[None]:
     """Use PyTorch's initial default dtype and device, float32 and the CPU, while a model is built.
 
-    If the caller's default dtype were bfloat16, loaded weights would be rounded. If the default device were the meta
-    device, a model could not compute values while it is built. If the code that builds the model sets another default
-    dtype, this dtype is kept.
+    With the caller's defaults, loaded weights could be rounded (to bfloat16), and a constructor could not compute
+    values (on the meta device). If the constructor itself sets another default dtype, this dtype stays the default
+    afterwards.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Shared code of providers: parts and blueprints of models, downloads, and recognition of official files."""
+"""Define parts and blueprints of models; download official weights, and recognise files with these weights."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from gradcam.models.preprocess import Preprocess, Preprocessing
 DEFAULT_SIZE = (224, 224)
 TIMEOUT_SECONDS = 5.0
 NO_DOWNLOAD_HINT = "The included model 'efficientnet_lite0' needs no download."
-HASH_SUFFIX = re.compile(r"-([0-9a-f]{8,})$")  # official names end with the first digits of the file's SHA-256
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # the attributes of every module: its tensors, submodules and hooks
+HASH_SUFFIX = re.compile(r"-([0-9a-f]{8,})$")  # An official name ends with the first digits of the SHA-256.
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # the attributes that every module has
 
 Build = Callable[[int], nn.Module]  # from the number of classes to a model
 
@@ -43,8 +43,8 @@ class Blueprint:
     """A recipe for building a model without its weights.
 
     `build` creates the model with random weights, for images of `size` with `channels` channels. `layer` is the default
-    target layer; if it is None, `gradcam.explain` chooses one. `layer_for_positive` is the default target layer of
-    methods that assume non-negative activations.
+    target layer; if `layer` is None, `gradcam.explain` chooses a layer. `layer_for_positive` is the default target
+    layer of methods that assume non-negative activations.
     """
 
     build: Callable[[], Any]
@@ -60,9 +60,9 @@ class Parts:
 
     If `classes`, `layer` or `activation` is None, the model is run to find the value. `is_assumed` is True if the
     preprocessing is a guess. `is_of_part` is True if the preprocessing belongs to a part of the model, such as a
-    backbone. `activation` is the function from logits to probabilities. `notes` are remarks for the user. `layer` and
-    `layer_for_positive` are as in a `Blueprint`. `task` is None for classification, or if the adapter defines the task.
-    `inputs` are additional inputs, such as encoded text prompts. Each input has one row.
+    backbone. `activation` names the function from logits to probabilities. `notes` are remarks for the user. `layer`
+    and `layer_for_positive` are as in a `Blueprint`. `task` is None for classification, or if the adapter defines the
+    task. `inputs` are additional inputs, such as encoded text prompts, each with batch size 1.
     """
 
     model: nn.Module
@@ -84,12 +84,12 @@ _building = threading.local()  # `is_empty`: True while this thread builds a mod
 
 def _move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
     if not getattr(_building, "is_empty", False) or parameter.is_meta or type(parameter) is not nn.Parameter:
-        return None  # keep the parameter: if it is a shared meta parameter, a replacement would not be shared
+        return None  # Keep the parameter, because a replacement would not be shared.
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
 class _SkipNormalSampling(TorchFunctionMode):
-    """A mode that skips normal sampling for meta tensors, because PyTorch would import its compiler for it."""
+    """A mode that skips normal sampling for meta tensors. To sample, PyTorch would first import its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -100,8 +100,8 @@ class _SkipNormalSampling(TorchFunctionMode):
 
 @functools.cache
 def _register_parameter_hook() -> None:
-    """Register the hook for the lifetime of the process; removing it would disturb threads that are building models."""
-    # PyTorch's annotation omits the result of the hook.
+    """Register the hook for the life of the process. Its removal would disturb threads that are building models."""
+    # The cast is needed because PyTorch's annotation says that hooks return None.
     register_module_parameter_registration_hook(cast("Callable[..., None]", _move_to_meta))
 
 
@@ -109,8 +109,8 @@ def _register_parameter_hook() -> None:
 def empty_parameters() -> Iterator[None]:
     """Create parameters without values in this thread, so that no time is spent on sampling random values.
 
-    All other tensors have values, unlike with `torch.device("meta")`. Therefore, a constructor can still compute
-    numbers such as widths.
+    In contrast to `torch.device("meta")`, all other tensors have values. Constructors compute widths, for example, with
+    such tensors.
     """
     _register_parameter_hook()
     was_empty, _building.is_empty = getattr(_building, "is_empty", False), True
@@ -124,11 +124,11 @@ def empty_parameters() -> Iterator[None]:
 def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Module, Sequence[str]]:
     """Build the model and load the checkpoint into it; return the model and notes.
 
-    The model is first built without values, because sampling random values takes longer than reading a file. If this
-    fails, if parameters are shared, or if the checkpoint lacks values that the model needs, the model is built again
-    with values.
+    The model is first built without values, because sampling random values takes longer than reading a file. The model
+    is built again with values in three cases: if the first attempt fails, if parameters are shared, or if the
+    checkpoint lacks required values.
     """
-    # If the constructor reads parameter values, it fails here. Any other error occurs again below.
+    # Ignore errors. A constructor that reads parameter values fails only here, and all other errors occur again below.
     with contextlib.suppress(Exception):
         with empty_parameters():
             model = build()
@@ -149,7 +149,7 @@ def _lacks_values(model: nn.Module) -> bool:
 
 
 def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
-    """Build and load a model with the checkpoint's number of classes; return the model, the number and notes."""
+    """Build and load a model with the checkpoint's number of classes; return model, number and notes."""
 
     def build_fitting() -> nn.Module:
         model = build(classes)
@@ -178,7 +178,7 @@ def hub_address() -> str:
 def reason_unreachable(url: str) -> str | None:
     """Return why a URL cannot be reached; None if the server responds.
 
-    Without this check, libraries would retry for a long time.
+    If a server does not respond, libraries retry for a long time. This check prevents the retries.
     """
     request = urllib.request.Request(url, method="HEAD")
     try:
@@ -206,18 +206,18 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
 
 
 def recognise(path: Path, names: Iterable[str]) -> tuple[str | None, str]:
-    """Return the official name of a file, and the evidence: "content" (its hash) or "name"; else (None, "")."""
+    """Return a file's official name, and how it was recognised: by "content" (hash) or "name"; else (None, "")."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
     certain = [(name, "content") for prefix, name in hashes.items() if digest.startswith(prefix)]
-    # Converted and fine-tuned files may have the official name with another hash: mobilenet_v2-b0353104.safetensors.
+    # Converted and fine-tuned files often keep the official name, such as mobilenet_v2-b0353104, with other content.
     similar = [(name, "name") for stem, name in stems.items() if path.name.startswith(stem)]
     return next(iter([*certain, *similar]), (None, ""))
 
 
 def describe_preprocessing(path: Path, criterion: str, library: str, name: str, preprocess: Preprocessing) -> str:
-    """Return a note on the preprocessing of a checkpoint (as for the weights `name`), and the reason."""
+    """Return a note that a checkpoint gets the preprocessing of the weights `name`, with the reason."""
     sides = (value if isinstance(value, tuple) else (value, value) for value in (preprocess.resize, preprocess.size))
     resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in sides)
     choice = f"using the preprocessing of {name} (resize {resize}, centre crop {size})."

@@ -24,8 +24,8 @@ from gradcam.models.providers.base import Blueprint, Parts, import_extra
 def load(name: str, weights: Path | None) -> Parts:
     """Load the model that `file.py:function`, `package.module:function` or an entry point returns.
 
-    The function is called without arguments. Instead of a function, the name may refer to a torch.nn.Module. Unless
-    `weights` is None, this checkpoint is loaded into the model.
+    The function is called without arguments. The name may also refer to a torch.nn.Module instead of a function. If
+    `weights` is not None, the checkpoint `weights` is loaded into the model.
     """
     return to_parts(plan(name).build(), weights)
 
@@ -38,7 +38,7 @@ def plan(name: str) -> Blueprint:
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
-    """Load the checkpoint into the model; return the model with stored preprocessing, or else the usual one."""
+    """Load the checkpoint into the model; return the model with its stored or else the usual preprocessing."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return replace(parts := _find_preprocessing(unwrap(model)), model=model, notes=[*notes, *parts.notes])
 
@@ -59,13 +59,13 @@ def _find_preprocessing(model: nn.Module) -> Parts:
 
 
 def _read_settings(module: Any) -> Parts | None:
-    """Return the preprocessing in a module's settings, or None if there is none; raise `ModelError` if it pads."""
+    """Return the preprocessing in a module's settings, or None; raise `ModelError` for unsupported settings."""
     from gradcam.models.providers import huggingface, open_clip, smp, timm
 
     if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):
         return smp.to_parts(module)
     if isinstance(getattr(module, "name_or_path", None), str) and hasattr(module, "config"):
-        with contextlib.suppress(ModelError):  # raised if there is no processor for the weights on this computer
+        with contextlib.suppress(ModelError):  # if this computer has no processor for the weights
             transformers = import_extra("transformers", "hf")
             parts = huggingface.find_preprocess(transformers, module.name_or_path, True, module.config)
             return None if parts.is_assumed else parts
@@ -73,7 +73,7 @@ def _read_settings(module: Any) -> Parts | None:
         return Parts(module, open_clip.to_preprocessing(settings))
     config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
     is_known = isinstance(config, dict) and config.get("mean") and config.get("input_size")
-    # If the model has `in_chans=1`, timm's settings still have three channels, and are not used.
+    # For a model with `in_chans=1`, timm's settings have the wrong number of channels. Do not use them.
     is_known = is_known and first_channels(module) in (0, len(config["mean"]))
     return Parts(module, timm.read_settings(module, config)) if is_known else None
 
@@ -84,7 +84,7 @@ def _call_factory(function: Any, name: str) -> nn.Module:
         return function
     if not callable(function):
         raise ModelError(f"{name} is {shorten(function)}, expected a function that returns a torch.nn.Module.")
-    with contextlib.suppress(TypeError, ValueError):  # some callables written in C have no signature
+    with contextlib.suppress(TypeError, ValueError):  # Some callables written in C have no signature.
         signature = inspect.signature(function)
         try:
             signature.bind()

@@ -1,8 +1,8 @@
-"""The included model EfficientNet-Lite0: the network, and the provider of its weights and labels.
+"""Define the included model EfficientNet-Lite0, and load its weights and labels.
 
 Lite0 is EfficientNet-B0 without squeeze-and-excitation and with ReLU6 instead of swish (Tan & Le, "EfficientNet", ICML
-2019; the Lite variants are from Google's `tpu` repository). Its weights were trained in TensorFlow, which explains the
-padding and the epsilon of the batch norms.
+2019; the Lite variants are from Google's `tpu` repository). The weights were trained in TensorFlow. Therefore, the
+padding and the epsilon of the batch norms are TensorFlow's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FOLDER = resources.files("gradcam.models") / "embedded"
 WEIGHTS = "efficientnet_lite0.safetensors"
 LABELS = "imagenet_labels.txt"
 PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-# The layers with the best localisation over all methods: see scripts/choose_defaults.md. `layer4` is a linear
-# bottleneck with negative values. Methods that assume non-negative activations localise 2 to 5 times as well at
-# `head.0`, after the next activation: see docs/benchmarks.md.
+# Over all methods, these layers have the best localisation: see scripts/choose_defaults.md. `layer4` is a linear
+# bottleneck with negative values. `head.0` ends with the next activation. There, methods that assume non-negative
+# activations localise 2 to 5 times as well as at `layer4`: see docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
 TASK = "classification"
 CLASSES = 1000
@@ -37,7 +37,7 @@ TENSORFLOW_EPSILON = 1e-3
 
 def build(classes: int) -> nn.Module:
     """Return the network without weights, for this number of classes."""
-    with torch.device("meta"):  # skips sampling weights that are about to be replaced
+    with torch.device("meta"):  # saves the sampling of random weights
         return EfficientNetLite0(classes)
 
 
@@ -54,16 +54,16 @@ def name_classes(parts: Parts) -> Parts:
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """Load the network with its own weights or a checkpoint; `name` is unused, because there is only one model."""
+    """Load the network with its own weights or a checkpoint. The argument `name` is not used."""
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
         return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, task=TASK, **LAYERS))
     model, labels = build(CLASSES), read_labels()
     with resources.as_file(FOLDER / WEIGHTS) as path:
         stored = read_checkpoint(path).tensors
-        # The file has half precision. Values are copied, because the file is mapped into memory and may be replaced.
+        # Convert from half precision. Copy all other values, because the file is mapped into memory, and may change.
         state = {name: value.float() if value.is_floating_point() else value.clone() for name, value in stored.items()}
-    model.load_state_dict(state, assign=True)  # `assign` replaces `to_empty`, which would import SymPy.
+    model.load_state_dict(state, assign=True)  # The alternative to `assign`, `to_empty`, would import SymPy.
     return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
@@ -73,7 +73,10 @@ def plan(name: str) -> Blueprint:
 
 
 def _measure_paddings(convolution: nn.Conv2d, x: Tensor) -> list[int]:
-    """Return TensorFlow's "SAME" padding (left, right, top, bottom). An odd pixel is added at the right or bottom."""
+    """Return TensorFlow's "SAME" padding (left, right, top, bottom).
+
+    If the total padding of an axis is odd, the extra pixel is at the right or bottom.
+    """
     paddings: list[int] = []
     for size, kernel, stride in zip(x.shape[:-3:-1], convolution.kernel_size[::-1], convolution.stride[::-1]):
         total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
@@ -89,7 +92,7 @@ class SamePaddedConv2d(nn.Conv2d):
 
 
 def _convolution(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    if stride == 1:  # The padding is symmetric, so the convolution pads without a copy of its input.
+    if stride == 1:  # The padding is symmetric, so the convolution itself can pad.
         return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
     return SamePaddedConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
 
@@ -97,9 +100,8 @@ def _convolution(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, gr
 class ConvolutionUnit(nn.Sequential):
     """A convolution, a batch norm and, except in projections, an activation.
 
-    On the CPU, a pass without gradients folds the batch norm into the weights of the convolution, which saves a third
-    of the network's time (`scripts/bench --only process`). Each pass folds the current weights, so that no stale copy
-    can be used.
+    On the CPU, a pass without gradients folds the batch norm into the convolution's weights. Folding saves a third of
+    the network's time (`scripts/bench --only process`). The folded weights are not cached, so they are never outdated.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ class ConvolutionUnit(nn.Sequential):
         weight = convolution.weight * scale[:, None, None, None]
         left, right, top, bottom = _measure_paddings(convolution, x)
         if left != right or top != bottom:
-            # Zeros on one side of the kernel make the padding symmetric, which avoids a padded copy of the input.
+            # Extend the kernel by zeros on one side. The padding is then symmetric, which saves a copy of the input.
             weight = F.pad(weight, (right - left, 0, bottom - top, 0))
         bias = norm.bias - norm.running_mean * scale
         x = F.conv2d(x, weight, bias, convolution.stride, (bottom, right), groups=convolution.groups)
@@ -120,9 +122,9 @@ class ConvolutionUnit(nn.Sequential):
         return x
 
     def _can_fold(self, x: Tensor) -> bool:
-        """Return whether folding the batch norm into the convolution keeps the result and all hooks, and saves time."""
+        """Return whether to fold the batch norm. Folding must save time, and change neither the result nor hooks."""
         modules: list[Any] = list(self)
-        # Modules of other classes are not folded: they may be adapters, parametrizations or quantised.
+        # Do not fold subclasses, which may be adapters, parametrized modules or quantised modules.
         if [type(module) for module in modules[:2]] not in FOLDED or any(map(_is_watched, modules)):
             return False
         weight, norm = modules[0].weight, modules[1]
@@ -140,7 +142,7 @@ FOLDED = [nn.Conv2d, nn.BatchNorm2d], [SamePaddedConv2d, nn.BatchNorm2d]
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return whether a module has hooks or a replaced `forward`, which folding would skip."""
+    """Return whether a module has hooks or a replaced `forward`. Folding would skip hooks and `forward`."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 
@@ -174,8 +176,8 @@ def _blocks(inputs: int, outputs: int, kernel: int, stride: int, repeats: int) -
 class EfficientNetLite0(nn.Module):
     """A classifier of images (N,3,H,W), scaled to [-1,1], that returns logits (N,classes).
 
-    `layer1` to `layer4` end at strides 4, 8, 16 and 32, as in a ResNet. `layer4` ends before the convolution that
-    widens to 1280 channels. After that convolution, Grad-CAM distinguishes the four photographs of a mosaic less well
+    `layer1` to `layer4` end at strides 4, 8, 16 and 32, as in a ResNet. The convolution to 1280 channels
+    comes after `layer4`. After this convolution, Grad-CAM localises less well on mosaics of four photographs
     (`scripts/measure_layer4`).
     """
 
@@ -186,8 +188,7 @@ class EfficientNetLite0(nn.Module):
         self.layer2 = nn.Sequential(*_blocks(24, 40, 5, 2, repeats=2))
         self.layer3 = nn.Sequential(*_blocks(40, 80, 3, 2, repeats=3), *_blocks(80, 112, 5, 1, repeats=3))
         self.layer4 = nn.Sequential(*_blocks(112, 192, 5, 2, repeats=4), *_blocks(192, 320, 3, 1, repeats=1))
-        # This part is no `ConvolutionUnit`. It comes after the default target layer, so it is run with gradients, and
-        # would not be folded.
+        # Use no `ConvolutionUnit`. After the default target layer, gradients are required, so nothing would be folded.
         features = nn.Sequential(*_convolution_unit(320, 1280))
         self.head = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))
 

@@ -30,12 +30,13 @@ from gradcam.models.preprocess import Preprocessing, assume_preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
 
-# Two sizes (height, width), because the steps of a processor may depend on the aspect ratio.
+# Two sizes (height, width), because a processor's steps (resize and crop) may depend on the aspect ratio.
 TEST_SIZES = ((300, 400), (400, 200))
-# Minimum correlation between the outputs of a processor and of equivalent steps. For different crops, it is about 0.6.
+# Minimum correlation between the outputs of a processor and of equivalent steps. For other crops, the correlation is
+# about 0.6.
 MIN_CORRELATION = 0.98
 PROCESSOR = "preprocessor_config.json"
-KNOWN_ERRORS = {  # parts of transformers' messages, and the reasons to report instead
+KNOWN_ERRORS = {  # Maps parts of transformers' messages to the reasons to report.
     "weights_only": "its weights are a pickle that would run code when it is loaded. Use a model with safetensors weights",
     "trust_remote_code": "it needs code from its repository, which gradcam never runs. Load the model in your own function, "
     "and give --model FILE.py:FUNCTION",
@@ -51,7 +52,7 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
     """Load a hub model (OWNER/NAME) or a folder of `save_pretrained`, with its own weights or a checkpoint.
 
     Code that comes with a model is never run. If the head would keep random weights, `ModelError` is raised. If
-    `task` is None, the model is loaded for the task that it was saved for. `prompts` are for detectors that take text
+    `task` is None, the model is loaded for the task in its configuration. `prompts` are for detectors that take text
     prompts.
     """
     with _open_source(name) as (transformers, source, is_local, config):
@@ -119,7 +120,7 @@ def plan(name: str) -> Blueprint:
     """Return the blueprint of the model from its configuration; raise `ModelError` if there is none."""
     with _open_source(name) as (transformers, source, _, config):
         size = None
-        with contextlib.suppress(OSError, ValueError):  # raised if the model has no preprocessing
+        with contextlib.suppress(OSError, ValueError):  # if the model has no preprocessing
             settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(source)
             size = _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
         size = size or _to_size(getattr(config, "image_size", None)) or base.DEFAULT_SIZE
@@ -137,7 +138,7 @@ def _to_size(sides: Any) -> tuple[int, int] | None:
 
 
 def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
-    """Return the name or folder to load, and whether all files are local; raise `ModelError` if it is unavailable."""
+    """Return the name or folder to load, and whether all files are local; raise `ModelError` if unavailable."""
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -163,7 +164,7 @@ def _load_pretrained(source: Any, name: str, **options: Any) -> Any:
     """Load an object with one of transformers' classes; convert any error to `ModelError`."""
     try:
         return source.from_pretrained(name, trust_remote_code=False, **options)
-    except Exception as error:  # safetensors and the models raise errors of many types
+    except Exception as error:  # Models and safetensors raise errors of many types.
         unknown_reason = " ".join(str(error).split())[:300] or type(error).__name__
         reason = next((sentence for part, sentence in KNOWN_ERRORS.items() if part in str(error)), unknown_reason)
         raise ModelError(f"hf:{name} cannot be loaded: {reason}") from error
@@ -181,7 +182,7 @@ def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
 def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
     """Return the preprocessing as parts without a model; raise `ModelError` if the processor cannot be loaded.
 
-    If a folder has no processor, the preprocessing is a guess.
+    If a folder has no processor, the parts have the usual ImageNet preprocessing.
     """
     try:
         processor = _load_pretrained(transformers.AutoImageProcessor, name, local_files_only=is_local)
@@ -197,7 +198,7 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
 
 @contextlib.contextmanager
 def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
-    """Yield transformers with silenced logging, the model's source, whether it is local, and its configuration."""
+    """Yield transformers with logging silenced, a model's source, whether this is local, and its configuration."""
     transformers = base.import_extra("transformers", "hf")
     name, is_local = _find_source(transformers, name)
     logging = transformers.utils.logging
@@ -216,8 +217,8 @@ def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
 class ProcessorPreprocess:
     """Preprocessing by an image processor of transformers.
 
-    `plain` has an equivalent resize, crop and normalisation. If these steps depend on the image size, or if they are
-    unknown, `plain` is None. In this case, the region of the image that the output shows is measured for each size.
+    `plain` contains equivalent steps: resize, crop and normalisation. If the steps depend on the image size, or are
+    unknown, `plain` is None. In this case, the visible region of the image is measured for each image size.
     """
 
     processor: Any = field(repr=False)
@@ -227,12 +228,12 @@ class ProcessorPreprocess:
     def __call__(self, image: NDArray[Any]) -> Tensor:
         """Return the processor's output for an RGB image, uint8 (H,W,3), as float32 (C,h,w).
 
-        Processors reduce values to 8 bits. Therefore, images with more bits are preprocessed by equivalent steps of
-        this package. Raises `ImageError` if no equivalent steps are known.
+        Processors take 8-bit images. Therefore, images with more bits are preprocessed by equivalent steps of this
+        package. Raises `ImageError` if no equivalent steps are known.
         """
         height, width = image.shape[:2]
         if image.dtype == np.uint8 and image.ndim == 3:
-            self.window(height, width)  # raises an error if the part cannot be measured
+            self.window(height, width)  # This call raises an error if the window is unknown.
             return run_processor(self.processor, check_pixels(image))[0]
         steps = self.plain or self.find_steps(height, width)
         if steps is None:
@@ -242,10 +243,10 @@ class ProcessorPreprocess:
 
     def find_steps(self, height: int, width: int) -> Preprocessing | None:
         """Return steps that are equivalent to the processor for images of this size; None if no steps are found."""
-        # The image consists of random blocks, so that different crops look different.
+        # The test image consists of random blocks, so that different crops have a low correlation.
         blocks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)).convert("RGB")
         image = np.asarray(blocks.resize((width, height), Image.Resampling.NEAREST))
-        # Processors raise errors of any type. `to_steps` raises an error if timm's transforms pad the image.
+        # Ignore errors of all types. Processors can raise any; `to_steps` raises an error if timm's transforms pad.
         with contextlib.suppress(Exception):
             steps = to_steps(self.processor, self._locate(height, width))
             if _correlates(run_processor(self.processor, image), steps(image)):
@@ -265,13 +266,13 @@ class ProcessorPreprocess:
         return self._locate(height, width).window if self.plain is None else None
 
     def _locate(self, height: int, width: int) -> Piece:
-        """Measure which part of an image of this size the tensor shows; raise `ImageError` if that fails."""
+        """Measure which part of an image of this size is in the tensor; raise `ImageError` if this is impossible."""
         if (height, width) not in self._pieces:
             try:
                 pieces = measure(partial(run_processor, self.processor), height, width, *self._calibration)
                 if len(pieces) > 1:
                     raise ImageError(f"it splits the image into {len(pieces)} crops, but only one would be used")
-            except Exception as error:  # Processors raise errors of any kind.
+            except Exception as error:  # Processors raise errors of any type.
                 problem = f"{type(self.processor).__name__} cannot preprocess an image of {width} x {height}"
                 advice = "Change the processor's settings, or crop the image."
                 raise ImageError(f"{problem}: {' '.join(str(error).split())}. {advice}") from error
@@ -286,10 +287,10 @@ class ProcessorPreprocess:
 def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
     """Return the tensors (P,C,h,w) that a processor returns for an image; usually there is only one."""
     boxes = {"boxes": [[[0, 0, image.shape[1], image.shape[0]]]]} if takes_boxes(processor) else {}
-    # Pass a PIL image, because a processor would have to guess the channel axis of an array.
+    # Pass a PIL image. For an array, a processor would have to guess the channel axis.
     output = processor(Image.fromarray(image), return_tensors="pt", **boxes)
     values = output["pixel_values"]
-    if "spatial_shapes" in output:  # NaFlex returns rows of patches
+    if "spatial_shapes" in output:  # NaFlex returns flattened patches.
         rows, columns = output["spatial_shapes"][0].tolist()
         cells = values[0, : rows * columns].reshape(rows, columns, processor.patch_size, processor.patch_size, -1)
         values = cells.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)[None]
@@ -299,7 +300,7 @@ def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
 
 
 def takes_boxes(processor: Any) -> bool:
-    """Return whether a processor requires the boxes of people."""
+    """Return whether a processor requires boxes of people, as for top-down pose estimation."""
     boxes = inspect.signature(processor.preprocess).parameters.get("boxes")
     return boxes is not None and boxes.default is inspect.Parameter.empty
 
@@ -312,14 +313,14 @@ def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]
     if first is None:
         try:
             run_processor(processor, np.zeros((*TEST_SIZES[0], 3), np.uint8))
-        except Exception as error:  # raised for a contradictory configuration
+        except Exception as error:  # for example, because of a contradictory configuration
             raise ModelError(f"The image processor {name} fails on an image: {' '.join(str(error).split())}") from error
     is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
     return replace(measured, plain=first) if is_plain else measured, notes
 
 
 def _correlates(values: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors show the same part of an image, even if their values have another scale."""
+    """Return whether two tensors show the same part of an image. Their values may differ in scale."""
     if values.shape != (1, *expected.shape):
         return False
     pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values[0], expected)])
@@ -327,14 +328,14 @@ def _correlates(values: Tensor, expected: Tensor) -> bool:
 
 
 def to_steps(processor: Any, piece: Piece) -> Preprocessing:
-    """Return steps with the resize and crop that were measured in `piece`, and the processor's mean and std."""
-    if hasattr(processor, "data_config"):  # the processor that wraps timm's transforms
+    """Return the steps of a processor: resize and crop as measured in `piece`, and its mean and std."""
+    if hasattr(processor, "data_config"):  # This processor wraps timm's transforms.
         from gradcam.models.providers.timm import to_preprocessing
 
         return to_preprocessing(processor.data_config)
     lengths = [scale * length for scale, length in zip(piece.scales, piece.image)]
     is_whole = piece.region == (0, 0, *piece.image)
-    # Without a crop, `resize` is the output size. With a crop, `resize` is the length of the shorter side.
+    # Without a crop, resize to the output size. With a crop, resize the shorter side first.
     resize = piece.size if is_whole else round(min(lengths))
     interpolation = Image.Resampling(2 if processor.resample is None else processor.resample).name.lower()
     # `Preprocessing` normalises values in [0,1], but a processor may rescale values to another range first.

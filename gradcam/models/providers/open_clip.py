@@ -1,4 +1,4 @@
-"""Load models of open_clip: an architecture by name, with a checkpoint that was trained for it."""
+"""Load models of open_clip: an architecture by name, with a checkpoint of this architecture."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def _find_settings(library: Any, name: str) -> dict[str, Any]:
 
 
 def _build(library: Any, name: str) -> nn.Module:
-    """Build the model; raise `ModelError` if the text encoder is from a hub, or if the library fails."""
+    """Build the model; raise `ModelError` if its text encoder is from a hub, or if open_clip fails."""
     if _find_settings(library, name).get("text_cfg", {}).get("hf_model_name"):
         problem = f"open_clip would download the text encoder of {name} from a hub"
         raise ModelError(f"{problem}: give the model as hf:FOLDER instead.")
     try:
         return library.create_model(name, pretrained=None)
-    except Exception as error:  # an architecture may raise anything
+    except Exception as error:  # Constructors raise errors of any type.
         raise ModelError(f"open_clip cannot build {name}: {' '.join(str(error).split())[:300]}") from error
 
 
 def to_preprocessing(settings: dict[str, Any]) -> Preprocessing:
-    """Convert open_clip's transforms for inference to a `Preprocessing`; raise `ModelError` if they pad images."""
+    """Convert open_clip's transforms for inference to a `Preprocessing`; raise `ModelError` for transforms that pad."""
     side, mode = settings["size"], settings.get("resize_mode", "shortest")
     size = (side, side) if isinstance(side, int) else (side[0], side[1])
     if mode == "longest":

@@ -17,7 +17,7 @@ from gradcam.models.device import first_channels
 from gradcam.models.preprocess import ASSUMED, ASSUMED_GREY, WholeImage
 from gradcam.models.providers.base import DEFAULT_SIZE, Blueprint, Parts, import_extra
 
-SHORTER_SIDE = 512  # pixels; the settings do not record the training size
+SHORTER_SIDE = 512  # pixels; the settings do not contain the training size
 WEIGHTS = "model.safetensors"
 
 
@@ -29,7 +29,7 @@ def load(name: str, weights: Path | None) -> Parts:
 
 
 def to_parts(model: Any) -> Parts:
-    """Return a model with the mean and std of its timm encoder, or else ImageNet's, and a note."""
+    """Return a model's parts and a note. Use the timm encoder's mean and std, or else ImageNet's."""
     default = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
     kind = "greyscale images" if default is ASSUMED_GREY else "images"
     timm_models = (module for module in model.encoder.modules() if hasattr(module, "pretrained_cfg"))

@@ -23,15 +23,15 @@ from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
 PICKLES = (".pth", ".pt", ".bin", ".tar")
-# The names of weights files on the hub, in timm's order. Some versions of timm would run code in such a file. For this
-# reason, this module reads the file before timm does, and rejects files with code.
+# The names of weights files on the hub, in timm's order. Some versions of timm would run code in such a file.
+# Therefore, this module reads the file first, and rejects files with code.
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load(name: str, weights: Path | None, task: str | None = None) -> Parts:
     """Load `resnet18.a1_in1k`, `resnet18`, a folder or `hf-hub:OWNER/NAME`, with its own weights or a checkpoint.
 
-    For the task "matching", the model has no classifier, so that it returns features.
+    For the task "matching", the model is built without a classifier, so that its output is features.
     """
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
@@ -64,12 +64,12 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
         model: Any = _build(timm, name, 0)
         try:
             notes = load_weights(model, checkpoint)
-        # If the checkpoint has a classifier, load it into a model with a head, and then remove the head.
+        # The checkpoint has a classifier. Load it into a model with a head, and then remove the head.
         except ModelError:
             model, _, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
             model.reset_classifier(0)
         return replace(_to_parts(timm, model, None), labels=None, task="matching", notes=notes)
-    # If the name has a tag, the file is compared only with the weights of this tag.
+    # To recognise the file, compare its name and hash with all tags of the model, or with the tag in the name.
     tagged = [tagged_name for tagged_name in _list_tagged(timm, name) if "." not in name or tagged_name == name]
     files = {(timm.get_pretrained_cfg(tagged_name).url or "").rpartition("/")[2]: tagged_name for tagged_name in tagged}
     file, criterion = base.recognise(weights, filter(None, files))
@@ -127,7 +127,7 @@ def _list_tagged(timm: Any, name: str) -> list[str]:
 
 
 def _find_weights(timm: Any, name: str) -> dict[str, Any]:
-    """Return the options for timm to load or download weights; raise `ModelError` if neither is possible."""
+    """Return timm's options to load or download weights; raise `ModelError` if there are no weights."""
     if name.startswith(SOURCES):
         return {"pretrained": True}
     config = timm.get_pretrained_cfg(name)
@@ -157,7 +157,7 @@ def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
 
 
 def _require(source: str, address: str | None = None) -> None:
-    """Raise `ModelError` if the server does not respond; timm alone would retry for most of a minute."""
+    """Raise `ModelError` if the server does not respond. Without this check, timm would retry for nearly a minute."""
     if reason := base.reason_unreachable(address or source):
         problem = f"The weights are not in the cache and cannot be downloaded ({reason}). Download them from {source}"
         advice = "on another computer, and give them with --weights FILE (weights= in Python)."
@@ -168,7 +168,7 @@ def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> 
     """Build timm's model; convert any error to `ModelError`."""
     try:
         return timm.create_model(name, num_classes=classes, **options)
-    except Exception as error:  # each of timm's sources raises its own errors
+    except Exception as error:  # timm raises errors of many types.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"timm cannot build {shorten(name)}: {reason}") from error
 
@@ -187,7 +187,7 @@ def _name_classes(parts: Parts) -> Parts:
 
 
 def read_settings(model: nn.Module, settings: dict[str, Any]) -> Preprocessing:
-    """Return the preprocessing in a model's `pretrained_cfg`, for the image size that the model was built with."""
+    """Return the preprocessing in a model's `pretrained_cfg`, with the image size of the model's constructor."""
     defaults = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}  # as in timm
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or settings["input_size"][1:]
     settings = {key: value for key, value in settings.items() if value}
@@ -195,7 +195,7 @@ def read_settings(model: nn.Module, settings: dict[str, Any]) -> Preprocessing:
 
 
 def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
-    """Convert timm's transform for a data config to a `Preprocessing`; raise `ModelError` if it pads images."""
+    """Convert timm's transform for a data config to a `Preprocessing`; raise `ModelError` if the transform pads."""
     size, mode = tuple(config["input_size"][1:]), config["crop_mode"]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in size)
     if mode == "border" or (mode == "center" and scaled[0] != scaled[1]):

@@ -24,7 +24,7 @@ from gradcam.models.providers import embedded as imagenet
 from gradcam.models.providers.base import DEFAULT_SIZE, Blueprint, Parts, build_for, fetch, fill
 
 WEIGHTS_NAME = re.compile(r"(\w+_Weights\.)?\w+")
-SCALING_MODELS = ("googlenet", "inception_v3")  # models that rescale their input, as their weights expect
+SCALING_MODELS = ("googlenet", "inception_v3")  # Official weights expect `transform_input`.
 
 
 def load(name: str, weights: Path | None) -> Parts:
@@ -61,7 +61,7 @@ def load(name: str, weights: Path | None) -> Parts:
 
 
 def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
-    """Load a detector or a segmenter, which sees the whole image, with the checkpoint's number of classes."""
+    """Load a detector or a segmenter with the checkpoint's number of classes. The model sees the whole image."""
     checkpoint, labels = read_checkpoint(weights), _categories(enum)
     classes = _count_outputs(name, checkpoint) or len(labels)
     model, notes = fill(checkpoint, partial(_build_whole_image_model, name, classes))
@@ -77,7 +77,7 @@ def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
 def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
     """Return a checkpoint's number of classes; None if it is unknown.
 
-    The model is built for two and for three classes, to find the tensors whose shape depends on the number.
+    The model is built for two and for three classes. The shapes that differ depend on the number of classes.
     """
     with torch.device("meta"):
         shapes = [dict(_build_whole_image_model(name, classes).named_parameters()) for classes in (2, 3)]
@@ -90,7 +90,7 @@ def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
 
 
 def _build_whole_image_model(name: str, classes: int) -> nn.Module:
-    """Build the model, without the auxiliary head that some segmenters need only for training."""
+    """Build the model without the auxiliary head of some segmenters, which is used only in training."""
     return models.get_model(name, weights=None, weights_backbone=None, num_classes=classes)
 
 
@@ -135,7 +135,7 @@ def list_names() -> list[str]:
 
 
 def list_installed() -> dict[str, str]:
-    """Return the models of installed packages with their origins, without importing them; skip names already used."""
+    """Return the models of installed packages with their origins. Do not import them; skip reserved names."""
     entries = plugins.list_entry_points("models")
     reserved = {DEFAULT_MODEL, *list_names()} if entries else set()
     origins = {name: f", from {entry.dist.name}" if entry.dist else "" for name, entry in entries.items()}
@@ -148,14 +148,14 @@ def list_weights(name: str) -> Any:
 
 
 def find_cache_path(enum: Any) -> Path:
-    """Return the path of the weights in torch hub's cache, whether or not the file exists."""
+    """Return the path of the weights in torch hub's cache. The file need not exist."""
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(enum.url).path).name
 
 
 def find_weights(name: str, weights_name: str) -> Any:
-    """Return the weights with this name (if empty, the best weights); raise `ModelError` for an unknown name."""
+    """Return the weights with this name; "" means the best weights. Raise `ModelError` for an unknown name."""
     enum = list_weights(name)
-    weights_name = weights_name.rpartition(".")[2]  # users also type ResNet50_Weights.IMAGENET1K_V1
+    weights_name = weights_name.rpartition(".")[2]  # Accept ResNet50_Weights.IMAGENET1K_V1 too.
     if not weights_name or weights_name.upper() == "DEFAULT":
         return enum.DEFAULT
     member = {member.name.lower(): member for member in enum}.get(weights_name.lower())
@@ -174,7 +174,7 @@ def _find_model(typed: str) -> tuple[str, Any, bool] | None:
     if typed in plugins.list_entry_points("models"):
         return None
     with contextlib.suppress(ImportError, ValueError):
-        if weights_name and importlib.util.find_spec(name) is not None:  # find_spec does not import the module
+        if weights_name and importlib.util.find_spec(name) is not None:  # find_spec does not import the module.
             return None
     if description := describe_unsupported_model(Path(typed)):
         raise ModelError(f"{typed}: {description}.")

@@ -1,4 +1,4 @@
-"""Load ultralytics models, if the user has installed ultralytics. Its AGPL licence rules out a dependency."""
+"""Load ultralytics models if ultralytics is installed. Because of its AGPL licence, it is not a dependency."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def plan(name: str) -> Blueprint:
 
 
 def _unpickle(name: str) -> tuple[nn.Module, list[str]]:
-    plugins.register_code(f"yolo:{name}")  # ultralytics reads a pickle, which can run code.
+    plugins.register_code(f"yolo:{name}")  # The file is a pickle. Loading a pickle can run code.
     return load_yolo(name)

@@ -1,0 +1,3 @@
+"""A command for continuous integration."""
+
+COMMAND = None

@@ -1,0 +1,1 @@
+COMMAND = "gradcam check photo.jpg --fail-on undecided --json --output gate.png"
